@@ -1,1 +1,1 @@
-"""Flax NNX models and their training, written against the public API of `xform` alone."""
+"""Flax NNX models and a trainer for them. They use only the public API of `xform`."""

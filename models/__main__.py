@@ -1,4 +1,4 @@
-"""The commands: `python -m models train`, `sample`, `export` and `demo`, each with `--help`."""
+"""The command line `python -m models COMMAND`. Each command has a `--help`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import sys
 from models.errors import InputError
 
 COMMANDS = {
-    "data": "tokens of documents, written once for many runs",
-    "train": "train a model, or go on with a run",
-    "sample": "text from a trained model",
-    "export": "a trained model in a folder, for `transformers` or for JAX alone",
-    "demo": "memory, training, samples and plots in a few minutes",
+    "data": "tokenize documents once, for use in many runs",
+    "train": "train a model, or resume a run",
+    "sample": "generate text with a trained model",
+    "export": "write a trained model to a folder, for `transformers` or as a JAX function",
+    "demo": "measure memory, train, sample and plot in a few minutes",
 }
 INPUT_ERROR = 2
 INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command that is named first: a module of `models.run`, imported when it is asked.
+    """Run the command named by the first argument and return the exit code.
 
-    A user's mistake is one line on standard error, and code 2.
+    Each command is a module of `models.run`, which is imported only when it is used. An
+    `InputError` becomes one line on standard error and exit code 2.
     """
     name, *rest = arguments or ["--help"]
     if name not in COMMANDS:
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def script() -> int:
-    """The command of this process, which ends in silence where nobody reads what it says."""
+    """Run the command of `sys.argv`. A failed write to standard output is one line and code 2."""
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()

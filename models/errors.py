@@ -1,8 +1,8 @@
-"""The one exception that a user's input can cause."""
+"""The exception for every mistake in a user's input."""
 
 
 class InputError(Exception):
-    """Something that was given cannot be used; the text is one line and says what to do.
+    """An argument, setting or file cannot be used. The message is one line and names a remedy.
 
-    The command line prints it without a traceback and ends with code 2.
+    The command line prints the message without a traceback and exits with code 2.
     """

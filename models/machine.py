@@ -1,8 +1,8 @@
-"""What this machine has."""
+"""Properties of this machine."""
 
 import os
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine."""
+    """Return the physical memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

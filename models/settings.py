@@ -1,8 +1,8 @@
 """Settings: trees of frozen dataclasses, checked, read from TOML and flags, and written as TOML.
 
-A field made by `setting` says what it is and which values it takes. A field that holds another such
-dataclass is a section: `[optim]` in TOML. Names are unique in a whole tree, so that each is a flag
-of its own: `learning_rate` in `[optim]` is `--learning-rate`.
+`setting` makes a field with a help text and the values that are allowed. A field that holds another
+such dataclass is a section: `[optim]` in TOML. Names are unique in the whole tree, so each setting
+has its own flag: `learning_rate` in `[optim]` is `--learning-rate`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Tree = TypeVar("Tree")
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What is known of a setting.
+    """Description of a setting.
 
     Attributes:
-      help: what it is.
-      least, above, most: bounds of a number; `above` is not reached.
-      choices: all values that a text may have.
-      change: whether a run that goes on may have another value than before: "free", "named" (if
-        the user says that it is meant), or "never".
+      help: its line in `--help`.
+      least, above, most: bounds of a number; `above` is exclusive, the others are inclusive.
+      choices: the allowed values of a string; empty for any.
+      change: whether a resumed run may have another value than before: "free" (yes), "named" (only
+        if `--override` names the setting), or "never".
     """
 
     help: str
@@ -45,15 +45,18 @@ class About:
 
 
 def setting(default: Any, help: str, **about: Any) -> Any:
-    """A field with a default. Only one whose default is None may be None."""
+    """Return a dataclass field with a default and an `About`.
+
+    A setting may be None only if its default is None, because `to_toml` leaves None out.
+    """
     return dataclasses.field(default=default, metadata={"about": About(help, **about)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A setting in a tree: its name, in which sections it is, and what it holds.
+    """A setting in a tree: its name, the sections around it, and its value.
 
-    `kind` is the type of its value; of a tuple, `item` is that of each element.
+    `kind` is the type of the value. For a tuple, `item` is the type of each element.
     """
 
     name: str
@@ -66,11 +69,14 @@ class Leaf:
 
     @property
     def flag(self) -> str:
-        """As it stands on a command line."""
+        """The flag on the command line, such as `--learning-rate`."""
         return "--" + self.name.replace("_", "-")
 
     def checked(self, given: Any, called: str) -> Any:
-        """A value of the right type and within the bounds, or an `InputError`."""
+        """Return `given` converted to the setting's type, or raise an `InputError`.
+
+        `called` is the name of the setting in the message.
+        """
         if self.kind is tuple and self.item is int:
             return self._numbers(given, called)
         if self.kind is tuple:
@@ -83,12 +89,12 @@ class Leaf:
         about = self.about
         if about.choices and value not in about.choices:
             near = nearest(str(value), about.choices)
-            raise InputError(f"{called} is {value!r}: give one of {', '.join(about.choices)}{near}")
+            raise InputError(f"{called} is {value!r}: use one of {', '.join(about.choices)}{near}")
         bounds = [("at least", about.least, operator.ge), ("above", about.above, operator.gt),
                   ("at most", about.most, operator.le)]  # fmt: skip
         for words, bound, holds in bounds:
             if bound is not None and not holds(value, bound):
-                raise InputError(f"{called} is {value}, and must be {words} {bound}")
+                raise InputError(f"{called} is {value}, but must be {words} {bound}")
 
     def _numbers(self, given: Any, called: str) -> tuple[int, ...]:
         parts = [
@@ -101,7 +107,7 @@ class Leaf:
         except ValueError:
             numbers = ("",)
         if not all(type(n) is int for n in numbers):
-            raise InputError(f"{called} is {given!r}, and must be whole numbers: 16,32")
+            raise InputError(f"{called} is {given!r}, but must be integers, such as 16,32")
         for n in numbers:
             self._bounded(n, called)
         return numbers
@@ -109,7 +115,7 @@ class Leaf:
     def _texts(self, given: Any, called: str) -> tuple[str, ...]:
         given = [given] if isinstance(given, str) else given
         if not isinstance(given, list | tuple) or not all(isinstance(x, str) for x in given):
-            raise InputError(f"{called} is {given!r}, and must be a list of texts")
+            raise InputError(f"{called} is {given!r}, but must be a list of strings")
         if wrong := [x for x in given if not _is_utf8(x)]:
             raise InputError(f"{called} is {wrong[0]!r}, which is not UTF-8")
         return tuple(given)
@@ -120,21 +126,21 @@ class Leaf:
                 raise InputError(f"{called} is {value!r}, which is not UTF-8")
             if self.kind is Path:
                 if not value or "\0" in value:
-                    raise InputError(f"{called} is {value!r}, which names no file or folder")
+                    raise InputError(f"{called} is {value!r}, which is not a path")
                 return Path(value)
         if self.kind is float and type(value) is int:
-            return float(str(value))  # infinite, where `float(value)` is an error
+            return float(str(value))  # `float(value)` raises where the value overflows
         if type(value) is not self.kind and not (self.kind is Path and isinstance(value, Path)):
-            raise InputError(f"{called} is {value!r}, and must be {_WANTED[self.kind]}")
+            raise InputError(f"{called} is {value!r}, but must be {_WANTED[self.kind]}")
         return value
 
 
-_WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+_WANTED = {int: "an integer", float: "a number", bool: "true or false", str: "a string",
            Path: "a path"}  # fmt: skip
 
 
 def leaves(tree: Any, sections: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """All settings of a tree, those of sections after those around them."""
+    """Iterate over all settings of a tree. A section's own settings come before its subsections."""
     hints = typing.get_type_hints(type(tree))
     inner: list[tuple[str, Any]] = []
     for field in dataclasses.fields(tree):
@@ -152,10 +158,19 @@ def leaves(tree: Any, sections: tuple[str, ...] = ()) -> Iterator[Leaf]:
 
 
 def replaced(tree: Tree, values: Mapping[str, Any], by_flag: bool = False) -> Tree:
-    """The tree with other values for some settings, given by name; `InputError` for a wrong one."""
+    """Return the tree with new values for some settings.
+
+    Args:
+      tree: the settings.
+      values: new values by the setting's name.
+      by_flag: name settings by their flags in error messages.
+
+    Raises:
+      InputError: an unknown name, or a value that is not allowed.
+    """
     known = {leaf.name: leaf for leaf in leaves(tree)}
     for name in values.keys() - known.keys():
-        raise InputError(f"{name} is no setting of such a model{nearest(name, known)}")
+        raise InputError(f"this kind of model has no setting {name}{nearest(name, known)}")
     checked = {
         name: known[name].checked(value, known[name].flag if by_flag else name)
         for name, value in values.items()
@@ -177,15 +192,15 @@ def _replaced(tree: Any, values: Mapping[str, Any]) -> Any:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """A TOML document; `where` is what an error calls it."""
+    """Parse a TOML document. `where` is its name in an error message."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{where} is no TOML: {error}") from None
+        raise InputError(f"{where} is not valid TOML: {error}") from None
 
 
 def from_toml(tree: Tree, data: Mapping[str, Any], where: str) -> Tree:
-    """The tree with the values of a TOML document; unknown names are refused."""
+    """Return the tree with the values of a TOML document. Unknown names raise an `InputError`."""
     known = {(*leaf.sections, leaf.name): leaf for leaf in leaves(tree)}
     sections = {path[:n] for path in known for n in range(1, len(path))}
     values: dict[str, Any] = {}
@@ -201,14 +216,14 @@ def from_toml(tree: Tree, data: Mapping[str, Any], where: str) -> Tree:
                 names = [".".join(p) for p in (*known, *sections)]
                 homes = [".".join(p) for p in known if p[-1] == name]
                 near = f": did you mean {homes[0]}?" if homes else nearest(".".join(path), names)
-                raise InputError(f"{where} has {'.'.join(path)}, which is no setting{near}")
+                raise InputError(f"{where} has {'.'.join(path)}, which is not a setting{near}")
 
     read(data, ())
     return _replaced(tree, values)
 
 
 def to_toml(tree: Any) -> str:
-    """The whole tree as TOML; a setting that is None is left out."""
+    """Write the whole tree as TOML. Settings that are None are left out."""
     lines: list[str] = []
     section: tuple[str, ...] = ()
     for leaf in leaves(tree):
@@ -221,7 +236,7 @@ def to_toml(tree: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as TOML."""
+    """Write a value as TOML."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, str | Path):
@@ -238,6 +253,6 @@ def _is_utf8(text: str) -> bool:
 
 
 def nearest(name: str, names: Collection[str], cutoff: float = 0.5) -> str:
-    """End an error with the nearest name, if its likeness is at least the cutoff."""
+    """Return ": did you mean ...?" for the most similar name, or "" below the similarity cutoff."""
     found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f": did you mean {found[0]}?" if found else ""

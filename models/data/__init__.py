@@ -1,1 +1,1 @@
-"""What models read: text, split, shuffled, and resumable at any step."""
+"""Training data: text, pictures and series, split, shuffled, and resumable at any step."""

@@ -1,4 +1,4 @@
-"""Arrays of NumPy on disk, mapped into memory, and the parts of what is numbered."""
+"""NumPy arrays mapped from disk, and the random split of a source into two parts."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from models.data.batches import Source
 from models.data.files import readable
 from models.errors import InputError
 
-# How a pickle begins.
+# The first byte of a pickle.
 _PICKLE = b"\x80"
 
 
 def mapped(path: Path) -> np.ndarray:
-    """The array of a `.npy` file; nothing of it is read before it is asked for.
+    """Map the array of a `.npy` file into memory. Elements are read from disk when they are used.
 
     Raises:
-      InputError: it is no such file, was cut, or holds Python objects.
+      InputError: the file is missing, is not a `.npy` file, is truncated, or holds Python objects.
     """
     with readable():
         if not path.is_file() and path.exists():
-            raise InputError(f"{path} is no file")
+            raise InputError(f"{path} is not a file")
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
             reason = str(error).splitlines()[0]
-            if isinstance(error, EOFError) or "allow_pickle" in reason:  # no option of a command
+            # NumPy's message names `allow_pickle`, which is not an option of our commands.
+            if isinstance(error, EOFError) or "allow_pickle" in reason:
                 reason = _foreign(path)
-            raise InputError(f"{path} is no array of NumPy that can be read: {reason}") from None
+            raise InputError(f"{path} cannot be read as a NumPy array: {reason}") from None
     if not isinstance(array, np.ndarray):
-        raise InputError(f"{path} holds several arrays: give one .npy file for each")
+        raise InputError(f"{path} holds several arrays: save each in its own .npy file")
     return array
 
 
 def _foreign(path: Path) -> str:
-    """Describe a file that NumPy would read as a pickle."""
+    """Say why a file that NumPy takes for a pickle cannot be read."""
     with path.open("rb") as file:
         head = file.read(len(MAGIC_PREFIX))
     if head == MAGIC_PREFIX or head[:1] == _PICKLE:
-        return "it holds Python objects, so save it with a dtype of numbers"
-    return "it is no .npy file" if head else "it is empty"
+        return "it holds Python objects: save it with a numeric dtype"
+    return "it is not a .npy file" if head else "it is empty"
 
 
 class Chosen:
-    """Some elements of a source, in this order."""
+    """The elements of a source at the indices `numbers`, in that order."""
 
     def __init__(self, source: Source, numbers: Sequence[int] | np.ndarray) -> None:
         self._source, self._numbers = source, numbers
@@ -61,13 +62,18 @@ class Chosen:
 
 
 def halves(source: Source, fraction: float, seed: int = 0) -> dict[str, Source]:
-    """The parts "train" and "validation" of a source, the latter a share drawn by a seed.
+    """Split a source at random into the parts "train" and "validation".
+
+    Args:
+      source: at least two elements.
+      fraction: the share of elements for validation; each part gets at least one element.
+      seed: of the random split.
 
     Raises:
-      InputError: there are fewer than two elements.
+      InputError: the source has fewer than two elements.
     """
     if len(source) < 2:
-        raise InputError(f"there must be two elements to split, and there are {len(source)}")
+        raise InputError(f"a split needs at least two elements, and there are {len(source)}")
     order = np.random.default_rng(seed).permutation(len(source))
     held = min(len(source) - 1, max(1, int(len(source) * fraction)))
     return {"train": Chosen(source, order[held:]), "validation": Chosen(source, order[:held])}

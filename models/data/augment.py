@@ -1,4 +1,4 @@
-"""Pictures that are moved and mirrored by chance, and with them the classes of their pixels."""
+"""Data augmentation: random shifts and mirror images of pictures and of their pixel labels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from models.data.picture import Picture
 
 def augmented(pictures: grain.MapDataset[Picture], seed: int, pad: int = 4
               ) -> grain.MapDataset[Picture]:  # fmt: skip
-    """Pictures moved by up to `pad` pixels and mirrored, by chance, as is usual for CIFAR.
+    """Shift each picture by up to `pad` pixels and mirror half of them, as is usual for CIFAR.
 
-    Which way depends on the seed and the number of the element. What comes in at a side is black.
-    Where each pixel has a class, both are moved and mirrored alike, and what comes in is the
-    picture reflected, which has the classes of what it reflects.
+    The shift and the mirroring depend only on the seed and the index of the element. Pixels that
+    are shifted in from outside are black. If each pixel has a class, the labels are changed like
+    the picture, and the pixels (and classes) shifted in are a reflection at the border.
     """
 
     def change(picture: Picture, rng: np.random.Generator) -> Picture:

@@ -1,7 +1,7 @@
 """Batches of any source through Grain: mixed, shuffled, shared among processes, resumable.
 
-Which elements batch i holds depends on sources, weights, sizes, seed and i alone. How many
-processes there are does not change it: each reads its own part of every batch.
+The elements of batch i depend only on the sources, weights, sizes, seed and i. They do not depend
+on the number of processes: each process reads its own part of every batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOR_EVER = 2**60
 
 
 class Source(Protocol):
-    """Elements by number; each is a tree of arrays, and all have the same shapes."""
+    """A random-access source. Each element is a pytree of arrays, and all have the same shapes."""
 
     def __len__(self) -> int: ...
 
@@ -29,11 +29,11 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Which part of each batch this process reads.
+    """The part of each batch that this process reads.
 
     Attributes:
-      process: the number of this process.
-      processes: how many there are.
+      process: index of this process.
+      processes: number of processes.
     """
 
     process: int = 0
@@ -44,31 +44,36 @@ ALONE = Share()
 
 
 def share_of(sharding: jax.sharding.Sharding, batch: int) -> Share:
-    """What this process must read so that its devices have their parts of a batch.
+    """Return the part of each batch that this process must read for its own devices.
 
     Args:
-      sharding: of arrays `[slices, batch, ...]`.
-      batch: their second axis.
+      sharding: the sharding of arrays `[slices, batch, ...]`.
+      batch: the size of their second axis.
 
     Raises:
-      InputError: the axis cannot be divided so, or this process has parts far apart.
+      InputError: the sharding cannot divide the axis, or the parts of this process are not
+        contiguous.
     """
     try:
         places = sharding.addressable_devices_indices_map((1, batch))
     except ValueError as error:
-        raise InputError(f"batches of {batch} cannot lie so on devices: {error}") from None
+        raise InputError(f"batches of {batch} cannot be sharded over these devices: {error}"
+                         ) from None  # fmt: skip
     spans = sorted({index[1].indices(batch)[:2] for index in places.values() if index is not None})
     first, stop = spans[0][0], max(span[1] for span in spans)
     own = stop - first
     if batch % own or first % own or own > sum(b - a for a, b in spans):
-        raise InputError(f"this process has parts of a batch that lie apart: {spans}")
+        raise InputError(
+            f"the devices of this process hold parts of a batch that are not contiguous: {spans}"
+        )
     return Share(first // own, batch // own)
 
 
 def mixed(sources: Sequence[Source], weights: Sequence[float], seed: int) -> grain.MapDataset[Any]:
-    """The elements of sources for ever, each in its own shuffled order, in these proportions.
+    """Return an endless mix of the sources, in proportion to the weights.
 
-    Each source is shuffled anew when all its elements were taken, however often the others were.
+    Each source has its own shuffled order. It is reshuffled whenever all its elements are used up,
+    independently of the other sources.
     """
     parts = []
     for number, source in enumerate(sources):
@@ -78,14 +83,13 @@ def mixed(sources: Sequence[Source], weights: Sequence[float], seed: int) -> gra
             else int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
         )
         shuffled = grain.MapDataset.source(source).seed(own).shuffle()
-        # Not `repeat()`: that is for as many as Python's largest length, and batches of one are one
-        # more than that.
+        # Not `repeat()`: its length is Python's largest, and batches of one would overflow it.
         parts.append(shuffled.repeat(FOR_EVER // len(source)))
     return parts[0] if len(parts) == 1 else grain.MapDataset.mix(parts, weights)
 
 
 class _Part:
-    """The elements of a sequence of batches that one process reads, one after another."""
+    """The elements of all batches that one process reads, in order."""
 
     def __init__(self, whole: Source, batch: int, share: Share) -> None:
         self._whole, self._batch, self._own = whole, batch, batch // share.processes
@@ -108,31 +112,34 @@ def batches(
     sharding: jax.sharding.Sharding | None = None,
     ahead: int = 2,
 ) -> grain.DatasetIterator[Any]:
-    """Iterate over batches of consecutive elements, read ahead by a thread.
+    """Iterate over batches of consecutive elements. A thread prefetches them.
 
-    `get_state` and `set_state` of the iterator make it resumable, from any process count to any
-    other: the state says how many batches were taken.
+    The iterator is resumable with `get_state` and `set_state`, also with another number of
+    processes: the state is the number of batches taken.
 
     Args:
-      whole: all elements in their order, such as `mixed` gives.
-      batch: elements held at once, by all processes together; a multiple of their number.
-      slices: how many such batches make an element of the iterator.
-      share: what this process reads.
-      sharding: where the batches go; without it they stay NumPy arrays.
-      ahead: batches that are ready before they are asked for.
+      whole: all elements in order, such as the result of `mixed`.
+      batch: elements per batch, over all processes; a multiple of the number of processes.
+      slices: number of batches in one item of the iterator.
+      share: the part that this process reads.
+      sharding: the sharding of the batches; without it they stay NumPy arrays.
+      ahead: number of items to prefetch.
 
     Returns:
-      An iterator over the trees of the elements, with arrays `[slices, batch, ...]`: of the whole
-        batch with a `sharding`, of this process's part without.
+      An iterator over pytrees with arrays `[slices, batch, ...]`. With a `sharding` they are whole
+        batches; without it, they are this process's part.
+
+    Raises:
+      InputError: `batch` is not a multiple of the number of processes.
     """
     if batch % share.processes:
         raise InputError(
-            f"batches of {batch} cannot be shared equally by {share.processes} processes: choose"
-            " another --batch"
+            f"batches of {batch} cannot be divided equally among {share.processes} processes:"
+            " choose another --batch"
         )
     own = batch // share.processes
     read = grain.MapDataset.source(_Part(whole, batch, share)).batch(own).batch(slices)
-    # One thread reads ahead: slicing what is in memory is too little work to share.
+    # One thread is enough: slicing arrays in memory is little work.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)
     there = read.to_iter_dataset(options)
     if sharding is not None:
@@ -142,7 +149,7 @@ def batches(
 
 
 def _placed(tree: Any, sharding: jax.sharding.Sharding, batch: int) -> Any:
-    """Arrays `[slices, batch, ...]` on devices, of which this process gives its part."""
+    """Make global arrays `[slices, batch, ...]` from the part that this process read."""
 
     def place(x: np.ndarray) -> jax.Array:
         shape = (x.shape[0], batch, *x.shape[2:])
@@ -152,9 +159,9 @@ def _placed(tree: Any, sharding: jax.sharding.Sharding, batch: int) -> Any:
 
 
 def spread(source: Source, *, batch: int, count: int) -> list[Any]:
-    """Up to `count` elements spread evenly over a source, as equal batches `[<= batch, ...]`.
+    """Take up to `count` elements, evenly spaced over a source, in batches `[<= batch, ...]`.
 
-    What does not fill a batch is left out, so that all have one shape.
+    All batches have the same size. Elements that do not fill a batch are left out.
     """
     count = min(count, len(source))
     size = min(batch, count)

@@ -1,4 +1,4 @@
-"""What a language model is trained on: one text, or several in proportions, in two parts."""
+"""The training data of a language model: one or more weighted texts, split into two parts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Tokens in two parts, and what tells one corpus from another.
+    """Tokenized text for training and validation.
 
     Attributes:
-      name: what an error calls it.
-      parts: of "train" and "validation", a function from a window to random-access sources of rows
-        `[window + 1]`, one for each text.
-      weights: the share of each text in what is trained on.
-      token_bytes: bytes of text that a token stands for, float64 `[vocab]`.
-      dtype: of rows: uint8 for plain bytes; int32 where marks say that documents begin, see `Rows`.
+      name: the name of the corpus in error messages.
+      parts: for "train" and "validation", a function from the window size to a list of
+        random-access sources of rows `[window + 1]`, one source for each text.
+      weights: the proportion of each text in the training batches.
+      token_bytes: bytes of text for each token, float64 `[vocab]`.
+      dtype: dtype of the rows: uint8 for plain bytes, int32 for tokens of documents, in which the
+        first token of a document is marked (see `Rows`).
       words: the content of `tokenizer.json`; None if tokens are bytes.
-      fingerprint: what tells one corpus from another.
+      fingerprint: a hash that identifies the content.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Corpus:
 
     @property
     def vocab(self) -> int:
-        """How many tokens there are; of plain bytes, up to the largest that occurs."""
+        """Size of the vocabulary; for plain bytes, the largest byte that occurs plus one."""
         return len(self.token_bytes)
 
     def batches(
@@ -66,14 +67,15 @@ class Corpus:
         share: Share = ALONE,
         sharding: jax.sharding.Sharding | None = None,
     ) -> grain.DatasetIterator[Any]:
-        """Iterate for ever over tokens `[slices, batch, window + 1]`, as `batches.batches` does."""
+        """Iterate without end over tokens `[slices, batch, window + 1]`; see `batches.batches`."""
         whole: Source = mixed(self.rows("train", window), self.weights, seed)
         return batches(whole, batch=batch, slices=slices, share=share, sharding=sharding)
 
     def validation(self, *, window: int, batch: int, windows: int) -> list[np.ndarray]:
-        """Up to `windows` rows of the held part, as equal batches `[<= batch, window + 1]`.
+        """Return up to `windows` rows of the validation part, in batches `[<= batch, window + 1]`.
 
-        Each text has its share of them, spread evenly over it.
+        All batches have the same size. Each text contributes in proportion to its weight, with
+        rows that are evenly spaced over it.
         """
         sources = self.rows("validation", window)
         total = sum(self.weights)
@@ -86,31 +88,39 @@ class Corpus:
         return spread(some, batch=batch, count=len(some))
 
     def bits_per_byte(self, losses: Sequence[float], some: Sequence[np.ndarray]) -> float:
-        """Bits for each byte of text that is predicted, by the mean losses of batches, in nats."""
+        """Compute the bits per byte of predicted text.
+
+        Args:
+          losses: the mean loss of each batch, in nats per token.
+          some: the batches.
+        """
         nats, _, size = self._judged(losses, some)
         return nats / math.log(2) / size
 
     def perplexity(self, losses: Sequence[float], some: Sequence[np.ndarray]) -> float:
-        """Of a token, by the same; unlike bits per byte, it is of this tokenizer."""
+        """Compute the perplexity per token, from the arguments of `bits_per_byte`.
+
+        Unlike bits per byte, perplexities of different tokenizers cannot be compared.
+        """
         nats, tokens, _ = self._judged(losses, some)
         return math.exp(nats / tokens) if nats / tokens < LARGEST_EXPONENT else math.inf
 
     def _judged(
         self, losses: Sequence[float], some: Sequence[np.ndarray]
     ) -> tuple[float, float, float]:
-        """All nats, and the tokens and bytes that are predicted."""
+        """Return the total loss in nats, and the numbers of predicted tokens and bytes."""
         counts = [judged(batch, self.token_bytes) for batch in some]
         nats = math.fsum(loss * tokens for loss, (tokens, _) in zip(losses, counts, strict=True))
         return nats, sum(tokens for tokens, _ in counts), sum(size for _, size in counts)
 
     def rows(self, part: str, window: int) -> list[Any]:
-        """The rows of a part, for each text; `InputError` if there are none."""
+        """Return the rows of a part, one source per text; `InputError` if a text has no row."""
         found = self.parts[part](window)
         for source in found:
             if not len(source):
                 raise InputError(
-                    f"{self.name} has too few tokens for {part} in windows of {window}: give more"
-                    " text or a smaller --context"
+                    f"{self.name} has too few tokens in its {part} part for a window of {window}:"
+                    " add text, or lower --context"
                 )
         return found
 
@@ -125,24 +135,25 @@ def load_corpus(
     work: Path,
     without: Path | None = None,
 ) -> Corpus:
-    """Read, or prepare and map into memory, what a model is trained on.
+    """Load a corpus. Text is tokenized first, if it was not before.
 
-    Text of plain files with no tokenizer is bytes, in memory. All else is in prepared folders:
-    those that are given, and others that are made under `work`, once, of the texts that are given.
+    Plain text files without a tokenizer are read into memory as bytes. All other text is tokenized
+    once into prepared folders under `work`, and these are mapped into memory. A path in `data` may
+    also be a prepared folder.
 
     Args:
-      data: paths, each with `=0.7` after it if it has a weight; nothing for the sources of the
-        Python standard library.
-      window: tokens that a model reads at once.
-      vocab: tokens that it has.
-      tokenizer: as for `tokenizer_of`; None for that of a prepared folder, or bytes.
-      column: of tables and JSON, where the text is.
-      work: where folders are prepared.
-      without: a folder whose files are not read, such as that of the run itself.
+      data: paths, each optionally followed by its weight, as in `books=0.7`. An empty sequence
+        means the source files of the Python standard library.
+      window: context length of the model, in tokens.
+      vocab: size of the model's vocabulary.
+      tokenizer: as for `tokenizer_of`. None means the tokenizer of the prepared folders, or bytes.
+      column: the column of tables, or the field of JSON lines, that holds the text.
+      work: the folder for prepared folders.
+      without: a folder whose files are skipped, such as the folder of the run.
 
     Raises:
-      InputError: a text cannot be used, is too short, too large for this machine, or has more
-        tokens than the model.
+      InputError: a text cannot be used, is too short, is too large for this machine's memory, or
+        has more distinct tokens than the model.
     """
     sources = [weighted(one) for one in data] or [(None, 1.0)]
     paths, weights = [path for path, _ in sources], [weight for _, weight in sources]
@@ -154,7 +165,8 @@ def load_corpus(
         corpus = _of_folders(name, folders, weights)
     if corpus.vocab > vocab:
         raise InputError(
-            f"{name} has {corpus.vocab} tokens, and the model {vocab}: give --vocab {corpus.vocab}"
+            f"{name} has a vocabulary of {corpus.vocab} tokens, but the model has {vocab}: use"
+            f" --vocab {corpus.vocab}"
         )
     for part in corpus.parts:
         corpus.rows(part, window)
@@ -162,35 +174,35 @@ def load_corpus(
 
 
 def rows_dtype(data: Sequence[str], tokenizer: str | None, without: Path | None = None) -> Any:
-    """What `Corpus.dtype` will be: it is known before anything is read."""
+    """Return the `Corpus.dtype` that `load_corpus` will give, without reading any text."""
     if len(data) > 1 or tokenizer not in (None, "bytes"):
         return np.int32
     path = weighted(data[0])[0] if data else None
-    # The standard library is plain, and takes time to walk through.
+    # The standard library is plain text. Listing its files to find that out would take time.
     plain = path is None or (not is_prepared(path) and is_plain(path, without))
     return np.uint8 if plain else np.int32
 
 
 def _plain(path: Path | None, name: str, without: Path | None) -> Corpus:
-    """The bytes of files one after another; the end of them is for validation."""
+    """Make a corpus of the concatenated bytes of files. The end of them is for validation."""
     files = files_of(path, without)
     with readable():
         if (size := sum(file.stat().st_size for file in files)) > machine_memory() // 2:
             raise InputError(
-                f"{name} has {size} bytes, and this machine memory for {machine_memory()}: prepare"
-                " it first, by: python -m models data"
+                f"{name} has {size} bytes, more than half of this machine's memory of"
+                f" {machine_memory()}: tokenize it first with: python -m models data"
             )
         text = b"".join(file.read_bytes() for file in files)
     if not text:
-        raise InputError(f"{name} holds no bytes to train on")
+        raise InputError(f"{name} is empty: name files that contain text")
     array = np.frombuffer(text, np.uint8)
 
     def part(window: int, held: bool) -> list[Any]:
         size = max(window + 1, int(len(text) * VALIDATION))
         if len(text) < 2 * (window + 1):
             raise InputError(
-                f"{name} has {len(text)} bytes, and windows of {window} need at least"
-                f" {2 * (window + 1)}: give more text or a smaller --context"
+                f"{name} has {len(text)} bytes, and a window of {window} needs at least"
+                f" {2 * (window + 1)}: add text, or lower --context"
             )
         return [Windows(array[-size:] if held else array[:-size], window)]
 
@@ -200,11 +212,14 @@ def _plain(path: Path | None, name: str, without: Path | None) -> Corpus:
 
 
 def _of_folders(name: str, folders: Sequence[Prepared], weights: Sequence[float]) -> Corpus:
-    """Documents of prepared folders."""
+    """Make a corpus of the documents in prepared folders."""
     first, size = folders[0], len(folders[0].token_bytes)
     for other in folders[1:]:
         if (other.words, len(other.token_bytes)) != (first.words, size):
-            raise InputError(f"{other.name} and {first.name} are of different tokenizers")
+            raise InputError(
+                f"{other.name} and {first.name} have different tokenizers: prepare both with the"
+                " same one"
+            )
     marks = [(folder.fingerprint, weight) for folder, weight in zip(folders, weights, strict=True)]
     return Corpus(
         name,

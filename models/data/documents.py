@@ -1,4 +1,4 @@
-"""Documents, as bytes, of text, of JSON lines and of tables."""
+"""Read documents from text files, JSON lines and tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Bytes of text, and what an error calls the place they are from."""
+    """The bytes of a document, and its file and line or row for error messages."""
 
     content: bytes
     where: str
@@ -34,20 +34,21 @@ class Document:
 
 def documents(path: Path | None, column: str = COLUMN, without: Path | None = None
               ) -> Iterator[Document]:  # fmt: skip
-    """Read the documents that a path names, one after another; empty ones are left out.
+    """Iterate over the documents of a file or folder. Empty documents are skipped.
 
-    A `.jsonl` file has one on each line, in the field `column`; a `.parquet` or `.arrow` file (as
-    Hugging Face caches them) one in each row, in the column of that name; any other file is one.
-    With `.gz` or `.zst` after its name, a file is compressed. A folder that holds tables or lines
-    is read for those alone: what stands beside them describes them.
+    A `.jsonl` or `.ndjson` file has a document on each line, in the field `column`. A `.parquet` or
+    `.arrow` file (as Hugging Face caches them) has one in each row, in the column `column`. Any
+    other file is one document. The suffixes `.gz` and `.zst` mean that a file is compressed. If a
+    folder holds tables or JSON lines, its other files are skipped.
 
     Args:
       path: a file or folder, as for `files_of`.
-      column: where the text is.
+      column: the field or column that holds the text.
       without: as for `files_of`.
 
     Raises:
-      InputError: a file cannot be read, is not what its name says, or has no such column.
+      InputError: a file cannot be read, does not have the format of its suffix, or lacks the
+        column.
     """
     files = text_files(path, without)
     structured = [file for file in files if _kind(file) != ""]
@@ -57,29 +58,29 @@ def documents(path: Path | None, column: str = COLUMN, without: Path | None = No
 
 
 def is_plain(path: Path | None, without: Path | None = None) -> bool:
-    """Whether a path names text alone: no tables, no lines of JSON, nothing compressed."""
+    """Return whether all files are plain text: no tables, no JSON lines, nothing compressed."""
     return all(_kind(f) == "" and f == _uncompressed(f) for f in text_files(path, without))
 
 
 def text_files(path: Path | None, without: Path | None = None) -> list[Path]:
-    """The files that a path names; pictures and arrays among them are refused.
+    """List the files of a path, and refuse pictures and arrays.
 
     Raises:
-      InputError: as of `files_of`, or a file is of another kind than text.
+      InputError: as for `files_of`, or a file is a picture or an array.
     """
     files = files_of(path, without)
-    structured = any(_kind(file) for file in files)  # what stands beside tables is not read
+    structured = any(_kind(file) for file in files)  # files beside tables are skipped
     other = [f for f in files if f.suffix.lower() in (*PICTURES, *ARRAYS) and not structured]
     if other:
         raise InputError(
-            f"{other[0]} is no text: give text; python -m models train has a --preset for each kind"
-            " of data"
+            f"{other[0]} is not text: name text files, or train another kind of model: python -m"
+            " models train has a --preset for each kind of data"
         )
     return files
 
 
 def _kind(file: Path) -> str:
-    """The suffix that says how a file is read; nothing for text."""
+    """Return the suffix of a table or of JSON lines, and "" for text."""
     suffix = _uncompressed(file).suffix.lower()
     return suffix if suffix in (*LINES, *TABLES) else ""
 
@@ -100,14 +101,15 @@ def _of_file(file: Path, column: str) -> Iterator[Document]:
 
 
 def _whole(file: Path) -> Iterator[Document]:
-    most = machine_memory() // 4  # as much again is needed, and more, to make tokens of it
+    most = machine_memory() // 4  # tokenizing needs at least as much again
     content = bytearray()
     with _opened(file) as stream:
         while file.stat().st_size <= most >= len(content) and (block := stream.read(BLOCK)):
             content += block
     if max(file.stat().st_size, len(content)) > most:
         raise InputError(
-            f"{file} is one document of more than {most} bytes: split it, or give it as JSON lines"
+            f"{file} is one document of more than {most} bytes: split it, or convert it to JSON"
+            " lines"
         )
     if content:
         yield Document(bytes(content), str(file))
@@ -115,7 +117,7 @@ def _whole(file: Path) -> Iterator[Document]:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[IO[bytes]]:
-    """A file as a stream of bytes, decompressed; damage is one line."""
+    """Open a file as a stream of decompressed bytes. Damage raises an `InputError`."""
     try:
         if file.suffix == ".gz":
             with gzip.open(file) as stream:
@@ -130,7 +132,7 @@ def _opened(file: Path) -> Iterator[IO[bytes]]:
     except (EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.filename:
             raise
-        raise InputError(f"{file} is damaged, or not compressed: {reason(error)}") from None
+        raise InputError(f"{file} is damaged or not compressed: {reason(error)}") from None
 
 
 def _lines(file: Path, column: str) -> Iterator[Document]:
@@ -142,23 +144,23 @@ def _lines(file: Path, column: str) -> Iterator[Document]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:  # of JSON, and of UTF-8
-                raise InputError(f"{where} is no JSON: {reason(error)}") from None
+                raise InputError(f"{where} is not valid JSON: {reason(error)}") from None
             if not isinstance(row, dict):
-                raise InputError(f"{where} is no JSON object with a field {column!r}")
+                raise InputError(f"{where} is not a JSON object with a field {column!r}")
             if column not in row:
                 raise InputError(no_column(where, column, list(row)))
             yield from _text(row[column], where)
 
 
 def _split(stream: IO[bytes], file: Path) -> Iterator[bytes]:
-    """The lines of a stream, none of which may be endless."""
+    """Iterate over the lines of a stream; `InputError` for one longer than `LONGEST_LINE`."""
     rest, number = b"", 1
     while block := stream.read(BLOCK):
         *lines, rest = (rest + block).split(b"\n")
         number += len(lines)
         yield from lines
         if len(rest) > LONGEST_LINE:
-            raise InputError(f"{file}:{number} is a line of more than {LONGEST_LINE} bytes")
+            raise InputError(f"{file}:{number}: the line has more than {LONGEST_LINE} bytes")
     yield rest
 
 
@@ -166,7 +168,7 @@ def _text(value: Any, where: str) -> Iterator[Document]:
     if isinstance(value, str):
         try:
             value = value.encode()
-        except UnicodeEncodeError as error:  # JSON may escape half of a pair
+        except UnicodeEncodeError as error:  # JSON may hold a lone surrogate as an escape
             raise InputError(f"{where} is not UTF-8: {reason(error)}") from None
     elif value is not None and not isinstance(value, bytes):
         raise InputError(f"{where} holds a {type(value).__name__} where text was expected")

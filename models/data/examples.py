@@ -1,4 +1,4 @@
-"""What a model of pictures or of series is trained on: elements in two parts."""
+"""The training data of a model of pictures or series: elements split into two parts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 
 from models.data.batches import Source
 
-# Elements of an array that are hashed at once.
+# Number of array elements that are hashed at once.
 _SOME = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Elements of one form in two parts, and what tells such data from another.
+    """Elements for training and validation, all with the same shapes.
 
     Attributes:
-      name: what an error calls it.
-      parts: "train" and "validation": sources of elements.
-      content: what the elements are made of, to tell whether it has changed: arrays and texts. It
-        is read when it is asked for.
-      classes: how many classes the labels are of; 0 where there are none.
+      name: the name of the data in error messages.
+      parts: the sources "train" and "validation".
+      content: returns the arrays and strings that define the data, to detect changes. They are read
+        when it is called.
+      classes: number of classes of the labels; 0 without labels.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Examples:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the content."""
+        """A hash of the content. Computing it reads all of the content."""
         mark = hashlib.sha256()
         for part in self.content():
             if isinstance(part, str):
@@ -49,5 +49,5 @@ class Examples:
         return mark.hexdigest()[:16]
 
     def element(self, part: str = "train") -> Any:
-        """The types of an element of a part."""
+        """Return an element of a part as a pytree of `jax.ShapeDtypeStruct`."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.parts[part][0])

@@ -1,4 +1,4 @@
-"""What the extras bring, imported when it is needed."""
+"""Import of optional packages when they are needed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from models.errors import InputError
 
 
 def needed(module: str, by: str, extra: str = "data") -> Any:
-    """A module of a package that may be missing.
+    """Import a module of an optional package.
 
     Args:
-      module: its name.
-      by: what needs it, in an error.
-      extra: of this package, that brings it.
+      module: the name of the module.
+      by: what needs the module, for the error message.
+      extra: the extra of `jax-xform` that installs the package.
+
+    Raises:
+      InputError: the package is not installed. The message has the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The files that a path names, in an order that is the same on every machine."""
+"""List the files of a path, in an order that is the same on every machine."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ STANDARD_LIBRARY = "the Python standard library"
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """What the system refuses is one line."""
+    """Turn an `OSError` into an `InputError` with a one-line message."""
     try:
         yield
     except FileNotFoundError as error:
         raise InputError(f"no such file or folder: {error.filename}") from None
     except OSError as error:
-        what = error.filename or "what was given"
+        what = error.filename or "the data"
         raise InputError(f"cannot read {what}: {error.strerror or error}") from None
 
 
 def files_of(path: Path | None, without: Path | None = None) -> list[Path]:
-    """The regular files that a path names, in the order of a hash of their names below it.
+    """List the regular files of a path, ordered by a hash of their names relative to it.
 
-    That order is the same on every run, and any part of it is a fair sample of the files.
+    The order is the same on every run, and any part of the list is a fair sample of the files.
 
     Args:
-      path: a file, a folder of which every file is taken, or `None` for the sources of the Python
-        standard library on this machine. Names that begin with a dot are left out.
-      without: a folder whose files are not taken, such as that of a run.
+      path: a file; a folder, of which all files are listed recursively; or None for the source
+        files of this machine's Python standard library. Names that begin with a dot are skipped.
+      without: a folder whose files are skipped, such as the folder of a run.
 
     Raises:
-      InputError: there is no such path, it cannot be read, is neither a file nor a folder, or holds
-        a folder that holds it.
+      InputError: the path does not exist, cannot be read, is neither a file nor a folder, or
+        contains a link to a folder around it.
     """
     if path is None:
         root = Path(sysconfig.get_path("stdlib"))
@@ -64,13 +64,13 @@ def _place(root: Path, file: Path) -> str:
 def _within(folder: Path, above: tuple[Path, ...], apart: Path | None) -> Iterator[Path]:
     real = folder.resolve()
     if real in above:
-        raise InputError(f"{folder} is a folder within itself: remove that link")
+        raise InputError(f"{folder} is a link to a folder that contains it: remove the link")
     if real == apart:
         return
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith("."):
             continue
-        # A link to nothing is no file; a FIFO or a socket is none, and would wait for ever.
+        # Skip broken links. Skip FIFOs and sockets too: reading them would block.
         mode = entry.stat().st_mode if entry.exists() else 0
         if stat.S_ISDIR(mode):
             yield from _within(entry, (*above, real), apart)

@@ -1,4 +1,4 @@
-"""Pictures with labels: folders of classes, arrays, CIFAR's files, or made by a seed."""
+"""Labelled pictures from folders of classes, arrays or CIFAR's files, or generated from a seed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 class Arrays:
-    """Pictures `[N, height, width]` or with channels behind, and labels `[N]` or of each pixel.
+    """Pictures and labels in arrays.
+
+    Pictures are uint8 `[N, height, width]` or `[N, height, width, channels]`. Labels are integers
+    `[N]`, or `[N, height, width]` for a class per pixel.
 
     Attributes:
-      classes: one more than the largest label.
-      alike: whether all have the same label.
+      classes: the largest label plus one.
+      alike: whether all labels are equal.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, name: str) -> None:
         if images.ndim not in (3, 4) or images.dtype != np.uint8 or 0 in images.shape[1:]:
             raise InputError(
-                f"images of {name} are {images.dtype} {images.shape}, and must be uint8"
+                f"images of {name} are {images.dtype} {images.shape}, but must be uint8"
                 " [count, height, width, channels]"
             )
         if (
@@ -43,19 +46,19 @@ class Arrays:
             or labels.dtype.kind not in "iu"
         ):
             raise InputError(
-                f"labels of {name} are {labels.dtype} {labels.shape}, and must be whole"
-                f" numbers {images.shape[:1]}, or {images.shape[:3]}"
+                f"labels of {name} are {labels.dtype} {labels.shape}, but must be integers"
+                f" {images.shape[:1]} or {images.shape[:3]}"
             )
         if not labels.size:
             raise InputError(f"{name} holds no pictures")
         least, most = int(labels.min()), int(labels.max())
         if least < 0:
-            raise InputError(f"labels of {name} go down to {least}, and must be from 0")
+            raise InputError(f"the smallest label of {name} is {least}: labels must start at 0")
         self._images, self._labels = images, labels
         self.classes, self.alike = most + 1, least == most
 
     def content(self) -> Iterator[np.ndarray | str]:
-        """All arrays."""
+        """Iterate over the arrays that define the data."""
         yield from (self._images, self._labels)
 
     def __len__(self) -> int:
@@ -68,12 +71,12 @@ class Arrays:
 
 
 class Files:
-    """Files of pictures, of which each is in the folder of its class; read when they are asked for.
+    """Picture files in one folder per class. A file is read when its element is used.
 
     Attributes:
-      names: of the classes, in the order of their numbers.
-      classes: how many there are.
-      alike: whether all are of the same class.
+      names: the names of the classes, sorted; a label is an index into them.
+      classes: number of classes.
+      alike: whether all pictures are of the same class.
     """
 
     def __init__(self, folder: Path, size: tuple[int, int] | None, channels: int = 3) -> None:
@@ -83,8 +86,8 @@ class Files:
         self.classes = len(self.names)
         self._library: Any = needed("PIL.Image", str(folder))
         if channels not in _MODES:
-            raise InputError(f"pictures of {channels} channels are asked of {folder}, whose files"
-                             " have 1 or 3")  # fmt: skip
+            raise InputError(f"the model reads pictures of {channels} channels, but the files in"
+                             f" {folder} have 1 or 3")  # fmt: skip
         self._mode = _MODES[channels]
         self._found = [
             (file, number)
@@ -93,12 +96,12 @@ class Files:
             if file.suffix.lower() in PICTURES
         ]
         if not self._found:
-            raise InputError(f"{folder} holds no pictures in folders of their classes")
+            raise InputError(f"{folder} holds no pictures: give it a folder of pictures per class")
         for file, number in self._found:
             if file.parent != folder / self.names[number]:
                 raise InputError(
-                    f"{file} is not in a folder of its class, but of {file.parent.parent}: parts"
-                    " are named train and validation, val or test"
+                    f"{file} is not directly in the folder of its class: move it there. Folders for"
+                    " the two parts of the data are named train and validation, val or test"
                 )
         self.alike = len({number for _, number in self._found}) == 1
         self._to = size
@@ -106,7 +109,7 @@ class Files:
             self._check_sizes()
 
     def content(self) -> Iterator[np.ndarray | str]:
-        """The classes, and the names and sizes of their files; not what is in these."""
+        """Iterate over the classes, and the names and sizes of their files; pixels are not read."""
         yield from self.names
         with readable():
             for file, number in self._found:
@@ -124,26 +127,26 @@ class Files:
         return {"image": pixels, "label": np.asarray(label, np.int32)}
 
     def _check_sizes(self) -> None:
-        """See that all have one size, as their heads say."""
+        """Raise an `InputError` unless all files have one size, according to their headers."""
         first: tuple[int, int] | None = None
         for file, _ in self._found:
             with self._opened(file) as picture:
                 first = first or picture.size
                 if picture.size != first:
-                    raise InputError(f"{file} has {picture.size} pixels, and others {first}: give"
-                                     " --size to bring all to one")  # fmt: skip
+                    raise InputError(f"{file} has {picture.size} pixels, but others have {first}:"
+                                     " give --size to resize all of them")  # fmt: skip
 
     def _in_bytes(self, picture: Any, file: Path) -> Any:
-        """A picture of 8 bits: those of 16 keep the upper ones, as Pillow does it in colour."""
+        """Convert a picture to 8 bits. Of 16 bits the upper 8 are kept, as Pillow does for RGB."""
         if picture.has_transparency_data:
             opaque, _ = picture.convert("RGBA").getchannel("A").getextrema()
             if opaque < 255:
-                raise InputError(f"{file} is transparent in places: lay it on a background")
+                raise InputError(f"{file} has transparent pixels: draw it on a background first")
         if picture.mode[0] not in "IF":
             return picture
         wide = np.asarray(picture)
         if wide.dtype.kind == "f" or wide.min() < 0 or wide.max() >= 2**16:
-            raise InputError(f"{file} has numbers that are not of 8 or 16 bits")
+            raise InputError(f"{file} has pixel values that are not 8 or 16 bits: convert it")
         return self._library.fromarray((wide >> 8).astype(np.uint8))
 
     @contextlib.contextmanager
@@ -153,35 +156,35 @@ class Files:
                 yield picture
         except InputError:
             raise
-        # Pillow raises OSError, ValueError, SyntaxError and its own for what it cannot read.
+        # For a file that it cannot read, Pillow raises OSError, ValueError, SyntaxError and others.
         except Exception as error:
-            raise InputError(f"{file} is no picture: {error}") from None
+            raise InputError(f"{file} cannot be read as a picture: {error}") from None
 
 
 def load_images(
     path: Path, *, size: tuple[int, int] | None = None, channels: int = 3, held: float = 0.05
 ) -> Examples:
-    """The pictures in a folder, in two parts: elements are `Picture`s.
+    """Load the pictures of a folder in two parts. The elements are `Picture`s.
 
-    A folder may hold `images.npy` and `labels.npy`; or CIFAR's binary files; or a folder of
-    pictures for each class. Where it holds folders `train` and `validation`, `val` or `test`, those
-    are the parts; otherwise a share `held` is drawn for validation.
+    The folder holds `images.npy` and `labels.npy`, or CIFAR's binary files, or a folder of pictures
+    for each class. If it has a folder `train` and a folder `validation`, `val` or `test`, these are
+    the two parts. Otherwise a random share `held` is for validation.
 
     Args:
       path: the folder.
-      size: width and height to which files of pictures are brought.
-      channels: 1 or 3, of files of pictures.
-      held: share for validation, where the folder has no parts.
+      size: width and height to which picture files are resized; None to require one size.
+      channels: channels that picture files are converted to, 1 or 3.
+      held: share for validation, if the folder has no parts.
 
     Raises:
-      InputError: there are no pictures, or of one class alone, or they cannot be read, are of
-        different sizes, or of other classes in one part than in the other.
+      InputError: there are no pictures, all are of one class, they cannot be read or differ in
+        size, or the two parts have different classes.
     """
     with readable():
         if path.is_file():
             raise InputError(
-                f"{path} is no folder of pictures: give one with a folder for each class, or with"
-                " images.npy and labels.npy, or a --preset of models of text or series"
+                f"{path} is not a folder of pictures: name a folder that holds one folder per"
+                " class, or images.npy and labels.npy, or use a --preset for text or series"
             )
         names = {entry.name for entry in path.iterdir()}
     apart = [name for name in VALIDATION if name in names]
@@ -189,8 +192,8 @@ def load_images(
         folders = [path / name for name in ("train", apart[0])]
         return _apart(path, [_source(folder, size, channels) for folder in folders])
     if "data_batch_1" in names:
-        raise InputError(f"{path} holds pickles, which may run any program when they are read: take"
-                         " the binary version of CIFAR")  # fmt: skip
+        raise InputError(f"{path} holds pickles, which can run any code when they are read: use the"
+                         " binary version of CIFAR")  # fmt: skip
     if train := sorted(n for n in names if n.startswith(("data_batch_", "train.")) and _is_bin(n)):
         test = sorted(n for n in names if n.startswith("test") and _is_bin(n))
         return _apart(path, [_cifar(path, train), _cifar(path, test)])
@@ -199,19 +202,20 @@ def load_images(
 
 
 def made_images(whole: SyntheticPictures | SyntheticMasks, held: float) -> Examples:
-    """Pictures that are made, of which a share `held` is for validation."""
+    """Split generated pictures; a random share `held` is for validation."""
     content = lambda: [repr(whole)]
-    return Examples("pictures that are made", halves(whole, held), content, whole.classes)
+    return Examples("generated pictures", halves(whole, held), content, whole.classes)
 
 
 def _apart(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
-    """Parts that were apart before; where classes have names, both have the same."""
+    """Combine a training and a validation source. If classes have names, the names must agree."""
     _several(path, sources[0])
     names = [source.names for source in sources if isinstance(source, Files)]
     if len(names) == 2 and names[0] != names[1]:
         odd = sorted({*names[0]} ^ {*names[1]})[0]
         raise InputError(
-            f"{path} has pictures of {odd!r} in one of its parts alone: give both the same classes"
+            f"{path} has pictures of the class {odd!r} in only one of its two parts: give both the"
+            " same classes"
         )
     parts: dict[str, Source] = dict(zip(("train", "validation"), sources, strict=True))
     content = lambda: itertools.chain.from_iterable(source.content() for source in sources)
@@ -219,9 +223,9 @@ def _apart(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
 
 
 def _several(path: Path, trained: Arrays | Files) -> Arrays | Files:
-    """What is trained on, if there is anything to tell apart in it."""
+    """Return the training source; `InputError` if all its labels are equal."""
     if trained.alike:
-        raise InputError(f"{path} has one class alone to train on: there is nothing to tell apart")
+        raise InputError(f"the training part of {path} has only one class: add another class")
     return trained
 
 
@@ -236,7 +240,10 @@ def _is_bin(name: str) -> bool:
 
 
 def _cifar(path: Path, names: Sequence[str]) -> Arrays:
-    """Records of a label and pixels by channel; those of CIFAR-100 have a coarse label first."""
+    """Read CIFAR's records: a label, then the pixels channel by channel.
+
+    Records of CIFAR-100 have a coarse label before the label.
+    """
     if not names:
         raise InputError(f"{path} lacks CIFAR's test file")
     labels = 1 if names[0] != "train.bin" and names[0] != "test.bin" else 2
@@ -246,7 +253,7 @@ def _cifar(path: Path, names: Sequence[str]) -> Arrays:
         with readable():
             part = np.fromfile(path / name, np.uint8)
         if not part.size or part.size % record:
-            raise InputError(f"{path / name} is no file of CIFAR, or was cut")
+            raise InputError(f"{path / name} is not a CIFAR file, or is truncated")
         parts.append(part.reshape(-1, record))
     records = np.concatenate(parts)
     height, width, channels = _CIFAR

@@ -1,4 +1,4 @@
-"""Text into a prepared folder of shards, once: all of it, or nothing."""
+"""Tokenize text once, into a folder of shards that appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from models.errors import InputError
 
 VALIDATION = 0.05
 SHARD = 2**26  # tokens
-_TOGETHER = 2**22  # bytes that are encoded at once
+_TOGETHER = 2**22  # bytes of documents that are tokenized together
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a part holds."""
+    """Size of a part of a prepared folder."""
 
     documents: int
     tokens: int
@@ -44,28 +44,28 @@ def prepare(
 ) -> dict[str, Counts]:
     """Write the tokens of all documents of `source` to a new folder `out`.
 
-    It depends on the documents and on what is given here, and on nothing else: who prepares the
-    same again has the same bytes. The folder appears when it is complete.
+    The result is deterministic: the same documents and arguments give the same bytes. The folder
+    appears only when it is complete.
 
     Args:
       source: a file or folder, as for `documents`.
-      out: the folder to make.
-      tokenizer: what `tokenizer_of` makes of it, trained on the part `train` alone.
-      column: of tables and JSON, where the text is.
-      validation: the share of documents that is kept for validation.
-      shard: tokens in a shard, about.
-      without: a folder whose files are not read.
+      out: the folder to create.
+      tokenizer: a tokenizer, or a name for `tokenizer_of`. It is trained on the part `train` only.
+      column: the column of tables, or the field of JSON lines, that holds the text.
+      validation: the share of documents for validation.
+      shard: approximate number of tokens in a shard.
+      without: a folder whose files are skipped.
 
     Returns:
-      What was written, by part.
+      The size of each part.
 
     Raises:
-      InputError: the text cannot be used, or the folder is there already or cannot be written.
+      InputError: the text cannot be used, or `out` exists or cannot be written.
     """
     with readable():
         there = out.exists()
     if there:
-        raise InputError(f"{out} is there already: choose another folder, or remove it")
+        raise InputError(f"{out} already exists: choose another folder, or remove it")
     if isinstance(tokenizer, str):
         some = training_documents(source, column, without, validation)
         tokenizer = tokenizer_of(tokenizer, some)
@@ -77,7 +77,7 @@ def prepare(
 def training_documents(
     source: Path | None, column: str, without: Path | None, validation: float = VALIDATION
 ) -> Iterator[Document]:
-    """The documents that are not for validation; a tokenizer is trained on them."""
+    """Iterate over the documents of the part `train`, on which a tokenizer is trained."""
     read = split(documents(source, column, without), validation)
     return (document for part, document in read if part == "train")
 
@@ -91,12 +91,12 @@ def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard: int
         encoded = tokenizer.encode([document for _, document in batch])
         for (part, document), tokens in zip(batch, encoded, strict=True):
             if sizes is not None and sizes[tokens].sum() != len(document.content):
-                sizes = None  # it changes text before it splits it
+                sizes = None  # the tokenizer normalizes text, so bytes per token are not exact
             if len(tokens):
                 writers[part].add(tokens, len(document.content))
     for part, writer in writers.items():
         if not writer.tokens:
-            raise InputError(f"{name} holds no text for {part}: give more of it")
+            raise InputError(f"{name} has no text for its {part} part: add text")
         writer.flush()
     counts = {p: Counts(w.documents, w.tokens, w.bytes) for p, w in writers.items()}
     if sizes is None:
@@ -126,7 +126,7 @@ def _batches(some: Iterator[Split]) -> Iterator[list[Split]]:
 
 @contextlib.contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
-    """A new folder, which gets its name when all is written, and goes if that fails."""
+    """Make a temporary folder that is renamed to `out` on success and deleted on failure."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -137,7 +137,7 @@ def _appearing(out: Path) -> Iterator[Path]:
         folder.chmod(0o755)
         folder.rename(out)
     except OSError as error:
-        # Another command may have prepared the same meanwhile.
+        # Another process may have prepared the same folder in the meantime.
         if not _same(folder / MANIFEST, out / MANIFEST):
             raise InputError(f"cannot write {out}: {error.strerror or error}") from None
     finally:

@@ -1,4 +1,4 @@
-"""Rows of tokens for language models: of plain bytes, or of documents one after another."""
+"""Rows of tokens for language models, from plain bytes or from packed documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from models.data.shards import Stream
 
 
 class Windows:
-    """Consecutive windows of plain bytes as a random-access source; neighbours share one byte."""
+    """A random-access source of consecutive windows of plain bytes. Neighbours share one byte."""
 
     def __init__(self, text: np.ndarray, window: int) -> None:
         self._text, self._window = text, window
@@ -17,17 +17,17 @@ class Windows:
         return max(len(self._text) - 1, 0) // self._window
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Bytes, uint8 `[window + 1]`."""
+        """Return bytes, uint8 `[window + 1]`."""
         start = index * self._window
         return self._text[start : start + self._window + 1]
 
 
 class Rows:
-    """Consecutive windows of documents, packed with no padding; neighbours share one token.
+    """Consecutive windows of packed documents, without padding. Neighbours share one token.
 
-    A token that begins a document within its row is marked: `~token`, which is negative, stands for
-    it. A document that does not end in its row goes on in the next, as one of its own: nobody sees
-    across rows.
+    The first token of a document is stored as `~token`, which is negative, unless it is the first
+    of its row. A document that does not end in its row continues in the next row as a separate
+    document: attention never crosses rows.
     """
 
     def __init__(self, stream: Stream, window: int) -> None:
@@ -37,19 +37,19 @@ class Rows:
         return max(len(self._stream) - 1, 0) // self._window
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Marked tokens, int32 `[window + 1]`."""
+        """Return tokens, int32 `[window + 1]`, with negative marks."""
         start = index * self._window
         tokens, begins = self._stream.read(start, start + self._window + 1)
         tokens = tokens.astype(np.int32)
-        begins[0] = False  # what stands before is in another row
+        begins[0] = False  # a row always begins a document
         return np.where(begins, ~tokens, tokens)
 
 
 def judged(batch: np.ndarray, token_bytes: np.ndarray) -> tuple[int, float]:
-    """How many tokens of a batch `[..., window + 1]` are predicted, and their bytes of text.
+    """Count the predicted tokens of a batch `[..., window + 1]`, and their bytes of text.
 
-    The first of a document is not. The mean loss of those tokens, in nats, is
-    `loss * tokens / bytes / log(2)` bits per byte.
+    The first token of a document is not predicted. A mean loss per predicted token, in nats,
+    corresponds to `loss * tokens / bytes / log(2)` bits per byte.
     """
     targets = batch[..., 1:]
     predicted = targets[targets >= 0]

@@ -1,4 +1,4 @@
-"""Series of numbers, in windows for models that say what comes next."""
+"""Time series in windows, for models that predict the next moment."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from models.errors import InputError
 
 
 class SeriesWindows:
-    """Consecutive windows of series `[N, T, F]`; neighbours share one moment.
+    """Consecutive windows of series `[N, T, F]`. Neighbours share one moment.
 
-    Elements are float32 `[window + 1, F]`, less `mean` and divided by `scale`. `name` is
-    that of the data, in errors.
+    Elements are `(series - mean) / scale`, float32 `[window + 1, F]`. `name` names the data in
+    error messages.
     """
 
     def __init__(
@@ -38,26 +38,26 @@ class SeriesWindows:
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = ((some - self._mean) / self._scale).astype(np.float32)
         if not np.isfinite(scaled).all():
-            raise InputError(f"{self._name}: series {number} has numbers from moment {start} that"
-                             " are not finite, or too large")  # fmt: skip
+            raise InputError(f"{self._name}: series {number} has numbers in the window from moment"
+                             f" {start} that are not finite, or too large")  # fmt: skip
         return scaled
 
 
 def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
                 ) -> Examples:  # fmt: skip
-    """The series in a `.npy` file, in windows and in two parts.
+    """Load the series of a `.npy` file as windows in two parts.
 
-    Of one series the end is for validation; of several some, drawn by a seed. All are scaled by the
-    mean and the deviation of each feature in `train`.
+    If there is one series, its end is for validation. If there are several, some of them are, drawn
+    at random. Each feature is scaled to mean 0 and standard deviation 1 over the part `train`.
 
     Args:
-      path: an array of floats: `[T]`, `[T, F]`, or `[N, T, F]`.
-      window: moments that a model reads at once.
+      path: an array of floats: `[T]`, `[T, F]` or `[N, T, F]`.
+      window: window length of the model, in moments.
       held: the share for validation.
-      seed: of the draw.
+      seed: of the random split.
 
     Raises:
-      InputError: it is no such array, too short, or not finite.
+      InputError: the file is not such an array, or its series are too short or not finite.
     """
     array = _floats(path)
     every = {1: array[None, ..., None], 2: array[None]}.get(array.ndim, array)
@@ -69,8 +69,8 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
         parts = {part: every[[few[i] for i in range(len(few))]] for part, few in numbers.items()}
     for part, some in parts.items():
         if some.shape[1] < window + 1:
-            raise InputError(f"{path} has {some.shape[1]} moments for {part}, and windows of"
-                             f" {window} need at least {window + 1}")  # fmt: skip
+            raise InputError(f"the {part} part of {path} has {some.shape[1]} moments, but a window"
+                             f" of {window} needs at least {window + 1}")  # fmt: skip
     mean, scale = _scales(parts["train"], path)
     windows: dict[str, Source] = {
         part: SeriesWindows(some, window, mean, scale, f"{path} for {part}")
@@ -80,7 +80,7 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
 
 
 def features(path: Path) -> int:
-    """How many features each moment of a file has; raises as `load_series` does."""
+    """Return the number of features per moment in a file. Raises as `load_series` does."""
     array = _floats(path)
     return 1 if array.ndim == 1 else array.shape[-1]
 
@@ -89,27 +89,27 @@ def _floats(path: Path) -> np.ndarray:
     with readable():
         if path.is_dir():
             raise InputError(
-                f"{path} is a folder, and series are in one .npy file: name it, or give a --preset"
-                " of models of text or pictures"
+                f"{path} is a folder, but series are in one .npy file: name the file, or use a"
+                " --preset for text or pictures"
             )
     array = mapped(path)
     if array.dtype.kind != "f" or not 1 <= array.ndim <= 3 or not array.size:
         raise InputError(
-            f"{path} holds {array.dtype} {array.shape}, and must hold floats [moments],"
-            " [moments, features], or [series, moments, features]"
+            f"{path} holds {array.dtype} {array.shape}, but must hold floats [moments],"
+            " [moments, features] or [series, moments, features]"
         )
     return array
 
 
 def _scales(some: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What is taken from each feature, and what it is divided by, in float64."""
+    """Return the mean and the scale of each feature, float64 `[F]`."""
     axes = (0, 1)
     with np.errstate(over="ignore", invalid="ignore"):
         mean = some.mean(axes, dtype=np.float64)
         scale = some.std(axes, dtype=np.float64)
     if not np.isfinite([mean, scale]).all():
         raise InputError(f"{path} has numbers that are not finite, or too large to average")
-    # A feature that never changes is 0: what rounding leaves of its deviation is no scale.
+    # A constant feature becomes 0. Its computed deviation is only rounding error.
     constant = some.min(axes) == some.max(axes)
     mean, scale = np.where(constant, some[0, 0], mean), np.where(constant, 1.0, scale)
     if not scale.all():
@@ -118,5 +118,5 @@ def _scales(some: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def made_series(whole: SyntheticSeries, held: float) -> Examples:
-    """Series that are made, each of them a window, of which a share `held` is for validation."""
-    return Examples("series that are made", halves(whole, held), lambda: [repr(whole)])
+    """Split generated series, each of them one window; a random share `held` is for validation."""
+    return Examples("generated series", halves(whole, held), lambda: [repr(whole)])

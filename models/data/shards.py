@@ -1,8 +1,8 @@
-"""Tokens of documents on disk: shards that are mapped into memory, checked, and whole or absent.
+"""Tokenized documents on disk, in shards with checksums that are mapped into memory.
 
-A prepared folder holds, for its parts `train` and `validation`, shards of two NumPy files each:
-the tokens of documents one after another, and where each document ends. `manifest.json` says what
-there is, with checksums of all files and of itself; `tokenizer.json` is beside it.
+A prepared folder holds shards for its parts `train` and `validation`. A shard is two NumPy files:
+the tokens of consecutive documents, and the position where each document ends. `manifest.json`
+lists the files with their checksums, and has a checksum of its own. `tokenizer.json` is beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCK = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Documents one after another: `tokens` `[N]`, and where each ends, int64 `[documents]`."""
+    """Consecutive documents: `tokens` `[N]`, and the end of each document, int64 `[documents]`."""
 
     tokens: np.ndarray
     ends: np.ndarray
@@ -36,16 +36,16 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A prepared folder, open.
+    """An open prepared folder.
 
     Attributes:
-      name: the folder.
+      name: the path of the folder.
       parts: the shards of each part.
-      token_bytes: bytes of text that a token stands for, float64 `[vocab]`.
-      words: the content of `tokenizer.json`, if the tokens are not bytes.
-      tokenizer: what it is called.
-      end: the token that ends a document.
-      fingerprint: what tells one prepared folder from another.
+      token_bytes: bytes of text for each token, float64 `[vocab]`.
+      words: the content of `tokenizer.json`; None if tokens are bytes.
+      tokenizer: the name of the tokenizer.
+      end: the token that ends a document; None without one.
+      fingerprint: a checksum that identifies the content.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Prepared:
 
 
 def is_prepared(path: Path | None) -> bool:
-    """Whether there is a prepared folder at a path."""
+    """Return whether a path is a prepared folder."""
     if path is None:
         return False
     with readable():
@@ -66,7 +66,7 @@ def is_prepared(path: Path | None) -> bool:
 
 
 class Writer:
-    """Writes shards of one part, each when so many tokens are together."""
+    """Writes the shards of one part. A shard is written when it has at least `size` tokens."""
 
     def __init__(self, folder: Path, part: str, dtype: Any, size: int) -> None:
         self.listed: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ class Writer:
         self._holding = 0
 
     def add(self, tokens: np.ndarray, size: int) -> None:
-        """A document, of so many bytes."""
+        """Add a document of `size` bytes."""
         self._held.append(tokens.astype(self._dtype))
         self._holding += len(tokens)
         self.tokens += len(tokens)
@@ -86,7 +86,7 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the documents in memory as a shard."""
         if not self._held:
             return
         name = f"{self._part}-{len(self.listed):05d}"
@@ -115,7 +115,7 @@ def _crc(path: Path) -> int:
 def write_manifest(
     folder: Path, said: dict[str, Any], token_bytes: np.ndarray, words: str | None
 ) -> None:
-    """Say what a folder holds; what is written last."""
+    """Write the manifest, with `said` as its content. It must be the last file written."""
     sizes = {SIZES: _saved(folder / SIZES, token_bytes.astype(np.float64))}
     said = {"version": VERSION, "token_bytes": sizes, **said}
     if words is not None:
@@ -133,10 +133,10 @@ def _said_crc(said: dict[str, Any]) -> int:
 
 
 def open_prepared(folder: Path) -> Prepared:
-    """Map a prepared folder into memory; every byte of it is read once, and checked.
+    """Map a prepared folder into memory. All files are read once to verify their checksums.
 
     Raises:
-      InputError: it is damaged, or of another version.
+      InputError: the folder is damaged, or has another format version.
     """
     with readable():
         said = _manifest(folder)
@@ -162,7 +162,7 @@ def open_prepared(folder: Path) -> Prepared:
 
 
 def vocabulary(folder: Path) -> int | None:
-    """How many tokens the tokenizer of a prepared folder has; None for bytes. No shard is read."""
+    """Return the vocabulary size of a prepared folder; None for bytes. Shards are not read."""
     with readable():
         said = _manifest(folder)
         (token_bytes,) = _arrays(folder, said["token_bytes"])
@@ -180,27 +180,27 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if not whole:
         raise InputError(_damaged(path))
     if said["version"] != VERSION:
-        raise InputError(f"{path} is of version {said['version']}, and this reads {VERSION}:"
-                         " prepare the text again")  # fmt: skip
+        raise InputError(f"{path} has format version {said['version']}, but this program reads"
+                         f" version {VERSION}: prepare the text again")  # fmt: skip
     return {**said, "crc32": crc}
 
 
 def _arrays(folder: Path, files: dict[str, dict[str, int]]) -> list[np.ndarray]:
-    """Map files into memory that are what was written."""
+    """Map files into memory after verifying their sizes and checksums."""
     for name, said in files.items():
         path = folder / name
-        # The size first: a file that was cut is not read.
+        # The size is compared first, so that a truncated file is not read.
         if path.stat().st_size != said["bytes"] or _crc(path) != said["crc32"]:
             raise InputError(_damaged(path))
     return [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in files]
 
 
 def _damaged(path: Path) -> str:
-    return f"{path} is damaged: it is not what was written; prepare the text again"
+    return f"{path} is damaged: its content has changed; prepare the text again"
 
 
 class Stream:
-    """The tokens of several shards as one sequence, which knows where documents begin."""
+    """The tokens of several shards as one sequence, with the beginnings of documents."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
@@ -210,7 +210,7 @@ class Stream:
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens `[stop - start]`, and which of them are the first of a document."""
+        """Return tokens `[stop - start]`, and a mask of those that begin a document."""
         pieces = list(self._pieces(start, stop))
         tokens = np.concatenate([shard.tokens[a:b] for shard, a, b in pieces])
         first = np.concatenate([_begins(shard.ends, a, b) for shard, a, b in pieces])
@@ -227,7 +227,7 @@ class Stream:
 
 
 def _begins(ends: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Which tokens from `start` to `stop` of a shard are the first of a document."""
+    """Return a mask of the tokens from `start` to `stop` of a shard that begin a document."""
     first = np.zeros(stop - start, bool)
     low, high = np.searchsorted(ends, [start, stop], side="left")
     inside = np.asarray(ends[low:high]) - start

@@ -1,4 +1,4 @@
-"""Texts that a user names: their weights, and a prepared folder for each."""
+"""The texts named by `--data`: their weights, and a prepared folder for each."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from models.errors import InputError
 
 
 def weighted(given: str) -> tuple[Path, float]:
-    """A path, and the number after `=` behind it, or 1.
+    """Split `path=weight` into a path and a weight, which is 1 by default.
 
     Raises:
-      InputError: it names nothing, or no share.
+      InputError: the path is empty, or the weight is not a positive number.
     """
     name, sign, number = given.rpartition("=")
     with readable():
         name, number = (name, number) if sign and not Path(given).exists() else (given, "1")
     try:
         weight = float(number)
-    except ValueError:  # a name with a sign in it
+    except ValueError:  # a path with "=" in it
         name, weight = given, 1.0
     if not name or "\0" in name:
-        raise InputError(f"--data is {given!r}, which names no file or folder")
+        raise InputError(f"--data is {given!r}, which is not a path")
     if not 0 < weight < math.inf:
-        raise InputError(f"--data {given}: a weight is a number above 0")
+        raise InputError(f"--data {given}: the weight must be a number above 0")
     return Path(name), weight
 
 
 def vocabulary(data: Sequence[str], tokenizer: str | None) -> int | None:
-    """How many tokens texts are in, which are not read; None where they are bytes.
+    """Return the vocabulary size of texts, without reading them; None if they are read as bytes.
 
     Args:
-      data: paths with weights, of which prepared folders have a tokenizer of their own.
+      data: paths with weights. Prepared folders have their own tokenizer.
       tokenizer: as for `tokenizer_of`.
 
     Raises:
@@ -61,22 +61,25 @@ def prepared(
     work: Path,
     without: Path | None,
 ) -> list[Prepared]:
-    """Each text as a prepared folder, open. All have one tokenizer, trained on all if it is.
+    """Open each text as a prepared folder. Texts are prepared first, if they were not before.
+
+    All folders share one tokenizer. If it has to be trained, it is trained on all texts.
 
     Args:
-      paths: prepared folders, or texts as for `documents`, which are prepared in folders of `work`
-        unless they are there from before.
-      tokenizer: as for `tokenizer_of`; None for that of a prepared folder, or bytes.
+      paths: prepared folders, or texts as for `documents`. Texts are prepared in folders under
+        `work`, unless these exist from an earlier call.
+      tokenizer: as for `tokenizer_of`; None for the tokenizer of the prepared folders, or bytes.
       column: as for `documents`.
-      work: where folders are made; each is named for what it is made of.
+      work: the parent of new folders. Each is named by a hash of the arguments.
       without: as for `documents`.
 
     Raises:
-      InputError: a text or folder cannot be used, or has a tokenizer of its own.
+      InputError: a text or folder cannot be used, or `tokenizer` is given for a prepared folder.
     """
     if tokenizer is not None and any(map(is_prepared, paths)):
         raise InputError(
-            f"--tokenizer {tokenizer}: a prepared folder has its own; leave it out, or give text"
+            f"--tokenizer {tokenizer}: a prepared folder has its own tokenizer: leave out"
+            " --tokenizer, or name the text instead of the folder"
         )
     said = json.dumps([[str(p and p.resolve()) for p in paths], tokenizer, column])
     places = [
@@ -101,7 +104,7 @@ def _name(said: str, number: int) -> str:
 
 
 def _shared(opened: Sequence[Prepared]) -> Tokenizer | None:
-    """The tokenizer of prepared folders, if there are any."""
+    """Return the tokenizer of the first prepared folder; None if there are no folders."""
     if not opened:
         return None
     words = opened[0].words

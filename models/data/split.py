@@ -1,4 +1,7 @@
-"""Which documents are for validation: by a hash of what they say, so that no copy is in both."""
+"""Split documents for training and validation by a hash of their content.
+
+Copies of a document are therefore in the same part.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ Split = tuple[str, Document]
 
 
 def split(some: Iterable[Document], fraction: float) -> Iterator[Split]:
-    """Each document with its part, "train" or "validation".
+    """Iterate over pairs of a part, "train" or "validation", and a document.
 
-    Validation gets the documents whose hash is in the lowest `fraction`. If none is, it gets the
-    one with the lowest; a document that is alone is cut in two, at the end of a line if it has any.
+    Validation gets the documents whose hash is in the lowest `fraction` of the range of hashes. If
+    there are none, it gets the document with the lowest hash. A single document is cut in two, at
+    the end of a line if possible.
     """
     documents = iter(some)
     first = list(itertools.islice(documents, 2))
@@ -29,7 +33,7 @@ def split(some: Iterable[Document], fraction: float) -> Iterator[Split]:
         if place < fraction:
             judged = True
             yield "validation", document
-        # Until one is found, the lowest is kept for it.
+        # Until a document falls below `fraction`, hold back the one with the lowest hash.
         elif judged or (lowest is not None and lowest[0] <= place):
             yield "train", document
         else:
@@ -41,7 +45,7 @@ def split(some: Iterable[Document], fraction: float) -> Iterator[Split]:
 
 
 def _place(document: Document) -> float:
-    """A number from 0 to 1 that is the same for the same content."""
+    """Hash the content to a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(document.content).digest()[:8], "big") / 2**64
 
 
@@ -51,7 +55,7 @@ def _halves(document: Document, fraction: float) -> Iterator[Split]:
     line = content.rfind(b"\n", cut - int(len(content) * fraction) // 2, cut) + 1
     cut = line or cut
     while not line and 0 < cut < len(content) and content[cut] & 0xC0 == 0x80:
-        cut -= 1  # not within a character of UTF-8
+        cut -= 1  # do not cut within a UTF-8 character
     for part, some in (("train", content[:cut]), ("validation", content[cut:])):
         if some:
             yield part, Document(some, document.where)

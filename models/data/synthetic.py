@@ -1,4 +1,4 @@
-"""Pictures and series made by a seed: element i is a function of the seed and i alone."""
+"""Generated pictures and series. Element i depends only on the seed and i."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from models.data.picture import Picture
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticPictures:
-    """Pictures uint8 `[height, width, channels]` of noise, and of waves that are those of a class.
+    """Pictures uint8 `[height, width, channels]`: the sine waves of a class, plus noise.
 
     Attributes:
-      seed, count: of what they are a function, and how many there are.
-      height, width, channels, classes: their form.
+      seed: the random seed.
+      count: number of pictures.
+      height, width, channels: shape of a picture.
+      classes: number of classes.
     """
 
     seed: int
@@ -52,9 +54,10 @@ class SyntheticPictures:
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticMasks(SyntheticPictures):
-    """Pictures of noise with a disc of each class but the first, and the class of each pixel.
+    """Pictures with one disc for each class except the first, and the class of each pixel.
 
-    A class has its waves; a disc that is made later covers the earlier ones.
+    Pixels outside all discs have class 0. Each class has its own sine waves, and noise is added. A
+    disc covers the discs of lower classes.
     """
 
     def __getitem__(self, index: int) -> Picture:
@@ -73,11 +76,12 @@ class SyntheticMasks(SyntheticPictures):
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticSeries:
-    """Series float32 `[length, features]`: of each feature two waves of random speed and phase.
+    """Series float32 `[length, features]`: the mean of two random sine waves for each feature.
 
     Attributes:
-      seed, count: of what they are a function, and how many there are.
-      length, features: their form.
+      seed: the random seed.
+      count: number of series.
+      length, features: shape of a series.
     """
 
     seed: int

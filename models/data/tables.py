@@ -1,4 +1,4 @@
-"""Parquet, and Arrow files such as those in which Hugging Face caches data sets."""
+"""Read Parquet files, and Arrow files such as Hugging Face's cached data sets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from models.errors import InputError
 from models.settings import nearest
 
 TABLES = (".parquet", ".arrow")
-_ROWS = 1024  # that are read at once
+_ROWS = 1024  # rows that are read at once
 
 
 def rows(file: Path, column: str) -> Iterator[tuple[Any, str]]:
-    """The values of a column of text, each with the row that it is in.
+    """Iterate over the values of a text column, each with its file and row for error messages.
 
     Raises:
-      InputError: the file is not what its name says, or has no such column of text.
+      InputError: the file does not have the format of its suffix, or has no such text column.
     """
     arrow: Any = needed("pyarrow", str(file))
     number = 0
@@ -33,17 +33,17 @@ def rows(file: Path, column: str) -> Iterator[tuple[Any, str]]:
         if isinstance(error, OSError) and error.filename:
             raise
         kind = file.suffix[1:].title()
-        raise InputError(f"{file} is no {kind} file: {reason(error)}") from None
+        raise InputError(f"{file} is not a valid {kind} file: {reason(error)}") from None
 
 
 def no_column(where: str, column: str, names: list[str]) -> str:
-    """The error of a column that is not there."""
+    """Return the message for a column that does not exist, with similar or available columns."""
     near = nearest(column, names) or f", which has {', '.join(map(repr, names[:8]))}"
-    return f"there is no column {column!r} in {where}{near}; name another by --column"
+    return f"there is no column {column!r} in {where}{near}; choose another with --column"
 
 
 def reason(error: BaseException) -> str:
-    """What an error of another package says, in one line."""
+    """Return the first line of an exception's message, at most 200 characters."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 

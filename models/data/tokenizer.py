@@ -1,4 +1,4 @@
-"""Tokens of text: its bytes, or the words of a Hugging Face tokenizer, loaded or trained."""
+"""Tokenizers: plain bytes, or a loaded or trained tokenizer of Hugging Face's `tokenizers`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from models.data.files import readable
 from models.errors import InputError
 
 END = "<|endoftext|>"
-# Names that published tokenizers give to the end of a document, where nothing beside them says it.
+# Common names of the end-of-document token, tried if no `tokenizer_config.json` names it.
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-_PIECE = 2**20  # characters that are encoded at once
+_PIECE = 2**20  # characters of a document that are encoded at once
 _LARGEST_VOCAB = 2**24
 
 
 class Bytes:
-    """Each byte is a token, and nothing ends a document: the next one begins."""
+    """A tokenizer in which each byte is a token. It has no end-of-document token."""
 
     name = "bytes"
     vocab = 256
@@ -35,19 +35,19 @@ class Bytes:
     token_bytes: np.ndarray | None = np.ones(256, np.float64)
 
     def encode(self, some: Sequence[Document]) -> list[np.ndarray]:
-        """The tokens of documents, each an array of integers."""
+        """Encode documents, each as an array of integers."""
         return [np.frombuffer(document.content, np.uint8) for document in some]
 
     def prompt(self, text: str) -> np.ndarray:
-        """The tokens of a text that is to be continued."""
+        """Encode a prompt."""
         return np.frombuffer(text.encode(), np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """The text of tokens; a vocabulary may be larger than the bytes that there are."""
+        """Decode tokens. Tokens above 255, which a larger vocabulary has, are skipped."""
         return bytes(token for token in tokens if token < 256)
 
     def to_json(self) -> str | None:
-        """What `tokenizer.json` holds: there is none."""
+        """Return None: bytes need no `tokenizer.json`."""
         return None
 
 
@@ -56,9 +56,9 @@ class Words:
     """A tokenizer of the package `tokenizers`.
 
     Attributes:
-      name: where it is from.
-      inner: the tokenizer.
-      end: the token that ends a document, if it has one.
+      name: the path or name from which it was made.
+      inner: the `tokenizers.Tokenizer`.
+      end: the token that ends a document; None without one.
     """
 
     name: str
@@ -67,19 +67,19 @@ class Words:
 
     @functools.cached_property
     def vocab(self) -> int:
-        """How many tokens there are: the largest, and one."""
+        """Size of the vocabulary: the largest token plus one."""
         return max(self.inner.get_vocab().values()) + 1
 
     @property
     def fingerprint(self) -> str:
-        """What tells one tokenizer from another."""
+        """A hash that identifies the tokenizer."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     @property
     def token_bytes(self) -> np.ndarray | None:
-        """Bytes of text that each token stands for, float64 `[vocab]`; None if it is not known.
+        """Bytes of text for each token, float64 `[vocab]`; None if they are not known.
 
-        It is for tokenizers of bytes, in which a letter of a token stands for a byte.
+        They are known for byte-level BPE, in which each letter of a token stands for one byte.
         """
         model = json.loads(self.to_json())
         steps = [model.get("decoder") or {}]
@@ -93,10 +93,10 @@ class Words:
         return sizes
 
     def encode(self, some: Sequence[Document]) -> list[np.ndarray]:
-        """The tokens of documents, each an array of integers, with the end where there is one.
+        """Encode documents, each as an array of integers, with the end token if there is one.
 
-        What reads like a special token is text as any other. A long document is encoded piece by
-        piece, cut where a line begins.
+        Text that looks like a special token is encoded as ordinary text. A long document is encoded
+        in pieces that begin at a line.
 
         Raises:
           InputError: a document is not UTF-8.
@@ -111,16 +111,16 @@ class Words:
         ]
 
     def prompt(self, text: str) -> np.ndarray:
-        """The tokens of a text that is to be continued, without an end."""
+        """Encode a prompt, without an end token."""
         return np.array(self.inner.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """The text of tokens, without special ones; what is no UTF-8 becomes U+FFFD."""
+        """Decode tokens to UTF-8. Special tokens are dropped; invalid UTF-8 becomes U+FFFD."""
         known = [token for token in map(int, tokens) if token < self.vocab]
         return self.inner.decode(known, skip_special_tokens=True).encode()
 
     def to_json(self) -> str:
-        """What `tokenizer.json` holds."""
+        """Return the content of `tokenizer.json`."""
         return self.inner.to_str()
 
 
@@ -130,7 +130,7 @@ Tokenizer = Bytes | Words
 def _pieces(document: Document) -> Iterator[str]:
     text, start = _decoded(document), 0
     while len(text) - start > _PIECE:
-        # Where a line with no space before or after it begins, no token crosses.
+        # No token crosses a newline that has no white space on either side.
         cut = max((m.start() for m in _LINE.finditer(text, start, start + _PIECE)), default=0)
         stop = cut or start + _PIECE
         yield text[start:stop]
@@ -151,16 +151,17 @@ def _decoded(document: Document) -> str:
 
 
 def train_bpe(vocab: int, some: Iterable[Document]) -> Words:
-    """A byte-level byte-pair encoding in the form of GPT-2, of `vocab` tokens at most.
+    """Train a byte-level byte-pair encoding like GPT-2's, with at most `vocab` tokens.
 
-    Token 0 is the end of a document. Any bytes of UTF-8 can be written in its tokens.
+    Token 0 ends a document. Every UTF-8 text can be encoded.
 
     Raises:
-      InputError: fewer tokens than there are bytes are wanted, or there is no text.
+      InputError: `vocab` is below 257 or too large, a document is not UTF-8, or the package
+        `tokenizers` is missing.
     """
     if not 257 <= vocab <= _LARGEST_VOCAB:
-        raise InputError(f"bpe:{vocab}: a vocabulary has 257 (bytes and an end) to {_LARGEST_VOCAB}"
-                         " tokens")  # fmt: skip
+        raise InputError(f"bpe:{vocab}: the vocabulary must have 257 (all bytes and an end token)"
+                         f" to {_LARGEST_VOCAB} tokens")  # fmt: skip
     library = needed("tokenizers", f"bpe:{vocab}")
     inner = library.Tokenizer(library.models.BPE())
     inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -176,18 +177,19 @@ def train_bpe(vocab: int, some: Iterable[Document]) -> Words:
 
 
 def load_words(path: Path) -> Words:
-    """The tokenizer of a `tokenizer.json`, or of a folder with one.
+    """Load a `tokenizer.json`, or the one in a folder.
 
-    The end of a document is what `tokenizer_config.json` beside it says, or goes by a usual name.
+    The end-of-document token is the `eos_token` of a `tokenizer_config.json` beside it, or a token
+    with a common name such as `</s>`.
 
     Raises:
-      InputError: it cannot be read.
+      InputError: a file cannot be read, or is not a tokenizer.
     """
     library = needed("tokenizers", f"the tokenizer {path}")
     with readable():
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file() and file.exists():
-            raise InputError(f"{file} is no file")
+            raise InputError(f"{file} is not a file")
         content = file.read_bytes()
         beside = file.with_name("tokenizer_config.json")
         said = beside.read_bytes() if beside.is_file() else b"{}"
@@ -195,16 +197,24 @@ def load_words(path: Path) -> Words:
 
 
 def parse_words(content: bytes, where: str, end: str | None = None, library: Any = None) -> Words:
-    """The tokenizer that the bytes of a `tokenizer.json` describe; `where` is its place."""
+    """Make a tokenizer from the bytes of a `tokenizer.json`.
+
+    Args:
+      content: the bytes.
+      where: the name of the file in error messages.
+      end: the end-of-document token; None to look for common names.
+      library: the module `tokenizers`, if it is already imported.
+    """
     library = library or needed("tokenizers", f"the tokenizer {where}")
     try:
         inner = library.Tokenizer.from_str(content.decode())
-    # The package raises Exception itself.
+    # The package raises plain Exceptions.
     except Exception as error:
         reason = str(error).splitlines()[0][:200]
-        raise InputError(f"{where} is no tokenizer of the package `tokenizers`: {reason}") from None
+        raise InputError(f"{where} is not a tokenizer of the package `tokenizers`: {reason}"
+                         ) from None  # fmt: skip
     if not inner.get_vocab_size():
-        raise InputError(f"{where} is a tokenizer without tokens")
+        raise InputError(f"{where} is a tokenizer with an empty vocabulary")
     inner.no_truncation()
     inner.no_padding()
     return _words(where, inner, end)
@@ -214,10 +224,10 @@ def _said_end(content: bytes, where: str) -> str | None:
     try:
         end = json.loads(content).get("eos_token")
     except (ValueError, AttributeError):
-        raise InputError(f"{where} is no JSON object") from None
+        raise InputError(f"{where} is not a JSON object") from None
     end = end.get("content") if isinstance(end, dict) else end
     if end is not None and not isinstance(end, str):
-        raise InputError(f"eos_token in {where} is {end!r}, and no text")
+        raise InputError(f"eos_token in {where} is {end!r}, but must be a string")
     return end
 
 
@@ -228,14 +238,15 @@ def _words(name: str, inner: Any, end: str | None) -> Words:
 
 
 def tokenizer_of(wanted: str, some: Iterable[Document]) -> Tokenizer:
-    """The tokenizer that a text names.
+    """Load or train the tokenizer of a `--tokenizer` option.
 
     Args:
-      wanted: "bytes"; "bpe:8192", to be trained on `some`; or the path of a `tokenizer.json`.
-      some: documents to train on, read only where they are needed.
+      wanted: "bytes", "bpe:8192" (trained on `some`), or the path of a `tokenizer.json` or of its
+        folder.
+      some: the documents to train on, read only for "bpe:...".
 
     Raises:
-      InputError: it names none.
+      InputError: `wanted` is none of these, or cannot be loaded or trained.
     """
     if wanted == "bytes":
         return Bytes()
@@ -245,12 +256,12 @@ def tokenizer_of(wanted: str, some: Iterable[Document]) -> Tokenizer:
 
 
 def vocabulary(wanted: str) -> int | None:
-    """How many tokens the tokenizer that a text names has; None for bytes.
+    """Return the vocabulary size of a `--tokenizer` option; None for bytes.
 
-    One that is to be trained has as many as it is asked for.
+    For "bpe:8192" it is the requested size, because nothing is trained.
 
     Raises:
-      InputError: it names none.
+      InputError: as for `tokenizer_of`.
     """
     if wanted == "bytes":
         return None
@@ -258,11 +269,11 @@ def vocabulary(wanted: str) -> int | None:
 
 
 def _size(wanted: str) -> int | None:
-    """Of "bpe:8192", 8192; None of others."""
+    """Return 8192 for "bpe:8192", and None for another kind of tokenizer."""
     if not wanted.startswith("bpe:"):
         return None
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}", size := wanted[4:]):
-        raise InputError(f"{wanted!r} names no size of a vocabulary: give bpe:8192, say")
+        raise InputError(f"{wanted!r} has no valid vocabulary size: use for example bpe:8192")
     return int(size)
 
 
@@ -270,5 +281,7 @@ def _loaded(wanted: str) -> Words:
     with readable():
         there = wanted and Path(wanted).exists()
     if not there:
-        raise InputError(f"{wanted!r} is no tokenizer: give bytes, bpe:8192, or a tokenizer.json")
+        raise InputError(
+            f"{wanted!r} is not a tokenizer: use bytes, bpe:8192, or the path of a tokenizer.json"
+        )
     return load_words(Path(wanted))

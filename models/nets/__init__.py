@@ -1,1 +1,1 @@
-"""The models, and what they are made of."""
+"""The models and their parts."""

@@ -1,9 +1,9 @@
-"""Attention of queries `[B, T, H, E]` to keys and values `[B, S, K, E]`, not all scores at once.
+"""Attention of queries `[B, T, H, E]` to keys and values `[B, S, K, E]` in bounded memory.
 
-H / K query heads share a head of keys and values. cuDNN's kernel, where there is a GPU and it
-takes the case, holds no scores. `jax.nn.dot_product_attention` elsewhere is plain XLA, on TPUs
-too, with scores `[B, H, T, S]` in float32: there it is given a few queries at a time, and runs
-again in the backward pass.
+H / K query heads share a head of keys and values. On a GPU, cuDNN's kernel is used if it supports
+the case. It never stores the scores. Elsewhere, also on TPUs, `jax.nn.dot_product_attention` is
+plain XLA and makes float32 scores `[B, H, T, S]`. There it gets a few queries at a time, and their
+scores are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def attend(
     segments: jax.Array | None = None,
     chunk: int = 256,
 ) -> jax.Array:
-    """The mean of values, weighted by the softmax of `query . key / sqrt(E)`.
+    """Compute the mean of the values, weighted by the softmax of `query . key / sqrt(E)`.
 
     Args:
       query: `[B, T, H, E]`.
       key: `[B, S, K, E]`, where K divides H.
       value: `[B, S, K, E]`.
-      causal: whether a query sees no key after its own position.
-      positions: `[B, T]`, where each query is among the keys; 0 to T - 1 if None.
-      segments: `[B, T]`, T = S: a query sees the keys of its own segment alone.
-      chunk: how many queries have their scores in memory at once, where no kernel does without.
+      causal: whether a query sees only keys up to its own position.
+      positions: `[B, T]`, the index of each query among the keys; 0 to T - 1 if None.
+      segments: `[B, T]`, where T = S. A query sees only keys of its own segment.
+      chunk: number of queries whose scores are in memory at once, if cuDNN's kernel is not used.
 
     Returns:
       `[B, T, H, E]`.
@@ -56,8 +56,8 @@ def attend(
         x = jnp.pad(x, [(0, 0), (0, -tokens % chunk), *rest], mode="edge")
         return jnp.moveaxis(x.reshape(batch, -1, chunk, *x.shape[2:]), 1, 0)
 
-    again = xform.remat(some)
-    step = lambda _, few: (None, again(key, value, *few))
+    recomputed = xform.remat(some)
+    step = lambda _, few: (None, recomputed(key, value, *few))
     _, out = jax.lax.scan(step, None, jax.tree.map(chunks, (query, positions, segments)))
     return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *query.shape[2:])[:, :tokens]
 
@@ -70,7 +70,7 @@ def _some(
     segments: jax.Array | None,
     every: jax.Array | None,
 ) -> jax.Array:
-    """Attention of some queries to all keys; `every` are the segments of the keys."""
+    """Compute the attention of some queries to all keys; `every` are the segments of the keys."""
     masks: list[jax.Array] = []
     if positions is not None:
         masks.append(positions[:, None, :, None] >= jnp.arange(key.shape[1]))
@@ -78,13 +78,13 @@ def _some(
         masks.append(segments[:, None, :, None] == every[:, None, None, :])
     mask = functools.reduce(jnp.logical_and, masks) if masks else None
     dtype = query.dtype
-    if dtype == jnp.float16:  # XLA sums no products of float16 in float32 on CPU
+    if dtype == jnp.float16:  # XLA on CPU does not accumulate float16 products in float32
         query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
     out = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
     return out.astype(dtype)
 
 
 def _has_kernel(query: jax.Array) -> bool:
-    """Whether cuDNN's kernel takes such queries, on the device at hand."""
+    """Return whether cuDNN's kernel supports these queries on the default backend."""
     short = query.dtype in (jnp.bfloat16, jnp.float16) and query.shape[-1] % 8 == 0
     return short and query.shape[-1] <= 128 and jax.default_backend() == "gpu"

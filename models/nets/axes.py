@@ -1,6 +1,6 @@
-"""The names of the axes of parameters, and the axes of a mesh on which they lie by default.
+"""Names of parameter axes, and rules that map them to the axes of a mesh.
 
-A parameter says what its axes are ("embed", "mlp"); only the rules say where they lie.
+A parameter names its axes ("embed", "mlp"). Only the rules decide how they are sharded.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-# What a mesh may have; a batch's sequences are shared by those in BATCH.
+# The axes that a mesh may have. The examples of a batch are sharded over those in BATCH.
 MESH_AXES = ("data", "fsdp", "expert", "tensor")
 BATCH = ("data", "fsdp", "expert")
-# Of parameters. An axis that a mesh lacks is passed over.
+# The mesh axis of each parameter axis. A mesh axis that a mesh lacks is ignored.
 RULES: dict[str, str | None] = {
     "vocab": "tensor",
     "embed": "fsdp",  # the width of the residual stream
-    "mlp": "tensor",  # the hidden width of a perceptron, or of a recurrent state
+    "mlp": "tensor",  # the hidden width of a perceptron, or the width of a recurrent state
     "heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,
     "expert": "expert",
-    "layers": None,  # of a scanned stack
+    "layers": None,  # the leading axis of a scanned stack
     "position": None,
     "gates": None,
-    "norm": None,  # scales and offsets: small
+    "norm": None,  # scales and offsets, which are small
     "height": None,
     "width": None,
     "channels_in": "fsdp",
@@ -37,14 +37,14 @@ RULES: dict[str, str | None] = {
 }
 
 _EXPLICIT = (
-    "these models let the compiler place what they make, and the mesh around has Explicit axes:"
+    "these models need a mesh with Auto axes, but the current mesh has Explicit axes:"
     " call them within jax.sharding.auto_axes(f, out_sharding=...), or make the mesh with"
     " axis_types=(jax.sharding.AxisType.Auto, ...)"
 )
 
 
 def named(*names: str) -> dict[str, Any]:
-    """NNX's metadata of a parameter with these axes. No mesh need be there when it is made."""
+    """Return NNX's metadata for a parameter with these axes. Making it needs no mesh."""
     return {"out_sharding": names, "eager_sharding": False}
 
 
@@ -54,10 +54,10 @@ def spec(
     mesh: Mesh | AbstractMesh,
     rules: Mapping[str, str | None] = RULES,
 ) -> PartitionSpec:
-    """Where an array with these axes lies on a mesh.
+    """Return how an array with these axes is sharded over a mesh.
 
-    An axis is on every device alike if the mesh has no axis for it, if an earlier one took that,
-    or if its size is no multiple.
+    An axis is replicated if the mesh has no axis for it, if an earlier axis of the array uses that
+    mesh axis, or if its size is not a multiple of the mesh axis.
     """
     taken: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
@@ -68,14 +68,14 @@ def spec(
 
 
 def constrained(x: jax.Array, *names: str | None) -> jax.Array:
-    """What a layer makes, `x`, with its axes where the devices want them.
+    """Constrain the sharding of `x`, a value inside a layer, by the names of its axes.
 
-    "batch" lies as sequences do, None on each device alike, and others as by the rules. Without a
-    mesh around that has such axes and several devices it stays as it is; so it does over the axes
-    of a `jax.shard_map` around.
+    "batch" is sharded over the axes in `BATCH`, None is replicated, and other names follow the
+    rules. `x` is returned unchanged if the current mesh has none of these axes or one device. Axes
+    of an enclosing `jax.shard_map` are ignored.
 
     Raises:
-      ValueError: axes of the mesh are `Explicit`.
+      ValueError: the mesh has `Explicit` axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
@@ -94,9 +94,9 @@ def constrained(x: jax.Array, *names: str | None) -> jax.Array:
 
 
 def by_example(x: jax.Array) -> jax.Array:
-    """Examples `[B, ...]` that a layer reads: each device has some, and the whole of these.
+    """Shard the input `[B, ...]` of a layer by examples: each device has some examples, whole.
 
-    Of layers that do not say so XLA has made wrong gradients: see the limits in `README.md`.
+    Without this constraint XLA has computed wrong gradients: see the limits in `README.md`.
     """
     return constrained(x, "batch", *[None] * (x.ndim - 1))
 
@@ -104,7 +104,7 @@ def by_example(x: jax.Array) -> jax.Array:
 def shardings(
     state: nnx.State, mesh: Mesh | AbstractMesh, rules: Mapping[str, str | None] = RULES
 ) -> nnx.State:
-    """The sharding of each variable of a model's state, by the names of its axes."""
+    """Return the sharding of each variable of a model's state, by the names of its axes."""
 
     def place(variable: nnx.Variable[Any]) -> Any:
         names = variable.get_metadata().get("out_sharding") or ()

@@ -1,4 +1,4 @@
-"""The layer of GPT-2 and of a vision transformer: attention, then a perceptron, behind norms."""
+"""The layer of GPT-2 and of a vision transformer: attention, then a perceptron, with pre-norms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.nets.self_attention import Context, SelfAttention
 
 
 class Block(nnx.Module):
-    """Attention and a perceptron with biases, each behind a norm and added to what it read."""
+    """Attention and a perceptron with biases. Each has a norm before it and a residual around."""
 
     def __init__(
         self,
@@ -51,9 +51,10 @@ class Block(nnx.Module):
         self.mlp = Perceptron(width, hidden, activation, out_stddev=out_stddev, **common)
 
     def __call__(self, x: jax.Array, own: Any, context: Context) -> Any:
-        """Map `[B, T, D]` to the same, and what is cached to what is after these tokens.
+        """Map `[B, T, D]` to the same shape, and update the cache.
 
-        `own` is a key for dropout and what is cached; either may be None.
+        `own` is a pair of a key for dropout and this layer's cached keys and values. Each may be
+        None. The result is the output and `(cached, None)`.
         """
         key, cached = own
         first, second = (None, None) if key is None else jax.random.split(key)

@@ -1,4 +1,4 @@
-"""The `config.json` of a Hugging Face folder, as sizes of ours, and back."""
+"""Convert the `config.json` of a Hugging Face folder to a model configuration, and back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ Json = Mapping[str, Any]
 
 
 def read(config: Json) -> GPT2Config | LlamaConfig:
-    """Sizes of ours, or an error that names what ours do not do."""
+    """Return the model configuration; `InputError` names a setting that is not supported."""
     kind = config.get("model_type")
     if kind not in READERS:
-        raise InputError(f"config.json is of a {kind}; what can be read is: {', '.join(READERS)}")
+        raise InputError(f"config.json has the model type {kind}, which is not supported: use one"
+                         f" of {', '.join(READERS)}")  # fmt: skip
     return READERS[kind](config)
 
 
 def write(config: GPT2Config | LlamaConfig) -> dict[str, Any]:
-    """What `transformers` builds the same model from."""
+    """Return the content of the `config.json` from which `transformers` builds the same model."""
     return _write_gpt2(config) if isinstance(config, GPT2Config) else _write_llama(config)
 
 
@@ -90,14 +91,15 @@ def _llama(config: Json) -> LlamaConfig:
 
 
 def _positions(config: Json) -> dict[str, Any]:
-    """By `rope_parameters`, or, as before version 5, by `rope_theta` and `rope_scaling`."""
+    """Read `rope_parameters`, or `rope_theta` and `rope_scaling` of `transformers` before 5."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = rope.get("rope_theta") or config.get("rope_theta", 10_000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return {"rope_base": base}
     if kind != "llama3":
-        raise InputError(f"config.json has positions of type {kind}; ours are default or llama3")
+        raise InputError(f"config.json has rotary positions of type {kind}, which is not supported:"
+                         " use default or llama3")  # fmt: skip
     return {
         "rope_base": base,
         "rope_factor": rope["factor"],
@@ -134,18 +136,19 @@ def _write_llama(config: LlamaConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied,
     }
     experts = {"num_local_experts": config.experts, "num_experts_per_tok": config.chosen}
-    # Versions before 5 read the next two.
+    # `transformers` before version 5 reads the next two.
     older: dict[str, Any] = {"rope_theta": config.rope_base}
     older |= {"rope_scaling": rope} if config.rope_factor != 1 else {}
     return written | older | (experts if config.experts else {})
 
 
 def _only(config: Json, **allowed: tuple[Any, ...]) -> None:
-    """Refuse what would be another model than ours."""
+    """Raise an `InputError` if a setting has a value that our models do not support."""
     for name, values in allowed.items():
         if name in config and config[name] not in values:
             known = " or ".join(str(value) for value in values)
-            raise InputError(f"config.json has {name} {config[name]}; ours have {known}")
+            raise InputError(f"config.json has {name} {config[name]}, which is not supported: only"
+                             f" {known} is")  # fmt: skip
 
 
 READERS: dict[str, Callable[[Json], Any]] = {"gpt2": _gpt2, "llama": _llama, "mixtral": _llama}

@@ -1,4 +1,4 @@
-"""Convolutions of images `[B, height, width, channels]` whose axes have names."""
+"""Convolutions of images `[B, height, width, channels]`, with named parameter axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HE = nnx.initializers.he_normal()  # arXiv:1502.01852
 
 
 class NormedConvolution(nnx.Module):
-    """A convolution without offset, and a batch norm; sides are divided by the stride."""
+    """A convolution without bias, followed by a batch norm."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What GPT-2 and Llama share: tokens in, layers, a norm, a score for every next token out."""
+"""The base class of GPT-2 and Llama: embedded tokens, layers, a norm, and next-token logits."""
 
 from __future__ import annotations
 
@@ -23,53 +23,55 @@ from models.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes, and how to compute: what a decoder of any kind has.
+    """Settings of every decoder: sizes, and options of the computation.
 
-    `chunk` is explained in `attention.py`, `scan` and `remat` in `layers.py`.
+    `attention.py` explains `chunk`, and `layers.py` explains `scan` and `remat`.
     """
 
-    vocab: int = setting(
-        256, "Tokens that there are; without it, as many as the tokenizer has.", **SIZE
-    )
-    context: int = setting(128, "Tokens in a window.", **SIZE)
-    width: int = setting(128, "Of the residual stream.", **SIZE)
-    depth: int = setting(4, "Layers.", **SIZE)
-    heads: int = setting(4, "Heads of queries.", **SIZE)
-    epsilon: float = setting(1e-5, "What norms add to a variance.", above=0, change="never")
-    chunk: int = setting(256, "Queries whose scores are in memory at once.", least=1)
-    scan: bool = setting(True, "Loop over stacked layers, or write them out.", change="never")
+    vocab: int = setting(256, "Vocabulary size; by default that of the tokenizer.", **SIZE)
+    context: int = setting(128, "Context length in tokens.", **SIZE)
+    width: int = setting(128, "Width of the model (residual stream or state).", **SIZE)
+    depth: int = setting(4, "Number of layers.", **SIZE)
+    heads: int = setting(4, "Number of attention heads (of queries).", **SIZE)
+    epsilon: float = setting(1e-5, "Constant added to variances in norms.", above=0, change="never")
+    chunk: int = setting(256, "Queries whose attention scores are in memory at once.", least=1)
+    scan: bool = setting(True, "Loop over stacked layers, or unroll them.", change="never")
     remat: str | None = setting(
-        None, "What a remat region around each layer saves; none without.", choices=tuple(POLICIES)
+        None,
+        "Policy of a remat region around each layer; without it there are no regions.",
+        choices=tuple(POLICIES),
     )
-    z_loss: float = setting(0.0, "What squares of logits' sums add to a loss.", least=0)
+    z_loss: float = setting(
+        0.0, "Weight of the z-loss, the mean square of log(sum(exp(logits))).", least=0
+    )
     dtype: str = dtype_setting()
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
 
 
 class Decoder(nnx.Module):
-    """Each kind says what its first vectors are, and what its layers are."""
+    """A decoder. Each subclass defines its input vectors and its layers."""
 
     config: Any
     embed: nnx.Embed
     layers: Layers
     norm: Any
-    head: nnx.LinearGeneral | None = None  # None: the embedding's transpose
+    head: nnx.LinearGeneral | None = None  # None: the transposed embedding makes the logits
 
     @abc.abstractmethod
     def enter(
         self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The first vectors `[B, T, D]`, and angles of rotary positions."""
+        """Return the input vectors `[B, T, D]` of the layers, and angles of rotary positions."""
 
     @abc.abstractmethod
     def cache(self, batch: int, room: int) -> Cache:
-        """A cache for so many sequences of so many tokens, with nothing in it."""
+        """Return an empty cache for `batch` sequences of up to `room` tokens."""
 
     def kernel(self) -> jax.Array:
-        """What makes logits of the last vectors: `[D, V]`."""
+        """Return the matrix `[D, V]` that maps the last vectors to logits."""
         return self.embed.embedding[...].T if self.head is None else self.head.kernel[...]
 
     def read(
@@ -81,19 +83,19 @@ class Decoder(nnx.Module):
         key: jax.Array | None = None,
         cache: Cache | None = None,
     ) -> tuple[jax.Array, Cache | None, Routing | None]:
-        """Read tokens `[B, T]`.
+        """Run the model on tokens, up to the last norm.
 
         Args:
-          tokens: integers.
-          positions: `[B, T]`; counted from 0, or from what is cached, if None.
-          segments: `[B, T]`, the document of each token where several are packed into a row: it
-            sees no other.
-          key: of the random numbers of dropout; None drops nothing.
-          cache: what was read before, if these tokens follow on it.
+          tokens: integers `[B, T]`.
+          positions: `[B, T]`. If None, they count from 0, or from the number of cached tokens.
+          segments: `[B, T]`, the document of each token in rows of packed documents. A token sees
+            only its own document.
+          key: random key of dropout; None means no dropout.
+          cache: the cache of the preceding tokens, if any.
 
         Returns:
-          The last vectors `[B, T, D]`, the cache with these tokens in it, and how experts were
-            chosen.
+          The last vectors `[B, T, D]`, the cache with these tokens added, and the routing of
+            experts (None without experts).
         """
         places = None if cache is None else cache.positions(tokens.shape[1])
         if positions is None:
@@ -112,11 +114,11 @@ class Decoder(nnx.Module):
         return self.norm(x), cache, routing
 
     def __call__(self, tokens: jax.Array, **options: Any) -> jax.Array:
-        """Map integers `[B, T]` to float32 logits `[B, T, V]`; options are those of `read`."""
+        """Map integers `[B, T]` to float32 logits `[B, T, V]`. Options are passed to `read`."""
         return scores(self.read(tokens, **options)[0], self.kernel())
 
     def extend(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache | None]:
-        """Logits of tokens that follow on those in the cache, and the cache with them in it."""
+        """Return the logits of tokens that continue the cache, and the cache with them added."""
         hidden, after, _ = self.read(tokens, cache=cache)
         return scores(hidden, self.kernel()), after
 
@@ -132,16 +134,16 @@ class Decoder(nnx.Module):
         balance: float = 0.0,
         z: float = 0.0,
     ) -> jax.Array:
-        """Mean negative log-probability of `tokens[:, 1:]` given what stands before each, in nats.
+        """Compute the mean negative log-probability of each next token `tokens[:, 1:]`, in nats.
 
         Args:
           tokens: integers `[B, T + 1]`.
-          weights: `[B, T]`, by which predictions count.
+          weights: `[B, T]`, the weight of each prediction; 1 if None.
           segments: `[B, T]`, as for `read`, of `tokens[:, :-1]`.
           positions: `[B, T]`, as for `read`.
           key: as for `read`.
           chunk: as for `cross_entropy`.
-          balance: what the imbalance of experts counts.
+          balance: the weight of the imbalance of experts in the loss.
           z: as for `cross_entropy`.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Linear maps and embeddings whose axes have names."""
+"""Linear layers and embeddings with named parameter axes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flax import nnx
 
 from models.nets.axes import constrained, named
 
-NORMAL = 0.02  # what GPT-2 and Llama draw weights with
+NORMAL = 0.02  # standard deviation of initial weights in GPT-2 and Llama
 
 
 def dense(
@@ -24,9 +24,10 @@ def dense(
     dtype: Any = None,
     stddev: float | None = None,
 ) -> nnx.LinearGeneral:
-    """A linear map from the last axes, `inputs`, to `outputs`; both say names and sizes.
+    """Make a linear layer from the last axes, `inputs`, to `outputs`.
 
-    Without `stddev` a kernel's elements have variance 1 / (number of inputs).
+    Both map names of axes to sizes. Without `stddev`, the initial kernel has the variance
+    1 / (number of inputs).
     """
     fan = math.prod(inputs.values())
     return nnx.LinearGeneral(
@@ -45,7 +46,7 @@ def dense(
 def embedding(
     rows: Mapping[str, int], width: int, *, rngs: nnx.Rngs, dtype: Any = None
 ) -> nnx.Embed:
-    """A table of vectors, for `looked_up`; `rows` says what is, and how many there are."""
+    """Make a table of vectors for `looked_up`. `rows` is the name and the number of its rows."""
     ((name, size),) = rows.items()
     return nnx.Embed(
         size,
@@ -58,9 +59,9 @@ def embedding(
 
 
 def looked_up(table: nnx.Embed, indices: jax.Array, rows: str) -> jax.Array:
-    """The vectors `[..., D]` of indices `[...]`; `rows` is what they are of.
+    """Look up the vectors `[..., D]` of indices `[...]`. `rows` is the name of the table's rows.
 
-    A device has whole vectors of its sequences, so it gathers whole vectors of the table first.
+    Activations are not sharded over D, so the table is gathered over D first.
     """
     vectors = constrained(table.embedding[...], rows, None).astype(table.dtype)
     return jnp.take(vectors, indices, axis=0)

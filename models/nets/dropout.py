@@ -1,4 +1,4 @@
-"""Dropout by a key: without one nothing is dropped."""
+"""Dropout with an explicit random key."""
 
 from __future__ import annotations
 
@@ -7,5 +7,8 @@ from flax import nnx
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zero each element with probability `rate`, and make the others larger by as much."""
+    """Zero each element with probability `rate` and divide the others by `1 - rate`.
+
+    Without a key, return `x` unchanged.
+    """
     return x if key is None else nnx.Dropout(rate)(x, rngs=key)

@@ -1,8 +1,8 @@
-"""What a model says as an artifact of `jax.export`, which runs with JAX alone: no model's code.
+"""A model as a `jax.export` artifact, which runs with JAX alone, without the model's code.
 
-A folder has the function, of any number of examples of one shape, and its parameters in
-safetensors. Of a decoder it makes logits of sequences of as many tokens as the model's context;
-those that are shorter are padded at their end: no logits see it.
+The folder holds the serialized function, for any number of examples of one shape, and its
+parameters in safetensors. For a decoder, an example is a sequence as long as the model's context.
+Shorter sequences are padded at the end, which does not change the logits of the other tokens.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 def save(model: Any, path: Path, dtype: Any = jnp.float32, platforms: Sequence[str] = (),
          reads: jax.ShapeDtypeStruct | None = None) -> None:  # fmt: skip
-    """Write the folder; it is there whole, or not at all.
+    """Write the folder. It appears complete or not at all.
 
     Args:
-      model: of a kind that is trained.
-      path: the folder, which is not there yet.
-      dtype: of the parameters.
-      platforms: where it will run, of `PLATFORMS`; where it is written if none.
-      reads: the type of an example; tokens of a decoder's context if None.
+      model: a model of a kind that the trainer trains.
+      path: the folder to create.
+      dtype: the dtype of the saved parameters.
+      platforms: the platforms on which it will run, of `PLATFORMS`; empty for the current one.
+      reads: shape and dtype of an example; None for a decoder, which reads tokens.
 
     Raises:
-      InputError: the folder is there, or a platform is not known.
+      InputError: the folder exists, or a platform is unknown.
     """
     if path.exists():
         raise InputError(f"{path} exists: name a new folder, or remove it")
     for platform in platforms:
         if platform not in PLATFORMS:
             near = nearest(platform, PLATFORMS)
-            raise InputError(f"--platform {platform} is none of {', '.join(PLATFORMS)}{near}")
+            raise InputError(f"--platform {platform} is not one of {', '.join(PLATFORMS)}{near}")
     graphdef, state = nnx.split(model)
     named = {".".join(map(str, place)): x for place, x in nnx.to_flat_state(state)}
     structure, answer = jax.tree.structure(state), OBJECTIVES[type(model.config)].answer
@@ -74,10 +74,11 @@ def save(model: Any, path: Path, dtype: Any = jnp.float32, platforms: Sequence[s
 
 
 def load(path: Path) -> Callable[[jax.Array], jax.Array]:
-    """The function of a folder: of a decoder, float32 logits `[B, T, V]` of int32 `[B, T]`.
+    """Load the function of a folder.
 
-    Of pictures uint8 `[B, height, width, channels]` it makes logits of each or of each pixel; of
-    series float32 `[B, T, F]` what follows on each moment.
+    For a decoder it maps int32 `[B, T]` to float32 logits `[B, T, V]`. For pictures it maps uint8
+    `[B, height, width, channels]` to the logits of each picture or of each pixel. For series it
+    maps float32 `[B, T, F]` to the prediction of each next moment.
     """
     made = jax.export.deserialize(bytearray((path / FUNCTION).read_bytes()))
     params = load_file(path / PARAMS)

@@ -1,4 +1,4 @@
-"""New tokens, one after another, each drawn from what a model says after those before it."""
+"""Generate tokens one by one, each drawn from the model's distribution given those before it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from flax import nnx
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """How a token is drawn.
+    """How a token is drawn from logits.
 
     Attributes:
-      temperature: by which logits are divided; 0 takes the likeliest token.
-      top_k: of so many likeliest tokens; of all if 0.
-      top_p: of the fewest likeliest tokens whose probabilities add up to this.
-      vocab: of this many tokens, the first ones; of all if 0.
+      temperature: the divisor of the logits; 0 takes the most likely token.
+      top_k: draw only among this many most likely tokens; 0 for all.
+      top_p: draw only among the fewest most likely tokens whose probabilities add up to this.
+      vocab: draw only among the first `vocab` tokens; 0 for all.
     """
 
     temperature: float = 1.0
@@ -53,11 +53,11 @@ def _at_least(logits: jax.Array, least: jax.Array) -> jax.Array:
 def generate(
     model: Any, prompts: list[np.ndarray], length: int, draw: Draw, seed: int = 0
 ) -> list[np.ndarray]:
-    """Continue each prompt, of at least one token, by `length` tokens.
+    """Extend each prompt, of at least one token, by `length` tokens.
 
-    Keys and values of what was read are cached. Where the model's context is full, its last half
-    is read anew, and the other half written. What a row becomes depends on its prompt, its number
-    and the seed, and not on the other rows.
+    Keys and values are cached. When the model's context is full, generation continues from the last
+    half of it, which is read again. The result for a prompt depends on the prompt, its index and
+    the seed. It does not depend on the other prompts.
     """
     graphdef, params = nnx.split(model)
     context: int = model.config.context
@@ -90,9 +90,10 @@ def _segment(
     at: jax.Array,
     keys: jax.Array,
 ) -> jax.Array:
-    """Read prompts `[B, P]`, of `lengths` and padded at their ends, and write `new` tokens.
+    """Read prompts `[B, P]`, padded at their ends to P, and generate `new` tokens.
 
-    `at` says which token of its row each first new one is: with the row's key it decides the draw.
+    `at` is the index of the first new token in each row. The random number of a token depends on
+    this index and the row's key.
     """
     model = nnx.merge(graphdef, params)
     rows, read = prompts.shape

@@ -1,8 +1,8 @@
 """GPT-2: learned positions, LayerNorm before each part, biases, tied embeddings.
 
-Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Dropout is of
-the first vectors and of what each part adds; of attention's weights, which are never whole in
-memory, it is not.
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Dropout is
+applied to the embeddings and to the output of each part. It is not applied to the attention
+weights, because these are never in memory all at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from models.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Config(DecoderConfig):
-    """The sizes of a GPT-2."""
+    """Settings of a GPT-2."""
 
-    dropout: float = setting(0.1, "Share of vectors' elements zeroed in training.", least=0, most=1)
+    dropout: float = setting(0.1, "Dropout rate in training.", least=0, most=1)
 
 
 class GPT2(Decoder):
-    """Tokens in, a score for every next token out."""
+    """A GPT-2. It maps tokens `[B, T]` to next-token logits `[B, T, V]`."""
 
     def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
@@ -55,12 +55,12 @@ class GPT2(Decoder):
         self.norm = layer_norm(c.width, c.epsilon, **common)
 
     def enter(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> Any:
-        """The sum of a token's vector and its position's."""
+        """Return the sum of token and position embeddings, with dropout, and no angles."""
         x = looked_up(self.embed, tokens, "vocab")
         x = x + looked_up(self.positions, positions, "position")
         return dropout(x, self.config.dropout, key), None
 
     def cache(self, batch: int, room: int) -> Cache:
-        """A cache for so many sequences of so many tokens, with nothing in it."""
+        """Return an empty cache for `batch` sequences of up to `room` tokens."""
         c = self.config
         return Cache.empty(c.depth, batch, room, c.heads, c.width // c.heads, c.dtype)

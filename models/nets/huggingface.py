@@ -1,4 +1,4 @@
-"""Hugging Face folders, of `config.json` and safetensors: models from them, and to them."""
+"""Load models from Hugging Face folders (`config.json` and safetensors), and save them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from models.nets.presets import abstract
 from models.nets.weights import Table, called, fill, taken
 
 TABLES: dict[type[Any], Table] = {GPT2Config: names.GPT2, LlamaConfig: names.LLAMA}
-# What such files may hold that is no weight: masks, frequencies, a tied embedding's second name.
+# Arrays in such files that are ignored: masks, frequencies, a tied embedding's second name.
 BESIDES = re.compile(r"\.attn\.(bias|masked_bias)$|rotary_emb\.inv_freq$|^lm_head\.weight$")
 SHARD = 5 * 10**9  # bytes
 
 
 class Folder(Mapping[str, np.ndarray]):
-    """The arrays of a folder by name; each is read when it is asked for."""
+    """The arrays of a folder by name. An array is read when it is used."""
 
     def __init__(self, path: Path, inside: contextlib.ExitStack) -> None:
         index = path / "model.safetensors.index.json"
@@ -60,15 +60,18 @@ def load(
     put: Callable[[str, np.ndarray], Any] = lambda _, array: jnp.asarray(array),
     **changes: Any,
 ) -> Any:
-    """The model of a folder: a GPT-2, a Llama or a Mixtral.
+    """Load a GPT-2, a Llama or a Mixtral from a folder.
 
     Args:
       path: the folder.
-      put: makes an array of one device or several of a parameter's name and value.
-      **changes: fields of the configuration that are not the folder's to say: scan, remat, dtype.
+      put: makes a JAX array, possibly sharded, from a parameter's name and value.
+      **changes: fields of the configuration that `config.json` does not have: scan, remat, dtype.
 
     Returns:
       The model, with float32 parameters.
+
+    Raises:
+      InputError: a file cannot be read, or the folder holds a model that is not supported.
     """
     path = Path(path)
     try:
@@ -76,31 +79,34 @@ def load(
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path / 'config.json'}: {error}") from error
     except KeyError as error:
-        raise InputError(f"{path / 'config.json'} does not say {error}") from error
+        raise InputError(f"{path / 'config.json'} has no entry {error}") from error
     config = dataclasses.replace(config, **changes)
     table, model = TABLES[type(config)], abstract(config)
     with contextlib.ExitStack() as inside:
         source = Folder(path, inside)
         bare = not any(name.startswith("transformer.") for name in source)
-        if type(config) is GPT2Config and bare:  # as the first one was published
+        if type(config) is GPT2Config and bare:  # the original release has no prefix
             table = {
                 here: dataclasses.replace(name, text=name.text.removeprefix("transformer."))
                 for here, name in table.items()
             }
         for name in sorted(source.keys() - called(model, table)):
             if not BESIDES.search(name):
-                raise InputError(f"{path} has weights that the model has not: {name}")
+                raise InputError(f"{path} has weights that this kind of model lacks: {name}")
         return fill(model, table, source, put)
 
 
 def save(model: Any, path: Path | str, dtype: Any = np.float32, shard: int = SHARD) -> None:
-    """Write a folder that `transformers` reads; it is there whole, or not at all.
+    """Write a folder that `transformers` can load. It appears complete or not at all.
 
     Args:
       model: a GPT2 or Llama.
-      path: the folder, which is not there yet.
-      dtype: of the weights.
-      shard: the most bytes of a file, but for an array that has more.
+      path: the folder to create.
+      dtype: the dtype of the saved weights.
+      shard: the maximum bytes of a file. A larger array gets a file of its own.
+
+    Raises:
+      InputError: the folder exists.
     """
     path = Path(path)
     if path.exists():
@@ -118,7 +124,7 @@ def save(model: Any, path: Path | str, dtype: Any = np.float32, shard: int = SHA
 def _save_arrays(
     arrays: Iterator[tuple[str, np.ndarray]], folder: Path, dtype: np.dtype[Any], shard: int
 ) -> None:
-    """Write files of at most `shard` bytes, and their index if there are several."""
+    """Write files of at most `shard` bytes, and an index if there are several."""
     parts: list[list[str]] = []
     batch: dict[str, np.ndarray] = {}
     size = total = 0

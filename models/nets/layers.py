@@ -1,4 +1,4 @@
-"""Equal layers, one after another: scanned over stacked parameters, or unrolled."""
+"""A stack of equal layers: scanned over stacked parameters, or unrolled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from models.nets.policies import with_policy
 class Layers(nnx.Module):
     """`depth` layers of one kind, each a module called as `x, out = layer(x, own, shared)`.
 
-    Scanned, each parameter has a leading axis "layers", XLA compiles one layer, and xform plans
-    one body. Unrolled, there are `depth` modules. Both draw the same initial values. `remat` names
-    one of `policies.py`: then each layer is a remat region that keeps what this one says, whatever
-    the policy of the whole.
+    With `scan`, each parameter has a leading axis "layers", XLA compiles one layer, and xform plans
+    one loop body. Otherwise there are `depth` modules. Both draw the same initial values. `remat`
+    is a name in `policies.POLICIES`. It makes each layer a remat region with that policy,
+    independent of the policy of the whole program.
     """
 
     def __init__(
@@ -41,10 +41,19 @@ class Layers(nnx.Module):
         self.each: Any = stacked(keys) if scan else nnx.List([build(key) for key in keys])
 
     def __call__(self, x: jax.Array, own: Any = None, shared: Any = None) -> tuple[jax.Array, Any]:
-        """Run the layers; leaves of `own` have an entry for each, and so has what they put out."""
+        """Run the layers.
+
+        Args:
+          x: the input of the first layer.
+          own: a pytree whose leaves have one entry per layer, on their first axis.
+          shared: passed to every layer.
+
+        Returns:
+          The output of the last layer, and the `out` of all layers, stacked on a first axis.
+        """
 
         def run(graphdef: nnx.GraphDef[Any]) -> Callable[..., Any]:
-            # Pure, so that a policy sees the parameters among the inputs, which are kept anyway.
+            # A pure function, so that the parameters are inputs, which a policy need not save.
             def layer(params: nnx.State, x: jax.Array, own: Any, shared: Any) -> Any:
                 x = by_example(x)
                 return nnx.merge(graphdef, params)(x, own, shared)

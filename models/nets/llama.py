@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and Mixtral: rotary positions, RMSNorm, shared keys and values, gated perceptrons.
+"""Llama 2 and 3, and Mixtral: rotary positions, RMSNorm, grouped queries, gated perceptrons.
 
 Sources: "Llama 2", arXiv:2307.09288; "The Llama 3 Herd of Models", arXiv:2407.21783; "Mixtral of
 Experts", arXiv:2401.04088.
@@ -29,20 +29,34 @@ ANY: dict[str, Any] = {"above": 0, "change": "never"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """The sizes of a Llama; with experts, of a Mixtral. Positions are explained in `rotary.py`."""
+    """Settings of a Llama, or with experts of a Mixtral. `rotary.py` explains the positions."""
 
-    kv_heads: int = setting(2, "Heads of keys and values.", **SIZE)
-    hidden: int = setting(384, "Of the perceptrons.", **SIZE)
-    head_width: int = setting(0, "Of each head; width / heads if 0.", least=0, change="never")
-    tied: bool = setting(False, "Scores by the embedding itself.", change="never")
-    experts: int = setting(0, "Perceptrons of a mixture; none if 0.", least=0, change="never")
-    chosen: int = setting(2, "Experts for each token.", **SIZE)
-    balance: float = setting(0.01, "What the imbalance of experts adds to a loss.", least=0)
-    rope_base: float = setting(10_000.0, "Of rotary positions.", above=1, change="never")
-    rope_factor: float = setting(1.0, "By which slow turns are slower.", least=1, change="never")
-    rope_low: float = setting(1.0, "Waves in --rope-context of a slow turn.", **ANY)
-    rope_high: float = setting(4.0, "Waves in --rope-context of a fast turn.", **ANY)
-    rope_context: int = setting(8192, "The context before turns were made slower.", **SIZE)
+    kv_heads: int = setting(2, "Number of heads of keys and values.", **SIZE)
+    hidden: int = setting(384, "Hidden width of the perceptrons.", **SIZE)
+    head_width: int = setting(0, "Width of a head; 0 for width / heads.", least=0, change="never")
+    tied: bool = setting(False, "Use the embedding as the output matrix.", change="never")
+    experts: int = setting(
+        0, "Number of experts in each layer; 0 for no mixture.", least=0, change="never"
+    )
+    chosen: int = setting(2, "Number of experts for each token.", **SIZE)
+    balance: float = setting(
+        0.01, "Weight of the load-balancing loss, the imbalance of the experts.", least=0
+    )
+    rope_base: float = setting(
+        10_000.0, "Base of the rotary frequencies (RoPE theta).", above=1, change="never"
+    )
+    rope_factor: float = setting(
+        1.0, "Divisor of low rotary frequencies, as in Llama 3.1.", least=1, change="never"
+    )
+    rope_low: float = setting(
+        1.0, "A frequency is low below this many periods in --rope-context.", **ANY
+    )
+    rope_high: float = setting(
+        4.0, "A frequency is unchanged above this many periods in --rope-context.", **ANY
+    )
+    rope_context: int = setting(
+        8192, "Context length before low frequencies were divided by --rope-factor.", **SIZE
+    )
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -50,9 +64,9 @@ class LlamaConfig(DecoderConfig):
         if not self.head_width:
             super().__post_init__()
         if self.each_head % 2:
-            raise ValueError(f"heads of width {self.each_head} have no pairs to turn")
+            raise ValueError(f"rotary positions need an even head_width, not {self.each_head}")
         if self.chosen > self.experts > 0:
-            raise ValueError(f"{self.chosen} experts are to be chosen of {self.experts}")
+            raise ValueError(f"chosen {self.chosen} is more than experts {self.experts}")
 
     @property
     def each_head(self) -> int:
@@ -61,7 +75,7 @@ class LlamaConfig(DecoderConfig):
 
     @property
     def rotary(self) -> Rotary:
-        """The positions."""
+        """The rotary positions of these settings."""
         if self.rope_factor == 1:
             return Rotary(self.rope_base)
         stretch = Stretch(self.rope_factor, self.rope_low, self.rope_high, self.rope_context)
@@ -69,7 +83,7 @@ class LlamaConfig(DecoderConfig):
 
 
 class Block(nnx.Module):
-    """Attention, and a perceptron or several, each behind a norm and added to what it read."""
+    """Attention, and a perceptron or a mixture, each with a norm before it and a residual."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         c = config
@@ -93,7 +107,11 @@ class Block(nnx.Module):
         self.mixes = bool(c.experts)
 
     def __call__(self, x: jax.Array, own: Any, context: Context) -> Any:
-        """Map `[B, T, D]` to the same, and what is cached to what is after these tokens."""
+        """Map `[B, T, D]` to the same shape, and update the cache.
+
+        `own` is a pair of an unused key and this layer's cached keys and values, or None. The
+        result is the output and `(cached, routing)`.
+        """
         _, cached = own
         mixed, cached = self.attention(self.attention_norm(x), context, cached)
         x = x + mixed
@@ -103,7 +121,7 @@ class Block(nnx.Module):
 
 
 class Llama(Decoder):
-    """Tokens in, a score for every next token out."""
+    """A Llama or Mixtral. It maps tokens `[B, T]` to next-token logits `[B, T, V]`."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
@@ -116,11 +134,11 @@ class Llama(Decoder):
         self.head = None if c.tied else dense(*sides, stddev=NORMAL, **common)
 
     def enter(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> Any:
-        """A token's vector, and the angles of its position; nothing is dropped."""
+        """Return the token embeddings, and the angles of the positions. There is no dropout."""
         angles = self.config.rotary.angles(positions, self.config.each_head)
         return looked_up(self.embed, tokens, "vocab"), angles
 
     def cache(self, batch: int, room: int) -> Cache:
-        """A cache for so many sequences of so many tokens, with nothing in it."""
+        """Return an empty cache for `batch` sequences of up to `room` tokens."""
         c = self.config
         return Cache.empty(c.depth, batch, room, c.kv_heads, c.each_head, c.dtype)

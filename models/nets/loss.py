@@ -1,7 +1,7 @@
-"""Cross-entropy over large vocabularies: the logits are made for a few positions at a time.
+"""Cross-entropy over large vocabularies, with the logits of a few positions at a time.
 
-They are made again, as many at a time, in the backward pass. Of 8192 positions and 128k words, all
-logits of one sequence would take 4 GiB, and as much again for their gradient.
+The backward pass recomputes them, also a few positions at a time. For 8192 positions and 128k
+tokens, all logits of one sequence would take 4 GiB, and their gradient as much again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from models.nets.axes import constrained
 
 
 def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Float32 logits `[..., V]` of `hidden` `[..., D]`, by `kernel` `[D, V]` in the same dtype."""
+    """Compute float32 logits `[..., V]` of `hidden` `[..., D]` and `kernel` `[D, V]`.
+
+    The kernel is converted to the dtype of `hidden` before the product.
+    """
     kernel = kernel.astype(hidden.dtype)
     return jnp.matmul(hidden, kernel, preferred_element_type=jnp.float32)
 
@@ -30,15 +33,15 @@ def cross_entropy(
     chunk: int | None = 128,
     z: float = 0.0,
 ) -> jax.Array:
-    """Mean negative log-probability of `targets`, in nats.
+    """Compute the mean negative log-probability of `targets`, in nats.
 
     Args:
       hidden: `[B, T, D]`.
-      kernel: `[D, V]`, which makes logits of it.
+      kernel: `[D, V]`, the matrix that maps `hidden` to logits.
       targets: integers `[B, T]`.
-      weights: `[B, T]`, by which positions count; 1 if None.
-      chunk: how many positions of each sequence have their logits in memory at once; None for all.
-      z: what the square of each position's log of the sum of exponentials counts, which keeps
+      weights: `[B, T]`, the weight of each position; 1 if None.
+      chunk: number of positions per sequence whose logits are in memory at once; None for all.
+      z: weight of the z-loss, the square of `logsumexp(logits)` at each position, which keeps the
         logits near 0 ("PaLM", arXiv:2204.02311, section 5).
 
     Returns:
@@ -46,7 +49,7 @@ def cross_entropy(
     """
     some = functools.partial(_total, z=z)
     weights = jnp.ones(targets.shape) if weights is None else weights.astype(jnp.float32)
-    kernel = constrained(kernel, None, "vocab")  # gathered once, and not for each chunk
+    kernel = constrained(kernel, None, "vocab")  # gather it once, not for each chunk
     if chunk is None or chunk >= targets.shape[1]:
         total = some(kernel, hidden, targets, weights)
     else:
@@ -58,8 +61,8 @@ def cross_entropy(
             x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *rest])
             return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-        again = xform.remat(some)
-        step = lambda total, few: (total + again(kernel, *few), None)
+        recomputed = xform.remat(some)
+        step = lambda total, few: (total + recomputed(kernel, *few), None)
         few = jax.tree.map(chunks, (hidden, targets, weights))
         total, _ = jax.lax.scan(step, jnp.float32(0), few)
     return total / weights.sum()

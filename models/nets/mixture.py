@@ -1,7 +1,7 @@
-"""A mixture of experts: each token goes through the few gated perceptrons that a router chooses.
+"""A mixture of experts: a router chooses a few gated perceptrons for each token.
 
-None is left out: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each run of
-them by its expert's matrix. Source: "Mixtral of Experts", arXiv:2401.04088.
+No token is dropped. Tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies the tokens of
+each expert by its matrix. Source: "Mixtral of Experts", arXiv:2401.04088.
 """
 
 from __future__ import annotations
@@ -20,13 +20,21 @@ from models.nets.dense import NORMAL, dense
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """What went where, by rank of choice `[..., k, E]`; the router's mean weights `[..., E]`."""
+    """How tokens were distributed among E experts.
+
+    Attributes:
+      shares: `[..., k, E]`, the share of tokens whose k-th choice is each expert.
+      weights: `[..., E]`, the router's mean weight of each expert.
+    """
 
     shares: jax.Array
     weights: jax.Array
 
     def imbalance(self) -> jax.Array:
-        """k if all experts are used alike, more if not (arXiv:2101.03961, eq. 4, for k choices)."""
+        """Compute the load-balancing loss (arXiv:2101.03961, eq. 4, summed over k choices).
+
+        It is k if all experts are used equally, and more otherwise.
+        """
         experts = self.weights.shape[-1]
         layers = tuple(range(self.weights.ndim - 1))
         shares, weights = self.shares.mean(layers), self.weights.mean(layers)
@@ -34,7 +42,7 @@ class Routing:
 
 
 class Mixture(nnx.Module):
-    """`experts` gated perceptrons, `chosen` of which each token goes through."""
+    """`experts` gated perceptrons. The router chooses `chosen` of them for each token."""
 
     def __init__(
         self, width: int, hidden: int, experts: int, chosen: int, *, dtype: Any, rngs: nnx.Rngs
@@ -53,7 +61,7 @@ class Mixture(nnx.Module):
         self.down = matrices(("mlp", hidden), ("embed", width))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Routing]:
-        """Map `[..., D]` to the same."""
+        """Map `[..., D]` to the same shape, and return how the tokens were routed."""
         tokens = x.reshape(-1, x.shape[-1])
         weights = jax.nn.softmax(self.router(tokens).astype(jnp.float32))
         best, which = jax.lax.top_k(weights, self.chosen)  # [N, k]

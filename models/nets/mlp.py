@@ -1,4 +1,4 @@
-"""A deep residual MLP, the smallest model on which saving and recomputing can be told apart."""
+"""A deep residual MLP, the smallest model on which saving and recomputing differ measurably."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.nets.layers import Layers
 
 @dataclasses.dataclass(frozen=True)
 class MLPConfig:
-    """Layers `width -> hidden -> width` between a map from `inputs` and one to `outputs`."""
+    """Sizes: `inputs -> width`, then layers `width -> hidden -> width`, then `width -> outputs`."""
 
     inputs: int = 256
     width: int = 256
@@ -25,7 +25,7 @@ class MLPConfig:
     depth: int = 16
     scan: bool = True
     remat: str | None = None
-    dtype: str = "float32"  # of the computation; parameters are float32
+    dtype: str = "float32"  # the dtype of the computation; parameters are float32
 
 
 class Block(nnx.Module):
@@ -38,13 +38,13 @@ class Block(nnx.Module):
         self.down = dense(*sides[::-1], **common)
 
     def __call__(self, x: jax.Array, own: Any, shared: Any) -> tuple[jax.Array, None]:
-        """Map `[..., width]` to the same; there is nothing else to read or to say."""
+        """Map `[..., width]` to the same shape. `own` and `shared` are not used."""
         hidden = checkpoint_name(self.up(x), "mlp_hidden")
         return checkpoint_name(x + self.down(jax.nn.gelu(hidden)), "block_out"), None
 
 
 class MLP(nnx.Module):
-    """Vectors in, vectors out."""
+    """A residual MLP that maps vectors to vectors."""
 
     def __init__(self, config: MLPConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config

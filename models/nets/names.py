@@ -1,4 +1,7 @@
-"""What the parameters of each model are called by `transformers` and `torch.nn`."""
+"""The names of each model's parameters in `transformers` and `torch.nn`.
+
+`here` is a name in our model, and `there` the name in the other implementation.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from models.nets.weights import Name, Table
 
 
 def linear(here: str, there: str, layout: str = "out in", inputs: int = 1) -> dict[str, Name]:
-    """A product or a convolution, and its offsets."""
+    """Name the kernel and the bias of a linear layer or a convolution."""
     return {
         f"{here}.kernel": Name(f"{there}.weight", layout, inputs),
         f"{here}.bias": Name(f"{there}.bias"),
@@ -18,7 +21,7 @@ def _norm(here: str, there: str) -> dict[str, Name]:
 
 
 def batch_norm(here: str, there: str) -> dict[str, Name]:
-    """A norm and its running statistics."""
+    """Name the parameters and the running statistics of a batch norm."""
     statistics = {
         f"{here}.mean": Name(f"{there}.running_mean"),
         f"{here}.var": Name(f"{there}.running_var"),
@@ -27,7 +30,7 @@ def batch_norm(here: str, there: str) -> dict[str, Name]:
 
 
 def _fused(here: str, there: str, words: tuple[str, ...]) -> dict[str, Name]:
-    """One product there is several here."""
+    """Name several linear layers here that are one layer there."""
     parts = len(words)
     return {
         f"{here}.{word}.{ours}": Name(f"{there}.{theirs}", layout, 1, i, parts)
@@ -103,7 +106,7 @@ RESNET: Table = {
     **linear("head", "classifier.1"),
 }
 
-# A stack of `torch.nn.LSTM` or `torch.nn.GRU`.
+# The layers of a `torch.nn.LSTM` or `torch.nn.GRU`.
 RECURRENT: Table = {
     "layers.input.kernel": Name("weight_ih_l{}", "out in"),
     "layers.input.bias": Name("bias_ih_l{}"),

@@ -1,4 +1,4 @@
-"""Normalizations: of each vector, or of each channel over a batch. All reduce in float32."""
+"""Norms of each vector, or of each channel over a batch. All reduce in float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ NAMES = named("norm")
 
 
 def layer_norm(width: int, epsilon: float, *, rngs: nnx.Rngs, dtype: Any = None) -> nnx.LayerNorm:
-    """`(x - mean) / deviation * scale + bias` over the last axis (arXiv:1607.06450)."""
+    """Make a layer norm: `(x - mean) / deviation * scale + bias` over the last axis.
+
+    Source: arXiv:1607.06450.
+    """
     return nnx.LayerNorm(
         width,
         epsilon=epsilon,
@@ -25,14 +28,14 @@ def layer_norm(width: int, epsilon: float, *, rngs: nnx.Rngs, dtype: Any = None)
 
 
 def rms_norm(width: int, epsilon: float, *, rngs: nnx.Rngs, dtype: Any = None) -> nnx.RMSNorm:
-    """`x / rms(x) * scale` over the last axis (arXiv:1910.07467)."""
+    """Make an RMS norm: `x / rms(x) * scale` over the last axis (arXiv:1910.07467)."""
     return nnx.RMSNorm(width, epsilon=epsilon, dtype=dtype, scale_metadata=NAMES, rngs=rngs)
 
 
 def batch_norm(channels: int, *, rngs: nnx.Rngs, dtype: Any = None) -> nnx.BatchNorm:
-    """Each channel centered and scaled over batch and places (arXiv:1502.03167).
+    """Make a batch norm, which normalizes each channel over batch and positions.
 
-    It keeps running statistics, for `model.eval()`.
+    It keeps running statistics, which are used after `model.eval()`. Source: arXiv:1502.03167.
     """
     return nnx.BatchNorm(
         channels,

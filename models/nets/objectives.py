@@ -1,8 +1,8 @@
-"""What a model is trained for: its loss on a batch, and what else judges it there.
+"""Training objectives: the loss of each kind of model on a batch, and other metrics.
 
-A loss is a mean over the batch, in float32; beside it are measures, numbers by name that are only
-read. Without `training` there is neither dropout nor a term that only steers the training; norms
-then use the statistics that they keep, since the model is in its mode of evaluation.
+A loss is a float32 mean over the batch. It is returned with a dictionary of metrics, which are only
+reported. Without `training` there is no dropout and no auxiliary loss term. The caller also puts
+the model in evaluation mode then, in which norms use their running statistics.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Judged = tuple[jax.Array, dict[str, jax.Array]]
 
 
 def next_token(model: Any, tokens: jax.Array, key: jax.Array | None, training: bool) -> Judged:
-    """Nats per token, of integers `[B, T + 1]` in which documents may be marked: see `unpacked`.
+    """Compute the loss in nats per token, of integers `[B, T + 1]`.
 
-    In training the imbalance of experts and the size of logits count too.
+    The first tokens of documents may be marked, see `unpacked`. In training, the load-balancing
+    loss of experts and the z-loss are added.
     """
     config, more = model.config, {}
     if training:
@@ -40,10 +41,10 @@ def next_token(model: Any, tokens: jax.Array, key: jax.Array | None, training: b
 
 
 def right_class(model: Any, batch: Any, key: jax.Array | None, training: bool) -> Judged:
-    """Nats of the class of each picture, or of each pixel, and the share of classes that are right.
+    """Compute the cross-entropy in nats, and the accuracy, of the classes of pictures or pixels.
 
-    The batch has "image", uint8 `[B, height, width, channels]`, which the model reads as numbers
-    from -1 to 1; and "label", int32 `[B]` or `[B, height, width]`, below the number of classes.
+    The batch has "image", uint8 `[B, height, width, channels]`, which is scaled to [-1, 1] for the
+    model, and "label", int32 `[B]` or `[B, height, width]`, below the number of classes.
     """
     logits = model(scaled(batch["image"]), **({} if key is None else {"key": key}))
     labels = batch["label"]
@@ -53,27 +54,29 @@ def right_class(model: Any, batch: Any, key: jax.Array | None, training: bool) -
 
 
 def scaled(image: jax.Array) -> jax.Array:
-    """Bytes of pictures as float32 from -1 to 1."""
+    """Convert uint8 pictures to float32 in [-1, 1]."""
     return image.astype(jnp.float32) / 127.5 - 1
 
 
 def next_moment(model: Any, series: jax.Array, key: jax.Array | None, training: bool) -> Judged:
-    """The mean square of what is wrong in the next moment, of series float32 `[B, T + 1, F]`."""
+    """Compute the mean squared error of the next moment, for series float32 `[B, T + 1, F]`."""
     return jnp.mean((next_moments(model, series[:, :-1]) - series[:, 1:]) ** 2), {}
 
 
 def next_moments(model: Any, series: jax.Array) -> jax.Array:
-    """What follows on each moment of series `[B, T, F]`, in float32."""
+    """Predict the moment after each moment of series `[B, T, F]`, in float32."""
     return model(series.astype(model.config.dtype)).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What a model is trained for.
+    """The training objective of a kind of model.
 
     Attributes:
-      loss: of a model, a batch, a key of dropout (or None), and whether it is for training.
-      answer: what the model says of examples, `[B, ...]`, without what is to be predicted.
+      loss: `loss(model, batch, key, training)` returns the loss and a dictionary of metrics. `key`
+        is the random key of dropout, or None.
+      answer: `answer(model, examples)` returns the model's output for examples `[B, ...]` without
+        targets.
     """
 
     loss: Callable[[Any, Any, jax.Array | None, bool], Judged]

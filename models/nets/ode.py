@@ -1,7 +1,8 @@
-"""A neural ordinary differential equation: a state that flows for a time, by a learned field.
+"""A neural ordinary differential equation: the flow of a state along a learned vector field.
 
-Source: Chen et al., "Neural Ordinary Differential Equations", arXiv:1806.07366. The gradient is
-that of the steps that were taken; with a budget they are run again from a few stored states.
+Source: Chen et al., "Neural Ordinary Differential Equations", arXiv:1806.07366. The gradient is the
+exact gradient of the discrete steps. With a memory budget, they are recomputed from a few stored
+states.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from models.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class ODEConfig:
-    """Sizes of the field, and how it is followed."""
+    """Settings of the field and its integration."""
 
-    width: int = setting(64, "Of the state; without it, as many as the data has features.", **SIZE)
-    hidden: int = setting(256, "Of the field's perceptron.", **SIZE)
-    flow_steps: int = setting(200, "Steps by which the field is followed.", **SIZE)
-    time: float = setting(1.0, "For how long it is followed.", above=0, change="never")
+    width: int = setting(64, "Width of the state; by default the features of the data.", **SIZE)
+    hidden: int = setting(256, "Hidden width of the field's perceptron.", **SIZE)
+    flow_steps: int = setting(200, "Number of integration steps.", **SIZE)
+    time: float = setting(1.0, "Integration time.", above=0, change="never")
     dtype: str = dtype_setting()
 
 
 def flow(field: Callable[[Any, Any], Any], x: Any, time: float, steps: int) -> Any:
-    """Follow `dx/dt = field(t, x)` for a time, by equal steps of Runge and Kutta's fourth order."""
+    """Integrate `dx/dt = field(t, x)` from 0 to `time`, with equal RK4 (Runge-Kutta) steps."""
     h = time / steps
     ahead = lambda x, part, k: jax.tree.map(lambda x, k: x + part * h * k, x, k)
 
@@ -49,7 +50,7 @@ def flow(field: Callable[[Any, Any], Any], x: Any, time: float, steps: int) -> A
 
 
 class NeuralODE(nnx.Module):
-    """The field `out(tanh(enter(x, t)))`, followed for a time."""
+    """The flow of the field `out(tanh(enter(x, t)))`."""
 
     def __init__(self, config: ODEConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
@@ -58,13 +59,13 @@ class NeuralODE(nnx.Module):
         self.out = dense({"mlp": c.hidden}, {"embed": c.width}, bias=True, dtype=c.dtype, rngs=rngs)
 
     def field(self, t: Any, x: jax.Array) -> jax.Array:
-        """Where states `[..., D]` go at a time."""
+        """Return the time derivative of states `[..., D]` at time `t`."""
         times = jnp.broadcast_to(jnp.asarray(t, x.dtype), (*x.shape[:-1], 1))
         read = by_example(jnp.concatenate([x, times], axis=-1))
         return self.out(by_example(jnp.tanh(self.enter(read))))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map states `[..., D]` to what they are after the time."""
+        """Map states `[..., D]` at time 0 to the states at `config.time`."""
         graphdef, params = nnx.split(self)
         field = lambda t, x: nnx.merge(graphdef, params).field(t, x)
         return flow(field, x, self.config.time, self.config.flow_steps)

@@ -1,4 +1,4 @@
-"""What stands between two attentions: a perceptron of one hidden layer, gated or not."""
+"""The feed-forward part of a transformer layer: a perceptron of one hidden layer, gated or not."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Perceptron(nnx.Module):
         self.down = dense(*sides[::-1], bias=True, dtype=dtype, stddev=out_stddev, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map `[..., D]` to the same."""
-        return self.down(checkpoint_name(self.activation(_parted(self.up(x))), "mlp_hidden"))
+        """Map `[..., D]` to the same shape."""
+        return self.down(checkpoint_name(self.activation(_sharded(self.up(x))), "mlp_hidden"))
 
 
 class GatedPerceptron(nnx.Module):
@@ -46,10 +46,10 @@ class GatedPerceptron(nnx.Module):
         self.down = dense(*sides[::-1], dtype=dtype, stddev=NORMAL, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map `[..., D]` to the same."""
-        hidden = jax.nn.silu(_parted(self.gate(x))) * _parted(self.up(x))
+        """Map `[..., D]` to the same shape."""
+        hidden = jax.nn.silu(_sharded(self.gate(x))) * _sharded(self.up(x))
         return self.down(checkpoint_name(hidden, "mlp_hidden"))
 
 
-def _parted(hidden: jax.Array) -> jax.Array:
+def _sharded(hidden: jax.Array) -> jax.Array:
     return constrained(hidden, "batch", *[None] * (hidden.ndim - 2), "mlp")

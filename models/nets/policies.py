@@ -1,4 +1,4 @@
-"""The rematerialization policies that a model or a command line may name."""
+"""The rematerialization policies that a model or `--remat` may name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import xform
 
-# Set by `checkpoint_name` in the blocks. The names policy keeps the two that are dearest to
-# compute again for their size: what attention returns, and what enters the last matrix.
+# Names that the blocks give to values with `checkpoint_name`. `save_names` saves the two values
+# that are most expensive to recompute for their size: the attention's mean of values, and the
+# input of the perceptron's last matrix.
 NAMES = ("attention_out", "mlp_hidden")
 
 POLICIES: dict[str, Callable[..., Any]] = {
@@ -21,5 +22,5 @@ POLICIES: dict[str, Callable[..., Any]] = {
 
 
 def with_policy(block: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-    """Wrap `block` in a rematerialized region with the policy `name`; `None` leaves it alone."""
+    """Wrap `block` in a remat region with the policy `name`; return it unchanged for None."""
     return block if name is None else xform.remat(block, policy=POLICIES[name])

@@ -1,4 +1,4 @@
-"""Models by name, in their published sizes; and building them, or their shapes alone."""
+"""Model configurations by name, in their published sizes, and functions that build the models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _llama(
 _LLAMA3 = {"kv_heads": 8, "rope_base": 500_000.0}
 _LLAMA31 = {**_LLAMA3, "rope_factor": 8.0}
 PRESETS: dict[str, Any] = {
-    # The first four are for text in bytes, on a laptop; `tiny-vit` and `tiny-unet` for pictures.
+    # The first four are small enough for a laptop and read text as bytes. `tiny-vit` and
+    # `tiny-unet` are small models of pictures.
     "tiny": GPT2Config(dropout=0.0),
     "tiny-llama": LlamaConfig(tied=True),
     "tiny-mixtral": LlamaConfig(tied=True, experts=4),
@@ -83,24 +84,24 @@ PRESETS: dict[str, Any] = {
 }
 
 
-# What `models/train` trains.
+# The presets that the trainer can train.
 TRAINED = {name: config for name, config in PRESETS.items() if type(config) in OBJECTIVES}
 
 
 def build(config: Any, seed: int = 0) -> Any:
-    """A model with random weights."""
+    """Make a model with random weights."""
     return KINDS[type(config)](config, rngs=nnx.Rngs(seed))
 
 
 def abstract(config: Any) -> Any:
-    """A model as shapes and dtypes alone: nothing is allocated, whatever its size.
+    """Make a model of shapes and dtypes only. Nothing is allocated, whatever its size.
 
-    Of a mesh around NNX would take the names of axes for names of ours, so there is none.
+    The current mesh is hidden meanwhile: NNX would look for our parameter axis names in it.
     """
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         return nnx.eval_shape(lambda: build(config))
 
 
 def parameter_count(model: nnx.Module) -> int:
-    """Number of elements in all parameters; the model may be abstract."""
+    """Count the elements of all parameters. The model may be abstract."""
     return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -1,4 +1,4 @@
-"""LSTM and GRU: a state carried through time, with the gates that cuDNN and PyTorch have."""
+"""LSTM and GRU, with the same gates as in cuDNN and PyTorch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ State = tuple[jax.Array, ...]
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentConfig:
-    """Sizes of a stack of such layers."""
+    """Settings of a stack of recurrent layers."""
 
-    kind: str = setting("lstm", "What carries the state.", choices=("lstm", "gru"), change="never")
-    inputs: int = setting(64, "Features; without it, as many as the data has.", **SIZE)
-    width: int = setting(128, "Of the state.", **SIZE)
-    depth: int = setting(1, "Layers.", **SIZE)
+    kind: str = setting(
+        "lstm", "Type of the recurrent layers.", choices=("lstm", "gru"), change="never"
+    )
+    inputs: int = setting(64, "Number of features; by default those of the data.", **SIZE)
+    width: int = setting(128, "Width of the recurrent state.", **SIZE)
+    depth: int = setting(1, "Number of layers.", **SIZE)
     dtype: str = dtype_setting()
     head: bool = setting(
-        False, "Say as many features of each state as come in, by a linear map.", change="never"
+        False, "Map each state to the input features by a linear layer.", change="never"
     )
 
 
@@ -40,11 +42,11 @@ class LSTM(nnx.Module):
         self.recur = dense({"embed": width}, gates, bias=True, dtype=dtype, rngs=rngs)
 
     def start(self, shape: tuple[int, ...], dtype: Any) -> State:
-        """Zeros."""
+        """Return the initial state, zeros of a shape."""
         return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
     def step(self, state: State, seen: jax.Array) -> State:
-        """The next state, given what the input gates see of this moment: `[B, 4, H]`."""
+        """Return the next state. `seen` is the input's part of the gates, `[B, 4, H]`."""
         h, c = state
         i, f, g, o = jnp.moveaxis(seen + self.recur(h), -2, 0)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
@@ -52,7 +54,7 @@ class LSTM(nnx.Module):
 
 
 class GRU(nnx.Module):
-    """A gated recurrent unit (arXiv:1406.1078); the reset gate is applied after the product."""
+    """A gated recurrent unit (arXiv:1406.1078), with the reset gate after the matrix product."""
 
     def __init__(self, inputs: int, width: int, *, dtype: Any, rngs: nnx.Rngs) -> None:
         gates = {"gates": 3, "mlp": width}
@@ -60,23 +62,23 @@ class GRU(nnx.Module):
         self.recur = dense({"embed": width}, gates, bias=True, dtype=dtype, rngs=rngs)
 
     def start(self, shape: tuple[int, ...], dtype: Any) -> State:
-        """Zeros."""
+        """Return the initial state, zeros of a shape."""
         return (jnp.zeros(shape, dtype),)
 
     def step(self, state: State, seen: jax.Array) -> State:
-        """The next state, given what the input gates see of this moment: `[B, 3, H]`."""
+        """Return the next state. `seen` is the input's part of the gates, `[B, 3, H]`."""
         (h,) = state
         r, z, n = jnp.moveaxis(seen, -2, 0)
-        again_r, again_z, again_n = jnp.moveaxis(self.recur(h), -2, 0)
-        r, z = jax.nn.sigmoid(r + again_r), jax.nn.sigmoid(z + again_z)
-        return ((1 - z) * jnp.tanh(n + r * again_n) + z * h,)
+        from_r, from_z, from_n = jnp.moveaxis(self.recur(h), -2, 0)
+        r, z = jax.nn.sigmoid(r + from_r), jax.nn.sigmoid(z + from_z)
+        return ((1 - z) * jnp.tanh(n + r * from_n) + z * h,)
 
 
 KINDS = {"lstm": LSTM, "gru": GRU}
 
 
 class Recurrent(nnx.Module):
-    """Layers through time: each reads what the one before it said at every moment."""
+    """A stack of recurrent layers. Each reads the states of the one before it at all moments."""
 
     def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
@@ -89,7 +91,7 @@ class Recurrent(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map series `[B, T, inputs]` to the last layer's states `[B, T, width]`.
 
-        With a head, to `[B, T, inputs]`, each a linear function of a state.
+        With a head, map them to `[B, T, inputs]`, a linear function of the states.
         """
         for layer in self.layers:
             graphdef, params = nnx.split(layer)
@@ -98,7 +100,7 @@ class Recurrent(nnx.Module):
                 state = nnx.merge(graphdef, params).step(tuple(map(by_example, state)), seen)
                 return state, state[0]
 
-            seen = jnp.moveaxis(layer.input(by_example(x)), 1, 0)  # for all moments at once
+            seen = jnp.moveaxis(layer.input(by_example(x)), 1, 0)  # one product for all moments
             start = layer.start((x.shape[0], self.config.width), seen.dtype)
             x = jnp.moveaxis(jax.lax.scan(step, start, seen)[1], 0, 1)
         return x if self.head is None else self.head(by_example(x))

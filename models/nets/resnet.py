@@ -1,7 +1,7 @@
 """Residual networks of convolutions: ResNet-50 for photographs, ResNet-20 for 32 x 32 pixels.
 
-Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385. In
-bottlenecks it is the middle convolution that strides, as in all later implementations.
+Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385. In bottlenecks
+the middle convolution has the stride, as in all later implementations.
 """
 
 from __future__ import annotations
@@ -23,38 +23,40 @@ from models.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class ResNetConfig:
-    """Sizes: a stage has a width, and so many blocks."""
+    """Settings of a ResNet. Each stage has a width and a number of blocks."""
 
     stem: int = setting(16, "Channels of the first convolution.", **SIZE)
     widths: tuple[int, ...] = setting((16, 32, 64), "Channels of each stage.", **SIZE)
-    depths: tuple[int, ...] = setting((3, 3, 3), "Blocks of each stage.", **SIZE)
-    classes: int = setting(10, "Classes; without it, as many as the data has.", **SIZE)
+    depths: tuple[int, ...] = setting((3, 3, 3), "Number of blocks in each stage.", **SIZE)
+    classes: int = setting(10, "Number of classes; by default those of the data.", **SIZE)
     bottleneck: bool = setting(
-        False, "Blocks of three convolutions, the middle one narrow.", change="never"
+        False, "Blocks of three convolutions with a narrow middle, not of two.", change="never"
     )
     small: bool = setting(
         False,
-        "For small pictures: the stem keeps their size, and no block changes it with parameters.",
+        "For small pictures: a stem without stride, and shortcuts without parameters.",
         change="never",
     )
-    channels: int = setting(3, "Of a picture; without it, as many as the data has.", **SIZE)
+    channels: int = setting(3, "Channels of a picture; by default those of the data.", **SIZE)
     dtype: str = dtype_setting()
 
     def __post_init__(self) -> None:
         if not self.widths or len(self.widths) != len(self.depths):
-            raise ValueError(f"widths {self.widths} and depths {self.depths} are not one of each")
+            raise ValueError(
+                f"widths {self.widths} and depths {self.depths} must have one entry per stage each"
+            )
         if self.bottleneck and any(width % 4 for width in self.widths):
-            raise ValueError(f"widths {self.widths} of bottlenecks are no multiples of 4")
+            raise ValueError(f"widths {self.widths} of bottlenecks must be multiples of 4")
         channels = (self.stem, *self.widths)
         if self.small and any(b < a for a, b in itertools.pairwise(channels)):
             raise ValueError(
-                f"stem {self.stem} and widths {self.widths}: in a network for small pictures no"
-                " stage is narrower than what it reads, whose channels it fills up with zeros"
+                f"stem {self.stem} and widths {self.widths}: with small = true no stage may be"
+                " narrower than the one before it, because shortcuts only add channels of zeros"
             )
 
 
 class Block(nnx.Module):
-    """Two or three convolutions, and what they read added to what they make."""
+    """A residual block of two or three convolutions."""
 
     def __init__(
         self, config: ResNetConfig, inputs: int, outputs: int, stride: int, *, rngs: nnx.Rngs
@@ -62,7 +64,7 @@ class Block(nnx.Module):
         common: dict[str, Any] = {"dtype": config.dtype, "rngs": rngs}
         middle = outputs // 4 if config.bottleneck else outputs
         sizes = (1, 3, 1) if config.bottleneck else (3, 3)
-        at = 1 if config.bottleneck else 0  # the one that strides
+        at = 1 if config.bottleneck else 0  # the convolution that has the stride
         widths = [inputs, *[middle] * (len(sizes) - 1), outputs]
         parts = zip(widths[:-1], widths[1:], sizes, strict=True)
         self.parts = nnx.List([
@@ -76,20 +78,23 @@ class Block(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map images of `inputs` channels to smaller ones of `outputs`."""
+        """Map `[B, height, width, inputs]` to `[B, height / stride, width / stride, outputs]`."""
         y = x
         for i, part in enumerate(self.parts):
             y = part(jax.nn.relu(y) if i else y)
         if self.shortcut is not None:
             x = self.shortcut(x)
-        elif self.stride != 1 or self.more:  # "option A": every second pixel, and channels of zeros
+        elif self.stride != 1 or self.more:  # the paper's option A: strides, and channels of zeros
             around = (self.more // 2, self.more - self.more // 2)
             x = jnp.pad(x[:, :: self.stride, :: self.stride], [(0, 0)] * 3 + [around])
         return jax.nn.relu(x + y)
 
 
 class ResNet(nnx.Module):
-    """Images in, a score for each class out. After `eval()` its norms use running statistics."""
+    """A residual network that maps images to class logits.
+
+    After `eval()` its norms use running statistics.
+    """
 
     def __init__(self, config: ResNetConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
@@ -111,7 +116,7 @@ class ResNet(nnx.Module):
         """Map images `[B, height, width, channels]` to float32 logits `[B, classes]`."""
         x = jax.nn.relu(self.stem(images))
         if not self.config.small:
-            around: Any = ((1, 1), (1, 1))  # as PyTorch: "SAME" is (0, 1)
+            around: Any = ((1, 1), (1, 1))  # as in PyTorch; "SAME" would be (0, 1)
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=around)
         for stage in self.stages:
             for block in stage:

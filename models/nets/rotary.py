@@ -1,4 +1,4 @@
-"""Rotary positions, and how Llama 3.1 stretches them over longer contexts."""
+"""Rotary positions, and Llama 3.1's scaling of them for longer contexts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """Slow turns get slower by `factor`; a wave is slow if fewer than `low` fit the `context`.
+    """Llama 3.1's scaling of rotary frequencies.
 
-    Those of which more than `high` fit stay as they are, and between the two it is a blend.
-    `context` is what the model was first trained on. Source: "The Llama 3 Herd of Models",
+    A frequency with fewer than `low` periods in `context` is divided by `factor`. One with more
+    than `high` periods is unchanged. Between the two, the result is a linear blend. `context` is
+    the context length of the original training. Source: "The Llama 3 Herd of Models",
     arXiv:2407.21783.
     """
 
@@ -26,13 +27,13 @@ class Stretch:
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """Positions by turning pairs of elements (arXiv:2104.09864)."""
+    """Rotary positions, which rotate pairs of elements (arXiv:2104.09864)."""
 
     base: float = 10_000.0
     stretch: Stretch | None = None
 
     def angles(self, positions: jax.Array, head_width: int) -> jax.Array:
-        """Map positions `[B, T]` to float32 angles `[B, T, E / 2]`, one for each pair."""
+        """Map positions `[B, T]` to float32 angles `[B, T, E / 2]`, one per pair of elements."""
         turns = self.base ** -(jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width)
         if self.stretch is not None:
             s = self.stretch
@@ -43,7 +44,7 @@ class Rotary:
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Turn the pairs (i, i + E/2) of `x` `[B, T, heads, E]` by `angles` `[B, T, E / 2]`."""
+    """Rotate the pairs (i, i + E/2) of `x` `[B, T, heads, E]` by `angles` `[B, T, E / 2]`."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -1,4 +1,4 @@
-"""What a decoder is told of rows into which several documents are packed."""
+"""Segments, positions and weights of rows that hold several packed documents."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import jax.numpy as jnp
 
 
 def unpacked(marked: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Tokens, and options of a decoder's loss by which each document is read as if it were alone.
+    """Return the tokens, and options of `Decoder.loss` that keep documents independent.
 
     Args:
-      marked: integers `[B, T + 1]`; a token that begins a document is there as `~token`. Of an
-        unsigned type there are no marks, and no options: a row is one document.
+      marked: integers `[B, T + 1]`, in which the first token of a document is stored as `~token`.
+        An unsigned dtype has no marks: each row is one document, and there are no options.
 
     Returns:
-      Tokens `[B, T + 1]`, int32. And `segments` and `positions`, `[B, T]`, of those that are read:
-        positions count from 0 in each document; and `weights` `[B, T]`, float32: 0 where the next
-        token begins a document, and is not to be predicted.
+      The tokens, int32 `[B, T + 1]`, and a dictionary with:
+        `segments`, int32 `[B, T]`: the number of each input token's document in its row;
+        `positions`, int32 `[B, T]`: the position of each input token in its document, from 0;
+        `weights`, float32 `[B, T]`: 0 where the next token begins a document, else 1.
     """
     if jnp.issubdtype(marked.dtype, jnp.unsignedinteger):
         return marked.astype(jnp.int32), {}

@@ -1,4 +1,4 @@
-"""Self-attention: queries, keys and values of one sequence, with a cache if wanted."""
+"""Self-attention with an optional cache of keys and values."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from models.nets.rotary import rotate
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What all layers are told of the tokens: the same for each."""
+    """Data about the tokens that is the same for all layers."""
 
-    positions: jax.Array | None = None  # [B, T], where queries are among the keys
-    angles: jax.Array | None = None  # [B, T, E / 2], of rotary positions
-    segments: jax.Array | None = None  # [B, T]
-    lengths: jax.Array | None = None  # [B], of what is cached
+    positions: jax.Array | None = None  # [B, T], the index of each query among the keys
+    angles: jax.Array | None = None  # [B, T, E / 2], angles of rotary positions
+    segments: jax.Array | None = None  # [B, T], the document of each token
+    lengths: jax.Array | None = None  # [B], the number of cached tokens
 
 
 class SelfAttention(nnx.Module):
-    """Heads of queries that share `kv_heads` heads of keys and values."""
+    """Self-attention, in which the query heads share `kv_heads` heads of keys and values."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SelfAttention(nnx.Module):
     def __call__(
         self, x: jax.Array, context: Context, cached: tuple[jax.Array, jax.Array] | None = None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Map `[B, T, D]` to the same, and what is cached to what is after these tokens."""
+        """Map `[B, T, D]` to the same shape, and add these tokens to the cached keys and values."""
         query = constrained(self.query(x), "batch", None, "heads", None)
         key = constrained(self.key(x), "batch", None, "kv_heads", None)
         value = constrained(self.value(x), "batch", None, "kv_heads", None)

@@ -1,4 +1,4 @@
-"""What settings of models of several kinds have in common."""
+"""Settings that several kinds of models have in common."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def dtype_setting() -> Any:
-    """The type in which a model computes; its parameters are float32."""
-    return setting("float32", "Of the computation.", choices=DTYPES)
+    """Make the setting for the dtype of a model's computation. Parameters are float32."""
+    return setting("float32", "dtype of the computation; parameters are float32.", choices=DTYPES)

@@ -1,11 +1,13 @@
-"""The symplectic adjoint: the exact gradient of a flow, holding one evaluation of a field at once.
+"""The symplectic adjoint: the exact gradient of an ODE flow with little memory.
 
-A flow by Runge and Kutta's fourth order keeps its states alone. On the way back each step makes its
-four stages again, and then pulls the cotangent through the field at one stage after another, so
-that what a single evaluation keeps is all that is live besides. The result is the gradient of the
-steps that were taken, not of the equation. Source: Matsubara, Miyatake, Yaguchi, "Symplectic
-adjoint method for exact gradient of neural ODE with minimal memory", arXiv:2102.09750, section 3;
-Sanz-Serna, "Symplectic Runge-Kutta schemes for adjoint equations", SIAM Review 58(1), 2016.
+The forward pass is RK4 (Runge-Kutta of order 4) and saves only its states. In the backward pass
+each step recomputes its four stages. Then it pulls the cotangent back through the field at one
+stage after the other, so the residuals of only one evaluation of the field are live at a time. The
+result is the gradient of the discrete steps, not of the equation.
+
+Sources: Matsubara, Miyatake, Yaguchi, "Symplectic adjoint method for exact gradient of neural ODE
+with minimal memory", arXiv:2102.09750, section 3; Sanz-Serna, "Symplectic Runge-Kutta schemes for
+adjoint equations", SIAM Review 58(1), 2016.
 """
 
 from __future__ import annotations
@@ -21,32 +23,36 @@ import xform
 
 Field = Callable[[Any, Any, Any], Any]
 
-# Where a stage is in its step, and how far from its start it goes along the stage before.
+# The time of each stage as a fraction of its step. A stage's state is the start of the step, moved
+# by this fraction along the slope of the stage before it.
 _PLACES = (0.0, 1 / 2, 1 / 2, 1.0)
 _WEIGHTS = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
 def symplectic_flow(field: Field, params: Any, x: Any, time: float, steps: int) -> Any:
-    """Follow `dx/dt = field(params, t, x)` for a time, by equal steps of fourth order.
+    """Integrate `dx/dt = field(params, t, x)` from 0 to `time`, with equal RK4 steps.
 
-    Its value is that of `models.nets.ode.flow`, its gradient that of `flow` to rounding.
+    The value is that of `models.nets.ode.flow`, and so is the gradient up to rounding.
 
     Args:
       field: a pure function of parameters, a time and a state.
       params: a pytree of arrays.
       x: the state at time 0, a pytree of arrays.
-      time: how long; a number.
-      steps: how many, at least 1.
+      time: the integration time, a number.
+      steps: the number of steps, at least 1.
 
-    Cost: backward, each step runs the field eight times and pulls through it four times. Held are
-    `steps + 5` states, and what one evaluation of the field keeps.
+    Returns:
+      The state at `time`.
+
+    Cost: in the backward pass, each step evaluates the field eight times and its pullback four
+    times. Memory holds `steps + 5` states, and the residuals of one evaluation of the field.
     """
     return _states(field, params, x, time, steps)[0]
 
 
 def _states(field: Field, params: Any, x: Any, time: float, steps: int) -> tuple[Any, Any]:
-    """The last state, and a stack of the states before each step."""
+    """Return the last state, and the stacked states before each step."""
     h = time / steps
 
     def step(x: Any, i: jax.Array) -> tuple[Any, Any]:
@@ -57,14 +63,14 @@ def _states(field: Field, params: Any, x: Any, time: float, steps: int) -> tuple
 
 
 def _ahead(x: Any, h: float, weights: tuple[float, ...], slopes: list[Any]) -> Any:
-    """A state moved along slopes."""
+    """Return `x + h * sum(weight * slope)`."""
     for weight, slope in zip(weights, slopes, strict=True):
         x = jax.tree.map(lambda x, k, w=weight: x + w * h * k, x, slope)
     return x
 
 
 def _stages(field: Field, params: Any, t: Any, h: float, x: Any) -> tuple[list[Any], list[Any]]:
-    """The states of a step's four stages, and the slopes there."""
+    """Return the states of a step's four stages, and their slopes."""
     states, slopes = [x], [field(params, t, x)]
     for place in _PLACES[1:]:
         states.append(_ahead(x, h, (place,), slopes[-1:]))
@@ -88,7 +94,7 @@ def _backward(field: Field, time: float, steps: int, kept: Any, ct: Any) -> tupl
         for place, after, weight, state in zip(
             _PLACES[::-1], (0.0, *_PLACES[:0:-1]), _WEIGHTS[::-1], states[::-1], strict=True
         ):
-            # What comes to this stage's slope: from the step's end, and from the next stage.
+            # The cotangent of this stage's slope: from the step's end, and from the next stage.
             seed = jax.tree.map(lambda c, w=weight: w * h * c, ct)
             if later is not None:
                 seed = jax.tree.map(lambda s, c, a=after: s + a * h * c, seed, later)

@@ -1,7 +1,7 @@
-"""A U-Net: down to small images of many channels and up again, with what was seen on the way.
+"""A U-Net: an encoder to small images of many channels, and a decoder with skip connections.
 
-Source: Ronneberger et al., "U-Net", arXiv:1505.04597; images keep their size, and each
-convolution has a batch norm, as in most later implementations.
+Source: Ronneberger et al., "U-Net", arXiv:1505.04597. As in most later implementations,
+convolutions keep the size of images, and each has a batch norm.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from models.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class UNetConfig:
-    """Sizes; each level has half the side of the one before."""
+    """Settings of a U-Net. Each level has half the side length of the one before."""
 
-    channels: int = setting(3, "Of a picture; without it, as many as the data has.", **SIZE)
+    channels: int = setting(3, "Channels of a picture; by default those of the data.", **SIZE)
     widths: tuple[int, ...] = setting((16, 32, 64), "Channels of each level.", **SIZE)
-    classes: int = setting(2, "Classes; without it, as many as the data has.", **SIZE)
+    classes: int = setting(2, "Number of classes; by default those of the data.", **SIZE)
     dtype: str = dtype_setting()
 
     def __post_init__(self) -> None:
         if not self.widths:
-            raise ValueError("widths () are of no level")
+            raise ValueError("widths is empty: it must have an entry for each level")
 
 
 class Pair(nnx.Module):
-    """Two convolutions."""
+    """Two normed convolutions, each followed by a ReLU."""
 
     def __init__(self, inputs: int, outputs: int, **common: Any) -> None:
         self.first = NormedConvolution(inputs, outputs, 3, **common)
@@ -46,7 +46,10 @@ class Pair(nnx.Module):
 
 
 class UNet(nnx.Module):
-    """Images in, a score for each class at each pixel out. `eval()` as of a ResNet."""
+    """A U-Net that maps images to class logits at each pixel.
+
+    After `eval()` its norms use running statistics.
+    """
 
     def __init__(self, config: UNetConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
@@ -63,7 +66,10 @@ class UNet(nnx.Module):
         self.head = nnx.Conv(c.widths[0], c.classes, (1, 1), **metadata, **common)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Map images `[B, height, width, channels]` to logits `[B, height, width, classes]`."""
+        """Map images `[B, height, width, channels]` to logits `[B, height, width, classes]`.
+
+        The logits are float32.
+        """
         x, seen = images, []
         for i, pair in enumerate(self.down):
             x = pair(nnx.max_pool(x, (2, 2), strides=(2, 2)) if i else x)

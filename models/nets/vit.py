@@ -1,4 +1,4 @@
-"""A vision transformer: an image's patches as tokens, and one more that gathers the answer.
+"""A vision transformer: the patches of an image as tokens, and one more token for its class.
 
 Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929.
 """
@@ -27,22 +27,26 @@ from models.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
-    """Sizes, and how to compute."""
+    """Settings of a vision transformer: sizes, and options of the computation."""
 
-    image: int = setting(32, "Pixels of a side; without it, as the data has.", **SIZE)
-    patch: int = setting(4, "Pixels of a side of a patch.", **SIZE)
-    width: int = setting(128, "Of the residual stream.", **SIZE)
-    depth: int = setting(4, "Layers.", **SIZE)
-    heads: int = setting(4, "Heads of queries.", **SIZE)
-    hidden: int = setting(512, "Of the perceptrons.", **SIZE)
-    classes: int = setting(10, "Classes; without it, as many as the data has.", **SIZE)
-    channels: int = setting(3, "Of a picture; without it, as many as the data has.", **SIZE)
-    epsilon: float = setting(1e-12, "What norms add to a variance.", above=0, change="never")
-    dropout: float = setting(0.0, "Share of vectors' elements zeroed in training.", least=0, most=1)
-    chunk: int = setting(256, "Queries whose scores are in memory at once.", least=1)
-    scan: bool = setting(True, "Loop over stacked layers, or write them out.", change="never")
+    image: int = setting(32, "Side of a picture in pixels; by default that of the data.", **SIZE)
+    patch: int = setting(4, "Side of a patch in pixels.", **SIZE)
+    width: int = setting(128, "Width of the model (residual stream or state).", **SIZE)
+    depth: int = setting(4, "Number of layers.", **SIZE)
+    heads: int = setting(4, "Number of attention heads (of queries).", **SIZE)
+    hidden: int = setting(512, "Hidden width of the perceptrons.", **SIZE)
+    classes: int = setting(10, "Number of classes; by default those of the data.", **SIZE)
+    channels: int = setting(3, "Channels of a picture; by default those of the data.", **SIZE)
+    epsilon: float = setting(
+        1e-12, "Constant added to variances in norms.", above=0, change="never"
+    )
+    dropout: float = setting(0.0, "Dropout rate in training.", least=0, most=1)
+    chunk: int = setting(256, "Queries whose attention scores are in memory at once.", least=1)
+    scan: bool = setting(True, "Loop over stacked layers, or unroll them.", change="never")
     remat: str | None = setting(
-        None, "What a remat region around each layer saves; none without.", choices=tuple(POLICIES)
+        None,
+        "Policy of a remat region around each layer; without it there are no regions.",
+        choices=tuple(POLICIES),
     )
     dtype: str = dtype_setting()
 
@@ -50,11 +54,11 @@ class ViTConfig:
         if self.image % self.patch:
             raise ValueError(f"patch {self.patch} does not divide image {self.image}")
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
 
 
 class ViT(nnx.Module):
-    """Images in, a score for each class out."""
+    """A vision transformer that maps images to class logits."""
 
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config

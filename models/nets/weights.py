@@ -1,7 +1,8 @@
-"""Weights by the names and in the layouts of other implementations, into a model and out of it.
+"""Convert weights between our models and other implementations.
 
-A table says, for each parameter of a model, what it is called there. What are many arrays there,
-one for each layer or expert, may be one array here, with leading axes.
+A table maps the name of each parameter here to its name and layout there, in the other
+implementation. Many arrays there, one for each layer or expert, may be one array here, with leading
+axes.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ def _matrix(array: Array, inputs: int) -> Array:
 
 
 def _enlarging(array: Array) -> Array:
-    """Of a transposed convolution: PyTorch's kernels are ours mirrored."""
+    """Convert the kernel of a transposed convolution: PyTorch's kernels are ours mirrored."""
     return array.transpose(2, 3, 0, 1)[::-1, ::-1]
 
 
-# From there, up to a reshape; and back, of an array whose first so many axes are inputs.
+# For each layout: a function that converts an array from there to here, up to a reshape; and one
+# that converts it back, given the number of leading axes that are inputs.
 LAYOUTS: dict[str, tuple[Callable[[Array], Array], Callable[[Array, int], Array]]] = {
     "same": (lambda x: x, lambda x, _: x),
     "flat": (lambda x: x, lambda x, _: x.reshape(-1)),
@@ -44,13 +46,21 @@ LAYOUTS: dict[str, tuple[Callable[[Array], Array], Callable[[Array, int], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """What a parameter is called there, with {} for each number of a layer or an expert."""
+    """The name and layout of a parameter there.
+
+    Attributes:
+      text: its name, with {} for the index of a layer or expert.
+      layout: its layout, a key of `LAYOUTS`.
+      inputs: the number of leading axes here that are inputs.
+      part, parts: the parameter is part number `part` of `parts` parameters here that are one
+        array there, concatenated along its last axis.
+    """
 
     text: str
     layout: str = "flat"
     inputs: int = 1
-    part: int = 0  # which of ...
-    parts: int = 1  # ... several that are one array there, side by side
+    part: int = 0
+    parts: int = 1
 
 
 Table = Mapping[str, Name]
@@ -62,10 +72,16 @@ def fill(
     source: Mapping[str, Array],
     put: Callable[[str, Array], Any] = lambda _, array: jnp.asarray(array),
 ) -> Any:
-    """A model like `model`, which may be abstract, with the weights of `source`.
+    """Return a model like `model` with the weights of `source`.
 
-    Each parameter has its dtype from `model`; `put` makes an array of a device, or of several, of
-    the parameter's name here and its value.
+    Args:
+      model: the model, which may be abstract. It decides the dtype of each parameter.
+      table: the names and layouts in `source`.
+      source: arrays by their names there.
+      put: makes a JAX array, possibly sharded, from a parameter's name here and its value.
+
+    Raises:
+      InputError: an array is missing, or has another size.
     """
     graphdef, state = nnx.split(model)
     filled: list[Any] = []
@@ -82,7 +98,7 @@ def fill(
 
 
 def called(model: Any, table: Table) -> set[str]:
-    """What all weights of a model, which may be abstract, are called there."""
+    """Return the names there of all weights of a model, which may be abstract."""
     names: set[str] = set()
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         here, numbers = _named(path)
@@ -92,7 +108,7 @@ def called(model: Any, table: Table) -> set[str]:
 
 
 def taken(model: Any, table: Table) -> Iterator[tuple[str, Array]]:
-    """The weights of a model, under the names and in the layouts of there."""
+    """Iterate over the weights of a model, with their names and layouts there."""
     parts: dict[str, dict[int, Array]] = {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         here, numbers = _named(path)
@@ -108,22 +124,22 @@ def taken(model: Any, table: Table) -> Iterator[tuple[str, Array]]:
 
 
 def _named(path: tuple[Any, ...]) -> tuple[str, Shape]:
-    """A parameter's name in a table, and the numbers of the layers on the way to it."""
+    """Split a path into a parameter's name in a table, and the indices of layers in the path."""
     words = [str(word) for word in path if not isinstance(word, int)]
     return ".".join(words), tuple(word for word in path if isinstance(word, int))
 
 
 def _lead(name: Name, numbers: Shape, shape: Shape) -> Shape:
-    """Sizes of the leading axes that are many arrays there."""
+    """Return the sizes of the leading axes here that are separate arrays there."""
     return shape[: name.text.count("{}") - len(numbers)]
 
 
 def _read(source: Mapping[str, Array], name: Name, numbers: Shape, shape: Shape) -> Array:
     text = name.text.format(*numbers)
     if text not in source:
-        raise InputError(f"the weights have no {text}: they are of another model")
+        raise InputError(f"the weights have no array {text}: they are of another model")
     array = LAYOUTS[name.layout][0](source[text])
     array = np.split(array, name.parts, axis=-1)[name.part]
     if array.size != math.prod(shape):
-        raise InputError(f"{text} has {array.size} elements, and {math.prod(shape)} are needed")
+        raise InputError(f"{text} has {array.size} elements, but the model has {math.prod(shape)}")
     return array.reshape(shape)

@@ -1,4 +1,4 @@
-"""Tokens of documents, written once: `python -m models data --data TEXT --out FOLDER`."""
+"""Tokenize documents once: `python -m models data --data TEXT --out FOLDER`."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from models.train.display import Output
 
 @dataclasses.dataclass(frozen=True)
 class Preparing:
-    """What to prepare, and how."""
+    """Settings of the command."""
 
     data: Path | None = setting(
-        None, "Text, JSON lines (.gz, .zst), Parquet, Arrow, or a folder of them; without it, the"
-        " sources of Python's own standard library.",
+        None, "Text, JSON lines, Parquet or Arrow file (.gz and .zst too), or a folder of them;"
+        " by default the source files of Python's standard library.",
     )  # fmt: skip
-    out: Path | None = setting(None, "Folder to make.")
-    tokenizer: str = setting("bytes", "bytes, bpe:8192 to train one, or a tokenizer.json.")
-    column: str = setting(COLUMN, "Where tables and JSON have the text.")
-    validation: float = setting(VALIDATION, "Share of documents held back.", above=0, most=0.5)
-    shard: int = setting(SHARD, "Tokens in a file.", least=1)
+    out: Path | None = setting(None, "Folder to create.")
+    tokenizer: str = setting(
+        "bytes", "Tokenizer: bytes, bpe:8192 to train one, or the path of a tokenizer.json."
+    )
+    column: str = setting(COLUMN, "Column of tables, or field of JSON lines, with the text.")
+    validation: float = setting(VALIDATION, "Share of documents for validation.", above=0, most=0.5)
+    shard: int = setting(SHARD, "Approximate number of tokens in a file.", least=1)
 
 
 def main(arguments: list[str]) -> int:
-    """Write the tokens of documents to a folder that `train --data` takes."""
+    """Tokenize documents into a folder for `train --data`."""
     parser = Parser(prog="python -m models data", description=main.__doc__)
     parser.add_settings(Preparing())
     asked = replaced(Preparing(), parser.parse(arguments), by_flag=True)
     if asked.out is None:
-        raise InputError("--out is missing: name the folder to make")
+        raise InputError("--out is missing: name the folder to create")
     counts = prepare(
         asked.data,
         asked.out,

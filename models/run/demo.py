@@ -1,8 +1,9 @@
-"""The whole path in a few minutes on two CPU cores: `python -m models demo`.
+"""A demonstration that takes a few minutes on two CPU cores: `python -m models demo`.
 
-Prints the memory of the gradient under each policy, learns words (byte-level BPE) and trains a
-small GPT-2 on the sources of the Python standard library within a budget, samples from it, compares
-the memory of the step with that of `jax.grad`, and writes plots and figures to a folder.
+It prints the memory of the gradient under each policy, trains a tokenizer (byte-level BPE) and a
+small GPT-2 on the source files of the Python standard library within a memory budget, samples from
+the model, and compares the memory of the training step with that of `jax.grad`. It writes plots and
+numbers to a folder.
 """
 
 from __future__ import annotations
@@ -45,16 +46,19 @@ BATCH = 16
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """What may be chosen."""
+    """Settings of the command."""
 
-    out: Path = setting(Path("experiments/demo"), "Folder for plots.")
-    steps: int = setting(300, "Updates to train for.", least=1)
-    policy: str = setting("budget:100MiB", "What the backward pass keeps.")
-    max_seconds: float = setting(360.0, "Stop training after this time.", least=1)
+    out: Path = setting(Path("experiments/demo"), "Folder for plots and numbers.")
+    steps: int = setting(300, "Number of training steps.", least=1)
+    policy: str = setting("budget:100MiB", "What the backward pass saves, as for `train`.")
+    max_seconds: float = setting(360.0, "Stop training after this many seconds.", least=1)
 
 
 def peaks(run: TextRun, plan: xform.Plan) -> dict[str, Any]:
-    """The memory of a step by `jax.grad`, and of the step by a plan; both reuse their state."""
+    """Report the memory of a step with `jax.grad`, and of the step with a plan.
+
+    Both donate their state.
+    """
     gradient = jax.value_and_grad(make_loss(run.model), has_aux=True)
 
     def usual(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Array]:
@@ -71,7 +75,7 @@ def peaks(run: TextRun, plan: xform.Plan) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Memory table, training within a budget, sample and plots of a small GPT-2."""
+    """Measure, train, sample from and plot a small GPT-2 within a memory budget."""
     parser = Parser(prog="python -m models demo", description=main.__doc__)
     parser.add_settings(Demo())
     demo = replaced(Demo(), parser.parse(arguments), by_flag=True)
@@ -98,7 +102,7 @@ def main(arguments: list[str]) -> int:
             outcome = train(run, console)
         except InputError as error:
             raise InputError(
-                f"{error}; what of these options the demo lacks, python -m models train has"
+                f"{error} (options that the demo lacks are options of python -m models train)"
             ) from None
         records = read_records(run.out / LOG)
         words = load_words(run.out / TOKENIZER)
@@ -116,17 +120,17 @@ def main(arguments: list[str]) -> int:
     )
     model = nnx.merge(nnx.graphdef(abstract(MODEL)), outcome.state.params)
     (text,) = texts(model, Sampling(temperature=0.7, length=150), words)
-    console.print(Panel(text, title="a sample", highlight=False))
+    console.print(Panel(text, title="sample", highlight=False))
 
     count = parameter_count(model) / 1e6
     reports = peaks(run, plan)
     sizes = {name: report.total_bytes for name, report in reports.items()}
-    found = ", ".join(f"{mebibytes(size)} by {name}" for name, size in sizes.items())
-    console.print(f"The peak of a step: {found}.")
+    found = ", ".join(f"{mebibytes(size)} with {name}" for name, size in sizes.items())
+    console.print(f"Peak memory of a step: {found}.")
     title = f"A GPT-2 of {count:.1f} M parameters learns the source of Python"
     plot_losses(records, out / "loss.png", title)
     plot_memory(rows, out / "memory.png", f"What each policy saves: {shape}")
-    plot_peaks(reports, out / "peak.png", "A step's memory: what is live, and for what at its peak")
+    plot_peaks(reports, out / "peak.png", "Live memory of a step, and its categories at the peak")
     results = {
         "steps": outcome.step,
         "validation_bits_per_byte": {"first": judged[0], "last": judged[-1]},

@@ -1,4 +1,4 @@
-"""A trained model in a folder: `python -m models export --out RUN --to FOLDER`."""
+"""Write a trained model to a folder: `python -m models export --out RUN --to FOLDER`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from models.settings import replaced, setting
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What goes where."""
+    """Settings of the command."""
 
     out: Path = setting(Path("runs/tiny"), "Folder of the run.")
-    to: Path = setting(Path("exported"), "Folder to make.")
+    to: Path = setting(Path("exported"), "Folder to create.")
     format: str = setting(
         "huggingface",
-        "What reads it: `transformers`, or JAX, as a function that needs no code of the model.",
+        "huggingface: a folder for `transformers`; jax: a `jax.export` function, which runs without"
+        " the model's code.",
         choices=("huggingface", "jax"),
     )
-    dtype: str = setting("float32", "Of the weights there.", choices=("float32", "bfloat16"))
+    dtype: str = setting("float32", "dtype of the saved weights.", choices=("float32", "bfloat16"))
     platform: tuple[str, ...] = setting(
-        (), "Of jax: where it will run, cpu, cuda, rocm or tpu, each by a flag; here without it."
+        (),
+        "Platform of the jax format: cpu, cuda, rocm or tpu; repeat the flag for several. The"
+        " default is the platform of this machine.",
     )
 
 
 def main(arguments: list[str]) -> int:
-    """Write the model of a run's newest checkpoint."""
+    """Write the model of a run's newest checkpoint to a folder."""
     parser = Parser(prog="python -m models export", description=main.__doc__)
     parser.add_settings(Export())
     asked = replaced(Export(), parser.parse(arguments), by_flag=True)

@@ -1,4 +1,4 @@
-"""Command lines: a flag for each setting of a tree, and errors of one line."""
+"""Command-line parsing: a flag for each setting, and one-line errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from models.settings import leaves, literal, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that knows the settings of a tree, and whose errors are `InputError`s."""
+    """A parser with a flag for each setting, which raises `InputError`s."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def add_settings(self, *trees: Any) -> None:
-        """A flag for each setting of any tree, in a group for each section; none has a default."""
+        """Add a flag for each setting of the trees, in one group per section.
+
+        A flag that is not given is absent from the result of `parse`.
+        """
         groups: dict[tuple[str, ...], Any] = {}
         settings = {leaf.name: leaf for tree in reversed(trees) for leaf in leaves(tree)}
         for leaf in settings.values():
@@ -30,7 +33,7 @@ class Parser(argparse.ArgumentParser):
             elif leaf.kind is tuple:
                 options |= {"action": "append", "metavar": "N,N" if leaf.item is int else "TEXT"}
             else:
-                # A path stays a text: what `Path("")` was is no longer known.
+                # A path stays a string, so that "" can be refused: `Path("")` is `Path(".")`.
                 options["type"] = leaf.kind if leaf.kind in (int, float) else str
                 options["metavar"] = "PATH" if options["type"] is not leaf.kind else "N"
                 if leaf.kind is str:
@@ -40,16 +43,16 @@ class Parser(argparse.ArgumentParser):
             )
 
     def parse(self, arguments: list[str]) -> dict[str, Any]:
-        """What was given, by name; an unknown flag is refused with the nearest one."""
+        """Return the given values by name. An unknown flag is an error with the nearest flag."""
         found, unknown = self.parse_known_args(arguments)
         if unknown:
-            # Dashes are no likeness.
+            # Leading dashes must not count as similarity.
             names = [name.removeprefix("--") for name in self._option_string_actions]
             near = nearest(unknown[0].partition("=")[0].removeprefix("--"), names, 0.6)
             near = near.replace("mean ", "mean --")
-            raise InputError(f"{unknown[0]!r} is not known{near}")
+            raise InputError(f"unknown argument {unknown[0]!r}{near}")
         return vars(found)
 
     def error(self, message: str) -> NoReturn:
-        """Refuse a command line."""
+        """Raise an `InputError`, where argparse would end the program."""
         raise InputError(message)

@@ -22,7 +22,13 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One way to differentiate; by layout ("scanned", "unrolled") bytes and FLOPs recomputed."""
+    """Measurements of one way to differentiate, by layout ("scanned", "unrolled").
+
+    Attributes:
+      name: the transform and the policy.
+      temp_bytes: temporary memory of the compiled gradient.
+      flops_recomputed: FLOPs beyond those with `save_everything`.
+    """
 
     name: str
     temp_bytes: dict[str, int]
@@ -32,9 +38,8 @@ class Row:
 def measure(config: DecoderConfig, batch: int) -> list[Row]:
     """Compile the gradient of the loss from shapes, once for every policy and layout.
 
-    The first rows are `jax.grad` and `xform.grad` of the model without remat regions, the others
-    have one around each layer. FLOPs recomputed are those beyond
-    the row that saves everything. `batch` is in sequences of `config.context` tokens.
+    The first rows are `jax.grad` and `xform.grad` of the model without remat regions. In the others
+    each layer is a remat region. `batch` counts sequences of `config.context` tokens.
     """
     ways: list[tuple[str, Callable[..., Any], str | None]] = [
         ("jax.grad", jax.grad, None),
@@ -79,9 +84,9 @@ def _report(config: DecoderConfig, batch: int, transform: Callable[..., Any]) ->
 
 
 def table(rows: list[Row], title: str) -> Table:
-    """The rows for a terminal: MiB and GFLOP."""
+    """Make a table of the rows for a terminal, in MiB and GFLOP."""
     result = Table(title=title, title_justify="left")
-    result.add_column("gradient, what each layer saves")
+    result.add_column("gradient, policy of each layer")
     for layout in ("scanned", "unrolled"):
         result.add_column(f"{layout}\ntemp MiB", justify="right")
         result.add_column("recomputed\nGFLOP", justify="right")

@@ -1,4 +1,4 @@
-"""The pictures of a run: its losses, the memory of each policy, and what is live in a step."""
+"""Plots of a run: its losses, the memory of each policy, and the live memory of a step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 130,
 }
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
-# Categories of a report, with the colours that its own pictures give them; the rest is grey.
+# Categories of a memory report, in the colours of its own plots. Other categories are grey.
 CATEGORIES = {
     "parameter": "#15407f",
     "optimizer state": "#6cc3ee",
@@ -39,7 +39,7 @@ CATEGORIES = {
 
 
 def plot_losses(records: list[Record], path: Path, title: str) -> None:
-    """Training loss of every step and validation loss at intervals, in bits per byte."""
+    """Plot the training loss of every step and the validation losses, in bits per byte."""
     steps = np.array([r["step"] for r in records if "loss" in r])
     losses = np.array([r["loss"] / math.log(2) for r in records if "loss" in r])
     judged = [r for r in records if "validation_bits_per_byte" in r]
@@ -70,7 +70,7 @@ def plot_losses(records: list[Record], path: Path, title: str) -> None:
 
 
 def plot_memory(rows: list[Row], path: Path, title: str) -> None:
-    """Temporary memory of the compiled gradient: a pair of bars for each policy."""
+    """Plot the temporary memory of the compiled gradient, with a pair of bars for each policy."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.6, 5), layout="constrained")
         height = 0.38
@@ -100,7 +100,7 @@ def plot_memory(rows: list[Row], path: Path, title: str) -> None:
 
 
 def plot_peaks(reports: Mapping[str, Any], path: Path, title: str) -> None:
-    """Memory reports of a step in several ways: live bytes, and what they are for at the peak."""
+    """Plot memory reports of a step: live bytes over time, and their categories at the peak."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(9.6, 4.4), width_ratios=(3, 2), sharey=True, layout="constrained"
@@ -119,7 +119,7 @@ def plot_peaks(reports: Mapping[str, Any], path: Path, title: str) -> None:
                 right.bar(name, size, 0.6, floor, color=fill, label=label)
                 floor += size
         figure.suptitle(title, x=0.01, ha="left")
-        left.set(xlabel="part of the step that is done, in %", ylabel="live MiB", xlim=(0, 100))
+        left.set(xlabel="progress of the step in %", ylabel="live MiB", xlim=(0, 100))
         left.legend(frameon=False)
         right.grid(visible=False, axis="x")
         right.legend(frameon=False, bbox_to_anchor=(1, 1), loc="upper left", reverse=True)

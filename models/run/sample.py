@@ -1,4 +1,4 @@
-"""Text from a trained model: `python -m models sample --out FOLDER --prompt TEXT`."""
+"""Generate text with a trained model: `python -m models sample --out FOLDER --prompt TEXT`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,27 @@ BYTES = Bytes()
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """What to draw from a run."""
+    """Settings of the command."""
 
     out: Path = setting(Path("runs/tiny"), "Folder of the run.")
     prompt: str = setting("def ", "Text to continue.")
-    length: int = setting(400, "Tokens to add.", least=1, most=10**9)
-    samples: int = setting(1, "Continuations, all at once.", least=1, most=10**6)
-    temperature: float = setting(0.8, "0 takes the best token.", least=0)
-    top_k: int = setting(0, "Of so many likeliest tokens; of all if 0.", least=0)
-    top_p: float = setting(1.0, "Of the likeliest, up to this probability.", above=0, most=1)
-    seed: int = setting(0, "Of the draws.", least=0, most=LARGEST_SEED)
+    length: int = setting(400, "Number of tokens to generate.", least=1, most=10**9)
+    samples: int = setting(1, "Number of continuations, generated together.", least=1, most=10**6)
+    temperature: float = setting(
+        0.8, "Temperature of sampling; 0 always takes the most likely token.", least=0
+    )
+    top_k: int = setting(0, "Sample among this many most likely tokens only; 0 for all.", least=0)
+    top_p: float = setting(
+        1.0, "Sample among the most likely tokens with this total probability only.",
+        above=0, most=1,
+    )  # fmt: skip
+    seed: int = setting(0, "Random seed.", least=0, most=LARGEST_SEED)
 
 
 def texts(model: Any, asked: Sampling, tokenizer: Tokenizer = BYTES) -> list[str]:
-    """The prompt and each of its continuations, which go on over the end of a document."""
+    """Return the prompt with each of its continuations, which may span several documents."""
     prompt = tokenizer.prompt(asked.prompt)
-    # A vocabulary may be larger than that of what it was trained on.
+    # The model's vocabulary may be larger than the tokenizer's.
     vocab = min(tokenizer.vocab, model.config.vocab)
     draw = Draw(asked.temperature, asked.top_k, asked.top_p, vocab)
     rows = generate(model, [prompt] * asked.samples, asked.length, draw, asked.seed)

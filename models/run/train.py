@@ -26,45 +26,58 @@ from models.train.mesh import begin_processes, check_batch, mesh_or_none
 from models.train.planned import bounds_peak, one_line, plan_of, policy_of, whole_step
 from models.train.start import Origin, Resume
 
-ABOUT = """Train a model on text, pictures or series through xform's own reverse mode.
+ABOUT = """Train a model on text, pictures or series with xform's reverse mode.
 
-The preset says which model, and so on what it is trained. Settings come from --config, a TOML file,
-and from flags, which win; a run that goes on has those that are in its folder. All of them are
-written to config.toml in the folder of the run.
+The preset names the model, and thereby the kind of data. Settings come from the TOML file --config
+and from flags, which take precedence. A resumed run starts from the settings in its folder. All
+settings are written to config.toml in the folder of the run.
+Defaults are in parentheses; presets have other sizes of the model.
 """
 SIGNALLED = 128
 
 
 def parser() -> Parser:
-    """All flags of the command."""
+    """Make the parser of the command."""
     flags = Parser(prog="python -m models train", description=ABOUT)
     flags.add_argument("--config", metavar="FILE", help="TOML file of settings")
     flags.add_argument("--from", metavar="FOLDER", dest="origin",
-                       help="Hugging Face folder of a GPT-2, Llama or Mixtral to begin with;"
-                       " it says what the model is")  # fmt: skip
+                       help="start from the GPT-2, Llama or Mixtral in this Hugging Face folder,"
+                       " which takes the place of --preset")  # fmt: skip
     flags.add_argument("--coordinator", metavar="HOST:PORT",
-                       help="where the processes of a run meet: at the first one's")  # fmt: skip
-    flags.add_argument("--processes", type=int, metavar="N", help="how many there are")
-    flags.add_argument("--process", type=int, metavar="I", help="which this is, from 0")
-    flags.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    flags.add_argument("--resume-step", type=int, metavar="N", help="go on from this checkpoint")
+                       help="address of the first process of a run of several")  # fmt: skip
+    flags.add_argument("--processes", type=int, metavar="N", help="number of processes of the run")
+    flags.add_argument("--process", type=int, metavar="I", help="index of this process, from 0")
+    flags.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
+    flags.add_argument("--resume-step", type=int, metavar="N",
+                       help="resume from the checkpoint of this step")  # fmt: skip
     flags.add_argument("--override", action="append", default=[], metavar="NAME,NAME",
-                       help="settings that a run that goes on may have others of")  # fmt: skip
+                       help="settings that may differ from those of the resumed run")  # fmt: skip
     flags.add_argument("--dry-run", action="store_true",
                        help="compile the step and print its memory; allocate nothing")  # fmt: skip
     flags.add_argument("--fit", action="store_true",
-                       help="find the largest batches that have room, and stop")  # fmt: skip
-    flags.add_argument("--target", metavar="T", help="a device for --fit and --dry-run, such as"
-                       " tpu:v5e:1x1 or gpu:h100; it need not be here")  # fmt: skip
-    flags.add_argument("--memory", metavar="BYTES", help="of that device, such as 14GiB")
+                       help="find the largest batches that fit in memory, and exit")  # fmt: skip
+    flags.add_argument("--target", metavar="T", help="device for --fit and --dry-run, such as"
+                       " tpu:v5e:1x1 or gpu:h100; it need not be present")  # fmt: skip
+    flags.add_argument("--memory", metavar="BYTES",
+                       help="memory to assume for the device, such as 14GiB")  # fmt: skip
     flags.add_settings(*every_setting())
     return flags
 
 
 def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> RunConfig:
-    """The settings of a run: by its folder, model or preset, then the file, then the flags.
+    """Build the settings of a run.
 
-    Sizes that none of them says, but a preset, are those of the data: see `RunConfig.fitted`.
+    They come from the run's folder, the model or the preset, then from the TOML file, then from the
+    flags. In a new run, sizes that only the preset sets are taken from the data instead, see
+    `RunConfig.fitted`.
+
+    Args:
+      given: the values of flags by name; the entry "config" is removed.
+      resuming: whether to start from the settings in the run's folder.
+      origin: the configuration of a loaded model, in place of a preset.
+
+    Raises:
+      InputError: a setting cannot be used, or there is no run to resume.
     """
     said = {*given} if origin is None else {"vocab", *given}
     base = of_preset(given.get("preset", "tiny"))
@@ -81,7 +94,9 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
         base, document = read_config(text, file, base), parse_toml(text, file)
         said |= {*document, *document.get("model", {})}
         if (preset := given.get("preset", base.preset)) != base.preset:
-            raise InputError(f"--preset {preset}, and {file} has {base.preset}: leave out one")
+            raise InputError(
+                f"--preset is {preset}, but {file} has the preset {base.preset}: remove one of them"
+            )
     refuse_others(base, given)
     run = replaced(base, given, by_flag=True)
     return run if resuming else run.fitted(said)
@@ -97,7 +112,7 @@ def _text(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Train, and say how it ended."""
+    """Train, and return the exit code: 0, or 128 plus the number of a signal."""
     given = parser().parse(arguments)
     begin_processes(*(given.pop(name) for name in ("coordinator", "processes", "process")))
     console = Output(quiet=jax.process_index() > 0)
@@ -107,7 +122,8 @@ def main(arguments: list[str]) -> int:
     target, memory = given.pop("target"), given.pop("memory")
     origin = given.pop("origin")
     if origin and (resuming or "preset" in given):
-        raise InputError("--from begins a run, of the model in its folder: no --preset, --resume")
+        raise InputError("--from starts a new run of the model in its folder: leave out --preset,"
+                         " --resume and --resume-step")  # fmt: skip
     loaded = load(origin) if origin else None
     run = configured(given, resuming, loaded and loaded.config)
     if run.cache is not None:
@@ -128,21 +144,21 @@ def main(arguments: list[str]) -> int:
 
 
 def print_largest(run: RunConfig, target: str | None, memory: str | None, console: Console) -> int:
-    """Print the largest batches as they are found, and which has most units."""
+    """Print the largest batches as they are found, and the flags of the one with most units."""
     found = []
     for one in largest(run, policy_of(run.policy), target, memory):
         console.print(str(one))
         found.append(one)
     most = max(found, key=lambda one: one.units)
     if not most.batch:
-        what = "one window" if most.named else "one of them"
-        raise InputError(f"there is no room for {what}: give --policy auto, or a smaller model")
+        what = "one window" if most.named else "one example"
+        raise InputError(f"no room for {what}: give --policy auto, or a smaller model")
     console.print(f"most {most.unit}: {most.flags}")
     return 0
 
 
 def step_memory(run: RunConfig, target: str | None, memory: str | None) -> Any:
-    """The compiler's account of one step, from shapes alone."""
+    """Report the memory of one step. It is compiled from shapes only."""
     policy, mesh = policy_of(run.policy), mesh_or_none(run.mesh, run.optim.offload_optimizer)
     step, *types = whole_step(run, mesh)
     with one_line():

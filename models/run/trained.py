@@ -1,4 +1,4 @@
-"""The model of a run, as its newest checkpoint has it."""
+"""Load the model of a run from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from models.train.text import TextRun
 
 
 def trained(out: Path) -> tuple[RunConfig, Any]:
-    """The run in a folder, and its model.
+    """Load the settings and the model of the run in a folder.
 
     Raises:
       InputError: there is no checkpoint, or it is damaged.
@@ -39,16 +39,16 @@ def trained(out: Path) -> tuple[RunConfig, Any]:
 
 
 def trained_text(out: Path, asked: str) -> Any:
-    """The model of a run on text.
+    """Load the model of a run on text.
 
     Args:
       out: the folder of the run.
-      asked: for what, in an error.
+      asked: what needs the model, for the error message.
 
     Raises:
-      InputError: as of `trained`, or the run is of another kind.
+      InputError: as for `trained`, or the run is not on text.
     """
     run, model = trained(out)
     if not isinstance(run, TextRun):
-        raise InputError(f"{asked} is of models of text, and that in {out} is trained on {run.on}")
+        raise InputError(f"{asked} needs a model of text, but the run in {out} is on {run.on}")
     return model

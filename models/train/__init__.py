@@ -1,1 +1,1 @@
-"""The training step, its loop, and what a run leaves on disk."""
+"""The training step, the training loop, and the files of a run."""

@@ -1,4 +1,4 @@
-"""The numbers of a run as TensorBoard's events, by the package `tensorboardX`."""
+"""Write the numbers of a run as TensorBoard events, with the package `tensorboardX`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from models.data.extras import needed
 
 
 def check_writer() -> Any:
-    """The package that writes events; `InputError` without it."""
+    """Import the package that writes events; `InputError` if it is not installed."""
     return needed("tensorboardX", "--tensorboard", "tensorboard")
 
 
 class Board:
-    """Events in a folder; those of steps that a run does again are hidden by the new ones."""
+    """A writer of TensorBoard events. It hides older events of steps later than `after`."""
 
     def __init__(self, folder: Path, *, after: int | None) -> None:
         first = 0 if after is None else after + 1
         self._writer = check_writer().SummaryWriter(str(folder), purge_step=first)
 
     def write(self, record: dict[str, Any]) -> None:
-        """A scalar for each number of a record, at its step."""
+        """Write each float of a record as a scalar at its step."""
         for name, value in record.items():
             if name != "step" and isinstance(value, float):
                 self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending events and close the file."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Checksums of arrays that do not depend on how they lie on devices."""
+"""Checksums of arrays that do not depend on their sharding."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their path."""
+    """Return the leaves of a tree by their path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
 
 
 def checksums(leaves: dict[str, jax.Array]) -> dict[str, int]:
-    """A number for each array, in which each bit counts by its place.
+    """Compute a checksum of each array. It depends on the bits and position of each element.
 
-    Each device sums its part; nothing is gathered.
+    Each device sums its own part. Nothing is gathered.
     """
     return {name: int(n) for name, n in jax.device_get(_checksums(leaves)).items()}
 
@@ -41,12 +41,12 @@ def _checksum(x: jax.Array) -> jax.Array:
     for axis, size in enumerate(x.shape):
         index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
         place = place * np.uint32(size % 2**32) + index
-    # Two rounds of a mixer of 32 bits, so that no two changes are likely to cancel in the sum.
+    # Two rounds of a 32-bit mixer make it unlikely that two changes cancel in the sum.
     return jnp.sum(_mixed(bits ^ _mixed(place + np.uint32(1))), dtype=jnp.uint32)
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """A bijection of 32 bits in which each bit of the input changes half of the output's.
+    """Apply a bijection of 32-bit integers. Each input bit flips about half of the output bits.
 
     Source: Chris Wellons, "Prospecting for Hash Functions", 2018, the function lowbias32.
     """
@@ -57,11 +57,11 @@ def _mixed(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
-    """Whether each number of a tree is finite."""
+    """Return whether all floating-point numbers of a tree are finite."""
     floats = [x for x in jax.tree.leaves(brought(tree)) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 
 
 def checksum_of(data: Any) -> int:
-    """The checksum of what JSON can say."""
+    """Compute the checksum of data that JSON can represent."""
     return zlib.crc32(json.dumps(data, sort_keys=True).encode())

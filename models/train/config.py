@@ -1,4 +1,4 @@
-"""The description of a training run: one tree of settings, in a file beside the run."""
+"""The settings of a training run, as one tree. They are saved as a file in the run's folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LARGEST_SEED = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """What a validation found.
+    """The result of a validation.
 
     Attributes:
-      numbers: by their names in the log.
-      said: the same, for people.
+      numbers: the metrics by their names in the log.
+      said: the same as text.
     """
 
     numbers: dict[str, float]
@@ -36,15 +36,15 @@ class Judgement:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(abc.ABC):
-    """A training run: how it trains. What it trains is said by the classes for each kind of data.
+    """Settings of a training run. Each kind of data has a subclass.
 
-    `batch` examples are held at once, `accumulate` times in each step.
+    A step reads `accumulate` batches of `batch` examples, one after the other.
 
     Attributes:
-      on: what the model is trained on.
-      unit: what an example is made of, and what is counted by the second.
-      length_name: the setting that says of how many; "" if an example is one.
-      metric: what a validation is known by in the log; the lowest is the best.
+      on: the kind of data, in messages.
+      unit: the unit in which throughput is counted, such as "tokens".
+      length_name: the setting with the number of units per example; "" if an example is one unit.
+      metric: the metric in the log that compares validations; lower is better.
     """
 
     on: ClassVar[str]
@@ -55,76 +55,89 @@ class RunConfig(abc.ABC):
     model: Any
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     preset: str = setting(
-        "tiny", "The model to start from.", choices=tuple(TRAINED), change="never"
+        "tiny", "Model; other flags change its sizes.", choices=tuple(TRAINED), change="never"
     )
     out: Path = setting(Path("runs/tiny"), "Folder of the run.", change="free")
     data: tuple[str, ...] = setting(
         (),
-        "Text, JSON lines, Parquet, Arrow, or a folder of them or of `python -m models data`; =0.7"
-        " behind it is its share among several. Pictures: a folder of them. Series: a .npy file."
-        " Without it, Python's own standard library, or what the seed makes.",
+        "Text: a text, JSON lines, Parquet or Arrow file, a folder of them, or a folder of `python"
+        " -m models data`; with several, PATH=0.7 sets a weight. Pictures: a folder of them."
+        " Series: a .npy file. The default is the source of Python's standard library, or generated"
+        " pictures and series.",
         change="free",
     )
     policy: str = setting(
         "default",
-        "What the backward pass keeps: default, save_dots, save_nothing, auto (what the device"
-        " has), budget:6GiB (of the step's peak), saved:2GiB, plan:FILE.",
+        "What the backward pass saves: default, a policy such as save_dots or save_nothing,"
+        " budget:6GiB (peak memory of the step), auto (a budget of the device's memory), saved:2GiB"
+        " (bytes of saved values), or plan:FILE.",
     )
     mesh: str = setting(
         "",
-        "Devices along each axis, of data, fsdp (which shards the state too), expert, tensor: such"
-        " as data=4,fsdp=2. One device without.",
+        "Number of devices along each mesh axis (data, fsdp, expert, tensor), such as"
+        " data=4,fsdp=2; fsdp also shards the training state. By default one device.",
         change="free",
     )
     batch: int = setting(
-        16, "Examples held at once: sequences, pictures or series.", least=1, change="never"
+        16, "Examples per batch: sequences, pictures or series.", least=1, change="never"
     )
-    accumulate: int = setting(1, "Batches summed into one update.", least=1, change="never")
+    accumulate: int = setting(
+        1, "Batches per step, whose gradients are summed.", least=1, change="never"
+    )
     seed: int = setting(
-        0, "Of initial values and data order.", least=0, most=LARGEST_SEED, change="never"
+        0,
+        "Random seed of initial parameters, data order and dropout.",
+        least=0,
+        most=LARGEST_SEED,
+        change="never",
     )
-    eval_every: int = setting(100, "Updates between validations.", least=1, change="free")
+    eval_every: int = setting(100, "Steps between validations.", least=1, change="free")
     eval_windows: int = setting(64, "Examples in one validation.", least=1, change="free")
-    save_every: int = setting(100, "Updates between checkpoints.", least=1, change="free")
-    keep: int = setting(3, "Newest checkpoints to keep.", least=1, change="free")
+    save_every: int = setting(100, "Steps between checkpoints.", least=1, change="free")
+    keep: int = setting(3, "Number of newest checkpoints to keep.", least=1, change="free")
     keep_best: int = setting(
-        1, "Checkpoints of the best validations to keep besides.", least=0, change="free"
+        1, "Number of checkpoints with the best validations to keep as well.", least=0,
+        change="free",
+    )  # fmt: skip
+    background_saves: bool = setting(
+        True, "Continue training while a checkpoint is written.", change="free"
     )
-    background_saves: bool = setting(True, "Train on while a checkpoint is written.", change="free")
     log_every: int = setting(
-        25, "Updates between lines without a terminal.", least=1, change="free"
+        25, "Steps between printed lines, if the output is not a terminal.", least=1, change="free"
     )
     tensorboard: bool = setting(
-        False, "Write the numbers of the log as TensorBoard's events too.", change="free"
+        False, "Also write the numbers of the log as TensorBoard events.", change="free"
     )
     health: int = setting(
         0,
-        "Updates between looks at the health of each layer, in health.jsonl; none if 0. Such a step"
-        " keeps what the default policy does.",
+        "Steps between health reports of all layers, in health.jsonl; 0 for none. A step with a"
+        " report uses the default policy.",
         least=0,
         change="free",
     )
     profile: str = setting(
         "", "Steps to trace for a profiler, such as 10:13 for 10, 11 and 12.", change="free"
     )
-    max_seconds: float = setting(math.inf, "Save and stop after this time.", least=0, change="free")
+    max_seconds: float = setting(
+        math.inf, "Save and stop after this many seconds.", least=0, change="free"
+    )
     cache: Path | None = setting(
-        None, "Folder that keeps what was compiled, for the next command.", change="free"
+        None, "Folder of JAX's compilation cache, shared by several commands.", change="free"
     )
 
     @property
     def length(self) -> int:
-        """Units in an example."""
+        """Number of units in an example."""
         return getattr(self.model, self.length_name) if self.length_name else 1
 
     def with_length(self, length: int) -> RunConfig:
-        """The same with examples of so many units."""
+        """Return the same run with examples of `length` units."""
         return dataclasses.replace(
             self, model=dataclasses.replace(self.model, **{self.length_name: length})
         )
 
     def amount(self) -> str:
-        """What a step reads."""
+        """Describe the amount of data that a step reads, such as "16 x 128 tokens"."""
         examples = f"{self.batch * self.accumulate}"
         return (
             f"{examples} x {self.length} {self.unit}"
@@ -133,12 +146,15 @@ class RunConfig(abc.ABC):
         )
 
     def smaller(self) -> str:
-        """The flags that make a batch smaller."""
+        """Name the flags that make a batch smaller, for messages."""
         return "--batch" + (f" or --{self.length_name}" if self.length_name else "")
 
     @abc.abstractmethod
     def fitted(self, said: Collection[str]) -> RunConfig:
-        """The run whose model has the sizes that its data has, but for those that are `said`.
+        """Return the run with the model's sizes taken from the data.
+
+        Args:
+          said: names of settings that the user set; they stay unchanged.
 
         Raises:
           InputError: the data cannot be read.
@@ -146,37 +162,37 @@ class RunConfig(abc.ABC):
 
     @abc.abstractmethod
     def batch_type(self) -> Any:
-        """Types of what a step reads, on all devices: arrays `[accumulate, batch, ...]`."""
+        """Return the types of the arrays `[accumulate, batch, ...]` that a step reads."""
 
     @abc.abstractmethod
     def reads(self) -> jax.ShapeDtypeStruct:
-        """The type of what the model is told of an example."""
+        """Return the type of the model's input for one example, without its target."""
 
     @abc.abstractmethod
     def load(self) -> Any:
-        """The data: what `batches` and `validation` take, with a `fingerprint`.
+        """Load the data for `batches` and `validation`. It has a `fingerprint`.
 
         Raises:
-          InputError: it cannot be read, or is not what the model takes.
+          InputError: the data cannot be read, or does not suit the model.
         """
 
     def beside(self, data: Any) -> dict[str, str]:
-        """Files of the run that say what its data is to the model, by name: their text."""
+        """Return the texts of additional files in the run's folder, by name."""
         return {}
 
     @abc.abstractmethod
     def batches(self, data: Any, share: Share, sharding: Sharding) -> grain.DatasetIterator[Any]:
-        """Iterate for ever over batches of a step, from a state that can be saved."""
+        """Iterate without end over the batches of steps. The iterator's state can be saved."""
 
     @abc.abstractmethod
     def validation(self, data: Any) -> list[Any]:
-        """The batches by which the model is judged: arrays `[<= batch, ...]`."""
+        """Return the validation batches: arrays `[<= batch, ...]`."""
 
     @abc.abstractmethod
     def judgement(self, data: Any, found: Sequence[dict[str, float]], batches: Sequence[Any]
                   ) -> Judgement:  # fmt: skip
-        """What was found in each batch of a validation, together."""
+        """Combine the metrics `found` in each of the validation `batches`."""
 
     @abc.abstractmethod
     def said(self, metrics: dict[str, float]) -> str:
-        """The metrics of a step, for people."""
+        """Format the metrics of a step as text."""

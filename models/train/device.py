@@ -1,4 +1,4 @@
-"""What the device of this process has: memory, speed, and what is in use."""
+"""The memory, the speed and the memory use of this process's device."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ import jax.numpy as jnp
 import xform
 from models.machine import machine_memory
 
-# The report of a function that does nothing is the public way to what is known of a device.
+# xform's public API describes a device only in reports, so we report on a trivial function.
 _SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 def speed() -> float | None:
-    """FLOPs per second of the matrix products in bfloat16 of one device, if its kind is known."""
+    """Return the peak FLOPs per second of bfloat16 matrix products; None for an unknown device."""
     report = xform.memory_analysis(lambda x: x, _SCALAR)
     return report.compilation.target.device.flops_per_second
 
 
 def capacity() -> int:
-    """Bytes of memory of one device; of a CPU, those of the machine."""
+    """Return the memory of one device in bytes; for a CPU, the memory of the machine."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return int(stats.get("bytes_limit", 0)) or machine_memory()
 
 
 def room(target: str | None, memory: str | None) -> int:
-    """Bytes of a device: as many as are given, or what a target has, or the device of this process.
+    """Return the memory of a device in bytes.
+
+    Args:
+      target: the name of a device; None for the device of this process.
+      memory: the memory to assume, such as "14GiB"; None for that of the device.
 
     Raises:
       WrongArgument: there is no such target, or its memory is not known.
@@ -33,10 +37,10 @@ def room(target: str | None, memory: str | None) -> int:
     of = target or jax.default_backend()
     bytes_ = memory or (None if target else capacity())
     report = xform.fits(lambda x: x, _SCALAR, target=of, capacity=bytes_)
-    assert report.capacity_bytes is not None  # or it says that it is not known
+    assert report.capacity_bytes is not None  # `fits` raises if it is not known
     return report.capacity_bytes
 
 
 def peak_bytes() -> int | None:
-    """The most bytes of a device that were in use at once; None where none are counted: on CPU."""
+    """Return the peak memory use of a device in bytes; None if it does not count, as on CPU."""
     return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

@@ -1,4 +1,4 @@
-"""What a run shows to whoever watches; that it cannot be shown ends no step."""
+"""The progress of a run on standard output. A failed write does not interrupt a step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 
 class Output(Console):
-    """Standard output without markup, of which a closed pipe is an error like any other."""
+    """Standard output without markup, on which a closed pipe raises an `OSError`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, soft_wrap=True, **options)
 
     def on_broken_pipe(self) -> NoReturn:
-        """Raise the error, where Rich ends the program."""
+        """Raise an error. Rich would end the program."""
         raise BrokenPipeError(None, "Broken pipe")
 
 
 class Display:
-    """A progress bar on a terminal; elsewhere a plain line every `every` steps.
+    """A progress bar on a terminal, or otherwise a plain line every `every` steps.
 
     Attributes:
-      failure: why something could not be shown; nothing is after that.
+      failure: the reason of the first failed write, after which nothing is shown; None so far.
     """
 
     def __init__(self, console: Console, *, first: int, total: int, every: int) -> None:
@@ -54,7 +54,7 @@ class Display:
 
     def update(self, step: int, said: str, seconds: float, rate: str, mfu: float | None = None
                ) -> None:  # fmt: skip
-        """Show step number `step`: what is said of its loss, seconds per step, and speed."""
+        """Show a step: its metrics as text, seconds per step, throughput and utilization."""
         numbers = f"{said}  {rate}  {seconds * 1e3:.0f} ms/step"
         numbers += "" if mfu is None else f"  MFU {mfu:.1%}"
         self._try(lambda: self._bar.update(self._task, completed=step, numbers=numbers))
@@ -63,7 +63,7 @@ class Display:
             self.say(f"step {step}/{self.total}  {numbers}  {left:.0f} s left")
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the progress bar."""
         self._try(lambda: self.console.print(text))
 
     def _try(self, show: Callable[[], object]) -> None:

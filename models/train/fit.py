@@ -1,4 +1,4 @@
-"""The largest batches that a device has room for, by its compiler: nothing is allocated."""
+"""Find the largest batches that fit in a device's memory, by compiling. Nothing is allocated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.train.mesh import mesh_or_none, shares, sizes
 from models.train.planned import bounds_peak, mebibytes, one_line, whole_step
 from xform.errors import BudgetInfeasible
 
-# Of a batch, as `inputs(batch=n)`.
+# `inputs(batch=n)` returns the types of the arguments for a batch of n.
 Inputs = Callable[..., Sequence[Any]]
 
 
@@ -25,13 +25,13 @@ class Largest:
     """The largest batch of examples of one length.
 
     Attributes:
-      length: units in an example.
-      named: what that is called; "" where an example is one.
-      unit: what is counted, such as "tokens".
-      batch: examples; 0 if there is room for none.
-      total_bytes: of the step with them, on each device; of a budget, its lowest peak.
-      proven: whether the next larger batch was seen not to fit.
-      again: FLOPs run again with it, in parts of the forward pass's; None where no budget is kept.
+      length: number of units per example.
+      named: the setting of that length; "" if an example is one unit.
+      unit: the unit, such as "tokens".
+      batch: number of examples; 0 if not even the smallest batch fits.
+      total_bytes: memory of the step on each device; with a budget, its lowest peak.
+      proven: whether the next larger batch was compiled and did not fit.
+      again: recomputed FLOPs as a fraction of the forward pass's FLOPs; None without a budget.
     """
 
     length: int
@@ -44,33 +44,36 @@ class Largest:
 
     @property
     def units(self) -> int:
-        """Units of a batch."""
+        """Number of units in a batch."""
         return self.batch * self.length
 
     @property
     def flags(self) -> str:
-        """What asks for it."""
+        """The flags that choose this batch."""
         return f"--batch {self.batch}" + (f" --{self.named} {self.length}" if self.named else "")
 
     def __str__(self) -> str:
         least = "" if self.proven else " or more"
         size = f", {mebibytes(self.total_bytes)}" if self.batch else ""
-        again = "" if self.again is None else f", {self.again:.2f} of the forward pass again"
+        work = "" if self.again is None else f", {self.again:.2f} of the forward pass recomputed"
         counts = f"batch {self.batch}{least}, {self.units:,} {self.unit}"
         length = f"{self.named} {self.length}: " if self.named else ""
-        return f"{length}{counts}{size}{again}"
+        return f"{length}{counts}{size}{work}"
 
 
 def largest(
     run: RunConfig, policy: Any, target: str | None, memory: str | None
 ) -> Iterator[Largest]:
-    """The largest batch of the run's length, then of its half and its quarter, as they are found.
+    """Find the largest batch for the run's example length, then for a half and a quarter of it.
 
     Args:
-      run: all but its batch.
-      policy: what the backward pass keeps; a budget that a batch cannot keep is a batch too large.
-      target: a device as `xform.memory_analysis` takes it, or that of this process.
-      memory: of the device, where it is not known or not all of it is to be taken.
+      run: the run; its batch is ignored.
+      policy: what the backward pass saves. A batch whose step cannot keep a budget is too large.
+      target: a device as for `xform.memory_analysis`; None for the device of this process.
+      memory: the memory to assume, such as "14GiB"; None for that of the device.
+
+    Yields:
+      The results, each as soon as it is found.
 
     Raises:
       InputError: there is no such device, or its memory is not known.
@@ -89,22 +92,23 @@ def largest_batch(
     capacity: int | None = None,
     multiple_of: int = 1,
 ) -> tuple[Any, Any] | None:
-    """The largest batch whose whole step has room on each device; None if there is none.
+    """Find the largest batch whose whole step fits in the memory of each device.
 
-    Bytes of a step that follows a budget are nearly those of the budget, whatever its batch; so
-    where the policy is one, those of its lowest peak, which rise with the batch, are compared.
+    A step that follows a budget takes nearly the bytes of the budget, whatever its batch. For such
+    a policy the step's lowest possible peak, which grows with the batch, is compared instead.
 
     Args:
-      step: a function of a state, a batch and a policy; the state is donated.
-      inputs: the types of state and batch, as `inputs(batch=n)`.
-      policy: of the backward pass; a budget of the peak, and "auto", are within `capacity`.
-      target: a device as `xform.memory_analysis` takes it.
-      capacity: bytes of the device; None for what is known of it.
-      multiple_of: sizes that are asked for.
+      step: a function of a state, a batch and a policy. The state is donated.
+      inputs: `inputs(batch=n)` returns the types of state and batch.
+      policy: what the backward pass saves. `capacity` is the bound for a budget of the peak and
+        for "auto".
+      target: a device as for `xform.memory_analysis`.
+      capacity: bytes of the device; None for its known memory.
+      multiple_of: the batch must be a multiple of this.
 
     Returns:
-      What `xform.max_batch` does, and the policy of the step with that batch: where a bound is
-      given, the plan of its lowest peak, which may run much again.
+      The result of `xform.max_batch`, and the policy of the step with that batch. For a budget, the
+      policy is the plan with the lowest peak, which may recompute much. None if no batch fits.
 
     Raises:
       WrongArgument: there is no such device, or its memory is not known.
@@ -135,7 +139,8 @@ def largest_batch(
 
     if not bounds_peak(policy):
         return search(lambda batch: (*inputs(batch=batch), policy))
-    # A plan as the simulation says takes one compilation, one as the compiler says several.
+    # Search with simulated plans first: verifying a plan with the compiler takes several
+    # compilations.
     found, verified = search(lowest(verify=False)), lowest(verify=True)
     size, over = (found[0].size, found[0].over) if found else (0, True)
     if over and fits(verified, size + multiple_of):
@@ -145,7 +150,7 @@ def largest_batch(
 
 def _lowest(step: Callable[..., Any], types: Sequence[Any], budget: xform.policies.Budget,
             target: str, verify: bool) -> xform.Plan:  # fmt: skip
-    """The plan of a step with the lowest peak: as simulated, or of some as the compiler says."""
+    """Plan a step for the lowest peak, as simulated, or with `verify` as the compiler measures."""
 
     def within(size: int) -> xform.Plan:
         return xform.plan(step, *types, policy=dataclasses.replace(budget, bytes=size),

@@ -1,4 +1,4 @@
-"""The folder of a run: one command at a time, and the files beside the checkpoints."""
+"""The folder of a run: its lock, the names of its files, and how they are written."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LOCK, BOARD, PROFILE = "lock", "tensorboard", "profile"
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Make the folder, and hold it: no other command may. A command that is killed lets it go.
+    """Create the folder and lock it for this process. The lock is released if the process dies.
 
     Raises:
-      InputError: another command holds it, or it cannot be written.
+      InputError: another process has locked it, or it cannot be written.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -44,7 +44,7 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole, or not at all."""
+    """Write a file atomically: it appears complete or not at all."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("w") as file:
@@ -57,6 +57,6 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file to a name that is free."""
+    """Rename a file to an unused name, and return it."""
     places = (path.with_name(f"{path.name}.set-aside-{i}") for i in range(1_000_000))
     return path.rename(next(place for place in places if not place.exists()))

@@ -1,4 +1,4 @@
-"""Every so many steps, the health of each layer: a step of its own, a file, and a line of log."""
+"""Health reports of a run: every `--health` steps, activations and gradients of each layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xform.diagnosis import Diagnosis
 
 
 def diagnosis(run: RunConfig, mesh: Mesh | None = None) -> Diagnosis:
-    """The layers of a run's loss, of one of the batches that a step sums up."""
+    """Make the diagnosis of the layers in a run's loss, for one batch of a step."""
     around = None if mesh is None else mesh.abstract_mesh
     of, state = make_loss(run.model, mesh=around), abstract_state(run.model, run.optim, mesh)
     slice_ = jax.tree.map(lambda x: x.update(shape=x.shape[1:]), run.batch_type())
@@ -30,10 +30,10 @@ def diagnosis(run: RunConfig, mesh: Mesh | None = None) -> Diagnosis:
 
 
 class Health:
-    """The step that is taken when health is due, and where its readings go.
+    """The training step with health readings, and the files that they go to.
 
-    Every step updates the parameters as usual: one that reads layers is another compiled program,
-    and without `--health` there is none.
+    This step updates the parameters like any other step. It is a second compiled program, which is
+    not made without `--health`.
     """
 
     def __init__(self, run: RunConfig, mesh: Mesh | None, file: Log, log: Log, display: Display
@@ -45,15 +45,18 @@ class Health:
         self._step = compile_step(run.model, run.optim, batch, None, run.seed, mesh, self._of)
 
     def due(self, step: int) -> bool:
-        """Whether a step is one that reads layers."""
+        """Return whether a step must have readings."""
         return self._every > 0 and step % self._every == 0
 
     def step(self, state: Any, batch: Any) -> Any:
-        """Such a step."""
+        """Run the step with readings."""
         return self._step(state, batch)
 
     def write(self, step: int, loss: float, read: Any) -> None:
-        """Write what a step read: all layers to the file, those at fault to log and display."""
+        """Write the readings `read` of a step.
+
+        All layers go to the file. Layers at fault also go to the log and to the display.
+        """
         report = self._of.report([loss], read)
         self._file.write(step=step, loss=loss, rows=report.to_dict()["rows"])
         faults = [{"layer": row.title, "verdict": row.verdict} for row in report.findings]

@@ -1,4 +1,4 @@
-"""The memory of a host, in which what only the end of a step reads may wait between steps."""
+"""Offloading of optimizer state to the host's memory between steps."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ HOST = "pinned_host"
 
 
 def check_host(device: Any) -> None:
-    """Refuse a device that cannot reach such a memory.
+    """Check that a device can use pinned host memory.
 
     Raises:
-      InputError: it is not among those that the device names.
+      InputError: it cannot.
     """
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
         raise InputError(
-            f"--offload-optimizer: {device.device_kind} has no memory of its host ({HOST}), but"
-            f" {' and '.join(kinds)}: leave it out"
+            f"--offload-optimizer: {device.device_kind} has no host memory ({HOST}), only"
+            f" {' and '.join(kinds)}: leave out --offload-optimizer"
         )
 
 
 def on_host(x: Any) -> bool:
-    """Whether an array, or what a type or sharding says of one, lies there."""
+    """Return whether an array, a type or a sharding is in host memory."""
     return getattr(getattr(x, "sharding", x), "memory_kind", None) == HOST
 
 
 def fetched(tree: Tree, after: jax.Array) -> Tree:
-    """Arrays that lie on devices, within a step: none is there before `after` is.
+    """Copy arrays from host to device memory inside a compiled step, but not before `after` exists.
 
-    Else a compiler may bring all of them before the backward pass, whose peak they would be in.
+    Otherwise the compiler may copy all of them before the backward pass, and raise its peak.
     """
 
     def fetch(x: jax.Array) -> jax.Array:
@@ -45,19 +45,19 @@ def fetched(tree: Tree, after: jax.Array) -> Tree:
 
 
 def brought(tree: Tree) -> Tree:
-    """Arrays that lie on devices, within a function that JAX compiles: those that wait are read."""
+    """Copy arrays that are in host memory to device memory, inside a compiled function."""
     return jax.tree.map(
         lambda x: jax.device_put(x, jax.memory.Space.Device) if _waits(x) else x, tree
     )
 
 
 def put(tree: Tree, places: Any) -> Tree:
-    """Arrays as their shardings say, each in its memory, within a step."""
+    """Move arrays to their shardings and memories, inside a compiled step."""
 
     def one(x: jax.Array, place: Any) -> jax.Array:
         if not on_host(place):
             return jax.lax.with_sharding_constraint(x, place)
-        # Of a move to another memory XLA reads that alone, and parts the array as it likes.
+        # For a copy to another memory XLA ignores the sharding, so shard the array first.
         parted = jax.lax.with_sharding_constraint(x, place.with_memory_kind("device"))
         return jax.device_put(parted, place)
 

@@ -1,4 +1,4 @@
-"""The kinds of runs: which models are trained on what, by preset, by model and from a file."""
+"""The kinds of runs: which kind of data each model is trained on."""
 
 from __future__ import annotations
 
@@ -32,42 +32,46 @@ KINDS: dict[type[Any], type[RunConfig]] = {
 
 
 def of_preset(name: Any) -> RunConfig:
-    """A run of a preset, with the defaults of all else."""
+    """Return a run of a preset, with default settings."""
     if name not in TRAINED:
         raise InputError(f"there is no preset {name!r}{nearest(str(name), TRAINED)}")
     return KINDS[type(TRAINED[name])](model=TRAINED[name], preset=name)
 
 
 def of_model(model: Any) -> RunConfig:
-    """A run of a model of any size; its preset is the smallest of its kind."""
+    """Return a run of a given model configuration. Its preset is the first of the same kind."""
     kinds = {type(config): name for name, config in reversed(TRAINED.items())}
     return KINDS[type(model)](model=model, preset=kinds[type(model)])
 
 
 def every_setting() -> list[RunConfig]:
-    """A run of each kind of model: among them they have all settings that there are."""
+    """Return a run of each kind of model. Together they have all settings."""
     first = {type(config): name for name, config in reversed(TRAINED.items())}
     return [of_preset(first[kind]) for kind in KINDS]
 
 
 def refuse_others(run: RunConfig, names: Collection[str]) -> None:
-    """Refuse settings that only runs on something else have.
+    """Check that no setting in `names` belongs only to runs on another kind of data.
 
     Raises:
-      InputError: there is one among `names`.
+      InputError: one does.
     """
     known = {leaf.name for leaf in leaves(run)}
     for other in every_setting():
         for leaf in leaves(other):
             if other.on != run.on and leaf.name in names and leaf.name not in known:
                 raise InputError(
-                    f"{leaf.flag} is of models that are trained on {other.on}, and {run.preset} is"
-                    f" trained on {run.on}"
+                    f"{leaf.flag} is a setting of models of {other.on}, but {run.preset} is a model"
+                    f" of {run.on}"
                 )
 
 
 def read_config(text: str, where: str, base: RunConfig | None = None) -> RunConfig:
-    """A run as a TOML document says, on `base`, or on the preset that it names."""
+    """Read a run from a TOML document.
+
+    Settings that the document lacks are those of `base`, or of the preset that the document names.
+    `where` names the document in error messages.
+    """
     data: Mapping[str, Any] = parse_toml(text, where)
     if base is None or "preset" in data:
         base = of_preset(data.get("preset", "tiny"))

@@ -1,4 +1,4 @@
-"""What a run leaves to read: a line of JSON for every step."""
+"""The log of a run: a file with a line of JSON for each record."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from models.errors import InputError
 from models.train.folder import set_aside, write_whole
 
 Record = dict[str, Any]
-# How many bytes a log had, and their CRC-32.
+# The length of a log in bytes, and their CRC-32.
 Seal = list[int]
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a log, oldest first; a last line that was cut off is left out.
+    """Read the records of a log, oldest first. An incomplete last line is skipped.
 
     Raises:
-      InputError: the file cannot be read, or has a line that is no record.
+      InputError: the file cannot be read, or has a line that is not a record.
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -37,12 +37,12 @@ def _record(line: bytes, number: int, path: Path) -> Record:
     with contextlib.suppress(ValueError):
         record = json.loads(line)
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        raise InputError(f"line {number} of {path} is no record of a run: move the file away")
+        raise InputError(f"line {number} of {path} is not a record of a run: move the file away")
     return record
 
 
 class Sink(Protocol):
-    """Where records go besides a log."""
+    """An additional writer of records."""
 
     def write(self, record: Record, /) -> None: ...
 
@@ -50,13 +50,16 @@ class Sink(Protocol):
 
 
 class Log:
-    """A JSON-lines file with `step` in each record, cut back to the step from which a run goes on.
+    """A JSON-lines file in which each record has a `step`.
 
-    Floats are written so that reading them gives the same bits; what is not finite is null. A log
-    that a new run finds is set aside. Without a path nothing is written: another process does.
+    Reading a float gives the same bits as the one written. Numbers that are not finite become null.
+    In a resumed run, records of steps later than `after` are removed. In a new run (`after` is
+    None), an existing file is renamed. Without a path nothing is written, since only the first
+    process writes.
 
     Raises:
-      InputError: it cannot be written, or does not begin as it was `sealed`.
+      InputError: the file cannot be written, or its beginning does not match `sealed`, the seal of
+        the checkpoint.
     """
 
     def __init__(self, path: Path | None, *, after: int | None, sealed: Seal | None = None) -> None:
@@ -69,8 +72,8 @@ class Log:
                 set_aside(path)
             if sealed is not None and path.exists() and _sealed(path, sealed[0]) != sealed:
                 raise InputError(
-                    f"{path} is not what was logged until step {after} was saved: move it away, and"
-                    " the run goes on without it"
+                    f"{path} has changed since step {after} was saved: move it away, and resume the"
+                    " run without it"
                 )
             kept = [] if after is None else [r for r in read_records(path) if r["step"] <= after]
             text = "".join(map(_line, kept))
@@ -79,7 +82,7 @@ class Log:
             self._file = path.open("a")
 
     def seal(self) -> Seal:
-        """What the log is sealed with as it is now; then it is on disk so far."""
+        """Write the log to disk, and return its length and checksum."""
         if self._file is not None:
             with self._writing():
                 os.fsync(self._file.fileno())
@@ -90,7 +93,7 @@ class Log:
         self._size, self._crc = self._size + len(data), zlib.crc32(data, self._crc)
 
     def also(self, other: Sink) -> None:
-        """Give each record to another writer too."""
+        """Pass each record to another writer as well."""
         self._others.append(other)
 
     @contextlib.contextmanager
@@ -101,7 +104,7 @@ class Log:
             raise InputError(f"cannot write {self.path}: {error.strerror}") from None
 
     def write(self, **record: Any) -> None:
-        """Append one record; it is in the file when this returns."""
+        """Append one record. It is in the file when this returns."""
         if self._file is not None:
             with self._writing():
                 line = _line(record)
@@ -112,7 +115,7 @@ class Log:
                     other.write(record)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file and the other writers."""
         if self._file is not None:
             with self._writing():
                 self._file.close()

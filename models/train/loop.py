@@ -1,4 +1,4 @@
-"""The training loop: batches in, losses and checkpoints out, to be stopped and resumed at will."""
+"""The training loop, with logs and checkpoints. It can be stopped and resumed at any step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from models.train.store import Store
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the number of the signal that ended it, if one did."""
+    """The end of a run: its state, its last step, and the number of the signal that stopped it."""
 
     state: TrainState
     step: int
@@ -56,19 +56,23 @@ def train(
     wish: Resume | None = None,
     origin: Origin | None = None,
 ) -> Outcome:
-    """Train until `run.optim.steps` updates are done, a time limit, or a signal.
+    """Train for `run.optim.steps` steps, or until a time limit or a signal.
 
-    Every ending but a kill saves the state first, and a kill costs the steps since the last save.
-    Without a `wish` to resume, the folder must hold no run; then parameters are those of
-    `origin`, or drawn by the run's seed.
+    The state is saved before training ends. Only a kill loses the steps since the last checkpoint.
+
+    Args:
+      run: the settings.
+      console: where progress is printed.
+      wish: which checkpoint to resume from; None for a new run, whose folder must not hold a run.
+      origin: initial parameters of a new run; None to draw them from the seed.
 
     Raises:
-      InputError: data, folder or checkpoint cannot be used, or the run cannot go on.
+      InputError: data, folder or checkpoint cannot be used, or training cannot continue.
     """
     started = time.perf_counter()
     if run.tensorboard:
         check_writer()
-    steps_of(run.profile)  # a mistake in it is said before anything is made
+    steps_of(run.profile)  # raises for a mistake before anything is created
     mesh, first = make_mesh(run.mesh, run.optim.offload_optimizer), jax.process_index() == 0
     data = run.load()
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
@@ -117,7 +121,7 @@ def train(
 
 @contextlib.contextmanager
 def _held(run: RunConfig) -> Iterator[None]:
-    """The folder of the run is held, by the first process."""
+    """Lock the folder of the run in the first process."""
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             with ended_with_others():
@@ -134,7 +138,7 @@ def _store(run: RunConfig) -> Iterator[Store]:
 
 
 def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
-    """The plan that the run was made with, unless the user overrides what decides it."""
+    """Return the plan of the resumed run, or the policy if a setting that affects it changed."""
     assert start.meta is not None
     before = read_config(start.meta["config"], "the checkpoint")
     decides = {"policy", "remat", "dtype", "weights", "chunk"} & {*wish.override, *start.changes}
@@ -145,13 +149,14 @@ def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
     plan = load_plan(path)
     if checksum_of(plan.to_dict()) != start.meta["plan"]:
         raise InputError(
-            f"{path} is not the plan that the run was made with: --override policy plans anew"
+            f"{path} is not the plan with which the run was started: make a new one with --override"
+            " policy"
         )
     return plan
 
 
 class _Loop:
-    """A run on its way: `state` after `step` steps."""
+    """A run in progress, with its `state` after `step` steps."""
 
     def __init__(self, run: RunConfig, data: Any, start: Start, planned: PlannedStep,
                  store: Store, log: Log, display: Display, mesh: Mesh | None,
@@ -169,7 +174,10 @@ class _Loop:
         self._judged: tuple[int, float] | None = None
 
     def go(self, stopped: Callable[[], bool], out_of_time: Callable[[], bool]) -> None:
-        """Train to the end of the run, or until one of these is so; then save."""
+        """Train to the end of the run, or until a function returns True, and save the state.
+
+        A run that is out of time is also validated before it is saved.
+        """
         run, saved, late = self._run, self.step, False
         if self._fresh:
             self._judge()
@@ -215,7 +223,7 @@ class _Loop:
 
 
 class _Batches:
-    """Batches in the shape of a step, and the state that `--resume` needs to go on from there."""
+    """An iterator over the batches of steps, whose state is saved in checkpoints."""
 
     def __init__(self, run: RunConfig, data: Any, mesh: Mesh | None,
                  state: dict[str, Any] | None) -> None:  # fmt: skip
@@ -233,7 +241,7 @@ class _Batches:
 
 
 def _evaluation(run: RunConfig, data: Any, mesh: Mesh | None) -> Callable[[TrainState], Judgement]:
-    """What judges a state, by the part of the data that is held back."""
+    """Return a function that validates a state on the validation part of the data."""
     batches = run.validation(data)
     there = [on_devices(batch, mesh, axis=0) for batch in batches]
     evaluate = make_evaluate(run.model, None if mesh is None else mesh.abstract_mesh)

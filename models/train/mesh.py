@@ -1,4 +1,4 @@
-"""The devices of a run: a mesh of them by flags, on one machine or on many, and what lies where."""
+"""The devices and processes of a run, and the sharding of its arrays."""
 
 from __future__ import annotations
 
@@ -22,56 +22,59 @@ from models.nets.axes import BATCH, MESH_AXES, spec
 from models.settings import nearest
 from models.train.host import check_host
 
-# How messages of JAX's runtime begin, of which collectives that fail are.
+# The beginning of messages of JAX's runtime, such as those of failed collectives.
 _OF_RUNTIME = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 
 
 def sizes(text: str) -> dict[str, int]:
-    """How many devices each axis has, in the order of `MESH_AXES`, by `data=4,fsdp=2`.
+    """Parse `data=4,fsdp=2` to the number of devices along each axis of `MESH_AXES`.
 
     Raises:
-      InputError: it cannot be read.
+      InputError: the text is not a valid mesh.
     """
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         name, _, size = part.partition("=")
         if name not in MESH_AXES or name in found:
             axes = ", ".join(MESH_AXES)
-            raise InputError(
-                f"--mesh {text}: {name!r} is none of {axes}, once{nearest(name, MESH_AXES)}"
-            )
+            unknown = f"is not one of {axes}{nearest(name, MESH_AXES)}"
+            problem = "is given twice" if name in found else unknown
+            raise InputError(f"--mesh {text}: {name!r} {problem}")
         if not size.isdecimal() or int(size) < 1:
-            raise InputError(f"--mesh {text}: {name} is {size!r}, and must be a number of devices")
+            raise InputError(f"--mesh {text}: {name} is {size!r}, but must be a number of devices")
         found[name] = int(size)
     return {name: found.get(name, 1) for name in MESH_AXES}
 
 
 def abstract_mesh(text: str) -> AbstractMesh:
-    """The mesh without its devices, which need not be here."""
+    """Return the mesh without devices. It needs none."""
     axes = sizes(text)
     return AbstractMesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def mesh_or_none(text: str, offload: bool = False) -> AbstractMesh | None:
-    """The same, of several devices, or of one that offloads: then it says which memory is meant."""
+    """Return the abstract mesh; None for one device, unless it offloads.
+
+    Offloading needs a mesh, because the shardings name the memory.
+    """
     return mesh if (mesh := abstract_mesh(text)).size > 1 or offload else None
 
 
 def make_mesh(text: str, offload: bool = False) -> Mesh | None:
-    """The mesh of the devices of all processes, or of the first ones; None for one device.
+    """Make the mesh of the first devices; None for one device, unless it offloads.
 
-    One that offloads has a mesh too, which says which memory is meant.
+    With several processes the mesh must have all their devices.
 
     Raises:
-      InputError: there are too few devices, some process would have none to itself, or they cannot
-        offload.
+      InputError: there are too few devices, several processes have more devices than the mesh, or
+        the devices cannot offload.
     """
     axes = sizes(text)
     needed, there = int(np.prod([*axes.values()])), jax.device_count()
     if needed > there or (jax.process_count() > 1 and needed != there):
         raise InputError(
-            f"--mesh {text or 'data=1'} is of {needed} devices, and {jax.process_count()} processes"
-            f" have {there}"
+            f"--mesh {text or 'data=1'} needs {needed} devices, but {jax.process_count()} processes"
+            f" have {there}: choose a --mesh of {there} devices"
         )
     if offload:
         check_host(jax.local_devices()[0])
@@ -86,10 +89,10 @@ def make_mesh(text: str, offload: bool = False) -> Mesh | None:
 
 
 def placed(tree: Any, mesh: Mesh | AbstractMesh, memory: str | None = None) -> Any:
-    """Types of arrays with their shardings: those of variables by the names of their axes.
+    """Add shardings to a tree of array types. Variables are sharded by the names of their axes.
 
-    What an optimizer keeps of a parameter lies as it does; what has no such axes is on each device.
-    `memory` is that in which variables lie, if it is not the devices' own.
+    Optimizer state of a parameter is sharded like the parameter. Arrays without named axes are
+    replicated. `memory` is the memory kind of the variables; None for the devices' default.
     """
 
     def place(leaf: Any) -> Any:
@@ -103,37 +106,40 @@ def placed(tree: Any, mesh: Mesh | AbstractMesh, memory: str | None = None) -> A
 
 
 def shares(axes: Mapping[str, int]) -> int:
-    """How many groups of devices have examples of their own."""
+    """Return the number of groups of devices among which a batch is divided."""
     return math.prod(axes[name] for name in BATCH)
 
 
 def batch_sharding(mesh: Mesh | AbstractMesh, size: int, axis: int) -> NamedSharding:
-    """How an array with examples along `axis`, so many, lies: parted where they can be shared."""
+    """Return the sharding of an array with `size` examples along `axis`.
+
+    It is replicated if the examples cannot be divided equally.
+    """
     parted = size % shares(mesh.shape) == 0
     return NamedSharding(mesh, P(*[None] * axis, BATCH) if parted else P())
 
 
 def check_batch(text: str, batch: int) -> None:
-    """Refuse a batch that devices cannot share.
+    """Check that a batch can be divided equally among the devices.
 
     Raises:
-      InputError: it is no multiple of their number.
+      InputError: it cannot.
     """
     groups = shares(sizes(text))
     if batch % groups:
         raise InputError(
-            f"--batch {batch} cannot be shared by {groups} groups of devices (--mesh {text}): give"
-            " a multiple"
+            f"--batch {batch} cannot be divided among {groups} groups of devices (--mesh {text}):"
+            f" give a multiple of {groups}"
         )
 
 
 def on_devices(batch: Any, mesh: Mesh | None, axis: int) -> Any:
-    """A batch with examples along `axis` of each array; this process gives its devices theirs."""
+    """Put a batch, with examples along `axis`, on the devices. Each process places its own part."""
     return batch if mesh is None else jax.tree.map(lambda x: _parted(x, mesh, axis), batch)
 
 
 def types_on(batch: Any, mesh: Mesh | AbstractMesh | None, axis: int) -> Any:
-    """Types of such a batch, with their shardings."""
+    """Add shardings to the types of a batch with examples along `axis`."""
     if mesh is None:
         return batch
     lies = lambda x: x.update(sharding=batch_sharding(mesh, x.shape[axis], axis))
@@ -157,24 +163,24 @@ def _parted(batch: np.ndarray, mesh: Mesh, axis: int) -> jax.Array:
 
 
 def any_process(here: bool) -> bool:
-    """Whether it is so in any process: all of them then do the same."""
+    """Return whether `here` is true in any process. All processes get the same answer."""
     if jax.process_count() == 1:
         return here
     return bool(np.any(multihost_utils.process_allgather(np.array(here))))
 
 
 def begin_processes(coordinator: str | None, processes: int | None, process: int | None) -> None:
-    """Join the processes of a run, if it has several: by flags, or as the environment says.
+    """Connect the processes of a run, if flags or the environment say that there are several.
 
-    Before any device is asked for. Of `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and
-    `JAX_PROCESS_ID`, or what a cluster sets, JAX knows.
+    Call it before JAX uses any device. The environment variables are `JAX_COORDINATOR_ADDRESS`,
+    `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, and those of clusters that JAX detects.
 
     Raises:
-      InputError: the others were not found.
+      InputError: only some of the flags are given, or the other processes were not found.
     """
     given = [x is not None for x in (coordinator, processes, process)]
     if any(given) and not all(given):
-        raise InputError("--coordinator, --processes and --process belong together: give all three")
+        raise InputError("--coordinator, --processes and --process must be given together")
     if not any(given) and "JAX_COORDINATOR_ADDRESS" not in os.environ:
         return
     options: dict[str, Any] = {}
@@ -185,20 +191,23 @@ def begin_processes(coordinator: str | None, processes: int | None, process: int
         options = {"coordinator_address": coordinator, "num_processes": processes,
                    "process_id": process}  # fmt: skip
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # On CPUs two programs that run at once would mix their collectives up.
+    # On CPUs, the collectives of two programs that run at the same time would be mixed up.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(**options)
     except (RuntimeError, ValueError) as error:
-        raise InputError(f"the processes did not find each other: {error}") from None
+        raise InputError(
+            f"the processes did not find each other: {error}; check --coordinator and --processes"
+        ) from None
 
 
 @contextlib.contextmanager
 def ended_with_others() -> Iterator[None]:
-    """Within, one of several processes that cannot go on, or lost another, ends: one line, code 2.
+    """End this process at once, with one line and code 2, if one of several processes fails.
 
-    At once: the others may wait for it, and to close anything in order it would wait for them. What
-    was saved is whole, and the lock goes with the process.
+    This happens if this process has an `InputError`, or if it has lost another process. It does not
+    close anything in order, since that would wait for processes that wait for this one. Checkpoints
+    are complete anyway, and the lock is released with the process.
     """
     try:
         yield
@@ -208,6 +217,6 @@ def ended_with_others() -> Iterator[None]:
         if jax.process_count() == 1 or not (lost or isinstance(error, InputError)):
             raise
         if lost:
-            said = f"lost another process of the run, go on with --resume: {said}"
+            said = f"another process of the run was lost; continue with --resume: {said}"
         print("error:", said, file=sys.stderr, flush=True)
         os._exit(2)

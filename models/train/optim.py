@@ -1,4 +1,4 @@
-"""Optimizers behind global-norm clipping, on a warmup and cosine schedule: all of them Optax's."""
+"""Optimizers of Optax, with global-norm clipping, and a warmup and cosine schedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _lion(c: OptimConfig) -> optax.GradientTransformation:
 
 def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
     return optax.chain(
-        optax.adafactor(multiply_by_parameter_scale=False),  # of the sign of an update
+        optax.adafactor(multiply_by_parameter_scale=False),  # its updates are already negated
         optax.add_decayed_weights(-c.weight_decay, mask=_decays),
         optax.scale_by_schedule(schedule(c)),
     )
@@ -39,7 +39,7 @@ def _muon(c: OptimConfig) -> optax.GradientTransformation:
         adam_b2=c.b2,
         weight_decay=c.weight_decay,
         weight_decay_mask=_decays,
-        consistent_rms=0.2,  # updates of the size of AdamW's, which have its learning rate
+        consistent_rms=0.2,  # updates as large as AdamW's, so that the same learning rate suits
         muon_weight_dimension_numbers=_hidden_matrices,
     )
 
@@ -62,44 +62,55 @@ OPTIMIZERS: dict[str, Callable[[OptimConfig], optax.GradientTransformation]] = {
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    """What decides an update."""
+    """Settings of the optimizer."""
 
-    optimizer: str = setting("adamw", "How gradients become updates.", choices=tuple(OPTIMIZERS))
-    steps: int = setting(1000, "Updates in the whole run.", least=1)
-    learning_rate: float = setting(3e-3, "Peak of the schedule.", above=0, most=1e30)
-    warmup: int = setting(50, "Updates of rising learning rate.", least=0)
-    weight_decay: float = setting(0.1, "On matrices only.", least=0)
-    clip: float = setting(1.0, "Largest global norm of a gradient; inf for any.", above=0)
-    b1: float = setting(0.9, "Decay of the mean of gradients; sgd's momentum.", least=0, most=1)
-    b2: float = setting(0.95, "Decay of the mean of their squares.", least=0, most=1)
+    optimizer: str = setting("adamw", "Optimizer.", choices=tuple(OPTIMIZERS))
+    steps: int = setting(1000, "Number of training steps in the whole run.", least=1)
+    learning_rate: float = setting(3e-3, "Peak learning rate of the schedule.", above=0, most=1e30)
+    warmup: int = setting(50, "Number of warmup steps of the learning rate.", least=0)
+    weight_decay: float = setting(0.1, "Weight decay, applied to matrices only.", least=0)
+    clip: float = setting(
+        1.0, "Global norm to which gradients are clipped; inf for no clipping.", above=0
+    )
+    b1: float = setting(
+        0.9, "Decay rate of the first moment (mean of gradients); momentum of sgd.", least=0, most=1
+    )
+    b2: float = setting(
+        0.95, "Decay rate of the second moment (mean of squared gradients).", least=0, most=1
+    )
     spike: float = setting(
-        100.0, "A step is skipped whose gradient's norm is so many times the usual.", above=1
+        100.0,
+        "Skip a step whose gradient norm is more than this many times its moving average.",
+        above=1,
     )
     weights: str = setting(
         "float32",
-        "What a step rounds parameters to before it reads them; their masters stay float32.",
+        "dtype to which a step rounds the parameters before use; master weights stay float32.",
         choices=DTYPES,
     )
-    loss_scale: float = setting(
-        2.0**15, "What a loss in float16 is multiplied by at first.", least=1, most=2.0**100
+    loss_scale: float = setting(2.0**15, "Initial loss scale in float16.", least=1, most=2.0**100)
+    loss_scale_steps: int = setting(
+        2000, "Consecutive finite steps after which the loss scale doubles.", least=1
     )
-    loss_scale_steps: int = setting(2000, "Good steps after which that doubles.", least=1)
     ema: float = setting(
         0.0,
-        "Decay of a mean of the parameters, which is judged, sampled and exported; 0 for none.",
+        "Decay rate of a moving average of the parameters, which is then validated, sampled and"
+        " exported; 0 for none.",
         least=0,
         most=1,
     )
     offload_optimizer: bool = setting(
         False,
-        "Keep the optimizer's state, and the mean of --ema, in the host's memory between steps.",
+        "Keep the optimizer state, and the average of --ema, in host memory between steps.",
         change="free",
     )
-    most_skips: int = setting(10, "Steps skipped in a row before the run stops.", least=0)
+    most_skips: int = setting(
+        10, "Number of consecutive skipped steps that the run tolerates.", least=0
+    )
 
 
 def schedule(config: OptimConfig) -> optax.Schedule:
-    """Rise linearly for `warmup` updates, then fall along a cosine to a tenth of the peak."""
+    """Make the schedule: a linear rise for `warmup` steps, then a cosine decay to a tenth."""
     warmup = min(config.warmup, max(config.steps - 1, 0))
     return optax.warmup_cosine_decay_schedule(
         init_value=config.learning_rate / (warmup + 1),
@@ -111,27 +122,27 @@ def schedule(config: OptimConfig) -> optax.Schedule:
 
 
 def averaged(config: OptimConfig, mean: Any, params: Any, updates: jax.Array) -> Any:
-    """The mean of the parameters with those after so many updates in it.
+    """Update the moving average of the parameters.
 
-    It follows them closely at first, when `updates` are few, as in TensorFlow's
-    `ExponentialMovingAverage`.
+    While `updates`, the number of updates so far, is small, the decay rate is lower, as in
+    TensorFlow's `ExponentialMovingAverage`.
     """
     decay = jnp.minimum(config.ema, (1 + updates) / (10 + updates))
     return optax.incremental_update(params, mean, 1 - decay)
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
-    """The transformation of float32 gradients into float32 updates."""
+    """Make the optimizer, which maps float32 gradients to float32 updates."""
     return optax.chain(clipping(config), rule(config))
 
 
 def clipping(config: OptimConfig) -> optax.GradientTransformation:
-    """What of that needs the gradient of all parameters."""
+    """Make the part of the optimizer that needs the gradients of all parameters."""
     return optax.clip_by_global_norm(config.clip)
 
 
 def rule(config: OptimConfig) -> optax.GradientTransformation:
-    """What of that is done for each parameter by itself."""
+    """Make the part of the optimizer that treats each parameter independently."""
     return OPTIMIZERS[config.optimizer](config)
 
 
@@ -139,20 +150,23 @@ _MATRICES = ("kernel", "embedding", "mixture")
 
 
 def _decays(params: Any) -> Any:
-    # By name and not by rank: scanned layers give their norms a second axis.
+    # By name, not by rank: in scanned layers even the scales of norms have two axes.
     return _by_path(params, lambda path, _: any(word in path for word in _MATRICES))
 
 
 def _hidden_matrices(params: Any) -> Any:
-    """Which axes of what is a matrix in a layer are its inputs and outputs; Adam has the others."""
+    """Return the input and output axes of each matrix inside layers, which Muon updates.
+
+    Other parameters get None. Adam updates them.
+    """
 
     def axes(path: str, leaf: jax.Array) -> MuonDimensionNumbers | None:
         if "layers" not in path or not ("kernel" in path or "mixture" in path):
             return None
         last = leaf.ndim - 1
-        if "input" in path or "recur" in path:  # of a recurrent layer: each gate has a matrix
+        if "input" in path or "recur" in path:  # a recurrent layer has a matrix for each gate
             return MuonDimensionNumbers(0, last)
-        if "attention" in path:  # heads, and what is in each, are one axis
+        if "attention" in path:  # the axes of heads and of their elements form one matrix axis
             heads = (last - 2, last - 1) if "out" in path else (last - 1, last)
             return (
                 MuonDimensionNumbers(heads, last)

@@ -1,4 +1,4 @@
-"""Runs on pictures: the class of each, or of each of its pixels."""
+"""Runs on pictures: classification of pictures, or of each of their pixels."""
 
 from __future__ import annotations
 
@@ -32,27 +32,26 @@ class PictureRun(ExamplesRun):
     on: ClassVar[str] = "pictures"
     unit: ClassVar[str] = "pictures"
 
-    batch: int = setting(128, "Pictures held at once.", least=1, change="never")
+    batch: int = setting(128, "Pictures per batch.", least=1, change="never")
     eval_windows: int = setting(1024, "Pictures in one validation.", least=1, change="free")
     size: tuple[int, ...] = setting(
         (),
-        "Height and width of pictures, to which files are brought: 32,32. Without it, as the data"
-        " has.",
+        "Height and width of pictures, such as 32,32; picture files are resized to it. The default"
+        " is the size of the data.",
         least=1,
         change="never",
     )
     augment: bool = setting(
         False,
-        "Move pictures by up to 4 pixels and mirror them, by chance; so, where each pixel has a"
-        " class, are these.",
+        "Randomly shift pictures by up to 4 pixels and mirror them, with their pixel labels.",
         change="never",
     )
 
     def __post_init__(self) -> None:
         if len(self.size) not in (0, 2):
-            raise ValueError(f"size {self.size} is not a height and a width")
+            raise ValueError(f"size {self.size} must be a height and a width")
         if self.model.classes < 2:
-            raise ValueError(f"classes {self.model.classes}: there is nothing to tell apart")
+            raise ValueError(f"classes is {self.model.classes}, but must be at least 2")
 
     @property
     def _masks(self) -> bool:
@@ -66,7 +65,7 @@ class PictureRun(ExamplesRun):
         return self.size or USUAL
 
     def fitted(self, said: Collection[str]) -> RunConfig:
-        """The run whose model has the classes, channels and side of its pictures."""
+        """Return the run with the classes, channels and side of its pictures."""
         if self.path() is None:
             sized = dataclasses.replace(self, size=self.sides)
             return resized(sized, {"image": self.sides[0]}, said)
@@ -80,7 +79,7 @@ class PictureRun(ExamplesRun):
         return fitted
 
     def element(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """A picture, and its class or that of each of its pixels."""
+        """Return the types of a picture and of its label."""
         self._check_sides()
         return {
             "image": jax.ShapeDtypeStruct((*self.sides, self.model.channels), jnp.uint8),
@@ -88,20 +87,20 @@ class PictureRun(ExamplesRun):
         }
 
     def reads(self) -> jax.ShapeDtypeStruct:
-        """A picture."""
+        """Return the type of a picture."""
         return self.element()["image"]
 
     def load(self) -> Examples:
-        """The pictures of a folder, or those that the seed makes."""
+        """Load the pictures of a folder, or generate them from the seed."""
         return self.checked(self._read(self.sides, self.model.channels))
 
     def checked(self, data: Examples) -> Examples:
-        """The data, if its elements and their classes are what the model takes."""
+        """Return the data; `InputError` if its shapes or classes do not suit the model."""
         super().checked(data)
         if data.classes > self.model.classes:
             raise InputError(
-                f"{data.name} has {data.classes} classes, and the model {self.model.classes}: give"
-                f" --classes {data.classes}"
+                f"{data.name} has {data.classes} classes, but the model has {self.model.classes}:"
+                f" use --classes {data.classes}"
             )
         return data
 
@@ -118,29 +117,29 @@ class PictureRun(ExamplesRun):
         model, (height, width) = self.model, self.sides
         if isinstance(model, ViTConfig) and {height, width} != {model.image}:
             raise InputError(
-                f"pictures are {height} x {width}, and the model's {model.image} x {model.image}:"
-                " give --size or --image"
+                f"pictures are {height} x {width}, but the model reads {model.image} x"
+                f" {model.image}: change --size or --image"
             )
         if isinstance(model, UNetConfig):
             multiple = 2 ** (len(model.widths) - 1)
             if height % multiple or width % multiple:
                 raise InputError(
-                    f"pictures are {height} x {width}, and a U-Net of {len(model.widths)} levels"
-                    f" takes multiples of {multiple}: give --size, or fewer --widths"
+                    f"pictures are {height} x {width}, but a U-Net of {len(model.widths)} levels"
+                    f" needs multiples of {multiple}: change --size, or give fewer --widths"
                 )
 
     def changed(self, elements: grain.MapDataset[Any]) -> Source:
-        """Pictures as they are, or moved and mirrored."""
+        """Shift and mirror the pictures, if the run augments them."""
         return augmented(elements, self.seed) if self.augment else elements
 
     def judgement(self, data: Examples, found: Sequence[dict[str, float]], batches: Sequence[Any]
                   ) -> Judgement:  # fmt: skip
-        """The mean loss, and the share of right classes."""
+        """Compute the mean loss and accuracy."""
         numbers = means(found)
         return Judgement(
             {f"validation_{name}": value for name, value in numbers.items()}, self.said(numbers)
         )
 
     def said(self, metrics: dict[str, float]) -> str:
-        """Loss, in nats, and accuracy."""
+        """Format the loss, in nats, and the accuracy."""
         return f"loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.1%}"

@@ -1,4 +1,4 @@
-"""From what `--policy` says to a Plan, and to the compiled step whose backward pass follows it."""
+"""Plan what the backward pass saves, from `--policy`, and compile the step with that plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import compile_step, make_step
 from xform.errors import BudgetInfeasible, OtherProgram, XformError
 
-# Lines of a plan that are printed; its file has all.
+# Number of rows of a plan that are printed. Its file has all of them.
 ROWS = 12
 
 
@@ -29,12 +29,12 @@ class PlannedStep:
     """A compiled step, with the plan of its backward pass.
 
     Attributes:
-      plan: what is kept for the backward pass, and what is run again.
-      step: the program.
-      predicted_bytes: of the whole step; None on a mesh, of which only a compiler knows what of
-        it is where.
-      total_bytes: the same, as the compiler says.
-      host_bytes: what of the state waits in the memory of the host, for each device.
+      plan: which values are saved for the backward pass, and which are recomputed.
+      step: the compiled program.
+      predicted_bytes: predicted peak memory of the whole step; None on a mesh, where only the
+        compiler knows the memory of each device.
+      total_bytes: peak memory of the whole step on each device, according to the compiler.
+      host_bytes: bytes of the state in host memory, for each device.
     """
 
     plan: xform.Plan
@@ -47,7 +47,7 @@ class PlannedStep:
         *table, peak, work = str(self.plan).splitlines()
         shown = table[: 2 + ROWS]
         if left := len(table) - len(shown):
-            shown.append(f"... {left} smaller ones")
+            shown.append(f"... and {left} smaller values")
         step = f"{mebibytes(self.total_bytes)} compiled"
         if self.predicted_bytes is None:
             step = f"the whole step, on each device: {step}"
@@ -56,11 +56,11 @@ class PlannedStep:
             predicted = f"{mebibytes(self.predicted_bytes)} predicted"
             step = f"the whole step: {predicted}, {step} ({error:+.1%})"
         if self.host_bytes:
-            step += f", and {mebibytes(self.host_bytes)} of the optimizer's state on the host"
+            step += f", and {mebibytes(self.host_bytes)} of optimizer state in host memory"
         return "\n".join([*shown, peak, work, step])
 
     def save(self, path: Path) -> None:
-        """Write the plan, to be read again when the run goes on."""
+        """Write the plan to a file, which a resumed run reads."""
         try:
             self.plan.save(path)
         except OSError as error:
@@ -68,12 +68,12 @@ class PlannedStep:
 
 
 def mebibytes(n: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes in MiB."""
     return f"{n / 2**20:,.1f} MiB"
 
 
 def policy_of(text: str) -> Any:
-    """The policy that `--policy` names: `default`, `plan:FILE`, or what xform calls it."""
+    """Return the policy that `--policy` names: `default`, `plan:FILE`, or a name of xform's."""
     kind, _, rest = text.partition(":")
     with one_line():
         if kind == "plan":
@@ -82,7 +82,7 @@ def policy_of(text: str) -> Any:
 
 
 def load_plan(path: Path) -> xform.Plan:
-    """A plan from a file."""
+    """Load a plan from a file."""
     with one_line():
         try:
             return xform.Plan.load(path)
@@ -92,7 +92,7 @@ def load_plan(path: Path) -> xform.Plan:
 
 @contextlib.contextmanager
 def one_line() -> Iterator[None]:
-    """Turn an error of xform into an `InputError`."""
+    """Turn an error of xform into an `InputError`, except `BudgetInfeasible`."""
     try:
         yield
     except BudgetInfeasible:
@@ -105,7 +105,10 @@ def one_line() -> Iterator[None]:
 def whole_step(
     run: RunConfig, mesh: Mesh | AbstractMesh | None = None
 ) -> tuple[Callable[..., Any], TrainState, Any]:
-    """The step of a run, which takes what its backward pass keeps, and types of its arguments."""
+    """Return the step of a run as a function of state, batch and policy, and the argument types.
+
+    The policy decides what the backward pass saves. The types are those of the state and the batch.
+    """
     around = None if mesh is None else mesh.abstract_mesh
 
     def step(state: TrainState, batch: Any, policy: Any = None) -> Any:
@@ -116,15 +119,15 @@ def whole_step(
 
 
 def bounds_peak(policy: Any) -> bool:
-    """Whether a policy is a bound of the whole step, which its compiler has to keep."""
+    """Return whether a policy is a budget for the peak memory of the whole step."""
     return isinstance(policy, xform.policies.Budget) and policy.of == "peak"
 
 
 def plan_of(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None,
             target: str | None = None) -> xform.Plan:  # fmt: skip
-    """Plan the gradient in a step of training; nothing is allocated.
+    """Plan the gradient in a training step. Nothing is allocated.
 
-    A budget of the peak bounds the whole step on each device, as the compiler says.
+    A budget of the peak bounds the compiled memory of the whole step on each device.
 
     Raises:
       InputError: no plan fits.
@@ -139,28 +142,28 @@ def plan_of(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None
 
 
 def _floor(run: RunConfig, policy: Any, error: BudgetInfeasible) -> str:
-    """How few bytes can be had, and what to do; a budget of as many is kept."""
-    kind, what = "saved", "the fewest bytes that wait in a step"
+    """Say what the smallest feasible budget is, and what to do. That budget can be kept."""
+    kind, what = "saved", "the fewest bytes of saved values"
     if bounds_peak(policy):
         kind, what = "budget", "the lowest peak of a step"
     enough = f"{-(-error.floor_bytes // 2**10)}KiB"  # rounded up
-    more = "" if run.policy == "auto" else f"give --policy {kind}:{enough}, or "
+    more = "" if run.policy == "auto" else f"use --policy {kind}:{enough}, or "
     size = mebibytes(error.floor_bytes)
     return f"{what} that was found is {size}: {more}lower {run.smaller()}"
 
 
 def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedStep:
-    """Plan the gradient in a step of training, and compile the step by it.
+    """Plan the gradient in a training step, and compile the step with the plan.
 
-    A budget of the peak, and `auto`, bound the whole step on each device, as the compiler says.
+    A budget of the peak, and `auto`, bound the compiled memory of the whole step on each device.
 
     Raises:
-      InputError: no plan fits, or the step is over the memory of the device.
+      InputError: no plan fits, or the step needs more than the memory of the device.
     """
     _, state, batch = whole_step(run, mesh)
     most = capacity()
     if (least := device_bytes((state, batch))) > most:
-        raise _too_large(run, least, "parameters, optimizer and one batch alone")
+        raise _too_large(run, least, "the state with one batch")
     if isinstance(policy, xform.policies.Fit):
         policy = policy.within(most, "this device")
     plan = policy if isinstance(policy, xform.Plan) else plan_of(run, policy, mesh)
@@ -169,7 +172,8 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
             compiled = compile_step(run.model, run.optim, batch, plan, run.seed, mesh)
         except OtherProgram:
             raise InputError(
-                f"{plan!r} is of another model, batch or version of JAX: give another --policy"
+                f"{plan!r} was made for another model, batch or version of JAX: use another"
+                " --policy"
             ) from None
     memory: Any = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -182,6 +186,7 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
 
 def _too_large(run: RunConfig, n: int, what: str) -> InputError:
     return InputError(
-        f"{what} takes {mebibytes(n)}, and the device has {mebibytes(capacity())}: lower"
-        f" {run.smaller()} (--fit finds the largest), or give --policy auto"
+        f"not enough memory: {what} needs {mebibytes(n)}, and the device has"
+        f" {mebibytes(capacity())}: lower {run.smaller()} (--fit finds the largest batch), or use"
+        " --policy auto"
     )

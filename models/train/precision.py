@@ -1,4 +1,4 @@
-"""Numbers of 16 bits: what a step rounds the parameters to, and by what it scales a loss."""
+"""Mixed precision: rounding of the parameters, and scaling of the loss."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from models.train.optim import OptimConfig
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value", "good"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """What a loss is multiplied by, so that small gradients are not zero in float16.
+    """A factor of the loss that keeps small gradients from underflowing to zero in float16.
 
-    It is Flax's `DynamicScale`, whose gradient is `jax.grad`'s alone; never below 1, since a loss
-    that overflows at 1 is not helped by less.
+    It works like Flax's `DynamicScale`, which cannot be used here, because it always differentiates
+    with `jax.grad`. The factor is at least 1, because a smaller one would not help a loss that
+    overflows at 1.
 
     Attributes:
-      value: the factor, float32; a power of two where it was one at first, so that it rounds
-        nothing.
-      good: steps since it changed, int32.
+      value: the factor, float32. If it starts as a power of two, it stays one, so that scaling
+        is exact.
+      good: consecutive finite steps since it changed, int32.
     """
 
     value: jax.Array
     good: jax.Array
 
     def after(self, finite: jax.Array, steps: int) -> LossScale:
-        """Halved by a gradient that is not finite, doubled after so many that are."""
+        """Return the next scale.
+
+        A gradient that is not finite halves it. `steps` consecutive finite gradients double it.
+        """
         good = jnp.where(finite, self.good + 1, 0)
         grown = good == steps
         factor = jnp.where(finite, jnp.where(grown, 2.0, 1.0), 0.5)
@@ -39,12 +43,12 @@ class LossScale:
 
 
 def first_scale(model: Any, optim: OptimConfig) -> LossScale | None:
-    """The scale before the first step; None where nothing is in float16."""
+    """Return the scale before the first step; None if nothing is in float16."""
     if "float16" not in (model.dtype, optim.weights):
         return None
     return LossScale(jnp.float32(optim.loss_scale), jnp.int32(0))
 
 
 def rounded(params: Any, optim: OptimConfig) -> Any:
-    """Parameters as a step reads them."""
+    """Round the parameters to the dtype in which a step reads them."""
     return jax.tree.map(lambda leaf: leaf.astype(optim.weights), params)

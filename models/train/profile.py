@@ -1,4 +1,4 @@
-"""Traces of some steps for a profiler, such as XProf or Perfetto."""
+"""Profiler traces of some steps, for XProf or Perfetto."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from models.errors import InputError
 
 
 def steps_of(text: str) -> range:
-    """The steps that `--profile START:STOP` names, without STOP; none without a text."""
+    """Parse `--profile START:STOP` to a range, which excludes STOP. "" is an empty range."""
     start, colon, stop = text.partition(":")
     if not text:
         return range(0)
     if not (colon and start.isdecimal() and stop.isdecimal() and 0 < int(start) < int(stop)):
-        raise InputError(f"--profile {text}: give two steps, such as 10:13 for 10, 11 and 12")
+        raise InputError(
+            f"--profile {text}: give two steps START:STOP, such as 10:13 for 10, 11 and 12"
+        )
     return range(int(start), int(stop))
 
 
 class Profiler:
-    """Writes a trace of some steps into a folder, when the last of them is done."""
+    """Writes a trace of some steps to a folder, when the last of them is done."""
 
     def __init__(self, steps: range, folder: Path) -> None:
         self._steps, self._folder = steps, folder
@@ -31,7 +33,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """What is started within is of this step."""
+        """Mark the work started inside this context as part of step `number`."""
         if number not in self._steps:
             yield
             return
@@ -42,13 +44,13 @@ class Profiler:
             yield
 
     def done(self, number: int, state: Any) -> None:
-        """Write the trace, if this was its last step: when the state after it is there."""
+        """If this was the last step of the trace, wait for its state and write the trace."""
         if number + 1 == self._steps.stop:
             jax.block_until_ready(state)
             self.close()
 
     def close(self) -> None:
-        """Write what there is of a trace that has begun."""
+        """Write the trace so far, if one has begun."""
         if self._running:
             self._running = False
             jax.profiler.stop_trace()

@@ -1,4 +1,4 @@
-"""What is said of each step: to the log, and to whoever watches."""
+"""Reports of the metrics of each step to the log and to the display."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from models.train.log import Log
 from models.train.planned import PlannedStep
 from models.train.step import Metrics
 
-# A forward pass costs a third of a step: the backward pass has two products for each of its own.
+# A step costs three forward passes: the backward pass has two matrix products for each one.
 PASSES = 3
 
 
 class Reporter:
-    """Logs each step when the next one has been started, so that the device never waits for it.
+    """Logs each step after the next one has been started, so that the device never waits.
 
-    The utilization (MFU) is of the FLOPs that the loss and its derivative need, without those that
-    are run again; it is not logged where the device's speed is not known, nor is the memory that
-    the device counts.
+    The utilization (MFU) counts the FLOPs of the loss and its derivative, without recomputed ones.
+    It is logged if the device's speed is known. Peak memory is logged if the device counts it.
     """
 
     def __init__(self, run: RunConfig, planned: PlannedStep, log: Log, display: Display) -> None:
@@ -38,16 +37,16 @@ class Reporter:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Count no time before now for the next step."""
+        """Start the time measurement of the next step now."""
         self._clock = time.perf_counter()
 
     def push(self, step: int, metrics: Metrics) -> None:
-        """Take the metrics of a step that was started, and log those of the step before."""
+        """Take the metrics of a step that has been started, and log those of the step before."""
         self.flush()
         self._pending = (step, metrics)
 
     def flush(self) -> None:
-        """Log what is pending.
+        """Log the pending step.
 
         Raises:
           InputError: too many steps in a row were skipped.
@@ -59,7 +58,7 @@ class Reporter:
         values = {name: float(value) for name, value in metrics.items()}
         now = time.perf_counter()
         elapsed, self._clock = now - self._clock, now
-        # A moving average over about ten steps: a single one jumps with the machine's load.
+        # Show a moving average over about ten steps, because single steps vary with the load.
         before = elapsed if self._seconds is None else self._seconds
         self._seconds = 0.9 * before + 0.1 * elapsed
         speed = {f"{self._run.unit}_per_second": self._units / elapsed}
@@ -73,7 +72,7 @@ class Reporter:
         self._count(step, values)
 
     def _memory(self) -> dict[str, float]:
-        """Bytes in use at most, beside those that the plan predicted."""
+        """Return the peak memory in use, and its ratio to the predicted one."""
         used = peak_bytes()
         return {} if used is None else {"peak_bytes": used, "peak_to_plan": used / self._predicted}
 
@@ -81,11 +80,11 @@ class Reporter:
         self._skipped = self._skipped + 1 if values["skipped"] else 0
         if not self._skipped:
             return
-        what = f"loss {values['loss']:.4g}, norm of the gradient {values['grad_norm']:.4g}"
+        what = f"loss {values['loss']:.4g}, gradient norm {values['grad_norm']:.4g}"
         self._display.say(f"step {step} was skipped: {what}")
         if self._skipped > self._run.optim.most_skips:
             raise InputError(
                 f"{self._skipped} steps in a row were skipped, the last with {what}: continue from"
                 " a checkpoint with --resume-step and a lower --learning-rate (--override"
-                " learning_rate), or raise --spike or --most-skips if that is no harm"
+                " learning_rate), or raise --spike or --most-skips if the skips are harmless"
             )

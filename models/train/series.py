@@ -1,4 +1,4 @@
-"""Runs on series: what comes next."""
+"""Runs on series: prediction of the next moment."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ class SeriesRun(ExamplesRun):
     unit: ClassVar[str] = "moments"
     length_name: ClassVar[str] = "window"
 
-    window: int = setting(64, "Moments that a model reads at once.", least=1, change="never")
+    window: int = setting(64, "Window length in moments.", least=1, change="never")
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, ODEConfig) and not self.model.head:
-            raise ValueError("there is no head that says of a state what comes next: give --head")
+            raise ValueError("the model needs a head to predict the next moment: give --head")
 
     @property
     def length(self) -> int:
-        """Moments that are read in an example."""
+        """Number of moments in an example."""
         return self.window
 
     def with_length(self, length: int) -> RunConfig:
-        """The same with windows of so many moments."""
+        """Return the same run with windows of `length` moments."""
         return dataclasses.replace(self, window=length)
 
     @property
     def features(self) -> int:
-        """Of each moment."""
+        """Number of features of each moment."""
         return self.model.width if isinstance(self.model, ODEConfig) else self.model.inputs
 
     def fitted(self, said: Collection[str]) -> RunConfig:
-        """The run whose model has the features of its series."""
+        """Return the run with the number of features of its series."""
         if (path := self.path()) is None:
             return self
         of = "width" if isinstance(self.model, ODEConfig) else "inputs"
         return resized(self, {of: features(path)}, said)
 
     def element(self) -> jax.ShapeDtypeStruct:
-        """A window, and the moment after it."""
+        """Return the type of a window plus the moment after it."""
         return jax.ShapeDtypeStruct((self.window + 1, self.features), jnp.float32)
 
     def reads(self) -> jax.ShapeDtypeStruct:
-        """A window."""
+        """Return the type of a window."""
         return jax.ShapeDtypeStruct((self.window, self.features), jnp.float32)
 
     def load(self) -> Examples:
-        """The series of a file, or those that the seed makes."""
+        """Load the series of a file, or generate them from the seed."""
         return self.checked(self._read())
 
     def _read(self) -> Examples:
@@ -73,10 +73,10 @@ class SeriesRun(ExamplesRun):
 
     def judgement(self, data: Examples, found: Sequence[dict[str, float]], batches: Sequence[Any]
                   ) -> Judgement:  # fmt: skip
-        """The mean square of what is wrong."""
+        """Compute the mean squared error."""
         numbers = means(found)
         return Judgement({self.metric: numbers["loss"]}, self.said(numbers))
 
     def said(self, metrics: dict[str, float]) -> str:
-        """The mean square of what is wrong."""
+        """Format the mean squared error."""
         return f"loss {metrics['loss']:.4g}"

@@ -1,4 +1,4 @@
-"""Where the state of a run comes from: its seed, or a checkpoint of the same run."""
+"""The initial state of a run, from its seed or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Changes = dict[str, list[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """From where a run goes on.
+    """The state from which training starts or continues.
 
     Attributes:
-      state: what to train.
-      meta: what was saved with it; None at the start of a run.
-      changes: settings that the user overrides: what they were, and what they are.
+      state: the training state.
+      meta: the metadata saved with it; None for a new run.
+      changes: the settings that the user overrides, as `[old value, new value]`.
     """
 
     state: TrainState
@@ -39,13 +39,13 @@ class Start:
 
     @property
     def step(self) -> int:
-        """How many steps were done."""
+        """Number of steps done."""
         return 0 if self.meta is None else self.meta["step"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Parameters to begin with, and where they are from."""
+    """Initial parameters of a new run, and the name of their source."""
 
     name: str
     params: nnx.State
@@ -53,11 +53,11 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """A wish to go on with a run.
+    """A request to resume a run.
 
     Attributes:
-      step: from this checkpoint; None for the last.
-      override: names of settings that may have other values than before.
+      step: the step of the checkpoint; None for the last one.
+      override: names of settings that may differ from those of the checkpoint.
     """
 
     step: int | None = None
@@ -65,7 +65,7 @@ class Resume:
 
 
 def refuse_another(run: RunConfig, store: Store) -> None:
-    """Refuse to begin a run where there is one."""
+    """Raise an `InputError` if the folder of a new run already holds a run."""
     if steps := store.steps():
         raise InputError(
             f"{run.out} holds a run saved at step {steps[-1]}: continue it with --resume,"
@@ -74,12 +74,15 @@ def refuse_another(run: RunConfig, store: Store) -> None:
 
 
 def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None) -> Start:
-    """The first state of a run: of its seed, or with the parameters of `origin`."""
+    """Make the first state of a run, from its seed or with the parameters of `origin`."""
     state = init_state(run.model, run.optim, run.seed, mesh)
     if origin is None:
         return Start(state)
     if _shapes(origin.params) != _shapes(state.params):
-        raise InputError(f"the flags make another model than that in {origin.name}")
+        raise InputError(
+            f"the flags make another model than that in {origin.name}: leave out flags that change"
+            " its sizes"
+        )
     where = jax.tree.map(lambda x: x.sharding, state.params)
     params = jax.device_put(origin.params, where)
     average = state.average and jax.tree.map(
@@ -92,13 +95,13 @@ def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None
 
 def resume(run: RunConfig, wish: Resume, fingerprint: str, store: Store, console: Console,
            mesh: Mesh | None = None) -> Start:  # fmt: skip
-    """The saved state to go on from, onto a mesh that may be another than before.
+    """Load the state from which a run continues. The mesh may differ from the one before.
 
-    `fingerprint` is that of the data.
+    Later checkpoints are renamed. `fingerprint` is the fingerprint of the data.
 
     Raises:
-      InputError: there is none, it is damaged, or of another run, or a setting has changed that
-        may not, or not without being overridden.
+      InputError: there is no such checkpoint, it is damaged or of another run, or a setting has
+        changed that may not change or is not overridden.
     """
     steps = store.steps()
     if not steps:
@@ -114,21 +117,29 @@ def resume(run: RunConfig, wish: Resume, fingerprint: str, store: Store, console
     except Damaged as error:
         intact = next((s for s in reversed(steps) if s < step and _intact(store, s, like)), None)
         remedy = (
-            "no older one is intact"
+            "no older checkpoint is intact"
             if intact is None
-            else f"step {intact} is intact, continue from it with --resume-step {intact}"
+            else f"step {intact} is intact: continue from it with --resume-step {intact}"
         )
         raise InputError(f"checkpoint {step} in {run.out} is damaged ({error}); {remedy}") from None
     for place in store.set_aside_after(step):
-        console.print(f"kept a later checkpoint as {place}")
+        console.print(f"renamed a later checkpoint to {place}")
     return Start(state, meta, changes)
 
 
 def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: TrainState
             ) -> Changes:  # fmt: skip
-    """The settings that differ from those of a checkpoint, if all of them may.
+    """Return the settings that differ from those of a checkpoint, if all of them may differ.
 
-    A run with these has a state `like` this, and has to find all of it in the checkpoint.
+    Args:
+      run: the settings now.
+      wish: names the settings that may differ.
+      fingerprint: the fingerprint of the data now.
+      meta: the metadata of the checkpoint.
+      like: the state of the run as types. The checkpoint must have the same arrays.
+
+    Raises:
+      InputError: a setting or the data may not differ, or the state has other arrays.
     """
     before = read_config(meta["config"], "the checkpoint")
     saved = {leaf.name: leaf for leaf in leaves(before)}
@@ -154,12 +165,12 @@ def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: Tr
     if silent:
         said = ", ".join(f"{x.name} was {saved[x.name].value}, not {x.value}" for x in silent)
         names = ",".join(x.name for x in silent)
-        raise InputError(f"the run in {run.out} has other settings: {said}; leave them, or say"
-                         f" --override {names}")  # fmt: skip
+        raise InputError(f"the run in {run.out} has other settings: {said}; leave them unchanged,"
+                         f" or give --override {names}")  # fmt: skip
     if differing and _shapes(abstract_state(before.model, before.optim)) != _shapes(like):
         names = " and ".join(leaf.name for leaf in differing)
-        raise InputError(f"with another {names} a run keeps other arrays than the checkpoints in"
-                         f" {run.out} hold: leave it as it was, or begin another run")  # fmt: skip
+        raise InputError(f"{names} cannot change, because the checkpoints in {run.out} would have"
+                         " other arrays: leave it unchanged, or start a new run")  # fmt: skip
     return {leaf.name: [saved[leaf.name].value, leaf.value] for leaf in differing}
 
 

@@ -1,4 +1,4 @@
-"""All that a training step changes."""
+"""The training state: everything that a training step changes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class TrainState:
 
     Attributes:
       params: float32 parameters.
-      opt_state: the optimizer's.
-      step: updates done or skipped, int32; `skipped` of them changed nothing, `skipped_in_row` of
-        these were the last.
-      usual_norm: a moving mean of the gradient's norm; infinite before the first update.
-      loss_scale: what the loss is multiplied by; None where nothing is in float16.
-      average: a moving mean of the parameters and the statistics; None without `--ema`.
-      statistics: what the model gathers of the batches that it sees, as batch norms do; empty where
-        there are none.
+      opt_state: the optimizer state.
+      step: number of steps, including skipped ones, int32.
+      skipped: number of skipped steps, which changed nothing.
+      skipped_in_row: number of skipped steps since the last one that was not skipped.
+      usual_norm: moving average of the gradient norm; infinite before the first update.
+      loss_scale: the factor of the loss; None if nothing is in float16.
+      average: moving average of the parameters and the statistics; None without `--ema`.
+      statistics: running statistics of the model, such as those of batch norms; may be empty.
     """
 
     params: nnx.State
@@ -65,14 +65,14 @@ class TrainState:
 
     @property
     def result(self) -> nnx.State:
-        """The parameters and statistics that are judged, sampled and exported."""
+        """The parameters and statistics that are validated, sampled and exported."""
         if self.average is not None:
             return self.average
         return nnx.merge_state(self.params, self.statistics)
 
 
 def init_state(model: Any, optim: OptimConfig, seed: int, mesh: Mesh | None = None) -> TrainState:
-    """The state before the first update; of a mesh each device makes its part of the same."""
+    """Make the state before the first step. On a mesh, each device makes its part of it."""
     if mesh is None:
         return _first(model, optim, seed)
     types = abstract_state(model, optim, mesh)
@@ -102,7 +102,7 @@ def _first(model: Any, optim: OptimConfig, seed: int) -> TrainState:
 def abstract_state(
     model: Any, optim: OptimConfig, mesh: Mesh | AbstractMesh | None = None
 ) -> TrainState:
-    """The state as shapes and dtypes alone, and on a mesh with shardings, each of a memory."""
+    """Return the state as shapes and dtypes only, and on a mesh with shardings and memory kinds."""
     state = jax.eval_shape(lambda: init_state(model, optim, 0))
     if mesh is None:
         return state
@@ -114,12 +114,15 @@ def abstract_state(
 
 
 def shardings_of(types: Tree) -> Tree:
-    """Where each array of a tree of types lies."""
+    """Return the sharding of each array in a tree of types."""
     return jax.tree.map(lambda x: x.sharding, types)
 
 
 def device_bytes(tree: Any, waiting: bool = False) -> int:
-    """Bytes of arrays, or of types of arrays, on each device, or for each waiting on its host."""
+    """Count the bytes of arrays, or of their types, in the memory of each device.
+
+    With `waiting`, count the bytes in host memory for each device instead.
+    """
 
     def size(leaf: Any) -> int:
         sharding = getattr(leaf, "sharding", None)

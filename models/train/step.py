@@ -1,4 +1,4 @@
-"""One training step as a compiled program that reuses the memory of the state it is given."""
+"""The training step, as a compiled program with a donated state."""
 
 from __future__ import annotations
 
@@ -29,21 +29,25 @@ from xform.diagnosis import Diagnosis
 Metrics = dict[str, Any]
 Step = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
 Loss = Callable[..., tuple[jax.Array, tuple[nnx.State, Metrics]]]
-# What the memory of a step is analyzed with: the number of steps decides no bytes.
+# Optimizer settings for memory analyses. Their numbers do not affect the memory.
 _OPTIM = OptimConfig()
-# How much of the usual norm of a gradient is that of the last one.
+# Weight of the latest gradient norm in its moving average.
 _LAST = 0.02
 
 
 def make_loss(model: Any, training: bool = True, mesh: AbstractMesh | None = None) -> Loss:
-    """The mean loss of parameters, statistics and a batch, as the model's objective has it.
+    """Make the loss as a pure function of parameters, statistics and a batch.
 
-    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`. It
-    returns the loss, and beside it the statistics after the batch and the objective's measures. In
-    training a fourth argument is the key of dropout, None where a model has none; a fifth one is
-    what the loss is multiplied by. Without it a model is judged: statistics are read, and stay.
-    `mesh` is that on which the arguments lie; the gradient then lies as the parameters do, and a
-    batch is one batch, of which each device has a part: so are the statistics.
+    Policies are planned for this function, in a step and in `xform.plan`. It returns the mean loss,
+    and a pair of the new statistics and the objective's metrics. In training it takes two more
+    arguments: the key of dropout (None if the model has no dropout), and the loss scale or None.
+
+    Args:
+      model: the model configuration.
+      training: whether it is for training. Otherwise the model is in evaluation mode: it reads the
+        statistics and does not change them.
+      mesh: the mesh of the arguments. The gradient gets the sharding of the parameters. A batch,
+        and the statistics of batch norms, are global over the devices.
     """
     whole = abstract(model)
     if not training:
@@ -54,9 +58,9 @@ def make_loss(model: Any, training: bool = True, mesh: AbstractMesh | None = Non
 
     def loss(params: nnx.State, statistics: nnx.State, batch: Any, key: jax.Array | None = None,
              scale: jax.Array | None = None) -> Any:  # fmt: skip
-        if places is not None:  # so is their gradient, whatever reads it
+        if places is not None:  # this also fixes the sharding of their gradient
             params = jax.lax.with_sharding_constraint(params, places)
-        # A copy, since NNX takes no variables that were made outside the loop over slices.
+        # Copy: NNX refuses to change variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, statistics, copy=True)
         with on(mesh), jax.named_scope("forward"):
             value, measures = objective(merged, batch, key, training)
@@ -67,12 +71,12 @@ def make_loss(model: Any, training: bool = True, mesh: AbstractMesh | None = Non
 
 
 def on(mesh: AbstractMesh | None) -> contextlib.AbstractContextManager[Any]:
-    """A context in which layers say where on the mesh they lie."""
+    """Return a context in which layers constrain the sharding of values over the mesh."""
     return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
 
 def dropout_key(model: Any, seed: int, step: jax.Array) -> jax.Array | None:
-    """The key of a step's dropout: a function of seed and step; None where nothing is dropped."""
+    """Return the key of a step's dropout, from seed and step; None if there is no dropout."""
     if not getattr(model, "dropout", 0.0):
         return None
     return jax.random.fold_in(jax.random.key(seed), step)
@@ -81,19 +85,29 @@ def dropout_key(model: Any, seed: int, step: jax.Array) -> jax.Array | None:
 def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
               mesh: AbstractMesh | None = None, health: Diagnosis | None = None
               ) -> Step:  # fmt: skip
-    """The pure function of one update, of which `policy` says what the backward pass keeps.
+    """Make the pure function of one training step.
 
-    It maps a state and a tree of arrays `[accumulate, batch, ...]` to the next state and the
-    metrics `loss` (before the update), what the objective measures, `grad_norm`, `learning_rate`,
-    and `skipped`: 1.0 where loss, gradient or statistics are not finite, or the gradient is a
-    spike, and the step changes neither parameters, statistics nor the optimizer. Gradients of the
-    `accumulate` slices are summed one after another, so that only one slice's activations are held;
-    a batch norm normalizes each slice by itself, and its statistics move with each. `seed` is that
-    of dropout. On a `mesh` the new state lies as the old one. Gradients are of the rounded
-    parameters, summed and applied in float32. In float16 the loss is scaled, and `loss_scale` is a
-    metric. An optimizer state that waits in the host's memory is fetched when the gradient is
-    there, and put back. A diagnosis of the loss (`models.train.health`) reads its layers on the
-    way: then `health` is a metric.
+    It maps a state and a tree of arrays `[accumulate, batch, ...]` to the next state and a
+    dictionary of metrics: `loss` (before the update), the objective's metrics, `grad_norm`,
+    `learning_rate` and `skipped`. `skipped` is 1.0 if loss, gradient or statistics are not finite,
+    or if the gradient is a spike. Such a step changes neither parameters, statistics nor optimizer
+    state.
+
+    The gradients of the `accumulate` slices are computed one after the other and summed, so only
+    the activations of one slice are in memory. A batch norm normalizes each slice by itself and
+    updates its statistics with each. Gradients are with respect to the rounded parameters, and are
+    summed and applied in float32. In float16 the loss is scaled, and `loss_scale` is a metric.
+    Offloaded optimizer state is copied to the device after the gradient is computed, and back after
+    the update.
+
+    Args:
+      model: the model configuration.
+      optim: the settings of the optimizer.
+      policy: what the backward pass saves.
+      seed: the random seed of dropout.
+      mesh: the mesh of the state, which keeps its sharding.
+      health: a diagnosis of the loss (`models.train.health`), whose readings of the layers become
+        the metric `health`.
     """
     gradient = _gradient(make_loss(model, mesh=mesh), policy, health)
     state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
@@ -165,10 +179,11 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
 
 
 def _gradient(loss: Loss, policy: Any, health: Diagnosis | None) -> Callable[..., Any]:
-    """A function of the arguments of a loss: what slices sum up, statistics, and what is read.
+    """Make the gradient function of a loss.
 
-    The sum is of losses and gradients; read are the objective's measures and, by a diagnosis, the
-    layers.
+    It takes the arguments of the loss and returns `[loss, gradient]`, which slices sum, the new
+    statistics, and a pair of the objective's metrics and the readings of the diagnosis (`()`
+    without one).
     """
     plain = xform.value_and_grad(loss, has_aux=True, policy=policy)
 
@@ -187,7 +202,7 @@ def _gradient(loss: Loss, policy: Any, health: Diagnosis | None) -> Callable[...
 @functools.partial(jax.jit, static_argnums=0, static_argnames="policy", donate_argnums=1)
 def train_step(model: Any, state: TrainState, tokens: jax.Array, *,
                policy: Any = None) -> tuple[TrainState, Metrics]:  # fmt: skip
-    """One update with the usual optimizer, as `python -m xform memory` takes it."""
+    """Run one step with the default optimizer. It is an example for `python -m xform memory`."""
     mesh = jax.sharding.get_abstract_mesh()
     return make_step(model, _OPTIM, policy, mesh=mesh if mesh.size > 1 else None)(state, tokens)
 
@@ -195,10 +210,10 @@ def train_step(model: Any, state: TrainState, tokens: jax.Array, *,
 def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
            dtype: str = "bfloat16", scan: bool = True, mesh: str = ""
            ) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
-    """Arguments of `train_step` for a model of text, as types: nothing is allocated.
+    """Return the types of the arguments of `train_step` for a model of text.
 
-    On a mesh, such as `fsdp=4,tensor=4`, they have the shardings of a run, and the model's layers
-    have those that the arguments imply.
+    Nothing is allocated. With a mesh, such as `fsdp=4,tensor=4`, the arguments have the shardings
+    of a run, and the layers of the model follow them.
     """
     base: Any = TRAINED[preset]
     config = dataclasses.replace(base, context=context or base.context, dtype=dtype, scan=scan)
@@ -213,9 +228,10 @@ def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
 @functools.cache
 def make_evaluate(model: Any, mesh: AbstractMesh | None = None
                   ) -> Callable[[nnx.State, Any], Metrics]:  # fmt: skip
-    """The jitted mean `loss`, and the objective's measures, of a batch `[batch, ...]`.
+    """Make a jitted function that evaluates a model on a batch `[batch, ...]`.
 
-    It takes the parameters and statistics of a model as one state: `TrainState.result`.
+    It takes the parameters and statistics as one state, `TrainState.result`, and the batch. It
+    returns the mean `loss` and the objective's metrics.
     """
     loss = make_loss(model, training=False, mesh=mesh)
 
@@ -230,7 +246,7 @@ def make_evaluate(model: Any, mesh: AbstractMesh | None = None
 def compile_step(model: Any, optim: OptimConfig, batch: Any, policy: Any = None, seed: int = 0,
                  mesh: Mesh | None = None, health: Diagnosis | None = None
                  ) -> jax.stages.Compiled:  # fmt: skip
-    """Compile the step for a batch of these types, with its state donated."""
+    """Compile the step for batches of these types, with a donated state."""
     state = abstract_state(model, optim, mesh)
     around = None if mesh is None else mesh.abstract_mesh
     step = jax.jit(make_step(model, optim, policy, seed, around, health), donate_argnums=0)
@@ -240,13 +256,13 @@ def compile_step(model: Any, optim: OptimConfig, batch: Any, policy: Any = None,
 
 
 def check_donation(compiled: jax.stages.Compiled, state: TrainState) -> None:
-    """See that XLA does reuse the memory of the donated state, on each device.
+    """Check that XLA reuses all the memory of the donated state, on each device.
 
     Raises:
-      RuntimeError: the aliased bytes are below the bytes of parameters and optimizer state.
+      RuntimeError: fewer bytes are aliased than the state has.
     """
     donated = device_bytes(state) + device_bytes(state, waiting=True)
     memory: Any = compiled.memory_analysis()
     aliased = memory and memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
     if not aliased or aliased < donated:
-        raise RuntimeError(f"the step reuses {aliased} bytes of the {donated} of its state")
+        raise RuntimeError(f"the step reuses only {aliased} of the {donated} bytes of its state")

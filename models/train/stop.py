@@ -1,4 +1,4 @@
-"""Signals that end a run: remembered until the step is done and saved."""
+"""Signals that end a run after the current step, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Within, the first Ctrl-C, SIGTERM or SIGHUP is remembered and told; a second one acts.
+    """A context that records the first Ctrl-C, SIGTERM or SIGHUP. A second one acts as usual.
 
     Attributes:
-      signal: the number of the signal that came, or None.
+      signal: the number of the signal that was received, or None.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -23,7 +23,7 @@ class Stop:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stop:
-        # One that is ignored, as SIGHUP under nohup, stays so.
+        # A signal that is ignored, such as SIGHUP under nohup, stays ignored.
         self._before = {s: h for s in SIGNALS if (h := signal.getsignal(s)) != signal.SIG_IGN}
         for number in self._before:
             signal.signal(number, self._note)
@@ -37,6 +37,6 @@ class Stop:
         self.signal = number
         self.__exit__()
         self._say(
-            f"{signal.Signals(number).name}: stopping after this step, and saving;"
-            " once more stops at once"
+            f"{signal.Signals(number).name}: saving and stopping after this step;"
+            " a second signal stops immediately"
         )

@@ -1,4 +1,4 @@
-"""Training states on disk: Orbax writes them, and nothing is read that is not what was written."""
+"""Checkpoints of training states, written by Orbax and verified by checksums when read."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ Meta = dict[str, Any]
 
 
 class Damaged(Exception):
-    """A saved step cannot be read back as it was written."""
+    """A checkpoint cannot be read, or differs from what was written."""
 
 
 class Store:
-    """The last few states of one run, each in a folder that appears only when it is complete.
+    """The checkpoints of a run, each in a folder that appears only when it is complete.
 
-    With a state goes a JSON dictionary, `meta`: what the state belongs to and where the data was.
-    Besides the newest `keep`, those of the `keep_best` lowest validations, by `metric`, stay.
+    A checkpoint has a state and a JSON dictionary `meta`, with the run's settings and the position
+    in the data. The newest `keep` checkpoints are kept, and the `keep_best` ones with the lowest
+    `metric` of their validation.
     """
 
     def __init__(
@@ -61,17 +62,17 @@ class Store:
             raise InputError(f"cannot use {folder} for checkpoints: {_line(error)}") from error
 
     def steps(self) -> list[int]:
-        """The saved steps, oldest first."""
+        """Return the saved steps, oldest first."""
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: TrainState, meta: Meta, judged: float | None = None) -> None:
-        """Write a state; with `background` the writing goes on after the return.
+        """Write a state. With `background` the writing continues after the return.
 
-        `judged` is its validation, if there was one.
+        `judged` is the metric of its validation, if there was one.
 
         Raises:
-          InputError: the state is not finite, or this write, or the one before it, did not succeed
-            (a full disk, say).
+          InputError: the state is not finite, or this write or the one before it failed, for
+            example because the disk is full.
         """
         if not all_finite((state.params, state.statistics, state.average)):
             raise InputError(
@@ -81,7 +82,7 @@ class Store:
         leaves = named(state)
         meta = {**meta, "step": step, "checksums": checksums(leaves)}
         if jax.default_backend() == "cpu":
-            # The next step reuses the state's memory while this is written from it.
+            # The next step reuses the memory of the state while it is still being written.
             leaves = _copied(leaves)
         args = ocp.args.Composite(
             state=ocp.args.PyTreeSave(leaves),
@@ -91,7 +92,7 @@ class Store:
         self._write(lambda: self._manager.save(step, args=args, metrics=metrics))
 
     def wait(self) -> None:
-        """Return when all that was saved is on disk; raises as `save` does."""
+        """Wait until all saved states are on disk. Raises as `save` does."""
         self._write(self._manager.wait_until_finished)
 
     def _write(self, call: Callable[[], Any]) -> None:
@@ -107,24 +108,25 @@ class Store:
         composite = ocp.args.Composite(**args)
         try:
             return self._manager.restore(step, args=composite)
-        # As for `_attempt`. What these libraries say of damage is about their own files and codecs.
+        # These libraries raise many types, as in `_attempt`. Their messages about damage name
+        # their own files and codecs, so only those of the operating system are shown.
         except Exception as error:
             what = " and ".join(_CALLED[name] for name in args)
             raise Damaged(_system(error) or f"{what} cannot be read") from None
 
     def meta(self, step: int) -> Meta:
-        """The dictionary saved with `step`; raises `Damaged`."""
+        """Read the dictionary saved with `step`. Raises `Damaged`."""
         saved = self._read(step, meta=ocp.args.JsonRestore())["meta"]
         if not isinstance(saved, dict) or not {"meta", "checksum"} <= saved.keys():
             raise Damaged("it was not written by this program")
         if checksum_of(saved["meta"]) != saved["checksum"]:
-            raise Damaged("what it says of itself is not what was saved")
+            raise Damaged("its metadata is not what was saved")
         return saved["meta"]
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """The state saved at `step`, as `like`: its structure, shapes, and shardings if it has any.
+        """Read the state saved at `step`, with the structure, shapes and shardings of `like`.
 
-        Each array goes to the devices that hold it, and nowhere else. Raises `Damaged`.
+        Each device reads only its part of each array. Raises `Damaged`.
         """
         sums = self.meta(step)["checksums"]
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -133,10 +135,10 @@ class Store:
             for name, x in named(like).items()
         }
         if types.keys() != sums.keys():
-            raise Damaged("it holds other arrays than this model and optimizer have")
+            raise Damaged("it has other arrays than this model and optimizer")
         leaves: dict[str, jax.Array] = {}
-        # One array at a time: of several that fail at once, Orbax raises the first, and the
-        # interpreter reports the others when it ends.
+        # Read one array at a time. If several fail together, Orbax raises the first error, and
+        # Python reports the others when it exits.
         for name, type_ in types.items():
             args = ocp.args.PyTreeRestore(
                 item={name: type_},
@@ -145,17 +147,17 @@ class Store:
             )
             leaves |= self._read(step, state=args)["state"]
         if any(leaves[n].shape != t.shape or leaves[n].dtype != t.dtype for n, t in types.items()):
-            raise Damaged("its arrays are not of the shapes that were saved")
+            raise Damaged("its arrays have other shapes than the model's")
         if checksums(leaves) != sums:
-            raise Damaged("its values are not those that were saved")
-        # A copy, since a step cannot reuse memory that is not JAX's.
+            raise Damaged("its values are not what was saved")
+        # Copy: a step can only reuse memory that JAX allocated.
         leaves = _copied(leaves)
         return jax.tree.unflatten(jax.tree.structure(like), [leaves[n] for n in types])
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Rename every saved step later than `step`, so that a run from there can save again.
+        """Rename every checkpoint later than `step`, so that a run resumed there can save again.
 
-        Of several processes the first one does, and the others wait.
+        The first process renames, and the others wait. Return the new names.
         """
         renamed: list[Path] = []
         if jax.process_index() == 0:
@@ -167,7 +169,7 @@ class Store:
         return renamed
 
     def close(self) -> None:
-        """Stop the background threads; what they did not finish is not saved."""
+        """Stop the background threads. Unfinished checkpoints are not saved."""
         _attempt(self._manager.close)
 
 
@@ -178,15 +180,15 @@ def _copied(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
-    """The result of `call`, or in one line why there is none."""
+    """Return the result of `call` and None, or None and a one-line reason why it failed."""
     try:
         return call(), None
-    # Orbax and TensorStore raise ValueError, OSError, KeyError, RuntimeError and Exception itself.
+    # Orbax and TensorStore raise ValueError, OSError, KeyError, RuntimeError and plain Exceptions.
     except Exception as error:
         return None, _line(error)
 
 
-_CALLED = {"state": "its arrays", "meta": "what it says of itself"}
+_CALLED = {"state": "its arrays", "meta": "its metadata"}
 
 
 def _line(error: BaseException) -> str:
@@ -198,7 +200,7 @@ def _said(error: BaseException) -> str:
 
 
 def _system(error: BaseException) -> str:
-    """Return what the operating system says of an error, or nothing if it is another error."""
+    """Return the operating system's message for an error, or "" for another kind of error."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     found = re.search(r"([^:\n]+) \[os_error_code", _said(error))
@@ -206,10 +208,10 @@ def _system(error: BaseException) -> str:
 
 
 def _say_errors_once() -> None:
-    """Silence what is said beside the exception that a failed write or read raises.
+    """Silence messages that accompany the exception of a failed read or write.
 
-    Orbax logs each error, and what TensorStore was still about reaches the interpreter as
-    unraisable: at any later time, so this stays.
+    Orbax logs each error that it raises. Tasks of TensorStore that were still running raise
+    unraisable exceptions at any later time, so this is never undone.
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -219,9 +221,9 @@ def _say_errors_once() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _OthersAlone:
-    """A hook of unraisable exceptions that passes on those that are not TensorStore's.
+    """A hook for unraisable exceptions that drops TensorStore's and passes on all others.
 
-    Those are of an event loop that the first error has closed, and of reads that were given up.
+    TensorStore's come from an event loop that the first error closed, and from cancelled reads.
     """
 
     before: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""Runs on text: models of language, judged by bits of each byte."""
+"""Runs on text: language models, validated by bits per byte."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ class TextRun(RunConfig):
     metric: ClassVar[str] = "validation_bits_per_byte"
 
     tokenizer: str | None = setting(
-        None, "bytes, bpe:8192 to train one, or a tokenizer.json; bytes without.", change="never"
+        None,
+        "Tokenizer: bytes, bpe:8192 to train one, or the path of a tokenizer.json. The default is"
+        " the tokenizer of prepared data, or bytes.",
+        change="never",
     )
     vocab_multiple: int = setting(
         1,
-        "What a vocabulary that is as large as the tokenizer's is rounded up to a multiple of, such"
-        " as 128.",
+        "Round the tokenizer's vocabulary size up to a multiple of this, such as 128.",
         least=1,
         most=2**20,
         change="free",
     )
-    column: str = setting("text", "Where tables and JSON have the text.", change="never")
+    column: str = setting(
+        "text", "Column of tables, or field of JSON lines, with the text.", change="never"
+    )
 
     def fitted(self, said: Collection[str]) -> RunConfig:
-        """The run whose model has as many tokens as its tokenizer; the same where text is bytes."""
+        """Return the run with the vocabulary size of its tokenizer; unchanged for bytes."""
         size = None if "vocab" in said else vocabulary(self.data, self.tokenizer)
         if size is None:
             return self
@@ -51,28 +55,31 @@ class TextRun(RunConfig):
         return dataclasses.replace(self, model=dataclasses.replace(self.model, vocab=size))
 
     def batch_type(self) -> jax.ShapeDtypeStruct:
-        """Tokens `[accumulate, batch, context + 1]`: uint8, or int32 where documents are marked."""
+        """Return the type of tokens `[accumulate, batch, context + 1]`.
+
+        They are uint8 for plain bytes, and int32 for marked documents.
+        """
         shape = (self.accumulate, self.batch, self.model.context + 1)
         return jax.ShapeDtypeStruct(shape, rows_dtype(self.data, self.tokenizer, self.out))
 
     def reads(self) -> jax.ShapeDtypeStruct:
-        """Tokens `[context]`."""
+        """Return the type of tokens `[context]`."""
         return jax.ShapeDtypeStruct((self.model.context,), jnp.int32)
 
     def load(self) -> Corpus:
-        """The text, in tokens."""
+        """Load the tokenized text. It is tokenized first, if necessary."""
         return load_corpus(
             self.data, self.model.context, vocab=self.model.vocab, tokenizer=self.tokenizer,
             column=self.column, work=self.out / DATA, without=self.out,
         )  # fmt: skip
 
     def beside(self, data: Corpus) -> dict[str, str]:
-        """The tokenizer, if there is one."""
+        """Return the tokenizer's file, if there is one."""
         return {} if data.words is None else {TOKENIZER: data.words.decode()}
 
     def batches(self, data: Corpus, share: Share, sharding: Sharding
                 ) -> grain.DatasetIterator[Any]:  # fmt: skip
-        """Windows of tokens in a shuffled order."""
+        """Iterate without end over batches of windows of tokens, in shuffled order."""
         return data.batches(
             window=self.model.context,
             batch=self.batch,
@@ -83,14 +90,14 @@ class TextRun(RunConfig):
         )
 
     def validation(self, data: Corpus) -> list[Any]:
-        """Windows of what is held back, `[<= batch, context + 1]`."""
+        """Return batches of validation windows, `[<= batch, context + 1]`."""
         return data.validation(
             window=self.model.context, batch=self.batch, windows=self.eval_windows
         )
 
     def judgement(self, data: Corpus, found: Sequence[dict[str, float]], batches: Sequence[Any]
                   ) -> Judgement:  # fmt: skip
-        """Bits of each byte, and the perplexity of a token."""
+        """Compute bits per byte, and the perplexity per token."""
         losses = [one["loss"] for one in found]
         bits, perplexity = data.bits_per_byte(losses, batches), data.perplexity(losses, batches)
         return Judgement(
@@ -99,5 +106,5 @@ class TextRun(RunConfig):
         )
 
     def said(self, metrics: dict[str, float]) -> str:
-        """The loss, in nats and in bits per token."""
+        """Format the loss, in nats and in bits per token."""
         return f"loss {metrics['loss']:.3f} ({metrics['loss'] / math.log(2):.2f} bits)"

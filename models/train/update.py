@@ -1,4 +1,4 @@
-"""From a gradient to the next parameters and optimizer state: at once, or one after another."""
+"""The optimizer update: of all parameters together, or of one parameter after the other."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from models.train.optim import OptimConfig, clipping, optimizer, rule
 from models.train.state import TrainState
 from xform.passes import Cse, Inline, Pipeline
 
-# What does not depend on the parameter, such as Adam's correction of bias, is made once for all.
+# Merges computations that do not depend on the parameter, such as Adam's bias correction.
 _ONCE = Pipeline([Inline(), Cse()])
 Updated = tuple[nnx.State, optax.OptState]
 Tree = TypeVar("Tree")
 
 
 def updated(optim: OptimConfig, state: TrainState, grads: nnx.State, good: jax.Array) -> Updated:
-    """Parameters and optimizer state after a step; both as they were if it is not `good`."""
+    """Return the parameters and optimizer state after a step, unchanged if it is not `good`."""
     old = state.params, state.opt_state
     updates, opt_state = optimizer(optim).update(grads, state.opt_state, state.params)
     return chosen(good, (optax.apply_updates(state.params, updates), opt_state), old)
@@ -31,11 +31,11 @@ def updated(optim: OptimConfig, state: TrainState, grads: nnx.State, good: jax.A
 def updated_in_turn(
     optim: OptimConfig, state: TrainState, grads: nnx.State, good: jax.Array
 ) -> Updated:
-    """The same, of an optimizer state that waits in the host's memory.
+    """Return the same as `updated`, for an optimizer state that is in host memory.
 
-    What the optimizer keeps of a parameter is fetched when the one before it is done, so that a
-    device never holds that of all. Of gradients only the norm, by which they are clipped, is of all
-    parameters; each rule is of one.
+    The optimizer state of a parameter is fetched after the parameter before it is done, so a device
+    never holds the state of all parameters. This is possible because only clipping by the gradient
+    norm depends on all parameters.
     """
     in_turn = functools.partial(_in_turn, optim)
     return _ONCE(in_turn)(state.params, state.opt_state, grads, good)
@@ -59,12 +59,12 @@ def _in_turn(
 
 
 def chosen(good: jax.Array, new: Tree, old: Tree) -> Tree:
-    """What is new if the step is `good`, else what was."""
+    """Return `new` if the step is `good`, else `old`."""
     return jax.tree.map(functools.partial(jnp.where, good), new, old)
 
 
 def _only(tree: Any, path: Any) -> Any:
-    """A tree in which each state of parameters has but one of them."""
+    """Reduce each `nnx.State` in a tree to the parameter at `path`."""
 
     def only(x: Any) -> Any:
         flat = dict(nnx.to_flat_state(x)) if _is_state(x) else {}
@@ -74,7 +74,7 @@ def _only(tree: Any, path: Any) -> Any:
 
 
 def _together(*parts: Any) -> Any:
-    """One state of all parameters; of what is no such state, the first: all are the same."""
+    """Merge `nnx.State`s of single parameters; of other leaves, which are equal, take the first."""
     return nnx.merge_state(*parts) if _is_state(parts[0]) else parts[0]
 
 

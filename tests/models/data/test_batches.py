@@ -133,14 +133,16 @@ def test_what_a_process_reads_is_what_its_devices_hold() -> None:
 
     assert found(slice(4, 6), slice(6, 8)) == Share(1, 2)
     assert found(slice(4, 6), slice(4, 6)) == Share(2, 4)
-    with pytest.raises(InputError, match="parts of a batch that lie apart"):
+    with pytest.raises(InputError, match="hold parts of a batch that are not contiguous"):
         found(slice(0, 2), slice(4, 6))
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(InputError, match="batches of 4 cannot be shared equally by 3 processes"):
+    with pytest.raises(
+        InputError, match="batches of 4 cannot be divided equally among 3 processes"
+    ):
         taken(1, share=Share(0, 3))
-    with pytest.raises(InputError, match="batches of 6 cannot lie so on devices"):
+    with pytest.raises(InputError, match="batches of 6 cannot be sharded over these devices"):
         share_of(NamedSharding(mesh(), P(None, "data")), 6)
 
 

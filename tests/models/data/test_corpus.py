@@ -112,7 +112,7 @@ def test_prepared_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--tokenizer bytes: a prepared folder has its own"):
         load(tmp_path, tmp_path / "out", tokenizer="bytes")
     prepare(path, tmp_path / "other", tokenizer="bpe:301")
-    with pytest.raises(InputError, match=r"other and .*out are of different tokenizers"):
+    with pytest.raises(InputError, match=r"other and .*out have different tokenizers"):
         load(tmp_path, tmp_path / "out", tmp_path / "other")
 
 
@@ -131,7 +131,7 @@ def test_a_file_may_be_named_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["", "=1", "a\0b", "a=0", "a=-1", "a=nan", "a=inf"])
 def test_what_names_nothing_is_refused(given: str) -> None:
-    with pytest.raises(InputError, match=r"(names no file or folder|a weight is a number above 0)"):
+    with pytest.raises(InputError, match=r"(is not a path|the weight must be a number above 0)"):
         weighted(given)
 
 
@@ -142,10 +142,10 @@ def test_unusable_text_is_named(tmp_path: Path) -> None:
     few = write(tmp_path, "jsonl", ["some words", "and more"])
     for name, complaint in {
         "missing": "no such file or folder",
-        "empty": "no bytes",
-        "folder": "no bytes",
-        "short": "has 5 bytes, and windows of 16 need at least 34",
-        few.name: "too few tokens for train in windows of 16: give more text or a smaller",
+        "empty": "is empty: name files",
+        "folder": "is empty: name files",
+        "short": "has 5 bytes, and a window of 16 needs at least 34",
+        few.name: "too few tokens in its train part for a window of 16: add text, or lower",
     }.items():
         with pytest.raises(InputError, match=complaint):
             load(tmp_path, tmp_path / name)

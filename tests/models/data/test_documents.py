@@ -47,9 +47,9 @@ def test_another_column_and_nothing_in_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_an_unknown_column_names_the_nearest(form: str, tmp_path: Path) -> None:
     path = write(tmp_path, form)
-    with pytest.raises(InputError, match=r"no column 'txt' in .*: did you mean text\?; name ano"):
+    with pytest.raises(InputError, match=r"no column 'txt' in .*: did you mean text\?; choose ano"):
         read(path, column="txt")
-    with pytest.raises(InputError, match=r"no column 'q' in .*, which has 'n', 'text'; name ano"):
+    with pytest.raises(InputError, match=r"no column 'q' in .*, which has 'n', 'text'; choose ano"):
         read(path, column="q")
 
 
@@ -65,7 +65,9 @@ def test_a_file_that_was_cut_is_one_line(form: str, tmp_path: Path) -> None:
     content = path.read_bytes()
     for size in (len(content) // 2, 3):
         path.write_bytes(content[:size])
-        with pytest.raises(InputError, match=r"data\.\S+ is (damaged|no \w+ file)") as caught:
+        with pytest.raises(
+            InputError, match=r"data\.\S+ is (damaged|not a valid \w+ file)"
+        ) as caught:
             read(path)
         assert "\n" not in str(caught.value)
 
@@ -73,18 +75,20 @@ def test_a_file_that_was_cut_is_one_line(form: str, tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_one_line(tmp_path: Path) -> None:
     for name in ("a.txt.gz", "a.txt.zst", "a.parquet", "a.arrow"):
         (tmp_path / name).write_bytes(b"no such thing at all" * 10)
-        with pytest.raises(InputError, match=rf"{name} is (damaged|no \w+ file)") as caught:
+        with pytest.raises(
+            InputError, match=rf"{name} is (damaged|not a valid \w+ file)"
+        ) as caught:
             read(tmp_path / name)
         assert "\n" not in str(caught.value)
 
 
 LINES = {
-    b'{"text": "a"}\n{"text": ': r":2 is no JSON",
-    b'{"text": "\xff"}': r":1 is no JSON: 'utf-8' codec",
-    b'["text"]': r":1 is no JSON object with a field 'text'",
+    b'{"text": "a"}\n{"text": ': r":2 is not valid JSON",
+    b'{"text": "\xff"}': r":1 is not valid JSON: 'utf-8' codec",
+    b'["text"]': r":1 is not a JSON object with a field 'text'",
     b'{"text": "\\ud800"}': r":1 is not UTF-8",
     b'{"text": ["a"]}': r":1 holds a list where text was expected",
-    b"[" * 100_000: r":1 is no JSON",
+    b"[" * 100_000: r":1 is not valid JSON",
 }
 
 
@@ -104,7 +108,7 @@ def test_lines_of_any_length_within_a_limit(
     monkeypatch.setattr(module, "BLOCK", 7)
     assert read(tmp_path / "a.jsonl") == texts
     monkeypatch.setattr(module, "LONGEST_LINE", 400)
-    with pytest.raises(InputError, match=r"a\.jsonl:3 is a line of more than 400 bytes"):
+    with pytest.raises(InputError, match=r"a\.jsonl:3: the line has more than 400 bytes"):
         read(tmp_path / "a.jsonl")
 
 

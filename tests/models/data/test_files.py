@@ -49,7 +49,9 @@ def test_a_pipe_alone_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 def test_a_folder_within_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/up").symlink_to(tmp_path)
-    with pytest.raises(InputError, match=r"a/up is a folder within itself: remove that link"):
+    with pytest.raises(
+        InputError, match=r"a/up is a link to a folder that contains it: remove the"
+    ):
         files_of(tmp_path)
 
 

@@ -91,9 +91,7 @@ def test_a_bit_that_flips_anywhere_is_seen(flip: str, source: Path, tmp_path: Pa
         path.write_bytes(damaged)
         if flip == "manifest" and _says_the_same(whole, bytes(damaged)):
             continue
-        with pytest.raises(
-            InputError, match=rf"{path.name} is damaged: it is not what was written"
-        ):
+        with pytest.raises(InputError, match=rf"{path.name} is damaged: its content has changed"):
             open_prepared(out)
     path.write_bytes(whole[:-3])
     with pytest.raises(InputError, match=f"{path.name} is damaged"):
@@ -113,7 +111,7 @@ def _says_the_same(one: bytes, other: bytes) -> bool:
 def test_what_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
     with source.open("a") as file:
         file.write("{\n")
-    with pytest.raises(InputError, match=r"data.jsonl:41 is no JSON"):
+    with pytest.raises(InputError, match=r"data.jsonl:41 is not valid JSON"):
         prepare(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [source.name]
     assert not is_prepared(tmp_path / "out")
@@ -143,7 +141,7 @@ def test_a_kill_leaves_nothing_of_that_name(source: Path, tmp_path: Path) -> Non
 def test_a_folder_that_is_there_is_left_as_it_is(source: Path, tmp_path: Path) -> None:
     prepare(source, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(InputError, match="out is there already: choose another folder, or remove"):
+    with pytest.raises(InputError, match="out already exists: choose another folder, or remove"):
         prepare(source, tmp_path / "out", tokenizer="bpe:300")
     assert contents(tmp_path / "out") == before
     with pytest.raises(InputError, match=r"cannot write .*: File exists"):
@@ -177,5 +175,7 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
     for name, texts in (("empty", []), ("one", ["a"])):
         (tmp_path / name).mkdir()
         path = write(tmp_path / name, "jsonl", texts)
-        with pytest.raises(InputError, match=r"data.jsonl holds no text for (train|validation)"):
+        with pytest.raises(
+            InputError, match=r"data.jsonl has no text for its (train|validation) part"
+        ):
             prepare(path, tmp_path / "out")

@@ -62,12 +62,12 @@ def test_what_rounding_leaves_of_a_deviation_is_no_scale(value: float, tmp_path:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "whole numbers": (np.arange(100), r"holds int64 \(100,\), and must hold floats"),
-    "four axes": (np.zeros((2, 2, 2, 2)), r"and must hold floats \[moments\]"),
+    "whole numbers": (np.arange(100), r"holds int64 \(100,\), but must hold floats"),
+    "four axes": (np.zeros((2, 2, 2, 2)), r"but must hold floats \[moments\]"),
     "nothing": (np.zeros(0), r"holds float64 \(0,\)"),
-    "short": (np.zeros(20), "has 9 moments for train, and windows of 10 need at least 11"),
+    "short": (np.zeros(20), "the train part of .* has 9 moments, but a window of 10 needs"),
     "of no feature": (np.zeros((100, 0)), r"holds float64 \(100, 0\)"),
-    "short ones": (np.zeros((20, 1, 2)), "has 1 moments for train, and windows of 10 need at"),
+    "short ones": (np.zeros((20, 1, 2)), "the train part of .* has 1 moments, but a window of 10"),
     "huge": (1e200 * RNG.normal(size=100), "not finite, or too large to average"),
     "tiny": (1e-200 * RNG.normal(size=100), "too small to scale"),
     "not finite": (np.full(100, np.nan), "has numbers that are not finite"),
@@ -88,14 +88,16 @@ def test_a_number_that_is_not_finite_is_found_where_it_is_read(
     array = RNG.normal(size=(100, 1))
     array[97] = value
     parts = load_series(saved(tmp_path, array), 4).parts
-    with pytest.raises(InputError, match=r"x\.npy for validation: series 0 has numbers from"):
+    with pytest.raises(
+        InputError, match=r"x\.npy for validation: series 0 has numbers in the window from"
+    ):
         joined(parts["validation"])
 
 
 def test_several_arrays_in_a_file_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.zeros(3), b=np.zeros(3))
     (tmp_path / "x.npz").rename(tmp_path / "x.npy")
-    with pytest.raises(InputError, match=r"holds several arrays: give one \.npy file for each"):
+    with pytest.raises(InputError, match=r"holds several arrays: save each in its own \.npy file"):
         load_series(tmp_path / "x.npy", 4)
-    with pytest.raises(InputError, match=r"is a folder, and series are in one \.npy file"):
+    with pytest.raises(InputError, match=r"is a folder, but series are in one \.npy file"):
         load_series(tmp_path, 4)

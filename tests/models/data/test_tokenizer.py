@@ -88,12 +88,12 @@ def test_the_end_is_what_is_said_beside_it(said: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
-        ("bpe:many", r"'bpe:many' names no size of a vocabulary: give bpe:8192, say"),
-        ("bpe:256", r"bpe:256: a vocabulary has 257"),
-        ("bpe:999999999", r"a vocabulary has 257 .* to 16777216 tokens"),
+        ("bpe:many", r"'bpe:many' has no valid vocabulary size: use for example bpe:8192"),
+        ("bpe:256", r"bpe:256: the vocabulary must have 257"),
+        ("bpe:999999999", r"the vocabulary must have 257 .* to 16777216 tokens"),
         ("x" * 5000, "File name too long"),
-        ("", "'' is no tokenizer"),
-        ("gpt2", r"'gpt2' is no tokenizer: give bytes, bpe:8192, or a tokenizer.json"),
+        ("", "'' is not a tokenizer"),
+        ("gpt2", r"'gpt2' is not a tokenizer: use bytes, bpe:8192, or the path of"),
     ],
 )
 def test_what_names_no_tokenizer_is_refused(wanted: str, complaint: str) -> None:
@@ -105,7 +105,7 @@ def test_what_names_no_tokenizer_is_refused(wanted: str, complaint: str) -> None
 def test_a_damaged_file_is_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(
-        InputError, match=r"tokenizer\.json is no tokenizer of the package"
+        InputError, match=r"tokenizer\.json is not a tokenizer of the package"
     ) as caught:
         load_words(tmp_path)
     assert "\n" not in str(caught.value)

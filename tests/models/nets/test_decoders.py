@@ -139,7 +139,7 @@ def test_dropout_is_by_key() -> None:
 
 
 def test_a_cache_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="5 tokens do not fit a cache of 4"):
+    with pytest.raises(ValueError, match="5 tokens do not fit in a cache of 4"):
         model("gpt2").extend(tokens(length=5), model("gpt2").cache(2, 4))
 
 

@@ -47,7 +47,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"exists: name a new folder"):
         save(model, tmp_path)
     with pytest.raises(
-        InputError, match=r"--platform cud is none of .*did you mean cuda"
+        InputError, match=r"--platform cud is not one of .*did you mean cuda"
     ) as raised:
         save(model, tmp_path / "it", platforms=("cud",))
     assert "\n" not in str(raised.value)

@@ -54,41 +54,41 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--data", "missing"], "no such file or folder"),
         (["--data", "x" * 5000], "File name too long"),
-        (["--data", ""], "--data is '', which names no file or folder"),
-        (["--data", "empty"], "holds no bytes"),
-        (["--data", "short"], "need at least"),
+        (["--data", ""], "--data is '', which is not a path"),
+        (["--data", "empty"], "empty is empty: name files"),
+        (["--data", "short"], "needs at least"),
         (["--data", "fifo"], "neither a file nor a folder"),
         (["--data", "[/red]"], "no such file or folder: [/red]"),
-        (["--data", "huge"], "this machine memory for"),
-        (["--data", "text=0"], "a weight is a number above 0"),
-        (["--data", "text", "--tokenizer", "bpe:x"], "names no size of a vocabulary"),
-        (["--data", "text", "--tokenizer", "words"], "'words' is no tokenizer"),
-        (["--data", "text", "--tokenizer", "text"], "text is no tokenizer of the package"),
+        (["--data", "huge"], "more than half of this machine's memory"),
+        (["--data", "text=0"], "the weight must be a number above 0"),
+        (["--data", "text", "--tokenizer", "bpe:x"], "has no valid vocabulary size"),
+        (["--data", "text", "--tokenizer", "words"], "'words' is not a tokenizer"),
+        (["--data", "text", "--tokenizer", "text"], "text is not a tokenizer of the package"),
         (
             ["--data", "text", "--tokenizer", "bpe:280", "--vocab", "256"],
-            "tokens, and the model 256: give --vocab",
+            "tokens, but the model has 256: use --vocab",
         ),
-        (["--tokenizer", "none.json"], "'none.json' is no tokenizer"),
+        (["--tokenizer", "none.json"], "'none.json' is not a tokenizer"),
         (["--data", "text", "--out", "short"], "cannot write to short"),
         (["--data", "text", "--out", "new", "--resume"], "no run to resume in new"),
         (["--data", "text", "--preset", "tiny-llama", "--kv-heads", "3"], "does not divide"),
-        (["--data", "text", "--kv-heads", "3"], "kv_heads is no setting of such a model"),
+        (["--data", "text", "--kv-heads", "3"], "this kind of model has no setting kv_heads"),
         (["--data", "text", "--kv-headz", "3"], "did you mean --kv-heads?"),
         (["--data", "text", "--preset", "tiney"], "did you mean tiny?"),
-        (["--data", "text", "--batch", "0"], "--batch is 0, and must be at least 1"),
+        (["--data", "text", "--batch", "0"], "--batch is 0, but must be at least 1"),
         (["--data", "text", "--batch", "x"], "invalid int value"),
         (["--data", "text", "--batch", "100000000"], "lower --batch or --context"),
-        (["--data", "text", "--width", "2000000000"], "parameters, optimizer and one batch alone"),
-        (["--data", "text", "--clip", "0"], "--clip is 0.0, and must be above 0"),
-        (["--data", "text", "--learning-rate", "nan"], "--learning-rate is nan, and must be above"),
-        (["--data", "text", "--seed", 2**64], "and must be at most 4294967295"),
+        (["--data", "text", "--width", "2000000000"], "the state with one batch needs"),
+        (["--data", "text", "--clip", "0"], "--clip is 0.0, but must be above 0"),
+        (["--data", "text", "--learning-rate", "nan"], "--learning-rate is nan, but must be above"),
+        (["--data", "text", "--seed", 2**64], "but must be at most 4294967295"),
         (["--data", "text", "--policy", "budget:3apples"], "not a number of bytes"),
         (["--data", "text", "--policy", "save_dotz"], "save_dotz: no policy has this name"),
         (["--data", "text", "--policy", "budget:1KiB"], "the lowest peak of a step"),
         (["--data", "text", "--policy", "plan:none.json"], "cannot read the plan none.json"),
         (["--data", "text", "--policy", "plan:text"], "the file holds no plan"),
         (["--data", "text", "--config", "none.toml"], "cannot read none.toml"),
-        (["--data", "text", "--config", "text"], "text is no TOML"),
+        (["--data", "text", "--config", "text"], "text is not valid TOML"),
         (["--data", "text", "--target", "tpu:v9", "--fit"], "no such target"),
     ],
 )  # fmt: skip
@@ -134,13 +134,13 @@ def test_every_setting_is_written_and_read_again() -> None:
         ("learning_rate = 1", "did you mean optim.learning_rate?"),
         ("[optim]\nlearning_rat = 1", "did you mean optim.learning_rate?"),
         ("[optmi]\nsteps = 1", "did you mean optim"),
-        ("batch = 1.5", "must be a whole number"),
-        ("batch = true", "must be a whole number"),
+        ("batch = 1.5", "must be an integer"),
+        ("batch = true", "must be an integer"),
         ("[model]\nscan = 1", "must be true or false"),
-        ("optim = 3", "which is no setting"),
+        ("optim = 3", "which is not a setting"),
         ("preset = 'big'", "there is no preset 'big'"),
         ("out = 3", "must be a path"),
-        ("[model]\nwidth = 30", "is no multiple of 4 heads"),
+        ("[model]\nwidth = 30", "is not a multiple of 4 heads"),
     ],
 )
 def test_what_is_no_setting_is_refused(document: str, complaint: str) -> None:
@@ -246,7 +246,10 @@ def test_a_changed_setting_is_refused_or_overridden_and_recorded(
     assert train("--data", text, "--out", "run", "--steps", 2) == 0
     again = ["train", "--out", "run", "--resume", "--steps", "3"]
     assert main(again) == 2
-    assert "steps was 2, not 3; leave them, or say --override steps" in capsys.readouterr().err
+    assert (
+        "steps was 2, not 3; leave them unchanged, or give --override steps"
+        in capsys.readouterr().err
+    )
     assert main([*again, "--override", "stepz"]) == 2
     assert "did you mean steps?" in capsys.readouterr().err
     assert main([*again, "--override", "steps"]) == 0

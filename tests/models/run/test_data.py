@@ -38,15 +38,15 @@ def test_what_is_written_is_trained_on(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ([], "--out is missing: name the folder to make"),
+        ([], "--out is missing: name the folder to create"),
         (["--out", "a", "--data", "none"], "no such file or folder: none"),
         (["--out", "a", "--data", "data.parquet"], "no column 'text' in data.parquet"),
         (["--out", "x" * 5000, "--data", "data.parquet"], "File name too long"),
         (["--out", "a", "--data", "x" * 5000 + "=1"], "File name too long"),
-        (["--out", "a", "--data", ""], "--data is '', which names no file or folder"),
-        (["--out", ".", "--data", "data.parquet"], ". is there already"),
+        (["--out", "a", "--data", ""], "--data is '', which is not a path"),
+        (["--out", ".", "--data", "data.parquet"], ". already exists"),
         (["--out", "a", "--column", "bodi", "--data", "data.parquet"], "did you mean body?"),
-        (["--out", "a", "--validation", "0"], "--validation is 0.0, and must be above 0"),
+        (["--out", "a", "--validation", "0"], "--validation is 0.0, but must be above 0"),
         (["--out", "a", "--tokeniser", "bytes"], "did you mean --tokenizer?"),
     ],
 )

@@ -36,8 +36,8 @@ def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[
     np.testing.assert_allclose(said(images[:1]), expected[:1], rtol=1e-5, atol=1e-6)
     capsys.readouterr()
     for arguments, complaint in (
-        (["sample", "--out", "run"], "sample is of models of text, and that in run is trained on"),
-        (["export", "--out", "run", "--to", "x"], "--format huggingface is of models of text"),
+        (["sample", "--out", "run"], "sample needs a model of text, but the run in run is on"),
+        (["export", "--out", "run", "--to", "x"], "--format huggingface needs a model of text"),
     ):
         assert main(arguments) == 2
         said_ = capsys.readouterr().err
@@ -49,14 +49,20 @@ def test_what_is_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) 
     Path("tiny.toml").write_text('preset = "tiny"\n')
     Path("flat.toml").write_text("model = 3\n")
     for arguments, complaint in (
-        (["--preset", "resnet20", "--tokenizer", "bytes"], "--tokenizer is of models that are"),
-        (["--preset", "lstm", "--context", "8"], "trained on text, and lstm is trained on series"),
-        (["--preset", "gru", "--config", "tiny.toml"], "--preset gru, and tiny.toml has tiny"),
-        (["--config", "flat.toml"], "flat.toml has model, which is no setting"),
-        (["--augment"], "trained on pictures, and tiny is trained on text"),
+        (
+            ["--preset", "resnet20", "--tokenizer", "bytes"],
+            "--tokenizer is a setting of models of text",
+        ),
+        (["--preset", "lstm", "--context", "8"], "models of text, but lstm is a model of series"),
+        (
+            ["--preset", "gru", "--config", "tiny.toml"],
+            "--preset is gru, but tiny.toml has the preset tiny",
+        ),
+        (["--config", "flat.toml"], "flat.toml has model, which is not a setting"),
+        (["--augment"], "models of pictures, but tiny is a model of text"),
         (["--preset", "gru", "--data", "none.npy"], "no such file or folder: none.npy"),
         (["--preset", "vit-s", "--size", "30,30"], "patch 16 does not divide image 30"),
-        (["--preset", "unet", "--size", "30,30", "--dry-run"], "takes multiples of 16"),
+        (["--preset", "unet", "--size", "30,30", "--dry-run"], "needs multiples of 16"),
     ):
         assert main(["train", *arguments]) == 2
         said = capsys.readouterr().err

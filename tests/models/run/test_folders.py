@@ -60,7 +60,7 @@ def test_what_cannot_begin_or_be_written_is_one_line(capsys: pytest.CaptureFixtu
     save(drawn(DECODERS["gpt2"]), "theirs")
     for arguments, complaint in (
         (["train", "--from", "none"], "cannot read none"),
-        (["train", "--from", "theirs", "--preset", "tiny"], "no --preset, --resume"),
+        (["train", "--from", "theirs", "--preset", "tiny"], "leave out --preset, --resume"),
         (["train", "--from", "theirs", "--data", "text", "--width", "64"], "make another model"),
         (["export", "--out", "theirs"], "no checkpoints in theirs"),
     ):

@@ -52,7 +52,7 @@ def test_pictures_and_arrays_are_no_text(name: str, tokenizer: str | None, tmp_p
     data.mkdir()
     (data / name).write_bytes(bytes(range(256)) * 40)
     for given in (data, data / name):
-        with pytest.raises(InputError, match=rf"{name} is no text: give text"):
+        with pytest.raises(InputError, match=rf"{name} is not text: name text files"):
             load_corpus([str(given)], 8, vocab=512, tokenizer=tokenizer, work=tmp_path / "work")
 
 
@@ -95,4 +95,4 @@ NEAR = {"--kv-headz": ": did you mean --kv-heads?", "--ouT": ": did you mean --o
 def test_a_flag_is_guessed_only_if_one_is_near(given: str) -> None:
     with pytest.raises(InputError) as caught:
         parser().parse([given])
-    assert str(caught.value) == f"{given!r} is not known{NEAR.get(given, '')}"
+    assert str(caught.value) == f"unknown argument {given!r}{NEAR.get(given, '')}"

@@ -151,10 +151,10 @@ KINDS = {
     "": ("empty", "nothing", "absent"),
 }
 SAYS = {
-    "text": r"is no text: give text; python -m models train has a --preset for each kind of data",
-    "pictures": r"is no folder of pictures: give one with a folder for each class"
-    r"|holds no pictures in folders of their classes",
-    "series": r"is a folder, and series are in one \.npy file|it is no \.npy file|it is empty",
+    "text": r"is not text: .*: python -m models train has a --preset for each kind of data",
+    "pictures": r"is not a folder of pictures: name a folder that holds one folder"
+    r"|holds no pictures: give it a folder of pictures per class",
+    "series": r"is a folder, but series are in one \.npy file|it is not a \.npy file|it is empty",
 }
 
 
@@ -173,7 +173,11 @@ def test_a_preset_refuses_each_other_kind_of_data(preset: str, every_data: Path)
         if kind:
             assert re.search(SAYS[on], said), (preset, name, said)
         else:
-            assert re.search(f"no such file|holds no bytes|{SAYS[on]}", said), (preset, name, said)
+            assert re.search(f"no such file|is empty: name files|{SAYS[on]}", said), (
+                preset,
+                name,
+                said,
+            )
 
 
 # Options that a message advises are options of the command that says it.
@@ -253,6 +257,6 @@ def test_the_demo_says_whose_options_a_training_advises(
     monkeypatch.setattr(demo, "measure", lambda *_: [])
     assert main(["demo", "--policy", "budget:1kB", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        "error: --policy budget:1kB: too little: lower --batch or --context; what of these options"
-        " the demo lacks, python -m models train has\n"
+        "error: --policy budget:1kB: too little: lower --batch or --context"
+        " (options that the demo lacks are options of python -m models train)\n"
     )

@@ -132,7 +132,7 @@ def test_a_process_that_is_lost_ends_the_others(folder: Path) -> None:
         _, said = started[0].communicate(timeout=60)
     assert started[0].returncode == 2
     # In a step or in a save, whichever it was in.
-    assert said.startswith(("error: lost another process of the run", "error: saving to "))
+    assert said.startswith(("error: another process of the run was lost", "error: saving to "))
     assert said.count("\n") == 1
     again = ["--resume", "--mesh", "fsdp=1", "--steps", "60", "--override", "steps"]
     together(1, 1, "--out", "run", *again)

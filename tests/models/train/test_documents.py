@@ -84,7 +84,7 @@ def test_another_text_or_share_is_another_run(whole: Path, tmp_path: Path) -> No
 
 
 def test_a_vocabulary_that_is_too_small_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has 2\d\d tokens, and the model 256: give --vocab 2"):
+    with pytest.raises(InputError, match=r"of 2\d\d tokens, but the model has 256: use --vocab 2"):
         quiet(dataclasses.replace(config(tmp_path), tokenizer="bpe:290", model=MODEL))
 
 

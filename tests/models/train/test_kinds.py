@@ -95,7 +95,7 @@ def test_sizes_that_are_said_are_not_those_of_other_data(tmp_path: Path) -> None
     """A size is asked for, and arrays have another: that is said before anything is weighed."""
     with pytest.raises(InputError, match=r"for train are uint8 \[8, 8, 3\] .* \[4, 4, 3\]"):
         fitted(tmp_path, "resnet", "resnet20", size="4,4")
-    with pytest.raises(InputError, match="pictures are 8 x 8, and the model's 4 x 4"):
+    with pytest.raises(InputError, match="pictures are 8 x 8, but the model reads 4 x 4"):
         fitted(tmp_path, "resnet", "tiny-vit", image=4)
 
 
@@ -119,31 +119,31 @@ def widened(config: RunConfig, **changes: Any) -> RunConfig:
 
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "classes": (
-        "resnet", lambda c: widened(c, classes=2), "has 3 classes, and the model 2: give --classes",
+        "resnet", lambda c: widened(c, classes=2), "has 3 classes, but the model has 2: use",
     ),
     "side": (
         "resnet", lambda c: dataclasses.replace(c, size=(4, 8)),
-        r"are uint8 \[8, 8, 3\] and int32 \[\], and the model takes uint8 \[4, 8, 3\]",
+        r"are uint8 \[8, 8, 3\] and int32 \[\], but the model reads uint8 \[4, 8, 3\]",
     ),
     "masks": (
         "unet", lambda c: dataclasses.replace(c, model=MODELS["resnet"]),
-        r"int32 \[8, 8\], and the model takes .* int32 \[\]",
+        r"int32 \[8, 8\], but the model reads .* int32 \[\]",
     ),
     "square": (
-        "vit", lambda c: dataclasses.replace(c, size=(4, 8)), "pictures are 4 x 8, and the model's",
+        "vit", lambda c: dataclasses.replace(c, size=(4, 8)), "pictures are 4 x 8, but the model",
     ),
     "levels": (
-        "unet", lambda c: widened(c, widths=(1,) * 5), "levels takes multiples of 16: give --size",
+        "unet", lambda c: widened(c, widths=(1,) * 5), "levels needs multiples of 16: change",
     ),
     "several": (
-        "lstm", lambda c: dataclasses.replace(c, data=("a", "b")), "2 times: series are of one",
+        "lstm", lambda c: dataclasses.replace(c, data=("a", "b")), "2 times: give one path of",
     ),
     "inside": (
-        "resnet", lambda c: dataclasses.replace(c, out=Path(c.data[0]) / "x"), "lies in --data",
+        "resnet", lambda c: dataclasses.replace(c, out=Path(c.data[0]) / "x"), "is inside --data",
     ),
     "features": (
         "gru", lambda c: widened(c, inputs=5),
-        r"series of .* are float32 \[13, 2\], and the model takes float32 \[13, 5\]",
+        r"series of .* are float32 \[13, 2\], but the model reads float32 \[13, 5\]",
     ),
 }  # fmt: skip
 
@@ -158,15 +158,15 @@ def test_data_of_another_form_is_one_line(case: str, tmp_path: Path) -> None:
 
 def test_settings_that_cannot_be_are_one_line() -> None:
     for preset, given, complaint in (
-        ("resnet20", {"size": "32"}, "is not a height and a width"),
-        ("resnet20", {"size": "32,x"}, "must be whole numbers"),
+        ("resnet20", {"size": "32"}, "must be a height and a width"),
+        ("resnet20", {"size": "32,x"}, "must be integers"),
         ("resnet20", {"size": "32,0"}, "must be at least 1"),
-        ("resnet20", {"widths": [16, 32]}, "are not one of each"),
-        ("resnet20", {"classes": 1}, "nothing to tell apart"),
+        ("resnet20", {"widths": [16, 32]}, "must have one entry per stage"),
+        ("resnet20", {"classes": 1}, "must be at least 2"),
         ("tiny-vit", {"patch": 5}, "patch 5 does not divide image 32"),
         ("lstm", {"head": False}, "give --head"),
-        ("resnet50", {"widths": "6,8,8,8"}, "no multiples of 4"),
-        ("resnet20", {"widths": "8,16,32"}, "no stage is narrower than what it reads"),
+        ("resnet50", {"widths": "6,8,8,8"}, "must be multiples of 4"),
+        ("resnet20", {"widths": "8,16,32"}, "no stage may be narrower"),
     ):
         with pytest.raises(InputError, match=complaint):
             replaced(of_preset(preset), given)

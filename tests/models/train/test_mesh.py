@@ -115,11 +115,11 @@ def test_a_run_goes_on_on_other_meshes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("dta=2", "'dta' is none of .*did you mean data?"),
-        ("data=2,data=2", "'data' is none of data, fsdp, expert, tensor, once"),
-        ("data=x", "data is 'x', and must be a number"),
+        ("dta=2", "'dta' is not one of .*did you mean data?"),
+        ("data=2,data=2", "'data' is given twice"),
+        ("data=x", "data is 'x', but must be a number"),
         ("data=0", "data is '0'"),
-        ("data=9", "is of 9 devices, and 1 processes have 8"),
+        ("data=9", "needs 9 devices, but 1 processes have 8"),
     ],
 )
 def test_meshes_that_cannot_be_are_refused(text: str, complaint: str) -> None:
@@ -130,7 +130,7 @@ def test_meshes_that_cannot_be_are_refused(text: str, complaint: str) -> None:
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     assert sizes("tensor=2,data=4") == {"data": 4, "fsdp": 1, "expert": 1, "tensor": 2}
     check_batch("tensor=2,data=4", 8)
-    with pytest.raises(InputError, match="--batch 6 cannot be shared by 4 groups"):
+    with pytest.raises(InputError, match="--batch 6 cannot be divided among 4 groups"):
         check_batch("tensor=2,data=4", 6)
 
 

@@ -151,7 +151,7 @@ def test_plans_are_of_what_the_device_holds(tmp_path: Path) -> None:
     tight = plan_step(config, policy_of(policy), make_mesh("", offload=True))
     assert tight.plan.compiled_bytes == tight.total_bytes <= 0.95 * usual.total_bytes
     waits = device_bytes(abstract_state(MODEL, OFFLOAD, abstract_mesh("")), waiting=True)
-    assert f"and {waits / 2**20:.1f} MiB of the optimizer's state on the host" in str(tight)
+    assert f"and {waits / 2**20:.1f} MiB of optimizer state in host memory" in str(tight)
     assert step_memory(config, None, None).total_bytes == tight.total_bytes
 
 
@@ -165,7 +165,7 @@ def test_a_device_without_such_a_memory() -> None:
         def addressable_memories(self) -> list[Memory]:
             return [Memory()]
 
-    said = "--offload-optimizer: abacus has no memory of its host .pinned_host., but device"
+    said = "--offload-optimizer: abacus has no host memory .pinned_host., only device"
     with pytest.raises(InputError, match=said):
         check_host(Device())
     check_host(jax.devices()[0])

@@ -40,7 +40,7 @@ def test_a_budget_that_the_default_keeps_has_the_default(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"), [("budget", "the lowest peak"), ("saved", "the fewest bytes that wait")]
+    ("kind", "what"), [("budget", "the lowest peak"), ("saved", "the fewest bytes of saved values")]
 )
 def test_a_bound_that_nothing_keeps_names_one_that_is_kept(
     tmp_path: Path, kind: str, what: str
@@ -49,7 +49,7 @@ def test_a_bound_that_nothing_keeps_names_one_that_is_kept(
         planned(tmp_path, f"{kind}:1KiB")
     said = str(raised.value)
     assert said.startswith(f"--policy {kind}:1KiB: {what}")
-    enough = said.partition("give --policy ")[2].partition(",")[0]
+    enough = said.partition("use --policy ")[2].partition(",")[0]
     assert enough.startswith(f"{kind}:")
     assert planned(tmp_path, enough).total_bytes > 0
 

@@ -107,7 +107,7 @@ def test_the_state_is_donated_to_the_step() -> None:
 def test_a_step_that_reuses_too_little_is_refused() -> None:
     state = abstract_state(MODEL, OPTIM)
     compiled = jax.jit(lambda state: state.step + 1, donate_argnums=0).lower(state).compile()
-    with pytest.raises(RuntimeError, match="of its state"):
+    with pytest.raises(RuntimeError, match="bytes of its state"):
         check_donation(compiled, state)
 
 
@@ -232,7 +232,7 @@ def test_a_checkpoint_of_another_run_is_refused(
 @pytest.mark.parametrize(("name", "value"), [("optimizer", "lion"), ("ema", 0.9)])
 def test_a_setting_that_keeps_other_arrays_is_refused(copied: Path, name: str, value: Any) -> None:
     config = run(copied, optim=dataclasses.replace(OPTIM, **{name: value}))
-    with pytest.raises(InputError, match=f"with another {name} a run keeps other arrays"):
+    with pytest.raises(InputError, match=f"{name} cannot change, because the checkpoints"):
         resumed(config, override=(name,))
     assert sorted(p.name for p in (copied / "run" / "checkpoints").iterdir()) == ["12", "4", "8"]
 
@@ -251,7 +251,7 @@ def test_other_data_is_refused(kind: Run, copied: Path) -> None:
 def test_a_log_that_was_changed_is_refused(kind: Run, copied: Path) -> None:
     log = copied / "run" / "log.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"step": 9', b'"step": 8'))
-    with pytest.raises(InputError, match="not what was logged until step 12 was saved"):
+    with pytest.raises(InputError, match="has changed since step 12 was saved"):
         resumed(kind(copied))
     log.unlink()
     resumed(kind(copied))

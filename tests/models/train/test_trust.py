@@ -95,7 +95,7 @@ def test_a_log_that_is_none_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     for foreign in ("hello\n", '["step"]\n', '{"step": "one"}\n', '{"loss": 1}\n{"step": 1}\n'):
         path.write_text(foreign)
-        with pytest.raises(InputError, match=r"line 1 of .* is no record of a run"):
+        with pytest.raises(InputError, match=r"line 1 of .* is not a record of a run"):
             Log(path, after=3)
         assert path.read_text() == foreign
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "lo')
@@ -111,7 +111,7 @@ def test_a_log_goes_on_only_as_it_was_when_it_was_sealed(tmp_path: Path) -> None
     before = path.read_bytes()
     for changed in (before.replace(b"2.5", b"2.7"), before[:10], b""):
         path.write_bytes(changed)
-        with pytest.raises(InputError, match=r"not what was logged until step 1 .* move it away"):
+        with pytest.raises(InputError, match=r"has changed since step 1 .* move it away"):
             Log(path, after=1, sealed=sealed)
         assert path.read_bytes() == changed
     path.write_bytes(before)
@@ -236,7 +236,7 @@ def test_a_plan_that_was_changed_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "run" / "plan.json"
     plan = json.loads(path.read_text())
     path.write_text(json.dumps({**plan, "saved_bytes": plan["saved_bytes"] + 1}))
-    with pytest.raises(InputError, match="not the plan that the run was made with"):
+    with pytest.raises(InputError, match="not the plan with which the run was started"):
         quiet(run(tmp_path, optim=SHORT), Resume())
     assert quiet(run(tmp_path, optim=SHORT), Resume(override=("policy",))).step == 2
     saved = xform.Plan.load(path)
