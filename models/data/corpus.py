@@ -94,7 +94,7 @@ class Corpus:
           losses: the mean loss of each batch, in nats per token.
           some: the batches.
         """
-        nats, _, size = self._judged(losses, some)
+        nats, _, size = self._totals(losses, some)
         return nats / math.log(2) / size
 
     def perplexity(self, losses: Sequence[float], some: Sequence[np.ndarray]) -> float:
@@ -102,10 +102,10 @@ class Corpus:
 
         Unlike bits per byte, perplexities of different tokenizers cannot be compared.
         """
-        nats, tokens, _ = self._judged(losses, some)
+        nats, tokens, _ = self._totals(losses, some)
         return math.exp(nats / tokens) if nats / tokens < LARGEST_EXPONENT else math.inf
 
-    def _judged(
+    def _totals(
         self, losses: Sequence[float], some: Sequence[np.ndarray]
     ) -> tuple[float, float, float]:
         """Return the total loss in nats, and the numbers of predicted tokens and bytes."""
@@ -159,10 +159,10 @@ def load_corpus(
     paths, weights = [path for path, _ in sources], [weight for _, weight in sources]
     name = " and ".join(str(path or STANDARD_LIBRARY) for path in paths)
     if rows_dtype(data, tokenizer, without) == np.uint8:
-        corpus = _plain(paths[0], name, without)
+        corpus = _from_bytes(paths[0], name, without)
     else:
         folders = prepared(paths, tokenizer, column, work, without)
-        corpus = _of_folders(name, folders, weights)
+        corpus = _from_folders(name, folders, weights)
     if corpus.vocab > vocab:
         raise InputError(
             f"{name} has a vocabulary of {corpus.vocab} tokens, but the model has {vocab}: use"
@@ -183,7 +183,7 @@ def rows_dtype(data: Sequence[str], tokenizer: str | None, without: Path | None 
     return np.uint8 if plain else np.int32
 
 
-def _plain(path: Path | None, name: str, without: Path | None) -> Corpus:
+def _from_bytes(path: Path | None, name: str, without: Path | None) -> Corpus:
     """Make a corpus of the concatenated bytes of files. The end of them is for validation."""
     files = files_of(path, without)
     with readable():
@@ -211,7 +211,7 @@ def _plain(path: Path | None, name: str, without: Path | None) -> Corpus:
     return Corpus(name, parts, [1.0], np.ones(int(array.max()) + 1), np.uint8, None, mark)
 
 
-def _of_folders(name: str, folders: Sequence[Prepared], weights: Sequence[float]) -> Corpus:
+def _from_folders(name: str, folders: Sequence[Prepared], weights: Sequence[float]) -> Corpus:
     """Make a corpus of the documents in prepared folders."""
     first, size = folders[0], len(folders[0].token_bytes)
     for other in folders[1:]:

@@ -54,7 +54,7 @@ def documents(path: Path | None, column: str = COLUMN, without: Path | None = No
     structured = [file for file in files if _kind(file) != ""]
     for file in structured or files:
         with readable():
-            yield from _of_file(file, column)
+            yield from _read_file(file, column)
 
 
 def is_plain(path: Path | None, without: Path | None = None) -> bool:
@@ -89,7 +89,7 @@ def _uncompressed(file: Path) -> Path:
     return file.with_suffix("") if file.suffix in (".gz", ".zst") else file
 
 
-def _of_file(file: Path, column: str) -> Iterator[Document]:
+def _read_file(file: Path, column: str) -> Iterator[Document]:
     kind = _kind(file)
     if kind in TABLES:
         for value, where in rows(file, column):
@@ -97,10 +97,10 @@ def _of_file(file: Path, column: str) -> Iterator[Document]:
     elif kind in LINES:
         yield from _lines(file, column)
     else:
-        yield from _whole(file)
+        yield from _one_document(file)
 
 
-def _whole(file: Path) -> Iterator[Document]:
+def _one_document(file: Path) -> Iterator[Document]:
     most = machine_memory() // 4  # tokenizing needs at least as much again
     content = bytearray()
     with _opened(file) as stream:

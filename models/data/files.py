@@ -35,7 +35,7 @@ def files_of(path: Path | None, without: Path | None = None) -> list[Path]:
     The order is the same on every run, and any part of the list is a fair sample of the files.
 
     Args:
-      path: a file; a folder, of which all files are listed recursively; or None for the source
+      path: a file; a folder, whose files are listed recursively; or None for the source
         files of this machine's Python standard library. Names that begin with a dot are skipped.
       without: a folder whose files are skipped, such as the folder of a run.
 
@@ -46,26 +46,26 @@ def files_of(path: Path | None, without: Path | None = None) -> list[Path]:
     if path is None:
         root = Path(sysconfig.get_path("stdlib"))
         found = [f for f in root.rglob("*.py") if not SKIPPED_FOLDERS & set(f.parent.parts)]
-        return sorted(found, key=lambda file: _place(root, file))
+        return sorted(found, key=lambda file: _order(root, file))
     with readable():
         mode = path.stat().st_mode
         if stat.S_ISREG(mode):
             return [path]
         if not stat.S_ISDIR(mode):
             raise InputError(f"{path} is neither a file nor a folder")
-        apart = None if without is None else without.resolve()
-        return sorted(_within(path, (), apart), key=lambda file: _place(path, file))
+        skipped = None if without is None else without.resolve()
+        return sorted(_within(path, (), skipped), key=lambda file: _order(path, file))
 
 
-def _place(root: Path, file: Path) -> str:
+def _order(root: Path, file: Path) -> str:
     return hashlib.sha256(os.fsencode(file.relative_to(root).as_posix())).hexdigest()
 
 
-def _within(folder: Path, above: tuple[Path, ...], apart: Path | None) -> Iterator[Path]:
+def _within(folder: Path, above: tuple[Path, ...], skipped: Path | None) -> Iterator[Path]:
     real = folder.resolve()
     if real in above:
         raise InputError(f"{folder} is a link to a folder that contains it: remove the link")
-    if real == apart:
+    if real == skipped:
         return
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith("."):
@@ -73,6 +73,6 @@ def _within(folder: Path, above: tuple[Path, ...], apart: Path | None) -> Iterat
         # Skip broken links. Skip FIFOs and sockets too: reading them would block.
         mode = entry.stat().st_mode if entry.exists() else 0
         if stat.S_ISDIR(mode):
-            yield from _within(entry, (*above, real), apart)
+            yield from _within(entry, (*above, real), skipped)
         elif stat.S_ISREG(mode):
             yield entry

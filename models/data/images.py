@@ -172,7 +172,7 @@ def load_images(
 
     Args:
       path: the folder.
-      size: width and height to which picture files are resized; None to require one size.
+      size: new width and height of picture files; None to require that all have one size.
       channels: channels that picture files are converted to, 1 or 3.
       held: share for validation, if the folder has no parts.
 
@@ -190,14 +190,14 @@ def load_images(
     apart = [name for name in VALIDATION if name in names]
     if "train" in names and apart:
         folders = [path / name for name in ("train", apart[0])]
-        return _apart(path, [_source(folder, size, channels) for folder in folders])
+        return _two_parts(path, [_source(folder, size, channels) for folder in folders])
     if "data_batch_1" in names:
         raise InputError(f"{path} holds pickles, which can run any code when they are read: use the"
                          " binary version of CIFAR")  # fmt: skip
     if train := sorted(n for n in names if n.startswith(("data_batch_", "train.")) and _is_bin(n)):
         test = sorted(n for n in names if n.startswith("test") and _is_bin(n))
-        return _apart(path, [_cifar(path, train), _cifar(path, test)])
-    whole = _several(path, _source(path, size, channels))
+        return _two_parts(path, [_cifar(path, train), _cifar(path, test)])
+    whole = _with_classes(path, _source(path, size, channels))
     return Examples(str(path), halves(whole, held), whole.content, whole.classes)
 
 
@@ -207,9 +207,9 @@ def made_images(whole: SyntheticPictures | SyntheticMasks, held: float) -> Examp
     return Examples("generated pictures", halves(whole, held), content, whole.classes)
 
 
-def _apart(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
+def _two_parts(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
     """Combine a training and a validation source. If classes have names, the names must agree."""
-    _several(path, sources[0])
+    _with_classes(path, sources[0])
     names = [source.names for source in sources if isinstance(source, Files)]
     if len(names) == 2 and names[0] != names[1]:
         odd = sorted({*names[0]} ^ {*names[1]})[0]
@@ -222,7 +222,7 @@ def _apart(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
     return Examples(str(path), parts, content, max(source.classes for source in sources))
 
 
-def _several(path: Path, trained: Arrays | Files) -> Arrays | Files:
+def _with_classes(path: Path, trained: Arrays | Files) -> Arrays | Files:
     """Return the training source; `InputError` if all its labels are equal."""
     if trained.alike:
         raise InputError(f"the training part of {path} has only one class: add another class")

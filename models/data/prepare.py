@@ -20,7 +20,7 @@ from models.errors import InputError
 
 VALIDATION = 0.05
 SHARD = 2**26  # tokens
-_TOGETHER = 2**22  # bytes of documents that are tokenized together
+_ENCODED_BYTES = 2**22  # bytes of documents that are tokenized together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +63,13 @@ def prepare(
       InputError: the text cannot be used, or `out` exists or cannot be written.
     """
     with readable():
-        there = out.exists()
-    if there:
+        exists = out.exists()
+    if exists:
         raise InputError(f"{out} already exists: choose another folder, or remove it")
     if isinstance(tokenizer, str):
         some = training_documents(source, column, without, validation)
         tokenizer = tokenizer_of(tokenizer, some)
-    with _appearing(out) as folder:
+    with _complete_or_absent(out) as folder:
         read = split(documents(source, column, without), validation)
         return _write(folder, read, tokenizer, shard, str(source or STANDARD_LIBRARY))
 
@@ -102,30 +102,30 @@ def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard: int
     if sizes is None:
         tokens, read = (sum(getattr(c, x) for c in counts.values()) for x in ("tokens", "bytes"))
         sizes = np.full(tokenizer.vocab, read / tokens)
-    said = {
+    manifest = {
         "tokenizer": tokenizer.name,
         "end": tokenizer.end,
         "counts": {part: dataclasses.asdict(count) for part, count in counts.items()},
         "parts": {part: writer.listed for part, writer in writers.items()},
     }
-    write_manifest(folder, said, sizes, tokenizer.to_json())
+    write_manifest(folder, manifest, sizes, tokenizer.to_json())
     return counts
 
 
 def _batches(some: Iterator[Split]) -> Iterator[list[Split]]:
     batch: list[Split] = []
-    held = 0
+    size = 0
     for part, document in some:
         batch.append((part, document))
-        held += len(document.content)
-        if held >= _TOGETHER:
+        size += len(document.content)
+        if size >= _ENCODED_BYTES:
             yield batch
-            batch, held = [], 0
+            batch, size = [], 0
     yield batch
 
 
 @contextlib.contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
+def _complete_or_absent(out: Path) -> Iterator[Path]:
     """Make a temporary folder that is renamed to `out` on success and deleted on failure."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -138,11 +138,11 @@ def _appearing(out: Path) -> Iterator[Path]:
         folder.rename(out)
     except OSError as error:
         # Another process may have prepared the same folder in the meantime.
-        if not _same(folder / MANIFEST, out / MANIFEST):
+        if not _same_bytes(folder / MANIFEST, out / MANIFEST):
             raise InputError(f"cannot write {out}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same_bytes(one: Path, other: Path) -> bool:
     return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()

@@ -26,13 +26,13 @@ class SeriesWindows:
     ) -> None:
         self._series, self._window, self._name = series, window, name
         self._mean, self._scale = mean, scale
-        self._each = (series.shape[1] - 1) // window
+        self._windows_per_series = (series.shape[1] - 1) // window
 
     def __len__(self) -> int:
-        return len(self._series) * self._each
+        return len(self._series) * self._windows_per_series
 
     def __getitem__(self, index: int) -> np.ndarray:
-        number, place = divmod(index, self._each)
+        number, place = divmod(index, self._windows_per_series)
         start = place * self._window
         some = self._series[number, start : start + self._window + 1]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -60,13 +60,15 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
       InputError: the file is not such an array, or its series are too short or not finite.
     """
     array = _floats(path)
-    every = {1: array[None, ..., None], 2: array[None]}.get(array.ndim, array)
-    if len(every) == 1:
-        cut = max(every.shape[1] - max(window + 1, int(every.shape[1] * held)), 0)
-        parts = {"train": every[:, :cut], "validation": every[:, cut:]}
+    all_series = {1: array[None, ..., None], 2: array[None]}.get(array.ndim, array)
+    if len(all_series) == 1:
+        cut = max(all_series.shape[1] - max(window + 1, int(all_series.shape[1] * held)), 0)
+        parts = {"train": all_series[:, :cut], "validation": all_series[:, cut:]}
     else:
-        numbers = halves(range(len(every)), held, seed)
-        parts = {part: every[[few[i] for i in range(len(few))]] for part, few in numbers.items()}
+        numbers = halves(range(len(all_series)), held, seed)
+        parts = {
+            part: all_series[[few[i] for i in range(len(few))]] for part, few in numbers.items()
+        }
     for part, some in parts.items():
         if some.shape[1] < window + 1:
             raise InputError(f"the {part} part of {path} has {some.shape[1]} moments, but a window"

@@ -72,28 +72,28 @@ class Writer:
         self.listed: list[dict[str, Any]] = []
         self.tokens = self.documents = self.bytes = 0
         self._folder, self._part, self._dtype, self._size = folder, part, dtype, size
-        self._held: list[np.ndarray] = []
-        self._holding = 0
+        self._pending: list[np.ndarray] = []
+        self._pending_tokens = 0
 
     def add(self, tokens: np.ndarray, size: int) -> None:
         """Add a document of `size` bytes."""
-        self._held.append(tokens.astype(self._dtype))
-        self._holding += len(tokens)
+        self._pending.append(tokens.astype(self._dtype))
+        self._pending_tokens += len(tokens)
         self.tokens += len(tokens)
         self.documents += 1
         self.bytes += size
-        if self._holding >= self._size:
+        if self._pending_tokens >= self._size:
             self.flush()
 
     def flush(self) -> None:
         """Write the documents in memory as a shard."""
-        if not self._held:
+        if not self._pending:
             return
         name = f"{self._part}-{len(self.listed):05d}"
-        ends = np.cumsum([len(tokens) for tokens in self._held], dtype=np.int64)
-        arrays = {f"{name}.tokens.npy": np.concatenate(self._held), f"{name}.ends.npy": ends}
+        ends = np.cumsum([len(tokens) for tokens in self._pending], dtype=np.int64)
+        arrays = {f"{name}.tokens.npy": np.concatenate(self._pending), f"{name}.ends.npy": ends}
         self.listed.append({file: _saved(self._folder / file, x) for file, x in arrays.items()})
-        self._held, self._holding = [], 0
+        self._pending, self._pending_tokens = [], 0
 
 
 def _saved(path: Path, array: np.ndarray) -> dict[str, int]:
@@ -121,14 +121,14 @@ def write_manifest(
     if words is not None:
         (folder / WORDS).write_text(words, encoding="utf-8")
         said["words"] = zlib.crc32(words.encode())
-    text = json.dumps({**said, "crc32": _said_crc(said)}, indent=1)
+    text = json.dumps({**said, "crc32": _manifest_crc(said)}, indent=1)
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _said_crc(said: dict[str, Any]) -> int:
+def _manifest_crc(said: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode())
 
 
@@ -174,7 +174,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     try:
         said = json.loads(path.read_bytes())
         crc = said.pop("crc32")
-        whole = crc == _said_crc(said)
+        whole = crc == _manifest_crc(said)
     except (ValueError, AttributeError, KeyError, TypeError):
         raise InputError(_damaged(path)) from None
     if not whole:

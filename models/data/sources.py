@@ -89,7 +89,7 @@ def prepared(
     opened = {place: open_prepared(place) for place in places if is_prepared(place)}
     missing = {place: p for place, p in zip(places, paths, strict=True) if place not in opened}
     if missing:
-        words = _shared(list(opened.values()))
+        words = _tokenizer_of_first(list(opened.values()))
         if words is None:
             some = (training_documents(p, column, without) for p in missing.values())
             words = tokenizer_of(tokenizer or "bytes", itertools.chain.from_iterable(some))
@@ -103,7 +103,7 @@ def _name(said: str, number: int) -> str:
     return hashlib.sha256(f"{number} {said}".encode()).hexdigest()[:16]
 
 
-def _shared(opened: Sequence[Prepared]) -> Tokenizer | None:
+def _tokenizer_of_first(opened: Sequence[Prepared]) -> Tokenizer | None:
     """Return the tokenizer of the first prepared folder; None if there are no folders."""
     if not opened:
         return None

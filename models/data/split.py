@@ -17,9 +17,9 @@ Split = tuple[str, Document]
 def split(some: Iterable[Document], fraction: float) -> Iterator[Split]:
     """Iterate over pairs of a part, "train" or "validation", and a document.
 
-    Validation gets the documents whose hash is in the lowest `fraction` of the range of hashes. If
-    there are none, it gets the document with the lowest hash. A single document is cut in two, at
-    the end of a line if possible.
+    Validation gets the documents whose hash is in the lowest `fraction` of the range of hashes, or
+    else the document with the lowest hash. A single document is cut in two, at the end of a line if
+    possible.
     """
     documents = iter(some)
     first = list(itertools.islice(documents, 2))
@@ -29,22 +29,22 @@ def split(some: Iterable[Document], fraction: float) -> Iterator[Split]:
     lowest: tuple[float, Document] | None = None
     judged = False
     for document in itertools.chain(first, documents):
-        place = _place(document)
-        if place < fraction:
+        rank = _rank(document)
+        if rank < fraction:
             judged = True
             yield "validation", document
         # Until a document falls below `fraction`, hold back the one with the lowest hash.
-        elif judged or (lowest is not None and lowest[0] <= place):
+        elif judged or (lowest is not None and lowest[0] <= rank):
             yield "train", document
         else:
             if lowest is not None:
                 yield "train", lowest[1]
-            lowest = place, document
+            lowest = rank, document
     if lowest is not None:
         yield "train" if judged else "validation", lowest[1]
 
 
-def _place(document: Document) -> float:
+def _rank(document: Document) -> float:
     """Hash the content to a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(document.content).digest()[:8], "big") / 2**64
 

@@ -26,7 +26,7 @@ _LARGEST_VOCAB = 2**24
 
 
 class Bytes:
-    """A tokenizer in which each byte is a token. It has no end-of-document token."""
+    """A tokenizer whose tokens are bytes. It has no end-of-document token."""
 
     name = "bytes"
     vocab = 256
@@ -56,7 +56,7 @@ class Words:
     """A tokenizer of the package `tokenizers`.
 
     Attributes:
-      name: the path or name from which it was made.
+      name: its path, or its name such as "bpe:8192".
       inner: the `tokenizers.Tokenizer`.
       end: the token that ends a document; None without one.
     """
@@ -79,7 +79,7 @@ class Words:
     def token_bytes(self) -> np.ndarray | None:
         """Bytes of text for each token, float64 `[vocab]`; None if they are not known.
 
-        They are known for byte-level BPE, in which each letter of a token stands for one byte.
+        They are known for byte-level BPE, where each letter of a token stands for one byte.
         """
         model = json.loads(self.to_json())
         steps = [model.get("decoder") or {}]
@@ -191,9 +191,9 @@ def load_words(path: Path) -> Words:
         if not file.is_file() and file.exists():
             raise InputError(f"{file} is not a file")
         content = file.read_bytes()
-        beside = file.with_name("tokenizer_config.json")
-        said = beside.read_bytes() if beside.is_file() else b"{}"
-    return parse_words(content, str(file), _said_end(said, str(beside)), library)
+        config = file.with_name("tokenizer_config.json")
+        said = config.read_bytes() if config.is_file() else b"{}"
+    return parse_words(content, str(file), _end_in_config(said, str(config)), library)
 
 
 def parse_words(content: bytes, where: str, end: str | None = None, library: Any = None) -> Words:
@@ -220,7 +220,7 @@ def parse_words(content: bytes, where: str, end: str | None = None, library: Any
     return _words(where, inner, end)
 
 
-def _said_end(content: bytes, where: str) -> str | None:
+def _end_in_config(content: bytes, where: str) -> str | None:
     try:
         end = json.loads(content).get("eos_token")
     except (ValueError, AttributeError):
@@ -246,7 +246,7 @@ def tokenizer_of(wanted: str, some: Iterable[Document]) -> Tokenizer:
       some: the documents to train on, read only for "bpe:...".
 
     Raises:
-      InputError: `wanted` is none of these, or cannot be loaded or trained.
+      InputError: `wanted` is not valid, or the tokenizer cannot be loaded or trained.
     """
     if wanted == "bytes":
         return Bytes()

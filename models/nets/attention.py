@@ -47,7 +47,7 @@ def attend(
     batch, tokens = query.shape[:2]
     if positions is None and causal:
         positions = jnp.broadcast_to(jnp.arange(tokens), (batch, tokens))
-    some = functools.partial(_some, every=segments)
+    some = functools.partial(_attend_chunk, every=segments)
     if tokens <= chunk:
         return some(key, value, query, positions, segments)
 
@@ -62,7 +62,7 @@ def attend(
     return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *query.shape[2:])[:, :tokens]
 
 
-def _some(
+def _attend_chunk(
     key: jax.Array,
     value: jax.Array,
     query: jax.Array,

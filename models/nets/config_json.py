@@ -22,13 +22,13 @@ def read(config: Json) -> GPT2Config | LlamaConfig:
 
 
 def write(config: GPT2Config | LlamaConfig) -> dict[str, Any]:
-    """Return the content of the `config.json` from which `transformers` builds the same model."""
+    """Return a `config.json` for the same model in `transformers`."""
     return _write_gpt2(config) if isinstance(config, GPT2Config) else _write_llama(config)
 
 
 def _gpt2(config: Json) -> GPT2Config:
     width = config["n_embd"]
-    _only(
+    _require(
         config,
         activation_function=("gelu_new", "gelu_pytorch_tanh"),
         n_inner=(None, 4 * width),
@@ -69,8 +69,8 @@ def _write_gpt2(config: GPT2Config) -> dict[str, Any]:
 def _llama(config: Json) -> LlamaConfig:
     context = config["max_position_embeddings"]
     window = config.get("sliding_window")
-    _only(config, hidden_act=("silu",), attention_bias=(False,), mlp_bias=(False,))
-    _only(config, sliding_window=(None, window if window and window >= context else None))
+    _require(config, hidden_act=("silu",), attention_bias=(False,), mlp_bias=(False,))
+    _require(config, sliding_window=(None, window if window and window >= context else None))
     heads, width = config["num_attention_heads"], config["hidden_size"]
     each = config.get("head_dim")
     return LlamaConfig(
@@ -142,7 +142,7 @@ def _write_llama(config: LlamaConfig) -> dict[str, Any]:
     return written | older | (experts if config.experts else {})
 
 
-def _only(config: Json, **allowed: tuple[Any, ...]) -> None:
+def _require(config: Json, **allowed: tuple[Any, ...]) -> None:
     """Raise an `InputError` if a setting has a value that our models do not support."""
     for name, values in allowed.items():
         if name in config and config[name] not in values:

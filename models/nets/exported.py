@@ -63,12 +63,12 @@ def save(model: Any, path: Path, dtype: Any = jnp.float32, platforms: Sequence[s
         reads = jax.ShapeDtypeStruct((model.config.context,), jnp.int32)
     (batch,) = jax.export.symbolic_shape("batch")
     examples = reads.update(shape=(batch, *reads.shape))
-    made = jax.export.export(jax.jit(logits), platforms=platforms or None)(params, examples)
+    exported = jax.export.export(jax.jit(logits), platforms=platforms or None)(params, examples)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as work:
         folder = Path(work) / path.name
         folder.mkdir()
-        (folder / FUNCTION).write_bytes(made.serialize())
+        (folder / FUNCTION).write_bytes(exported.serialize())
         save_file(params, folder / PARAMS)
         folder.rename(path)
 
@@ -80,6 +80,6 @@ def load(path: Path) -> Callable[[jax.Array], jax.Array]:
     `[B, height, width, channels]` to the logits of each picture or of each pixel. For series it
     maps float32 `[B, T, F]` to the prediction of each next moment.
     """
-    made = jax.export.deserialize(bytearray((path / FUNCTION).read_bytes()))
+    exported = jax.export.deserialize(bytearray((path / FUNCTION).read_bytes()))
     params = load_file(path / PARAMS)
-    return lambda examples: made.call(params, examples)
+    return lambda examples: exported.call(params, examples)

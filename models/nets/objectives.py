@@ -2,7 +2,7 @@
 
 A loss is a float32 mean over the batch. It is returned with a dictionary of metrics, which are only
 reported. Without `training` there is no dropout and no auxiliary loss term. The caller also puts
-the model in evaluation mode then, in which norms use their running statistics.
+the model in evaluation mode then, so that norms use their running statistics.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ def unpacked(marked: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the tokens, and options of `Decoder.loss` that keep documents independent.
 
     Args:
-      marked: integers `[B, T + 1]`, in which the first token of a document is stored as `~token`.
+      marked: integers `[B, T + 1]`, where the first token of a document is stored as `~token`.
         An unsigned dtype has no marks: each row is one document, and there are no options.
 
     Returns:

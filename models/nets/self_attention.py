@@ -29,7 +29,7 @@ class Context:
 
 
 class SelfAttention(nnx.Module):
-    """Self-attention, in which the query heads share `kv_heads` heads of keys and values."""
+    """Self-attention whose query heads share `kv_heads` heads of keys and values."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ Field = Callable[[Any, Any, Any], Any]
 
 # The time of each stage as a fraction of its step. A stage's state is the start of the step, moved
 # by this fraction along the slope of the stage before it.
-_PLACES = (0.0, 1 / 2, 1 / 2, 1.0)
+_STAGE_TIMES = (0.0, 1 / 2, 1 / 2, 1.0)
 _WEIGHTS = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 
 
@@ -57,12 +57,12 @@ def _states(field: Field, params: Any, x: Any, time: float, steps: int) -> tuple
 
     def step(x: Any, i: jax.Array) -> tuple[Any, Any]:
         _, slopes = _stages(field, params, i * h, h, x)
-        return _ahead(x, h, _WEIGHTS, slopes), x
+        return _moved(x, h, _WEIGHTS, slopes), x
 
     return jax.lax.scan(step, x, jnp.arange(steps))
 
 
-def _ahead(x: Any, h: float, weights: tuple[float, ...], slopes: list[Any]) -> Any:
+def _moved(x: Any, h: float, weights: tuple[float, ...], slopes: list[Any]) -> Any:
     """Return `x + h * sum(weight * slope)`."""
     for weight, slope in zip(weights, slopes, strict=True):
         x = jax.tree.map(lambda x, k, w=weight: x + w * h * k, x, slope)
@@ -72,8 +72,8 @@ def _ahead(x: Any, h: float, weights: tuple[float, ...], slopes: list[Any]) -> A
 def _stages(field: Field, params: Any, t: Any, h: float, x: Any) -> tuple[list[Any], list[Any]]:
     """Return the states of a step's four stages, and their slopes."""
     states, slopes = [x], [field(params, t, x)]
-    for place in _PLACES[1:]:
-        states.append(_ahead(x, h, (place,), slopes[-1:]))
+    for place in _STAGE_TIMES[1:]:
+        states.append(_moved(x, h, (place,), slopes[-1:]))
         slopes.append(field(params, t + place * h, states[-1]))
     return states, slopes
 
@@ -87,12 +87,16 @@ def _backward(field: Field, time: float, steps: int, kept: Any, ct: Any) -> tupl
     params, before = kept
     h = time / steps
 
-    def step(carry: tuple[Any, Any], of: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:
-        (ct, sums), (i, x) = carry, of
+    def step(carry: tuple[Any, Any], inputs: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:
+        (ct, sums), (i, x) = carry, inputs
         states, _ = _stages(field, params, i * h, h, x)
         total, later = ct, None
         for place, after, weight, state in zip(
-            _PLACES[::-1], (0.0, *_PLACES[:0:-1]), _WEIGHTS[::-1], states[::-1], strict=True
+            _STAGE_TIMES[::-1],
+            (0.0, *_STAGE_TIMES[:0:-1]),
+            _WEIGHTS[::-1],
+            states[::-1],
+            strict=True,
         ):
             # The cotangent of this stage's slope: from the step's end, and from the next stage.
             seed = jax.tree.map(lambda c, w=weight: w * h * c, ct)

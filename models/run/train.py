@@ -87,10 +87,10 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
         out = Path(replaced(base, {k: given[k] for k in given.keys() & {"out"}}, True).out)
         if not (out / CONFIG).exists():
             raise InputError(f"no run to resume in {out}: it has no {CONFIG}")
-        base = read_config(_text(out / CONFIG), str(out / CONFIG))
+        base = read_config(_read_text(out / CONFIG), str(out / CONFIG))
         base = replaced(base, {"out": out})  # the file may be a copy from another folder
     if file := given.pop("config"):
-        text = _text(Path(file))
+        text = _read_text(Path(file))
         base, document = read_config(text, file, base), parse_toml(text, file)
         said |= {*document, *document.get("model", {})}
         if (preset := given.get("preset", base.preset)) != base.preset:
@@ -102,7 +102,7 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
     return run if resuming else run.fitted(said)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -42,7 +42,7 @@ class RunConfig(abc.ABC):
 
     Attributes:
       on: the kind of data, in messages.
-      unit: the unit in which throughput is counted, such as "tokens".
+      unit: the unit of throughput, such as "tokens".
       length_name: the setting with the number of units per example; "" if an example is one unit.
       metric: the metric in the log that compares validations; lower is better.
     """
@@ -55,7 +55,7 @@ class RunConfig(abc.ABC):
     model: Any
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     preset: str = setting(
-        "tiny", "Model; other flags change its sizes.", choices=tuple(TRAINED), change="never"
+        "tiny", "Model preset; other flags change sizes.", choices=tuple(TRAINED), change="never"
     )
     out: Path = setting(Path("runs/tiny"), "Folder of the run.", change="free")
     data: tuple[str, ...] = setting(

@@ -39,7 +39,7 @@ def fetched(tree: Tree, after: jax.Array) -> Tree:
     """
 
     def fetch(x: jax.Array) -> jax.Array:
-        return brought(jax.lax.optimization_barrier((x, after))[0]) if _waits(x) else x
+        return brought(jax.lax.optimization_barrier((x, after))[0]) if _is_on_host(x) else x
 
     return jax.tree.map(fetch, tree)
 
@@ -47,7 +47,7 @@ def fetched(tree: Tree, after: jax.Array) -> Tree:
 def brought(tree: Tree) -> Tree:
     """Copy arrays that are in host memory to device memory, inside a compiled function."""
     return jax.tree.map(
-        lambda x: jax.device_put(x, jax.memory.Space.Device) if _waits(x) else x, tree
+        lambda x: jax.device_put(x, jax.memory.Space.Device) if _is_on_host(x) else x, tree
     )
 
 
@@ -58,11 +58,11 @@ def put(tree: Tree, places: Any) -> Tree:
         if not on_host(place):
             return jax.lax.with_sharding_constraint(x, place)
         # For a copy to another memory XLA ignores the sharding, so shard the array first.
-        parted = jax.lax.with_sharding_constraint(x, place.with_memory_kind("device"))
-        return jax.device_put(parted, place)
+        sharded = jax.lax.with_sharding_constraint(x, place.with_memory_kind("device"))
+        return jax.device_put(sharded, place)
 
     return jax.tree.map(one, tree, places)
 
 
-def _waits(x: Any) -> bool:
+def _is_on_host(x: Any) -> bool:
     return jax.typeof(x).memory_space == jax.memory.Space.Host

@@ -50,7 +50,7 @@ class Sink(Protocol):
 
 
 class Log:
-    """A JSON-lines file in which each record has a `step`.
+    """A JSON-lines file. Each record has a `step`.
 
     Reading a float gives the same bits as the one written. Numbers that are not finite become null.
     In a resumed run, records of steps later than `after` are removed. In a new run (`after` is

@@ -77,7 +77,7 @@ def train(
     data = run.load()
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
-    with _held(run), _store(run) as store, contextlib.ExitStack() as opened:
+    with _locked_folder(run), _store(run) as store, contextlib.ExitStack() as opened:
         if wish is None:
             refuse_another(run, store)
             planned = plan_step(run, policy_of(run.policy), mesh)
@@ -120,7 +120,7 @@ def train(
 
 
 @contextlib.contextmanager
-def _held(run: RunConfig) -> Iterator[None]:
+def _locked_folder(run: RunConfig) -> Iterator[None]:
     """Lock the folder of the run in the first process."""
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
@@ -168,20 +168,20 @@ class _Loop:
         self._batches = _Batches(run, data, mesh, start.meta and start.meta["data_state"])
         self._evaluate = _evaluation(run, data, mesh)
         self._reporter = Reporter(run, planned, log, display)
-        self._said = {"config": to_toml(run), "data": data.fingerprint,
+        self._meta = {"config": to_toml(run), "data": data.fingerprint,
                       "plan": checksum_of(planned.plan.to_dict())}  # fmt: skip
         self._profiler = Profiler(steps_of(run.profile), run.out / folder.PROFILE)
-        self._judged: tuple[int, float] | None = None
+        self._validated: tuple[int, float] | None = None
 
     def go(self, stopped: Callable[[], bool], out_of_time: Callable[[], bool]) -> None:
         """Train to the end of the run, or until a function returns True, and save the state.
 
         A run that is out of time is also validated before it is saved.
         """
-        run, saved, late = self._run, self.step, False
+        run, saved, out_of_time_now = self._run, self.step, False
         if self._fresh:
-            self._judge()
-        while self.step < run.optim.steps and not stopped() and not late:
+            self._validate()
+        while self.step < run.optim.steps and not stopped() and not out_of_time_now:
             with self._profiler.step(self.step + 1):
                 due = self._health.due(self.step + 1)
                 take = self._health.step if due else self._planned.step
@@ -194,10 +194,10 @@ class _Loop:
                 self._health.write(self.step, float(metrics["loss"]), read)
                 self._reporter.restart_clock()
             self._profiler.done(self.step, self.state)
-            late = out_of_time()
-            last = self.step == run.optim.steps or late
+            out_of_time_now = out_of_time()
+            last = self.step == run.optim.steps or out_of_time_now
             if last or self.step % run.eval_every == 0:
-                self._judge()
+                self._validate()
             if last or self.step % run.save_every == 0:
                 self._save()
                 saved = self.step
@@ -206,18 +206,18 @@ class _Loop:
             self._save()
         self._store.wait()
 
-    def _judge(self) -> None:
+    def _validate(self) -> None:
         self._reporter.flush()
         found = self._evaluate(self.state)
-        self._judged = self.step, found.numbers[self._run.metric]
+        self._validated = self.step, found.numbers[self._run.metric]
         self._log.write(step=self.step, **found.numbers)
         self._display.say(f"step {self.step}: validation {found.said}")
         self._reporter.restart_clock()
 
     def _save(self) -> None:
         self._reporter.flush()
-        meta = {**self._said, "data_state": self._batches.state(), "log": self._log.seal()}
-        judged = self._judged[1] if self._judged and self._judged[0] == self.step else None
+        meta = {**self._meta, "data_state": self._batches.state(), "log": self._log.seal()}
+        judged = self._validated[1] if self._validated and self._validated[0] == self.step else None
         self._store.save(self.step, self.state, meta, judged)
         self._reporter.restart_clock()
 

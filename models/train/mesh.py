@@ -23,7 +23,7 @@ from models.settings import nearest
 from models.train.host import check_host
 
 # The beginning of messages of JAX's runtime, such as those of failed collectives.
-_OF_RUNTIME = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
+_RUNTIME_ERROR = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 
 
 def sizes(text: str) -> dict[str, int]:
@@ -115,8 +115,8 @@ def batch_sharding(mesh: Mesh | AbstractMesh, size: int, axis: int) -> NamedShar
 
     It is replicated if the examples cannot be divided equally.
     """
-    parted = size % shares(mesh.shape) == 0
-    return NamedSharding(mesh, P(*[None] * axis, BATCH) if parted else P())
+    divisible = size % shares(mesh.shape) == 0
+    return NamedSharding(mesh, P(*[None] * axis, BATCH) if divisible else P())
 
 
 def check_batch(text: str, batch: int) -> None:
@@ -135,7 +135,7 @@ def check_batch(text: str, batch: int) -> None:
 
 def on_devices(batch: Any, mesh: Mesh | None, axis: int) -> Any:
     """Put a batch, with examples along `axis`, on the devices. Each process places its own part."""
-    return batch if mesh is None else jax.tree.map(lambda x: _parted(x, mesh, axis), batch)
+    return batch if mesh is None else jax.tree.map(lambda x: _place_batch(x, mesh, axis), batch)
 
 
 def types_on(batch: Any, mesh: Mesh | AbstractMesh | None, axis: int) -> Any:
@@ -146,7 +146,7 @@ def types_on(batch: Any, mesh: Mesh | AbstractMesh | None, axis: int) -> Any:
     return jax.tree.map(lies, batch)
 
 
-def _parted(batch: np.ndarray, mesh: Mesh, axis: int) -> jax.Array:
+def _place_batch(batch: np.ndarray, mesh: Mesh, axis: int) -> jax.Array:
     sharding = batch_sharding(mesh, batch.shape[axis], axis)
     indices = sharding.addressable_devices_indices_map(batch.shape)
     own = [
@@ -213,7 +213,7 @@ def ended_with_others() -> Iterator[None]:
         yield
     except (InputError, ValueError, RuntimeError) as error:
         said = str(error).partition("\n")[0]
-        lost = bool(_OF_RUNTIME.match(said))
+        lost = bool(_RUNTIME_ERROR.match(said))
         if jax.process_count() == 1 or not (lost or isinstance(error, InputError)):
             raise
         if lost:

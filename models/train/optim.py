@@ -69,9 +69,7 @@ class OptimConfig:
     learning_rate: float = setting(3e-3, "Peak learning rate of the schedule.", above=0, most=1e30)
     warmup: int = setting(50, "Number of warmup steps of the learning rate.", least=0)
     weight_decay: float = setting(0.1, "Weight decay, applied to matrices only.", least=0)
-    clip: float = setting(
-        1.0, "Global norm to which gradients are clipped; inf for no clipping.", above=0
-    )
+    clip: float = setting(1.0, "Clip gradients to this global norm; inf for no clipping.", above=0)
     b1: float = setting(
         0.9, "Decay rate of the first moment (mean of gradients); momentum of sgd.", least=0, most=1
     )
@@ -85,7 +83,7 @@ class OptimConfig:
     )
     weights: str = setting(
         "float32",
-        "dtype to which a step rounds the parameters before use; master weights stay float32.",
+        "Round the parameters to this dtype in each step; the master weights stay float32.",
         choices=DTYPES,
     )
     loss_scale: float = setting(2.0**15, "Initial loss scale in float16.", least=1, most=2.0**100)
@@ -178,7 +176,7 @@ def _hidden_matrices(params: Any) -> Any:
     return _by_path(params, axes)
 
 
-def _by_path(params: Any, ask: Callable[[str, Any], Any]) -> Any:
+def _by_path(params: Any, decide: Callable[[str, Any], Any]) -> Any:
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: ask(jax.tree_util.keystr(path), leaf), params
+        lambda path, leaf: decide(jax.tree_util.keystr(path), leaf), params
     )

@@ -138,10 +138,10 @@ def plan_of(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None
             return xform.plan(step, *types, policy=policy, target=target, donate_argnums=0,
                               verify=bounds_peak(policy))  # fmt: skip
         except BudgetInfeasible as error:
-            raise InputError(f"--policy {run.policy}: {_floor(run, policy, error)}") from None
+            raise InputError(f"--policy {run.policy}: {_infeasible(run, policy, error)}") from None
 
 
-def _floor(run: RunConfig, policy: Any, error: BudgetInfeasible) -> str:
+def _infeasible(run: RunConfig, policy: Any, error: BudgetInfeasible) -> str:
     """Say what the smallest feasible budget is, and what to do. That budget can be kept."""
     kind, what = "saved", "the fewest bytes of saved values"
     if bounds_peak(policy):

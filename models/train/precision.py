@@ -50,5 +50,5 @@ def first_scale(model: Any, optim: OptimConfig) -> LossScale | None:
 
 
 def rounded(params: Any, optim: OptimConfig) -> Any:
-    """Round the parameters to the dtype in which a step reads them."""
+    """Round the parameters to the dtype `optim.weights`."""
     return jax.tree.map(lambda leaf: leaf.astype(optim.weights), params)

@@ -25,7 +25,7 @@ Changes = dict[str, list[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The state from which training starts or continues.
+    """The first state of this training.
 
     Attributes:
       state: the training state.
@@ -95,7 +95,7 @@ def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None
 
 def resume(run: RunConfig, wish: Resume, fingerprint: str, store: Store, console: Console,
            mesh: Mesh | None = None) -> Start:  # fmt: skip
-    """Load the state from which a run continues. The mesh may differ from the one before.
+    """Load the state of a checkpoint. The mesh may differ from the one before.
 
     Later checkpoints are renamed. `fingerprint` is the fingerprint of the data.
 

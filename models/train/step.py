@@ -32,7 +32,7 @@ Loss = Callable[..., tuple[jax.Array, tuple[nnx.State, Metrics]]]
 # Optimizer settings for memory analyses. Their numbers do not affect the memory.
 _OPTIM = OptimConfig()
 # Weight of the latest gradient norm in its moving average.
-_LAST = 0.02
+_LATEST_WEIGHT = 0.02
 
 
 def make_loss(model: Any, training: bool = True, mesh: AbstractMesh | None = None) -> Loss:
@@ -71,7 +71,7 @@ def make_loss(model: Any, training: bool = True, mesh: AbstractMesh | None = Non
 
 
 def on(mesh: AbstractMesh | None) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which layers constrain the sharding of values over the mesh."""
+    """Return a context manager that sets the mesh for the sharding constraints of layers."""
     return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
 
@@ -147,7 +147,9 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         with jax.named_scope("update"):
             params, opt_state = update(optim, state, grads, good)
         first = jnp.isinf(state.usual_norm)
-        usual = jnp.where(first, norm, (1 - _LAST) * state.usual_norm + _LAST * norm)
+        usual = jnp.where(
+            first, norm, (1 - _LATEST_WEIGHT) * state.usual_norm + _LATEST_WEIGHT * norm
+        )
         done = state.step - state.skipped
         result = nnx.merge_state(params, statistics)
         mean = fetched(state.average, jax.tree.leaves(params)[-1])

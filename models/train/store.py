@@ -27,7 +27,7 @@ Meta = dict[str, Any]
 
 
 class Damaged(Exception):
-    """A checkpoint cannot be read, or differs from what was written."""
+    """A checkpoint cannot be read, or its content has changed."""
 
 
 class Store:
@@ -43,7 +43,7 @@ class Store:
         read_only: bool = False, metric: str = "validation_loss",
     ) -> None:  # fmt: skip
         self.folder, self._metric = folder.resolve(), metric
-        _say_errors_once()
+        _silence_libraries()
         best = BestN(
             get_metric_fn=lambda metrics: metrics[metric],
             reverse=True,
@@ -59,7 +59,7 @@ class Store:
         try:
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot use {folder} for checkpoints: {_line(error)}") from error
+            raise InputError(f"cannot use {folder} for checkpoints: {_one_line(error)}") from error
 
     def steps(self) -> list[int]:
         """Return the saved steps, oldest first."""
@@ -111,7 +111,7 @@ class Store:
         # These libraries raise many types, as in `_attempt`. Their messages about damage name
         # their own files and codecs, so only those of the operating system are shown.
         except Exception as error:
-            what = " and ".join(_CALLED[name] for name in args)
+            what = " and ".join(_NAMES[name] for name in args)
             raise Damaged(_system(error) or f"{what} cannot be read") from None
 
     def meta(self, step: int) -> Meta:
@@ -175,8 +175,8 @@ class Store:
 
 @jax.jit
 def _copied(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    again = lambda x: jax.device_put(jnp.copy(brought(x)), jax.typeof(x).memory_space)
-    return jax.tree.map(again, leaves)
+    copy = lambda x: jax.device_put(jnp.copy(brought(x)), jax.typeof(x).memory_space)
+    return jax.tree.map(copy, leaves)
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -185,17 +185,17 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
         return call(), None
     # Orbax and TensorStore raise ValueError, OSError, KeyError, RuntimeError and plain Exceptions.
     except Exception as error:
-        return None, _line(error)
+        return None, _one_line(error)
 
 
-_CALLED = {"state": "its arrays", "meta": "its metadata"}
+_NAMES = {"state": "its arrays", "meta": "its metadata"}
 
 
-def _line(error: BaseException) -> str:
-    return _system(error) or _said(error).splitlines()[0][:200]
+def _one_line(error: BaseException) -> str:
+    return _system(error) or _message(error).splitlines()[0][:200]
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return str(error.args[0] if error.args else error).strip() or type(error).__name__
 
 
@@ -203,11 +203,11 @@ def _system(error: BaseException) -> str:
     """Return the operating system's message for an error, or "" for another kind of error."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    found = re.search(r"([^:\n]+) \[os_error_code", _said(error))
+    found = re.search(r"([^:\n]+) \[os_error_code", _message(error))
     return found[1].strip() if found else ""
 
 
-def _say_errors_once() -> None:
+def _silence_libraries() -> None:
     """Silence messages that accompany the exception of a failed read or write.
 
     Orbax logs each error that it raises. Tasks of TensorStore that were still running raise
@@ -215,12 +215,12 @@ def _say_errors_once() -> None:
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    if not isinstance(sys.unraisablehook, _OthersAlone):
-        sys.unraisablehook = _OthersAlone(sys.unraisablehook)
+    if not isinstance(sys.unraisablehook, _DropTensorStore):
+        sys.unraisablehook = _DropTensorStore(sys.unraisablehook)
 
 
 @dataclasses.dataclass(frozen=True)
-class _OthersAlone:
+class _DropTensorStore:
     """A hook for unraisable exceptions that drops TensorStore's and passes on all others.
 
     TensorStore's come from an event loop that the first error closed, and from cancelled reads.

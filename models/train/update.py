@@ -16,7 +16,7 @@ from models.train.state import TrainState
 from xform.passes import Cse, Inline, Pipeline
 
 # Merges computations that do not depend on the parameter, such as Adam's bias correction.
-_ONCE = Pipeline([Inline(), Cse()])
+_MERGE_COMMON = Pipeline([Inline(), Cse()])
 Updated = tuple[nnx.State, optax.OptState]
 Tree = TypeVar("Tree")
 
@@ -38,7 +38,7 @@ def updated_in_turn(
     norm depends on all parameters.
     """
     in_turn = functools.partial(_in_turn, optim)
-    return _ONCE(in_turn)(state.params, state.opt_state, grads, good)
+    return _MERGE_COMMON(in_turn)(state.params, state.opt_state, grads, good)
 
 
 def _in_turn(
@@ -54,7 +54,7 @@ def _in_turn(
         updates, new = rule(optim).update(grad, own, param)
         done.append(chosen(good, (optax.apply_updates(param, updates), new), (param, own)))
         (after,) = jax.tree.leaves(done[-1][0])
-    params, kept = jax.tree.map(_together, *done, is_leaf=_is_state)
+    params, kept = jax.tree.map(_merged, *done, is_leaf=_is_state)
     return params, (empty, kept)
 
 
@@ -73,7 +73,7 @@ def _only(tree: Any, path: Any) -> Any:
     return jax.tree.map(only, tree, is_leaf=_is_state)
 
 
-def _together(*parts: Any) -> Any:
+def _merged(*parts: Any) -> Any:
     """Merge `nnx.State`s of single parameters; of other leaves, which are equal, take the first."""
     return nnx.merge_state(*parts) if _is_state(parts[0]) else parts[0]
 
