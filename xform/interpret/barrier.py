@@ -4,9 +4,9 @@ A recompute repeats operations of the forward part. A compiler that sees both me
 value stays live and no memory is saved. `barrier(saved..., cotangents...) -> saved` makes the
 recompute depend on the cotangents. On GPU and TPU, where the compiler keeps optimization barriers,
 it is one. XLA:CPU drops barriers before it merges equal operations. There, the barrier is a select
-on a predicate that is always true, but that the compiler cannot know:
-`(bits of a cotangent's first element | 1) != 0`. A select prevents fusion, which costs time. So
-each barrier says on which backends it is active (`where`).
+by `(bits of a cotangent's first element | 1) != 0`. This predicate is always true, but the compiler
+cannot know that. A select prevents fusion, which costs time. So each barrier says on which backends
+it is active (`where`).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Trail(NamedTuple):
     """The states that a loop stores for its backward pass.
 
     Attributes:
-      count: the number of steps; with several lanes, that of the longest lane.
+      count: the number of steps of the longest lane.
       trips: the number of steps of each lane.
       filled: how many slots hold a state.
       steps: the step before which each state was stored, in order; one entry more than slots.
@@ -222,7 +222,7 @@ def in_lanes(
 ) -> tuple[Step, Pull]:
     """Return step and pull of a loop whose lanes take `trips` steps; an ended lane stays the same.
 
-    The given `pull` returns the cotangents before a step, and what the step adds to the sums.
+    The given `pull` returns the cotangents before a step, and the terms of the step for the sums.
     """
 
     def one(i: Value, x: States) -> States:

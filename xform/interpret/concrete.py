@@ -59,7 +59,7 @@ def _refused(conversion: str) -> Callable[..., NoReturn]:
 
 
 class Known(Tracer[Any]):
-    """A watched value: `value` is the concrete value, `mark` is what the trace stores with it.
+    """A watched value: `value` is the concrete value, `mark` is the trace's data about it.
 
     Python may look at the value (print, compare, branch), but may not convert it to a number.
     """
@@ -200,7 +200,7 @@ class Watch(Trace, abc.ABC):
         return out if replaced.multiple_results == primitive.multiple_results else [out]
 
     def _processed(self, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
-        """Run an operation; return its outputs in the form in which the primitive returns them."""
+        """Run an operation; return its outputs as its primitive returns them."""
         self.refers = self.refers or primitive in MAKERS
         if self.refers and (held := refer(self, primitive, args, params)) is not None:
             return held if primitive.multiple_results else held[0]
@@ -211,7 +211,7 @@ class Watch(Trace, abc.ABC):
         rule = rule_of(primitive) if True in on else None
         with set_current_trace(self.below):
             if rule is not None and not isinstance(rule, _BY_FORMULA) and rule.word != "constant":
-                # Abstract evaluation fails for foreign primitives of mutable values: no outputs.
+                # Abstract evaluation of mutable values works only for JAX's own calls.
                 writes = rule.word == "foreign" and any(map(is_mutable, avals))
                 eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
                 # A traced rule gets a Python number as an array.
@@ -330,7 +330,7 @@ class Watch(Trace, abc.ABC):
 
 
 def _place(target: Any, x: Value) -> Any:
-    """Return the sharding to which `device_put` sends a cotangent; JAX reads plain values only."""
+    """Return where `device_put` sends a cotangent: JAX knows the sharding of plain values only."""
     while isinstance(x, Known):
         x = x.value
     return getattr(x, "sharding", None) if target is None else target

@@ -95,7 +95,7 @@ class Joint:
 
     @cached_property
     def named(self) -> dict[Var, Var]:
-        """The value that each `checkpoint_name` names, with the variable of the named value."""
+        """Maps each value that `checkpoint_name` names to the result of the naming equation."""
         pairs = [(e.invars[0], e.outvars[0]) for e in self.forward if e.primitive is name_p]
         return {x: y for x, y in pairs if isinstance(x, Var) and x in self.producer}
 
@@ -131,7 +131,7 @@ class Joint:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
-    """Which values the backward part of a Joint saves, and which equations it recomputes.
+    """Which values a Joint saves for its backward part, and which equations it recomputes.
 
     Attributes:
       joint: the Joint.

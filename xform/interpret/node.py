@@ -192,7 +192,7 @@ def there(values: Sequence[Value]) -> Mask:
 
 
 def within(mask: Mask, on: Sequence[bool]) -> Mask:
-    """Return a mask in which only those True places of `mask` remain that are True in `on`."""
+    """Return `mask` with its True entries replaced by the entries of `on`, in order."""
     return tuple(map(bool, spread(on, mask)))
 
 

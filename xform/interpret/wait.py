@@ -54,8 +54,8 @@ def waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
     The TPU compiler repeats what it can fuse for each reader, in both parts, and would write a
     value that waits in addition. So on TPUs only work waits, and operands of work that have more
     elements than the values they are computed from, because these would be kept at the larger size.
-    If a policy was asked, everything waits: the compiler must not keep a value that the policy does
-    not save, even if it estimates that to be faster.
+    If a policy decided about each value, everything waits: the compiler must not keep a value that
+    the policy does not save, even if it estimates that to be faster.
     """
     key = "waits", whole, together
     if key not in schedule.cache:

@@ -273,7 +273,7 @@ def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tup
 
 
 def _settled(jaxpr: Any) -> Any:
-    """Return a region's jaxpr with names as primitives, for which alone JAX asks policies."""
+    """Return a region's jaxpr with names as primitives, because JAX's policies see only those."""
     cache = program(jaxpr).cache
     if "settled" not in cache:
         settled = settle_all(jaxpr)

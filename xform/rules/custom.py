@@ -43,7 +43,7 @@ from xform.registry.traits import FOREIGN, Traits
 
 
 def _with_zeros(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
-    """Replace None by what a custom rule expects: zeros, or symbolic zeros if it asks for them."""
+    """Replace None by zeros, or by symbolic zeros if a custom rule asks for them."""
     if not symbolic:
         return instantiate(values, avals)
     pairs = zip(values, avals, strict=True)
@@ -187,7 +187,7 @@ class Refused(Structured):
 
 def moving_outputs(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask,
                    cache: dict[Any, Any]) -> Mask:  # fmt: skip
-    """Return the outputs, among `outs`, for which a rule returns a tangent.
+    """Return the outputs, among `outs`, that get a tangent from a rule.
 
     A rule that asks for symbolic zeros may return some. It is called once.
     """

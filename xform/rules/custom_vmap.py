@@ -1,8 +1,7 @@
 """`jax.custom_batching.custom_vmap`: a function with its own rule for `vmap`.
 
-Its derivative is such a function too. The derivative of a batch is the derivative of what the rule
-does, not the batched derivative of the function. In reverse mode, the backward part runs the
-function again.
+Its derivative is such a function too. For a batch, the user's rule is differentiated, not the
+function under `vmap`. In reverse mode, the backward part runs the function again.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Foreign(Structured):
 
 
 def _params(eqn: JaxprEqn) -> dict[str, Any]:
-    """Return the parameters in the form in which the primitive is bound."""
+    """Return the parameters as the primitive's `bind` takes them."""
     return eqn.primitive.get_bind_params(eqn.params)
 
 

@@ -180,7 +180,7 @@ def _outputs(prim: Any, ys: Any, dys: Any) -> tuple[list[Value], list[Value]]:
 
 
 def _accumulators(eqn: JaxprEqn, active: Mask) -> list[Any]:
-    """Return an accumulator for each input; those of inactive inputs discard their values."""
+    """Return an accumulator for each input; for an inactive input it discards its values."""
     return [
         _Sum(eqn, v) if on else NullAccum(cotangent_aval(v.aval))
         for v, on in zip(eqn.invars, active, strict=True)

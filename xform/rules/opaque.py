@@ -1,4 +1,4 @@
-"""Kernels, callbacks and effects: calls of which only the types are known.
+"""Kernels, callbacks and effects: calls about which xform knows only the types.
 
 They run unchanged if nothing differentiates through them: in the rules of a custom_jvp or
 custom_vjp function, or before a stop_gradient. A derivative through one is an error that says so.

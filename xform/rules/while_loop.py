@@ -41,7 +41,7 @@ from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 
-# Effects that a recomputed step may repeat. Its own prints run once; those of an inner loop repeat.
+# Effects that a recomputed step may repeat. Only prints of an inner loop are in fact repeated.
 _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
 
 

@@ -77,7 +77,7 @@ class Comparison:
     Attributes:
       function: the name of the function.
       entries: one entry for each policy on each target.
-      asked: which transform was compiled, and for which arguments.
+      asked: the compiled transform and its arguments.
     """
 
     function: str

@@ -126,7 +126,7 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
 
 
 class _Push(Watch):
-    """A trace in which the mark of a value is its tangent."""
+    """A trace whose marks are tangents."""
 
     known = Pushed
     split = False
@@ -156,7 +156,7 @@ class _Push(Watch):
 
 
 class _Linearize(_Push):
-    """A trace in which marks are staged tangents; primal and tangent part are kept apart."""
+    """A trace whose marks are staged tangents; primal and tangent part are kept apart."""
 
     known = Marked
     split = True
@@ -172,7 +172,7 @@ class _Linearize(_Push):
 
 
 class _Tape(Watch):
-    """A trace in which marks are variables; `tape` lists their equations with the pullbacks."""
+    """A trace whose marks are variables; `tape` lists their equations with the pullbacks."""
 
     def __init__(self, below: Trace):
         super().__init__(below)

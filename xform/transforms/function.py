@@ -42,7 +42,7 @@ class Call:
 
     @property
     def active(self) -> Mask:
-        """Which primals are differentiated: those in `moving` that have a tangent type."""
+        """Which primals are differentiated: they are in `moving` and have a tangent type."""
         return _moving(map(jax.typeof, self.args), self.moving)
 
     def run(self, args: Sequence[Value]) -> tuple[Tree, Tree]:

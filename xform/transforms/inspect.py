@@ -47,7 +47,7 @@ def residuals(
         default under `jit`.
       argnums: position or positions of the arguments to differentiate, as for `grad`; all others
         may be any Python object. None differentiates every argument, as `vjp` does.
-      has_aux: whether `f` returns a pair, of which only the first is differentiated.
+      has_aux: whether `f` returns a pair; only the first is differentiated.
 
     Returns:
       A `Residuals` table that prints and iterates over rows. A row has the type, the bytes times

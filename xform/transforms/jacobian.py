@@ -45,8 +45,8 @@ def jacfwd(
       holomorphic: whether `f` is complex-differentiable; inputs must be complex.
 
     Returns:
-      A function with the arguments of `f`. Its value has the tree of the output. In place of each
-      leaf it has the tree of the input, with arrays of shape `[*output, *input]`.
+      A function with the arguments of `f`. Its value has the tree of the output. Each leaf of this
+      tree is a tree like the input, with arrays of shape `[*output, *input]`.
 
     Raises:
       WrongDtype: an input is not real, or is not complex with `holomorphic`.

@@ -39,7 +39,7 @@ from xform.transforms.residuals import Primals, Residuals, residuals
 
 
 class Part(abc.ABC):
-    """How to run a linear map; the map's arrays are held apart."""
+    """How to run a linear map. The map's arrays are not part of it."""
 
     @abc.abstractmethod
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
@@ -63,7 +63,7 @@ class Planned(Part):
         self._n_outputs = len(fun.signature.out_avals)
 
     def moving(self) -> Mask:
-        """Return what the program's derivative path says."""
+        """Return which outputs of the program are active."""
         return path(self._program, self._active).outputs[: self._n_outputs]
 
     def arrays(self, kept: list[Any], args: Sequence[Value]) -> Any:

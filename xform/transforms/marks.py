@@ -16,7 +16,7 @@ NotNeeded: Any = _theirs.NotNeeded
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class _NotSaveable:
-    """Stands for an argument that a pullback reads and that the user must restore before."""
+    """Stands for an argument that a pullback reads and that the user must restore first."""
 
 
 NotSaveable: Any = getattr(_theirs, "NotSaveable", _NotSaveable)  # since 0.12

@@ -41,7 +41,7 @@ def pareto(
       f: pure function of pytrees of arrays that returns a scalar.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       argnums: position or positions of the arguments to differentiate.
-      has_aux: whether `f` returns a pair, of which only the first is differentiated.
+      has_aux: whether `f` returns a pair; only the first is differentiated.
       target: the backend to plan for; None is JAX's default.
       points: the number of xform's plans, from the peak of `min_cut` down to the lowest peak.
       verify: whether to compile xform's plans; otherwise their bytes are simulated.

@@ -68,8 +68,8 @@ def plan(
 
     Returns:
       A `Plan`: a table of the saved, recomputed and offloaded values, with totals, and with
-      simulated and compiled bytes. A plan is also a policy: pass it as in
-      `xform.grad(f, policy=plan)`, or to the step. Compiled, these do what the plan says.
+      simulated and compiled bytes. A plan is also a policy: `xform.grad(f, policy=plan)`, or the
+      step with `policy=plan`, follows it when compiled.
 
     Raises:
       BudgetInfeasible: no plan was found that fits. The error's `floor_bytes` is the lowest peak

@@ -3,7 +3,7 @@
 A step is a function with an argument `policy` that is not among the given arguments, such as a
 training step. The derivative that it takes under this policy is planned, and the whole step is
 compiled. Any other function is a loss. Its `grad` is compiled, or both parts of `vjp` if it is not
-scalar.
+scalar or `argnums` is None.
 """
 
 from __future__ import annotations
