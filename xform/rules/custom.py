@@ -42,7 +42,7 @@ from xform.registry.table import declare
 from xform.registry.traits import FOREIGN, Traits
 
 
-def _with_zeros(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
+def _fill_zeros(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
     """Replace None by zeros, or by symbolic zeros if a custom rule asks for them."""
     if not symbolic:
         return instantiate(values, avals)
@@ -78,7 +78,7 @@ def push_by_rule(
     rule: Callable[..., Any], symbolic: bool, xs: Sequence[Value], dxs: Sequence[Value]
 ):
     """Call the rule of a `custom_jvp`; return the outputs and their tangents."""
-    out = rule(*indexable(xs), *_with_zeros(dxs, list(map(jax.typeof, xs)), symbolic))
+    out = rule(*indexable(xs), *_fill_zeros(dxs, list(map(jax.typeof, xs)), symbolic))
     n = len(out) // 2
     return list(out[:n]), [none_if_zero(dy) for dy in out[n:]]
 
@@ -96,7 +96,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     avals = [cotangent_aval(jax.typeof(y)) for y in ys]
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-        out, entries = pull_custom_vjp(bwd, residuals, _with_zeros(together(cts), avals, symbolic))
+        out, entries = pull_custom_vjp(bwd, residuals, _fill_zeros(together(cts), avals, symbolic))
         log(entries, "custom_vjp", frame())
         cotangent = lambda ct: NOTHING if none_if_zero(ct) is None else ct
         return [cotangent(ct) if on else None for ct, on in zip(out, active, strict=True)]

@@ -177,7 +177,7 @@ def _one_plus_square(x: Value) -> Value:
 
 
 def _scaled(a: Value, b: Value) -> tuple[Value, Value, Value]:
-    """Return a power of 2, and two values times it. The larger one's cube does not overflow."""
+    """Return a power of 2, and two values times it: the larger one's cube is a normal number."""
     size = lax.max(lax.abs(a), lax.abs(b))
     third = (jax.numpy.finfo(size.dtype).maxexp - 2) // 3
     most, power = C(size, 2.0**third), lambda e: lax.full_like(size, 2.0 ** (e * third))

@@ -73,8 +73,8 @@ class _Devices:
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """Return `f` mapped over the devices. Outside `jit` it is compiled, once for each program.
 
-        It is not compiled if a transform watches its arguments and JAX can run it only under `jit`:
-        over some axes of a mesh without types that say what varies, or with partial sums.
+        If a transform watches its arguments, it is not compiled, unless JAX can run it only under
+        `jit`: over some axes of a mesh without types that say what varies, or with partial sums.
         """
         mapped = jax.shard_map(
             f,
