@@ -1,9 +1,9 @@
-"""Doors to xform's transforms for functions of Equinox modules: `xform.equinox.filter_grad(loss)`.
+"""xform's transforms for functions of Equinox modules, such as `xform.equinox.filter_grad(loss)`.
 
-Names, arguments and meaning are those of `equinox`, whose own transforms call JAX's automatic
-differentiation; here xform differentiates, and those that have a backward pass take a `policy`. Of
-a pytree, arrays of floats or complex numbers are differentiated; all else (functions, strings,
-integers) is held as it is, and None stands in its place in gradients and tangents.
+The names, arguments and meaning are the same as in `equinox`. Equinox's own transforms use JAX's
+automatic differentiation; these use xform's. Transforms with a backward pass take a `policy`. In a
+pytree, arrays of floats or complex numbers are differentiated. Everything else (functions, strings,
+integers) is held constant, and is None in gradients and tangents.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ D = TypeVar("D", bound=Function)
 
 
 class _Door(eqx.Module):
-    """A transformed function: a pytree of what the function holds, and a method in a class."""
+    """A transformed function: a pytree like the function itself, and usable as a method."""
 
     _fun: Function
 
@@ -64,9 +64,9 @@ class _ValueAndGrad(_Door):
         if not args:
             raise WrongArgument(
                 "gradient of a function of Equinox modules",
-                "it was called without a positional argument, and the first is differentiated",
+                "it was called without a positional argument; the first one is differentiated",
                 "",
-                "pass what is differentiated first, by position",
+                "pass the argument to differentiate first, by position",
             )
         wrt, held = eqx.partition(args[0], eqx.is_inexact_array)
 
@@ -113,7 +113,7 @@ class _Checkpoint(_Door):
 
 
 def _decorator(door: D) -> D:
-    """Without a function, a door is a decorator with its options."""
+    """Make a transform return a decorator if it is called with options only."""
 
     @functools.wraps(door)
     def call(fun: Function | None = None, **options: Any) -> Any:
@@ -127,18 +127,19 @@ def _decorator(door: D) -> D:
 @_decorator
 def filter_value_and_grad(fun: Function, *, has_aux: bool = False, policy: Any = None,
                           holomorphic: bool = False) -> Function:  # fmt: skip
-    """A function that returns the value of a scalar function, and its gradient.
+    """Return a function that computes a scalar function and its gradient.
 
     Args:
-      fun: function of which the first argument, any pytree, is differentiated. Without it, a
-        decorator is returned.
-      has_aux: whether `fun` returns a pair, of which the second is passed through.
-      policy: what is kept for the backward pass, of `xform.policies` or `jax.checkpoint_policies`.
+      fun: function that returns a scalar. Its first argument, any pytree, is differentiated.
+        Without `fun`, a decorator is returned.
+      has_aux: whether `fun` returns a pair `(value, auxiliary)`.
+      policy: what is saved for the backward pass: a policy of `xform.policies` or
+        `jax.checkpoint_policies`.
       holomorphic: whether `fun` is complex-differentiable; inputs and output must be complex.
 
     Returns:
-      A function with the arguments of `fun`, that returns `(value, gradient)`, or
-      `((value, auxiliary), gradient)`. The gradient is like the first argument.
+      A function with the arguments of `fun` that returns `(value, gradient)` or
+      `((value, auxiliary), gradient)`. The gradient has the structure of the first argument.
 
     Raises:
       WrongArgument: there is no positional argument.
@@ -159,10 +160,10 @@ def filter_value_and_grad(fun: Function, *, has_aux: bool = False, policy: Any =
 @_decorator
 def filter_grad(fun: Function, *, has_aux: bool = False, policy: Any = None,
                 holomorphic: bool = False) -> Function:  # fmt: skip
-    """A function that returns the gradient of a scalar function.
+    """Return a function that computes the gradient of a scalar function.
 
-    Arguments, errors and cost are those of `filter_value_and_grad`; with `has_aux` the result is a
-    pair `(gradient, auxiliary)`.
+    Arguments, errors and cost are the same as for `filter_value_and_grad`. With `has_aux` the
+    result is a pair `(gradient, auxiliary)`.
 
     >>> g = xform.equinox.filter_grad(lambda tree: tree[0] ** 2)((jnp.float32(3.0), "a name"))
     >>> float(g[0]), g[1]
@@ -174,8 +175,8 @@ def filter_grad(fun: Function, *, has_aux: bool = False, policy: Any = None,
 def filter_vjp(fun: Function, *primals: Tree, has_aux: bool = False, policy: Any = None) -> Any:
     """Evaluate a function and return the map that pulls cotangents back through it.
 
-    Errors and cost are those of `xform.vjp`. Cotangents, of the output and of the primals, are like
-    these, with None for all but arrays of floats and complex numbers.
+    Errors and cost are the same as for `xform.vjp`. The cotangents of the output and of the primals
+    have their structure, with None for everything but arrays of floats and complex numbers.
 
     >>> y, pull = xform.equinox.filter_vjp(lambda tree: (tree[0] * 2, tree[1]), (jnp.ones(2), "a"))
     >>> pull((jnp.ones(2), None))[0][0].tolist(), y[1]
@@ -202,16 +203,19 @@ def filter_jvp(
     Args:
       fn: function of any pytrees.
       primals: the point, a sequence of arguments.
-      tangents: like `primals`; None where there is no tangent.
+      tangents: a tangent, or None, for each leaf of `primals`.
       **kwargs: keyword arguments of `fn`, held constant.
 
     Returns:
-      The output and its tangent, with None for what is no array and for what does not move.
+      The output and its tangent. The tangent has None for leaves that are not arrays or do not
+      depend on the tangents.
 
     Raises:
-      WrongArgument: `primals` or `tangents` is no tuple or list.
-      WrongTangent: `tangents` are not like `primals`.
-      MissingRule, NotDifferentiable: as `xform.jvp`, which has the cost, too.
+      WrongArgument: `primals` or `tangents` is not a tuple or list.
+      WrongTangent: `tangents` does not have the structure of `primals`.
+      MissingRule, NotDifferentiable: as `xform.jvp`.
+
+    Cost: the same as for `xform.jvp`.
 
     >>> y, dy = xform.equinox.filter_jvp(lambda x, y: (x * y, y, "a"), (2.0, 3.0), (1.0, None))
     >>> float(dy[0]), dy[1], dy[2]
@@ -224,7 +228,7 @@ def filter_jvp(
     if trees[0] != trees[1]:
         raise WrongTangent(
             "filter_jvp",
-            f"the tangents are {trees[1]}, the primals {trees[0]}",
+            f"the tangents have the structure {trees[1]}, the primals {trees[0]}",
             "",
             "pass a tangent, or None, for each leaf of the primals",
         )
@@ -245,9 +249,9 @@ def filter_jvp(
 
 
 def filter_jacfwd(fun: Function, has_aux: bool = False) -> Function:
-    """The Jacobian of a function by its first argument, in forward mode.
+    """Return a function that computes the Jacobian by the first argument, in forward mode.
 
-    The output is of arrays; errors and cost are those of `xform.jacfwd`.
+    The output of `fun` must consist of arrays. Errors and cost are the same as for `xform.jacfwd`.
 
     >>> jacobian = xform.equinox.filter_jacfwd(lambda tree: tree[0] ** 2)
     >>> jacobian((jnp.array([1.0, 2.0]), "a"))[0].tolist()
@@ -257,9 +261,9 @@ def filter_jacfwd(fun: Function, has_aux: bool = False) -> Function:
 
 
 def filter_jacrev(fun: Function, has_aux: bool = False) -> Function:
-    """The Jacobian of a function by its first argument, in reverse mode.
+    """Return a function that computes the Jacobian by the first argument, in reverse mode.
 
-    The output is of arrays; errors and cost are those of `xform.jacrev`.
+    The output of `fun` must consist of arrays. Errors and cost are the same as for `xform.jacrev`.
 
     >>> xform.equinox.filter_jacrev(lambda tree: tree[0].sum())((jnp.ones(2), "a"))[0].tolist()
     [1.0, 1.0]
@@ -268,9 +272,9 @@ def filter_jacrev(fun: Function, has_aux: bool = False) -> Function:
 
 
 def filter_hessian(fun: Function, has_aux: bool = False) -> Function:
-    """The Hessian of a function by its first argument: forward over reverse.
+    """Return a function that computes the Hessian by the first argument, forward over reverse.
 
-    The output is of arrays; errors and cost are those of `xform.hessian`.
+    The output of `fun` must consist of arrays. Errors and cost are the same as for `xform.hessian`.
 
     >>> h = xform.equinox.filter_hessian(lambda tree: tree[0] ** 3)((jnp.float32(2.0), "a"))
     >>> float(h[0][0])
@@ -281,10 +285,10 @@ def filter_hessian(fun: Function, has_aux: bool = False) -> Function:
 
 @_decorator
 def filter_checkpoint(fun: Function, *, prevent_cse: bool = True, policy: Any = None) -> Function:
-    """A function like `fun`, whose intermediate values are recomputed in reverse mode.
+    """Return a function like `fun` whose intermediate values are recomputed in the backward pass.
 
-    `fun` takes and returns any pytrees. Without it, a decorator is returned. Other arguments and
-    cost are those of `xform.checkpoint`.
+    `fun` takes and returns any pytrees. Without `fun`, a decorator is returned. The other arguments
+    and the cost are the same as for `xform.checkpoint`.
 
     >>> twice, policy = lambda x, f: f(f(x)), xform.policies.save_dots
     >>> layer = xform.equinox.filter_checkpoint(twice, policy=policy)

@@ -1,9 +1,10 @@
-"""xform's transforms in the place of JAX's, in every module: `install`, `uninstall`, `installed`.
+"""Replace JAX's transforms by xform's in every module: `install`, `uninstall`, `installed`.
 
-A module that holds one of JAX's transforms under any name holds xform's instead, and so does one
-that is imported later, as `jax.grad` itself is xform's. JAX's own modules, `jax._src`, keep theirs.
-Libraries that look JAX's transforms up when they are called (Flax's `nnx.grad` and `nn.remat`,
-Equinox's `filter_grad`, Haiku's, Optax's) are differentiated by xform with no more than that.
+A module with one of JAX's transforms under any name gets xform's instead. Modules that are imported
+later get it too, because `jax.grad` itself is then xform's. JAX's own modules, `jax._src`, keep
+JAX's transforms. Some libraries look up JAX's transforms when they are called (Flax's `nnx.grad`
+and `nn.remat`, Equinox's `filter_grad`, Haiku's, Optax's). xform then differentiates for them, and
+nothing else is needed.
 """
 
 from __future__ import annotations
@@ -38,39 +39,41 @@ _OURS: dict[str, Transform] = {
     "remat": checkpoint.checkpoint,
     "fwd_and_bwd": reverse.fwd_and_bwd,
 }
-# Those to which a policy for the whole function can be given; that of a region is its own.
+# The transforms that take a policy for the whole function; a remat region has its own policy.
 _PLANNED = ("grad", "value_and_grad", "vjp", "fwd_and_bwd")
 
 THEIRS: dict[str, Transform] = {n: getattr(jax, n) for n in _OURS if hasattr(jax, n)}
-# What stands in their place now.
+# The transforms that modules have now instead of JAX's.
 _now = dict(THEIRS)
 
 
 def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
-    """Put xform's transforms in the place of JAX's, in every module.
+    """Replace JAX's transforms by xform's in every module.
 
-    From then on `jax.grad`, `value_and_grad`, `vjp`, `jvp`, `linearize`, `linear_transpose`,
-    `jacfwd`, `jacrev`, `jacobian`, `hessian`, `checkpoint`, `remat` and `fwd_and_bwd` are xform's,
-    also where a module has imported them by name, and where a library calls them. They take what
-    JAX's take, and `policy=` too. What holds one of JAX's otherwise (a default argument, a partial,
-    a decorated function) keeps it; `jax._src` does. A second call replaces the first one's policy.
+    After the call, `jax.grad`, `value_and_grad`, `vjp`, `jvp`, `linearize`, `linear_transpose`,
+    `jacfwd`, `jacrev`, `jacobian`, `hessian`, `checkpoint`, `remat` and `fwd_and_bwd` are xform's.
+    This includes names that a module imported, and calls from libraries. The transforms take JAX's
+    arguments, and `policy=` too. Other references to JAX's transforms (a default argument, a
+    partial, a decorated function) are not replaced, and neither are those in `jax._src`. A second
+    call replaces the policy of the first.
 
-    Like `jax.set_mesh`, it works as a statement of its own and in a `with` statement: at the end of
-    the block every module has the transforms again that it had before the call.
+    Like `jax.set_mesh`, it works as a plain call and in a `with` statement. At the end of the
+    `with` block, every module gets back the transforms that it had before the call.
 
     Args:
-      policy: of `xform.policies` or `jax.checkpoint_policies`, for each `grad`, `value_and_grad`,
-        `vjp` and `fwd_and_bwd` that is not given one; None is what each does by itself.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, for every `grad`,
+        `value_and_grad`, `vjp` and `fwd_and_bwd` that is called without one. None keeps the
+        default of each transform.
 
     Returns:
-      A context manager for the `with` statement. Without one, ignore it.
+      A context manager for the `with` statement; ignore it after a plain call.
 
     Raises:
-      WrongArgument: `policy` is no policy. From then on JAX's names raise what xform's do, such as
-        `BudgetInfeasible`; `python -m xform run` goes on instead. An `install` that fails changes
-        no module.
+      WrongArgument: `policy` is not a policy; then no module is changed. After the call, JAX's
+        names raise xform's errors, such as `BudgetInfeasible`. `python -m xform run` continues
+        after such errors instead.
 
-    Cost: one look at each name of each module, some hundredths of a second.
+    Cost: one pass over the names of all modules, some hundredths of a second.
 
     >>> with xform.install(policy=xform.policies.save_dots):
     ...     print(float(jax.grad(jnp.sin)(0.0)), xform.installed())
@@ -85,7 +88,7 @@ def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
 
 
 def uninstall() -> None:
-    """Undo `install`: every module is as it was. Without an `install` nothing happens.
+    """Undo `install`: every module gets back JAX's transforms. It may be called at any time.
 
     >>> xform.uninstall()
     >>> jax.grad is xform.grad
@@ -95,7 +98,7 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Tell whether xform's transforms are in the place of JAX's now.
+    """Tell whether xform's transforms replace JAX's now.
 
     >>> xform.installed()
     False
@@ -104,7 +107,7 @@ def installed() -> bool:
 
 
 def doors(policy: Any = None) -> dict[str, Transform]:
-    """For each of JAX's transforms, by name, a function that takes the same and calls xform's."""
+    """For each of JAX's transforms, by name, a function with its arguments that calls xform's."""
     if policy is not None:
         check(policy)
     return {name: _door(name, policy) for name in THEIRS}
@@ -121,17 +124,17 @@ def _door(name: str, policy: Any) -> Transform:
     def door(*args: Any, **kwargs: Any) -> Any:
         if function in kwargs:
             args = (kwargs.pop(function), *args)
-        for k in dropped:  # such as `reduce_axes`, which JAX takes if it is empty
+        for k in dropped:  # such as `reduce_axes`, which JAX accepts if it is empty
             if k in kwargs and not kwargs[k]:
                 del kwargs[k]
         return ours(*args, **fixed | kwargs)
 
-    door.__module__ = "jax"  # by which a pickle finds it
+    door.__module__ = "jax"  # so that pickle finds it
     return door
 
 
 def put(transforms: Mapping[str, Transform]) -> None:
-    """Exchange the transforms that modules hold now for these, in every module or in none."""
+    """Replace the transforms that modules have now by these, in all modules or in none."""
     first = [n for n in transforms if _now[n] is THEIRS[n]]
     new = {id(_now[n]): x for n, x in transforms.items()}
     keep = {id(THEIRS[n]) for n in first}
@@ -145,7 +148,7 @@ def put(transforms: Mapping[str, Transform]) -> None:
         for names, key, value in changes:
             names[key] = new[id(value)]
             done += 1
-    except BaseException:  # an interrupt by the user is one
+    except BaseException:  # also for an interrupt by the user
         for names, key, value in changes[:done]:
             names[key] = value
         raise

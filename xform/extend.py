@@ -1,4 +1,4 @@
-"""Declare derivative rules for your own primitives, in the words of the library's own rules.
+"""Declare derivative rules for your own primitives, in the same way as xform's own rules.
 
 >>> import jax
 >>> from jax import lax
@@ -10,17 +10,22 @@
 >>> float(xform.grad(cube_p.bind)(jnp.float32(2.0)))
 12.0
 
-`pointwise` takes partial derivatives `di(y, *x)`, `linear` a transpose `(ct, *x)`, `bilinear` one
-transpose for each side, `constant` any number of primitives, `composite` a jvp written in JAX
-operations, from which the pullback is derived; its outputs are the primitive's own, bit for bit, or
-None, and then the primitive is bound. Formulas take the primitive's parameters as
-keyword-only arguments, and every parameter that is not None, False or empty must be taken by one of
-them. A subclass of `Structured` describes a primitive that holds programs. Test what you declare
-with `xform.testing.check_rule`.
+Each function declares one kind of rule:
 
-A rule is that of the Primitive object, whatever its name. `traits` tells planner and passes what
-else is known of it: `Traits(fusion="elementwise")` that XLA fuses it, `flops=` what it costs,
-`random=True` that it is not to be run again.
+- `pointwise` takes partial derivatives `di(y, *x)`;
+- `linear` takes a transpose `(ct, *x)`;
+- `bilinear` takes one transpose for each side;
+- `constant` takes any number of primitives, whose derivatives are zero;
+- `composite` takes a jvp written in JAX operations, and xform derives the pullback from it. The jvp
+  must return the primitive's outputs, bit for bit, or None; for None, the primitive is bound.
+
+Formulas take the primitive's parameters as keyword-only arguments. Some formula must take every
+parameter that is not None, False or empty. A subclass of `Structured` describes a primitive that
+contains programs. Test your rules with `xform.testing.check_rule`.
+
+A rule belongs to the Primitive object, whatever its name. `traits` has further facts for the
+planner and the passes: `Traits(fusion="elementwise")` says that XLA fuses the primitive, `flops=`
+gives its cost, and `random=True` forbids recomputing it.
 """
 
 from xform.interpret.node import Node, Structured

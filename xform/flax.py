@@ -1,14 +1,15 @@
-"""Doors to xform's transforms for functions of Flax NNX objects: `xform.flax.value_and_grad(loss)`.
+"""xform's transforms for functions of Flax NNX objects, such as `xform.flax.value_and_grad(loss)`.
 
-Names, arguments and meaning are those of `flax.nnx`, whose own transforms call JAX's automatic
-differentiation; here xform differentiates. A module enters as arrays, the function runs on a copy
-made inside the trace, and what it changed (running statistics, random counters) leaves as an
-auxiliary output and is written to the caller's module. Linen's `apply` is pure and needs no door.
+The names, arguments and meaning are the same as in `flax.nnx`. NNX's own transforms use JAX's
+automatic differentiation; these use xform's. A module is passed in as arrays, and the function runs
+on a copy of the module that is made inside the trace. Changed state (running statistics, random
+counters) is returned as an auxiliary output and written to the caller's module. Linen's `apply` is
+pure, so `xform.grad` works on it directly.
 
-Every door takes NNX's two modes; None is NNX's own setting (`nnx.set_graph_mode`,
-`nnx.set_graph_updates`). `graph=False`: modules are trees, and a Variable with two owners is an
-error. `graph_updates=False` (`graph=False` implies it): new values of Variables leave, but changes
-of structure do not, such as a new Variable.
+Every transform takes NNX's two modes. None means NNX's own setting (`nnx.set_graph_mode`,
+`nnx.set_graph_updates`). With `graph=False`, modules are trees, and a Variable with two owners is
+an error. With `graph_updates=False`, which `graph=False` implies, new values of Variables are
+written back, but changes of structure, such as a new Variable, are not.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ Mode = bool | None
 
 @dataclasses.dataclass(frozen=True)
 class _Door:
-    """How NNX objects enter a pure function as arrays, and how what it did to them leaves.
+    """Passes NNX objects into a pure function as arrays, and its changes of them back out.
 
-    Both happen in `nnx.update_context(name)`, which knows what objects outside and inside are one.
+    Both happen in `nnx.update_context(name)`, which maps the objects outside to the ones inside.
     """
 
     name: str
@@ -56,15 +57,15 @@ class _Door:
         return cls(name, graph, graph and updates)
 
     def enter(self, tree: Tree, prefix: Tree = None) -> Tree:
-        """Objects as arrays. A Variable with two owners must have one `prefix`."""
+        """Convert objects to arrays. All owners of a Variable must give it the same `prefix`."""
         return nnx.to_tree(tree, prefix=prefix, split_fn=_split, ctxtag=self.name)
 
     def pure(self, f: Function, has_aux: bool = False) -> Function:
-        """`f` as a pure function of what entered: `(output, (auxiliary, changes))`."""
+        """`f` as a pure function of the arrays, which returns `(output, (auxiliary, changes))`."""
 
         def objective(*entered: Tree, **held: Tree) -> Any:
             inside = nnx.from_tree((entered, held), ctxtag=self.name, is_inner=True)
-            # `f` may change a container that holds objects, so they are found before it runs.
+            # `f` may change a container of objects, so the objects are collected before it runs.
             pick = lambda pure, x: x if _is_node(pure) else None
             objects = jax.tree.map(pick, (entered, held), inside, is_leaf=_is_node)
             before = self.parts(objects)
@@ -78,9 +79,9 @@ class _Door:
                     "",
                     "return a pair, or drop has_aux",
                 )
-            # What did not change is not written, and so need not leave.
-            whole = self.updates and not _alike(before, self.parts(objects))
-            changes = objects if whole else [v for v, *old in values if _changed(v, *old)]
+            # Only changes are returned and written back.
+            restructured = self.updates and not _alike(before, self.parts(objects))
+            changes = objects if restructured else [v for v, *old in values if _changed(v, *old)]
             changes, out = nnx.to_tree((changes, out), split_fn=_split, ctxtag=self.name)
             y, aux = out if has_aux else (out, ())
             return y, (aux, changes)
@@ -89,18 +90,18 @@ class _Door:
         return objective
 
     def leave(self, out: Tree, changes: Tree) -> Tree:
-        """The output as objects; the changes are written to the objects that entered."""
+        """Convert the output to objects, and write the changes to the objects that were passed."""
         return nnx.from_tree((changes, out), ctxtag=self.name, is_inner=False)[1]
 
     def parts(self, tree: Tree) -> list[tuple[Any, Any]]:
-        """All parts of objects, by path, each once. Trees refuse a Variable with two owners."""
+        """All parts of objects, by path, each once. In tree mode, two owners are an error."""
         return list(nnx.iter_graph(tree, graph=self.graph))
 
 
 def _split(ctx: Any, path: Any, prefix: Any, node: Any) -> nnx.NodeStates:
-    """A node's definition and arrays; those that a DiffState selects are a state of their own."""
-    whole = not isinstance(prefix, nnx.DiffState) or isinstance(node, nnx.Variable)
-    filters = () if whole else (prefix.filter, ...)
+    """A node's definition and arrays. The arrays that a DiffState selects are a separate state."""
+    unsplit = not isinstance(prefix, nnx.DiffState) or isinstance(node, nnx.Variable)
+    filters = () if unsplit else (prefix.filter, ...)
     return nnx.NodeStates.from_split(*ctx.split(node, *filters))
 
 
@@ -119,7 +120,7 @@ def _changed(variable: nnx.Variable[Any], leaves: list[Any], tree: Any) -> bool:
 
 
 def _resolve(f: Function, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Keyword arguments and defaults at their positions, if they have one: nnx numbers them so."""
+    """Move keyword arguments and defaults to their positions, because NNX numbers them so."""
     if isinstance(f, functools.partial):
         return args, kwargs
     try:
@@ -131,7 +132,10 @@ def _resolve(f: Function, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict
 
 
 def _public(required: int) -> Callable[[Function], Function]:
-    """Make a door wait, as nnx's do, for what it transforms; and refuse bound methods."""
+    """Decorate a transform: without its first arguments it is a partial, and it rejects methods.
+
+    NNX's transforms do the same. Only bound methods of modules are rejected.
+    """
 
     def decorate(door: Function) -> Function:
         @functools.wraps(door)
@@ -145,7 +149,7 @@ def _public(required: int) -> Callable[[Function], Function]:
                 owner = type(inner.__self__).__name__
                 raise WrongArgument(
                     f"{door.__name__} of {owner}.{inner.__name__}",
-                    f"bound methods are not taken: it is bound to a {owner}, held constant then",
+                    f"it is a method bound to a {owner}, which would be held constant",
                     "",
                     f"pass {owner}.{inner.__name__}, and the module as its first argument",
                 )
@@ -160,24 +164,25 @@ def _public(required: int) -> Callable[[Function], Function]:
 def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = False,
                    holomorphic: bool = False, allow_int: bool = False, *, policy: Any = None,
                    graph: Mode = None, graph_updates: Mode = None) -> Function:  # fmt: skip
-    """A function that returns the value of a scalar function of modules, and its gradient.
+    """Return a function that computes a scalar function of modules and its gradient.
 
     Args:
       f: function of modules, Variables and pytrees of arrays that returns a scalar; it may change
-        the state of its arguments. Without it, a decorator is returned.
+        the state of its arguments. Without `f`, a decorator is returned.
       argnums: position or positions of the arguments to differentiate. A module is differentiated
-        by its `nnx.Param`s, or by what the filter of an `nnx.DiffState(position, filter)` selects;
-        all other arguments as by `xform.value_and_grad`.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
+        by its `nnx.Param`s, or by the Variables that the filter of an
+        `nnx.DiffState(position, filter)` selects; other arguments as in `xform.value_and_grad`.
+      has_aux: whether `f` returns a pair `(value, auxiliary)`.
       holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
-      allow_int: whether integer inputs are taken; their gradients have dtype float0.
-      policy: what is kept for the backward pass, of `xform.policies` or `jax.checkpoint_policies`.
-      graph: whether objects may be shared; see the module.
-      graph_updates: whether changes of structure leave. Without, a module is differentiated by all
-        its Variables, and its gradient is a module.
+      allow_int: whether integer inputs are allowed; their gradients have dtype float0.
+      policy: what is saved for the backward pass: a policy of `xform.policies` or
+        `jax.checkpoint_policies`.
+      graph: whether objects may be shared; see the docstring of this module.
+      graph_updates: whether changes of structure are written back. If False, a module is
+        differentiated by all its Variables, and its gradient is a module.
 
     Returns:
-      A function with the arguments of `f`, that returns `(value, gradient)`, or
+      A function with the arguments of `f` that returns `(value, gradient)` or
       `((value, auxiliary), gradient)`, and updates the caller's modules. The gradient by a module
       is an `nnx.State`, as `nnx.Optimizer` takes it (a tuple if `argnums` is a sequence).
 
@@ -202,10 +207,10 @@ def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux:
 def grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = False,
          holomorphic: bool = False, allow_int: bool = False, *, policy: Any = None,
          graph: Mode = None, graph_updates: Mode = None) -> Function:  # fmt: skip
-    """A function that returns the gradient of a scalar function of modules.
+    """Return a function that computes the gradient of a scalar function of modules.
 
-    Arguments, errors and cost are those of `value_and_grad`; with `has_aux` the result is a pair
-    `(gradient, auxiliary)`.
+    Arguments, errors and cost are the same as for `value_and_grad`. With `has_aux` the result is a
+    pair `(gradient, auxiliary)`.
 
     >>> from flax import nnx
     >>> scale = nnx.Param(jnp.float32(3.0))
@@ -249,7 +254,7 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
 
         objective.__name__ = function_name(f)
         with nnx.update_context(door.name):
-            # By the prefix NNX also checks that, of a Variable's owners, all or none select it.
+            # With the prefix, NNX also checks that all or none of a Variable's owners select it.
             prefix = [dict(zip(at, filters, strict=True)).get(i) for i in range(len(args))]
             entered, held = door.enter((args, kwargs), (tuple(prefix), None))
             selected = lambda x: x.states[0] if _is_node(x) else x
@@ -261,7 +266,7 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
             out = transform(objective, every, True, holomorphic, allow_int, policy=policy)(*wrt)
             g, (y, aux, changes) = out if door.name == "grad" else (out[1], out[0][1])
             aux = door.leave(aux, changes)
-        if not door.updates:  # objects, built together: they share what the arguments share
+        if not door.updates:  # built together, so that gradients share objects as arguments do
             objects = nnx.from_tree(_place(entered, at, g))
             g = [objects[i] for i in at]
         g = g[0] if one else tuple(g)
@@ -273,20 +278,20 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
 
 
 def _refuse_objects(asked: str, args: Sequence[Tree], filters: Sequence[nnx.DiffState]) -> None:
-    """Of modules, something must be selected; a pytree without leaves has an empty gradient."""
+    """Raise `WrongArgument` if there are modules and the filters select nothing of them."""
     nodes = [x for _, x in nnx.iter_graph(args, graph=True)]
     if kinds := {type(x).__name__ for x in nodes if isinstance(x, nnx.Variable | nnx.Module)}:
         wanted = [getattr(x.filter, "__name__", str(x.filter)) for x in filters]
         raise WrongArgument(
             f"{asked}: there is nothing to differentiate",
-            f"of {', '.join(sorted(kinds))}, none is selected by {', '.join(wanted)}",
+            f"{', '.join(wanted)} selects nothing of {', '.join(sorted(kinds))}",
             "",
             "pass argnums=nnx.DiffState(position, filter), or another position",
         )
 
 
 def _place(entered: Sequence[Tree], at: Sequence[int], wrt: Sequence[Tree]) -> list[Tree]:
-    """Arguments with other arrays for those that are differentiated."""
+    """The arguments, with new arrays for the differentiated ones."""
     put = lambda old, new: old.replace(states=(new, *old.states[1:])) if _is_node(old) else new
     full = list(entered)
     for i, x in zip(at, wrt, strict=True):
@@ -298,7 +303,7 @@ def _values_only(name: str, graph: Mode, graph_updates: Mode) -> _Door:
     if graph_updates and _Door.of(name, graph, True).updates:
         raise WrongArgument(
             f"{name} with graph_updates=True",
-            "tangents have the structure of the primals, which the function may not change then",
+            "tangents have the structure of the primals, so the function may not change it",
             "",
             "drop graph_updates, or pass graph=False",
         )
@@ -310,9 +315,9 @@ def vjp(f: Function, *primals: Tree, has_aux: bool = False, policy: Any = None,
         graph: Mode = None, graph_updates: Mode = None) -> Any:  # fmt: skip
     """Evaluate a function of modules and return the map that pulls cotangents back through it.
 
-    Arguments, result, errors and cost are those of `xform.vjp`; `graph` says whether objects may be
-    shared, and `graph_updates` must be None or False. The cotangent of a module is a module of the
-    cotangents of all its Variables, float0 for integers.
+    Arguments, result, errors and cost are the same as for `xform.vjp`. `graph` says whether objects
+    may be shared; `graph_updates` must be None or False. The cotangent of a module is a module with
+    the cotangents of all its Variables, float0 for integers.
 
     >>> from flax import nnx
     >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
@@ -327,7 +332,7 @@ def vjp(f: Function, *primals: Tree, has_aux: bool = False, policy: Any = None,
         result: Any = reverse.vjp(door.pure(f, has_aux), *entered, has_aux=True, policy=policy)
         y, pull, (aux, changes) = result
         y, aux = door.leave((y, aux), changes)
-    # As a Partial the pullback stays a pytree of residuals, which may leave a jitted function.
+    # As a Partial the pullback is a pytree of residuals, which a jitted function may return.
     pull = jax.tree_util.Partial(_pull, pull)
     return (y, pull, aux) if has_aux else (y, pull)
 
@@ -341,9 +346,9 @@ def jvp(f: Function, primals: Sequence[Tree], tangents: Sequence[Tree], *, has_a
         graph: Mode = None, graph_updates: Mode = None) -> Any:  # fmt: skip
     """Evaluate a function of modules and push tangents forward through it.
 
-    Arguments, result, errors and cost are those of `xform.jvp`; `graph` says whether objects may be
-    shared, and `graph_updates` must be None or False. The tangent of a module is a module of the
-    tangents of all its Variables, float0 for integers.
+    Arguments, result, errors and cost are the same as for `xform.jvp`. `graph` says whether objects
+    may be shared; `graph_updates` must be None or False. The tangent of a module is a module with
+    the tangents of all its Variables, float0 for integers.
 
     >>> from flax import nnx
     >>> scale, tangent = nnx.Param(jnp.float32(3.0)), nnx.Param(jnp.float32(1.0))
@@ -364,11 +369,11 @@ def jvp(f: Function, primals: Sequence[Tree], tangents: Sequence[Tree], *, has_a
 def remat(f: Function, *, prevent_cse: bool = True, static_argnums: int | tuple[int, ...] = (),
           policy: Any = None, graph: Mode = None, graph_updates: Mode = None
           ) -> Function:  # fmt: skip
-    """A function like `f`, of modules, whose intermediate values are recomputed in reverse mode.
+    """Return a function like `f` whose intermediate values are recomputed in the backward pass.
 
-    `f` is a method in its class, or a function of modules, Variables and pytrees of arrays, and may
-    change their state. Without it, a decorator is returned. Other arguments and cost are those of
-    `xform.remat`; of `graph` and `graph_updates`, those of `value_and_grad`.
+    `f` is a method in its class, or a function of modules, Variables and pytrees of arrays. It may
+    change their state. Without `f`, a decorator is returned. `graph` and `graph_updates` are the
+    same as for `value_and_grad`, the other arguments and the cost the same as for `xform.remat`.
 
     >>> from flax import nnx
     >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
@@ -377,7 +382,7 @@ def remat(f: Function, *, prevent_cse: bool = True, static_argnums: int | tuple[
     [3.0]
     """
     door = _Door.of("remat", graph, graph_updates)
-    # Marked once, not at each call: JAX keeps a region's trace by the identity of its function.
+    # Made once, not at each call: JAX caches a region's trace by the identity of its function.
     region = checkpoint(
         door.pure(f), prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
     )

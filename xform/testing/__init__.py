@@ -1,9 +1,10 @@
-"""Checks for derivative rules: xform's own are tested with these, and users' rules can be.
+"""Checks for derivative rules, both xform's own and a user's.
 
-What a check proves: the derivative pushed forward equals central differences and JAX's own; the
-derivative pulled back is its transpose; both hold for every set of active inputs, for derivatives
-of derivatives, and under `jit`, `vmap` and `scan`; and the rule under test is the one that ran.
-At a kink differences prove nothing: `Case(differences=False)`.
+A check compares the forward-mode derivative with central differences and with JAX's derivative. It
+compares the reverse-mode derivative with the transpose of the forward-mode one. It does both for
+every set of active inputs, for second derivatives, and under `jit`, `vmap` and `scan`. It also
+checks that the rule under test is the rule that ran. Differences are meaningless at a kink; use
+`Case(differences=False)` there.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 3e-4, "complex64": 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One use of one primitive, at one point.
+    """A use of a primitive at a point, for `check_rule`.
 
     Attributes:
       primitive: its name, as in a printed jaxpr; empty skips the check that its rule ran.
-      fun: function of `args` to one array or a tuple of arrays.
-      args: float64 arrays, cast to each dtype in turn; integers and bools stay as they are.
-      label: what is special about this use.
-      complex: whether to run with complex arguments also.
-      bfloat16: whether to run in bfloat16 also.
-      differences: whether central differences have a meaning here: False only at kinks.
-      second: whether to check derivatives of derivatives.
-      jax: whether JAX's own derivative is there, and right, to compare with.
+      fun: function of `args` that returns one array or a tuple of arrays.
+      args: float64 arrays, which are cast to each dtype in turn; integers and bools are not cast.
+      label: what is special about this use, for the name of the test.
+      complex: whether to also run with complex arguments.
+      bfloat16: whether to also run in bfloat16.
+      differences: whether to compare with central differences; False only at kinks.
+      second: whether to check second derivatives.
+      jax: whether to compare with JAX's derivative; False if it is missing or wrong.
       vmap: whether JAX can batch the primitive.
     """
 
@@ -74,33 +75,34 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The primitive, or else the function, and the label: the name of a test."""
+        """The name of a test: the primitive, else the function, and the label."""
         return "-".join(filter(None, (self.primitive or function_name(self.fun), self.label)))
 
 
 def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64", "float32"),
                modes: Collection[str] = MODES, **fields: Any) -> None:  # fmt: skip
-    """Check the rules that `case` uses, in all `dtypes` and `modes`.
+    """Check the derivative rules that `case` uses, in all `dtypes` and `modes`.
 
     Args:
-      case: a `Case`; or a function, and then `args` and `fields` are those of its `Case`.
-      *args: where to check the function: float64 arrays, integers are held constant.
+      case: a `Case`; or a function, with the `args` and `fields` of its `Case`.
+      *args: the point, as float64 arrays; integers are held constant.
       dtypes: floating or complex dtypes, by name.
-      modes: "first" derivatives, compiled, for each set of active inputs, and "eager", operation
-        by operation; for all inputs together, "second" ones, and first ones through a function
-        under "jit", under "vmap" and in a "scan".
-      **fields: of the `Case`: `primitive="my_primitive"` also checks that its rule ran.
+      modes: for each set of active inputs, "first" derivatives (compiled) and "eager" ones
+        (operation by operation). For all inputs together, "second" derivatives, and first
+        derivatives under "jit", under "vmap" and in a "scan".
+      **fields: fields of the `Case`. `primitive="my_primitive"` also checks that its rule ran.
 
     Raises:
-      WrongRule: with the primitive, the dtype, the active inputs and the check that failed.
+      WrongRule: a check failed; the message names the primitive, the dtype, the active inputs and
+        the check.
       WrongArgument: there is nothing to check: no function, no point, no dtype or no mode.
 
     >>> check_rule(jnp.tanh, np.array([0.3, -2.0]), primitive="tanh")
     """
     if isinstance(case, Case) and (args or fields):
         raise WrongArgument(
-            f"check_rule of the Case {case.id}", "its arguments and fields are those of the Case",
-            "", "put them into the Case, or pass the function instead of it",
+            f"check_rule of the Case {case.id}", "a Case already has its arguments and fields",
+            "", "put them into the Case, or pass a function instead of a Case",
         )  # fmt: skip
     if not isinstance(case, Case):
         case = Case(fields.pop("primitive", ""), case, args, **fields)
@@ -110,24 +112,22 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
     check_modes(asked, [m for m in modes if not left_out.get(m)], MODES)
     if not dtypes or isinstance(dtypes, str):
         raise WrongArgument(
-            f"{asked} with dtypes={dtypes!r}", "it is no list of dtypes", "",
-            "give several by name, such as ['float64']",
+            f"{asked} with dtypes={dtypes!r}", "it is not a list of dtypes", "",
+            "give a list of names, such as ['float64']",
         )  # fmt: skip
     for dtype in dtypes:
         with jax.enable_x64(True):
             _check(case, dtype, modes)
 
 
-# One case in one dtype.
-
-
 def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
+    """Check one case in one dtype."""
     args = tuple(cast(x, dtype, i) for i, x in enumerate(case.args))
     check_point(f"check_rule of {case.id} in {dtype}", args)
     check_outputs(f"check_rule of {case.id}", jax.eval_shape(case.fun, *args))
     inexact = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
     sizes = range(1, len(inexact) + 1)
-    subsets = [s for n in sizes for s in itertools.combinations(inexact, n)]  # the last: all
+    subsets = [s for n in sizes for s in itertools.combinations(inexact, n)]  # the last has all
     for active in subsets if {"first", "eager"} & set(modes) else subsets[-1:]:
         say = Comparison(case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2))
         f, xs = held(case.fun, args, active), tuple(args[i] for i in active)
@@ -135,20 +135,20 @@ def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
         first = None
         if {"first", "eager"} & set(modes):
             first = _check_first(case, f, xs, d, modes, say)
-            if all_active and len(args) > len(active):  # integers: float0, and no change
-                whole = functools.partial(_first, xform, case.fun)
-                _check_types(_run(whole, args, directions(case.fun, args)), args, say)
+            if all_active and len(args) > len(active):  # integers must get float0 derivatives
+                run = functools.partial(_first, xform, case.fun)
+                _check_types(_run(run, args, directions(case.fun, args)), args, say)
         if all_active and set(modes) - {"first", "eager"}:
             _check_compiled(case, f, xs, d, first, modes, say)
 
 
 def _run(f: Fun, *xs: Any) -> Any:
-    """In one computation, and not optimized: it is compiling that takes the time of a check."""
+    """Run a function as one computation without optimization, since compile time dominates."""
     return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})(*xs)
 
 
 def _first(ad: Any, f: Fun, xs: Any, d: Any) -> dict[str, Any]:
-    """All first derivatives, by `ad`: xform, or jax itself."""
+    """All first derivatives, by `ad`, which is xform or jax."""
     dxs, cts = d
     y, dy = ad.jvp(f, xs, dxs)
     y_of_vjp, pull = ad.vjp(f, *xs)
@@ -156,7 +156,7 @@ def _first(ad: Any, f: Fun, xs: Any, d: Any) -> dict[str, Any]:
 
 
 def _pulled(ad: Any, f: Fun, xs: Any) -> tuple[Fun, Any]:
-    """The pullback as a function of cotangents and inputs, and a point to differentiate it at."""
+    """The pullback as a function of cotangents and inputs, and a point to differentiate at."""
     leaves, tree = jax.tree.flatten(direction(jax.eval_shape(f, *xs), 3))
     on = [differentiable(jax.typeof(ct)) for ct in leaves]
 
@@ -169,7 +169,10 @@ def _pulled(ad: Any, f: Fun, xs: Any) -> tuple[Fun, Any]:
 
 
 def _second(ad: Any, f: Fun, xs: Any) -> dict[str, Any]:
-    """Forward over reverse and reverse over reverse, in the inputs and in the cotangent."""
+    """Second derivatives: forward over reverse and reverse over reverse.
+
+    They are derivatives by the inputs and by the cotangent.
+    """
     g, args = _pulled(ad, f, xs)
     dy = ad.jvp(g, args, direction(args, 4))[1]
     return {"jvp of vjp": dy, "vjp of vjp": ad.vjp(g, *args)[1](direction(xs, 5))}
@@ -178,7 +181,11 @@ def _second(ad: Any, f: Fun, xs: Any) -> dict[str, Any]:
 def _check_first(
     case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], say: Comparison
 ) -> Any:
-    """Compiled together with what it is compared with; and once more, eagerly, if asked."""
+    """Check first derivatives, compiled together with their references, and eagerly if requested.
+
+    Returns:
+      The compiled derivatives.
+    """
     dxs, cts = d
 
     def everything(*xs: Any) -> tuple[Any, ...]:
@@ -213,9 +220,9 @@ def _check_types(results: Any, xs: Any, say: Comparison) -> None:
 
 def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Collection[str],
                     say: Comparison) -> None:  # fmt: skip
-    """All other modes, in one computation.
+    """Check all other modes, in one computation.
 
-    In vmap and scan, the second of two directions is -1/2 times the first.
+    In vmap and scan there are two directions. The second one is -1/2 times the first.
     """
     in_scan = lambda *xs: lax.scan(lambda n, xs: (n + np.int32(1), f(*xs)), np.int32(0), xs)[1]
     one = lambda xs, d: _first(xform, f, xs, d)

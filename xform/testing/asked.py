@@ -1,4 +1,4 @@
-"""Refuse a check that would test nothing, or that cannot tell a wrong rule from rounding."""
+"""Reject checks that would test nothing, or could not tell a wrong rule from rounding."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from xform.program.arithmetic import differentiable
 
 
 def check_modes(asked: str, modes: Collection[str], known: Sequence[str]) -> None:
-    """Refuse modes that are not known, and none at all."""
+    """Raise `WrongArgument` if a mode is unknown, or if there are no modes."""
     unknown = [modes] if isinstance(modes, str) else [m for m in modes if m not in known]
     if unknown or not modes:
-        problem = f"{unknown[0]!r} is no mode" if unknown else "there is no mode left to check"
+        problem = f"{unknown[0]!r} is not a mode" if unknown else "there is no mode left to check"
         raise WrongArgument(
             f"{asked} with modes={modes!r}", problem, "", f"give several of {tuple(known)}"
         )
 
 
 def check_point(asked: str, args: Any) -> None:
-    """Refuse arguments without an array of floats."""
+    """Raise `WrongArgument` if no argument is an array of floats."""
     if not any(differentiable(jax.typeof(x)) for x in jax.tree.leaves(args)):
         raise WrongArgument(
             asked,
@@ -34,16 +34,16 @@ def check_point(asked: str, args: Any) -> None:
 
 
 def check_outputs(asked: str, outputs: Any) -> None:
-    """Refuse a function that returns no arrays."""
+    """Raise `WrongArgument` if the function returns no arrays."""
     if not jax.tree.leaves(outputs):
         raise WrongArgument(
             asked, "there is nothing to compare: the function returns no array", "",
-            "return what the rule computes",
+            "return the outputs that the rule is for",
         )  # fmt: skip
 
 
 def check_precision(asked: str, kind: str, arrays: Any) -> None:
-    """Refuse numbers that are too inexact for differences."""
+    """Raise `WrongArgument` if arrays are too inexact for finite differences."""
     dtypes = [x.dtype for x in jax.tree.leaves(arrays) if differentiable(x)]
     if narrow := [dtype for dtype in dtypes if jnp.finfo(dtype).bits < 64]:
         raise WrongArgument(

@@ -14,12 +14,19 @@ from xform.errors import WrongRule
 from xform.program.arithmetic import differentiable, float0_zeros
 
 Fun = Callable[..., Any]
-STEP = 1e-5  # of central differences in 64 bits: they are then good to about 1e-9
+STEP = 1e-5  # step of central differences in 64 bits, which are then accurate to about 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Comparisons that fail with the case, the dtype and the active inputs in the message."""
+    """Comparisons whose errors name the case, the dtype and the active inputs.
+
+    Attributes:
+      case: the name of the case.
+      setting: the dtype and the active inputs, or the order.
+      tolerance: relative to the largest element, and absolute below 1.
+      remedy: the remedy in the errors.
+    """
 
     case: str
     setting: str
@@ -27,7 +34,7 @@ class Comparison:
     remedy: str = "correct the formula of the rule, or state in the Case what does not hold for it"
 
     def fail(self, check: str, problem: str) -> None:
-        """Raise an error that names the check and the problem."""
+        """Raise `WrongRule` with the check and the problem."""
         raise WrongRule(
             f"check of {self.case}, {self.setting}",
             f"{check}: {problem}",
@@ -36,7 +43,7 @@ class Comparison:
         )
 
     def close(self, check: str, actual: Any, expected: Any) -> None:
-        """Refuse arrays that differ by more than the tolerance."""
+        """Fail if arrays differ by more than the tolerance."""
         leaves = jax.tree.leaves_with_path(actual)
         for (path, a), b in zip(leaves, jax.tree.leaves(expected), strict=True):
             if b.dtype == jax.dtypes.float0:
@@ -51,13 +58,13 @@ class Comparison:
                 self.fail(f"{check}{jax.tree_util.keystr(path)}", f"\n{a}\nis not\n{b}")
 
     def same(self, check: str, actual: Any, expected: Any) -> None:
-        """Refuse arrays that differ at all."""
+        """Fail if arrays differ at all."""
         for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             if not np.array_equal(a, b, equal_nan=differentiable(jax.typeof(b))):
                 self.fail(check, f"\n{a}\nis not\n{b}")
 
     def same_types(self, check: str, actual: Any, of: Any) -> None:
-        """Refuse tangents and cotangents of other shapes or dtypes than their values."""
+        """Fail if tangents or cotangents have other shapes or dtypes than their values."""
         for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(of), strict=True):
             dtype = b.dtype if differentiable(jax.typeof(b)) else jax.dtypes.float0
             if a.dtype != dtype or np.shape(a) != np.shape(b):
@@ -65,7 +72,10 @@ class Comparison:
 
 
 def cast(x: Any, dtype: str, i: int) -> jax.Array:
-    """An argument in a dtype; made complex by a phase that depends on the place."""
+    """An argument in another dtype; a real one gets imaginary parts for a complex dtype.
+
+    The imaginary parts depend on the position `i` of the argument and of the element.
+    """
     x = np.asarray(x)
     if not np.issubdtype(x.dtype, np.inexact):
         return jnp.asarray(x)
@@ -78,7 +88,7 @@ def cast(x: Any, dtype: str, i: int) -> jax.Array:
 
 
 def held(fun: Fun, args: Sequence[Any], active: Sequence[int]) -> Fun:
-    """A function of the active arguments; all others are constants."""
+    """A function of the active arguments, with all other arguments fixed."""
 
     def f(*xs: Any) -> Any:
         moving = dict(zip(active, xs, strict=True))
@@ -88,9 +98,10 @@ def held(fun: Fun, args: Sequence[Any], active: Sequence[int]) -> Fun:
 
 
 def direction(tree: Any, seed: int) -> Any:
-    """A tangent or cotangent for a tree of arrays (or types): fixed random numbers, or float0.
+    """A tangent or cotangent for a tree of arrays (or types): random numbers, or float0 zeros.
 
-    They are multiples of 1/16, which are exact in every dtype.
+    The numbers depend only on the seed. They are multiples of 1/16, which every dtype represents
+    exactly.
     """
     random = np.random.default_rng(seed)
 
@@ -110,7 +121,7 @@ def directions(f: Fun, xs: Any) -> tuple[Any, Any]:
 
 
 def twice(tree: Any, factor: float = -0.5) -> Any:
-    """Each array, stacked with itself times a factor; others with themselves."""
+    """Each array, stacked with `factor` times itself; integer arrays, stacked with themselves."""
 
     def one(x: Any) -> Any:
         if not differentiable(x):
@@ -121,7 +132,7 @@ def twice(tree: Any, factor: float = -0.5) -> Any:
 
 
 def in_64_bits(xs: Any) -> bool:
-    """Whether differences show anything."""
+    """Whether all arrays have 64 bits, so that finite differences are accurate enough."""
     return all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs))
 
 

@@ -1,4 +1,4 @@
-"""`check_grads`: compare derivatives of a function with differences."""
+"""`check_grads`: compare derivatives of a function with finite differences."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def check_grads(f: Fun, args: Sequence[Any], order: int = 2, modes: Sequence[str
 
     Args:
       f: function of pytrees of arrays.
-      args: the point, a tuple or list of arguments in float64 (`jax.enable_x64`), as differences
-        of float32 numbers are too inexact.
+      args: the point, a tuple or list of arguments in float64 (`jax.enable_x64`), because
+        differences of float32 numbers are too inexact.
       order: how many times to differentiate.
-      modes: "jvp", "vjp", or both: then each order mixes with each.
+      modes: "jvp", "vjp", or both. With both, all compositions of the two are checked.
       tolerance: relative to the largest element, and absolute below 1.
 
     Raises:
-      WrongRule: with the mode and order that failed.
-      WrongArgument: there is nothing to check: no point, no order or no mode; or the point, or the
-        output of `f`, is not in 64 bits.
+      WrongRule: a derivative is wrong; the message names the mode and the order.
+      WrongArgument: there is nothing to check (no point, no order or no mode), or the point or the
+        output of `f` is not in 64 bits.
 
     >>> with jax.enable_x64(True):
     ...     check_grads(lambda x: jnp.sin(x) * x, [jnp.array([0.3, 1.0])])

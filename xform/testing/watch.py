@@ -1,4 +1,4 @@
-"""Whether the rule under test is the one that ran."""
+"""Check that the rule under test is the rule that ran."""
 
 from __future__ import annotations
 
@@ -16,44 +16,48 @@ from xform.registry.table import RULES, Rule, rule_of
 @contextmanager
 def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], None]
           ) -> Generator[None]:  # fmt: skip
-    """See that a primitive is in a program, and that its rule is asked for the derivative.
+    """Context that checks that a program has a primitive, and that the primitive's rule is used.
 
-    `fail` takes what was checked, and the problem. An empty name asks for nothing.
+    Args:
+      name: the primitive's name; an empty name checks nothing.
+      f: the function.
+      xs: its arguments.
+      fail: called with the check and the problem.
     """
     if not name:
         yield
         return
     program = closed(jax.make_jaxpr(f)(*xs))[0]
-    held = _primitives(program)
-    if name not in held:
-        return fail("the program", f"it holds no primitive {name}: {sorted(held)}")
-    rule = rule_of(held[name])
+    primitives = _primitives(program)
+    if name not in primitives:
+        return fail("the program", f"it has no primitive {name}: {sorted(primitives)}")
+    rule = rule_of(primitives[name])
     if rule is None:
         return fail("the table", f"no rule is declared for {name}")
     seen: set[str] = set()
-    RULES[held[name]] = _seen(rule, seen)
+    RULES[primitives[name]] = _recording(rule, seen)
     try:
         yield
     finally:
-        RULES[held[name]] = rule
+        RULES[primitives[name]] = rule
     carries = lambda variables: any(differentiable(v.aval) for v in variables)
-    # Only at the top level: what stands inside other programs may have been analyzed before.
+    # Only at the top level, since inner programs may have been analyzed before.
     eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
     derive = {"push", "pull", "call", "jvp", "vjp", "node"}
-    asked = {"active"} if rule.word == "constant" else derive
-    if not seen & asked and any(carries(eqn.invars) and carries(eqn.outvars) for eqn in eqns):
-        fail("the rule that ran", f"the rule of {name} was not asked for a derivative")
+    expected = {"active"} if rule.word == "constant" else derive
+    if not seen & expected and any(carries(eqn.invars) and carries(eqn.outvars) for eqn in eqns):
+        fail("the rule that ran", f"the rule of {name} was not used for the derivative")
 
 
-def _seen(rule: Rule, seen: set[str]) -> Rule:
-    """A copy of a rule, of a subclass of its class, that notes which attributes are read."""
+def _recording(rule: Rule, seen: set[str]) -> Rule:
+    """A copy of a rule that records the names of the attributes that are read."""
 
-    class Seen(type(rule)):
+    class Recording(type(rule)):
         def __getattribute__(self, name: str) -> Any:
             seen.add(name)
             return super().__getattribute__(name)
 
-    copy = object.__new__(Seen)
+    copy = object.__new__(Recording)
     copy.__dict__.update(vars(rule))
     return copy
 
