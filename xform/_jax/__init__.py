@@ -261,7 +261,7 @@ def behind(f: Any) -> Any:
 
 
 def is_silent(x: Any) -> bool:
-    """Whether an object is irrelevant to what a program computes.
+    """Whether an object has no influence on the results of a program.
 
     These are traces, debug information, and storage for output trees.
     """
@@ -348,7 +348,7 @@ def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
 
 
 def current_trace() -> Any:
-    """The trace in which operations run now."""
+    """The current trace."""
     with take_current_trace() as trace:
         return trace
 

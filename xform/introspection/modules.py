@@ -1,8 +1,8 @@
 """Static parts of arguments: leaves that are not arrays, and are not traced.
 
 Activation functions, strings and flags are leaves of an Equinox module. Every transform keeps them
-as they are, like Equinox's own filtered transforms. In other arguments that are differentiated,
-such leaves are errors. A function that is only compiled may have them anywhere.
+as they are, like Equinox's own filtered transforms. Outside of modules, such leaves are errors in
+differentiated arguments. A function that is only compiled may have them anywhere.
 """
 
 from __future__ import annotations

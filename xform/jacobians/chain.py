@@ -197,11 +197,11 @@ class _Table:
             return Product(self.order(k + 1, j), self.order(i, k), flops)
         of = self.order(k + 1, j) if way == "reverse" else self.order(i, k)
         first, last = (i, k) if way == "reverse" else (k + 1, j)
-        if isinstance(of, Sweep) and (of.mode == way or self._either(of)):
+        if isinstance(of, Sweep) and (of.mode == way or self._equal_cost(of)):
             return Sweep(way, min(first, of.first), max(last, of.last), of.of, flops)
         return Sweep(way, first, last, of, flops)
 
-    def _either(self, of: Order) -> bool:
+    def _equal_cost(self, of: Order) -> bool:
         """Whether it is a single link and both modes take equal FLOPs."""
         if isinstance(of, Product) or of.of is not None or of.first != of.last:
             return False

@@ -43,7 +43,7 @@ class Tpu(Device):
     Attributes:
       axes: dimensions of the interconnect, that is, of the topology of a slice.
       per_chip: number of devices on a chip.
-      chip_config: how the cores of a chip form one device, if libtpu needs to be told.
+      chip_config: how the cores of a chip form one device, if libtpu needs this option.
     """
 
     axes: int

@@ -53,9 +53,9 @@ def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] |
     `of` holds the primals, as variables or types. `kind` maps the type of a primal to the type of
     its zeros: `tangent_aval` or `cotangent_aval`.
     """
-    places = zip(values, of, itertools.repeat(True) if on is None else on, strict=on is not None)
+    triples = zip(values, of, itertools.repeat(True) if on is None else on, strict=on is not None)
     return [
-        zeros(kind(getattr(v, "aval", v))) if x is None else x for x, v, place in places if place
+        zeros(kind(getattr(v, "aval", v))) if x is None else x for x, v, keep in triples if keep
     ]
 
 
@@ -157,7 +157,7 @@ def like(dx: Value, y: Value) -> Value:
 
 
 def kept(x: Value, y: Value) -> tuple[int, ...]:
-    """The `broadcast_dimensions` from `x` to `y`: all axes of `y`, or none if `x` is a scalar."""
+    """The `broadcast_dimensions` from `x` to `y`: all axes of `y`; none if `x` is a scalar."""
     return tuple(range(y.ndim)) if x.ndim == y.ndim else ()
 
 

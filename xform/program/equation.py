@@ -67,7 +67,7 @@ def apply(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
 
 
 def scan_options(params: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments with which `lax.scan` makes a scan like the one with these parameters."""
+    """The keyword arguments of `lax.scan` for a scan with these parameters."""
     names = ("length", "reverse", "unroll", "_split_transpose")
     return {k: params[k] for k in names if k in params}
 

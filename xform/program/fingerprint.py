@@ -294,7 +294,7 @@ def _object(x: Any, outer: _Outer) -> str:
 
 
 def _reduced(x: Any, outer: _Outer) -> str:
-    """The text of an object by its `__reduce_ex__`, the data from which a copy would be made.
+    """The text of an object by its `__reduce_ex__`, the data for making a copy.
 
     This applies if its class defines equality, or is JAX's own: JAX's parameters are immutable. Any
     other object gets a number.

@@ -56,7 +56,7 @@ def makes_references(jaxpr: Any) -> bool:
 
 
 def pure(jaxpr: Any, consts: Sequence[Any]) -> Any:
-    """A jaxpr that computes the same without references, for one that creates references."""
+    """Convert a jaxpr that creates references to an equivalent jaxpr without references."""
     run = lambda *args: _run(jaxpr, consts, args)
     inputs = (*jaxpr.constvars, *jaxpr.invars)[len(consts) :]
     return jax.make_jaxpr(run)(*[v.aval for v in inputs])
@@ -75,7 +75,7 @@ def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
         return _OPERATIONS[primitive](params, *args)
     if primitive not in _PROGRAMS:
         raise NotDifferentiable(
-            f"derivative of a program in which {name} uses a mutable reference",
+            f"derivative of a program that passes a mutable reference to {name}",
             f"xform does not support references as arguments of {name}",
             where,
             f"read the reference first, pass the value to {name}, and write the result back",
@@ -201,19 +201,19 @@ def _scan(params: dict[str, Any], args: list[Any], cells: list[Cell]):
     a, b = n_consts, n_consts + n_carry
     consts, carry, seq = _without_cells(args[:a]), args[a:b], args[b:]
     sliced = [x for x in seq if isinstance(x, Cell)]
-    whole = [c for c in cells if c not in sliced]
-    run = _as_function(params["jaxpr"], args, [*whole, *sliced])
+    unsliced = [c for c in cells if c not in sliced]
+    run = _as_function(params["jaxpr"], args, [*unsliced, *sliced])
 
     def step(state: Any, x: Any) -> Any:
         carry, values = state
         seq, slices = x
         outs, after = run([*consts, *carry, *seq], [*values, *slices])
-        k = len(whole)
+        k = len(unsliced)
         return (outs[:n_carry], after[:k]), (outs[n_carry:], after[k:])
 
-    start, xs = (list(carry), _values(whole)), (_without_cells(seq), _values(sliced))
+    start, xs = (list(carry), _values(unsliced)), (_without_cells(seq), _values(sliced))
     (carry, values), (ys, slices) = lax.scan(step, start, xs, **scan_options(params))
-    after = dict(zip([*whole, *sliced], [*values, *slices], strict=True))
+    after = dict(zip([*unsliced, *sliced], [*values, *slices], strict=True))
     return [*carry, *ys], [after[c] for c in cells]
 
 

@@ -21,7 +21,7 @@ def source(eqn: JaxprEqn, outer: Any):
     """Context that sets the traceback and the name stack of `eqn`, to bind it in another trace.
 
     JAX cuts tracebacks at a jit, so an equation inside `jax.nn.silu` has no frame in the user's
-    code. For such an equation the current traceback, that of the call, is kept.
+    code. Such an equation gets the current traceback, which points to the call.
     """
     info = eqn.source_info
     traceback = info.traceback if _in_user_code(info.traceback) else None

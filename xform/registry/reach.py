@@ -52,8 +52,9 @@ class Along:
     cumulative: int = 0
 
 
-# One entry for each axis of the result. The result depends on all indices of an operand's axis that
-# has no entry. None: the dependence is the same for all indices of that axis of the result.
+# One entry for each axis of the result. None: the dependence is the same for all indices of that
+# axis of the result. If no entry names an axis of the operand, the result depends on all its
+# indices.
 Links = tuple[Along | None, ...]
 
 
@@ -95,7 +96,8 @@ class Moved:
     Attributes:
       move: `move(params, *operands)` does on NumPy arrays what the primitive does. It is applied to
         arrays of element numbers, with 0 for a constant. None: the primitive itself is applied.
-      reads: the operands that hold indices, and are not moved. All their values must be known.
+      reads: the operands that decide the movement, such as indices, and are not moved. All their
+        values must be known.
       otherwise: the reach if they are not known.
     """
 
@@ -121,8 +123,8 @@ def kept(ndim: int, axes: Sequence[int]) -> Links:
 
 def places(at: np.ndarray) -> Rows:
     """Convert an array of indices, `[n, k]`, to `Rows`; negative indices are left out."""
-    there = at >= 0
-    return np.concatenate([[0], np.cumsum(there.sum(1))]), at[there]
+    valid = at >= 0
+    return np.concatenate([[0], np.cumsum(valid.sum(1))]), at[valid]
 
 
 def nonzeros(matrix: np.ndarray) -> Rows:
@@ -139,5 +141,5 @@ def window(n: int, m: int, size: int, stride: int = 1, low: int = 0, base: int =
     of the axis, `spread` the dilation of the window.
     """
     at = np.arange(m)[:, None] * stride + np.arange(size) * spread - low
-    there = (at >= 0) & (at <= (n - 1) * base) & (at % base == 0)
-    return np.where(there, at // base, -1)
+    valid = (at >= 0) & (at <= (n - 1) * base) & (at % base == 0)
+    return np.where(valid, at // base, -1)

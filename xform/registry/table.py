@@ -80,7 +80,7 @@ class Rule:
              active: Mask) -> Sequence[Value]:  # fmt: skip
         """Cotangents of the inputs, given inputs `xs`, outputs `ys` and output cotangents `cts`.
 
-        A cotangent may be None, a symbolic zero; those of inputs that are not `active` are None.
+        A cotangent may be None, a symbolic zero. Inputs that are not `active` get None.
         """
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
     if isinstance(primitive, str):
         own, rule = named(primitive), dataclasses.replace(rule, own=True)
         if own is None:
-            if _elsewhere is not None:
+            if _fallback is not None:
                 raise WrongRule(
                     f"declaration of a rule for {primitive!r}",
                     "JAX has no primitive of that name, or has not loaded it yet",
@@ -167,7 +167,7 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
     return rule
 
 
-_elsewhere: Callable[[Primitive], Rule | None] | None = None
+_fallback: Callable[[Primitive], Rule | None] | None = None
 
 
 def loaded(elsewhere: Callable[[Primitive], Rule | None]) -> None:
@@ -176,8 +176,8 @@ def loaded(elsewhere: Callable[[Primitive], Rule | None]) -> None:
     From then on `add_rule` refuses names that JAX does not have. `elsewhere` returns rules for
     primitives that have none in the registry.
     """
-    global _elsewhere
-    _elsewhere = elsewhere
+    global _fallback
+    _fallback = elsewhere
 
 
 def rule_of(primitive: Primitive) -> Rule | None:
@@ -185,7 +185,7 @@ def rule_of(primitive: Primitive) -> Rule | None:
     rule = RULES.get(primitive)
     if rule is None and primitive.name in LATER and named(primitive.name) is primitive:
         rule = RULES[primitive] = LATER.pop(primitive.name)
-    return _elsewhere(primitive) if rule is None and _elsewhere is not None else rule
+    return _fallback(primitive) if rule is None and _fallback is not None else rule
 
 
 def every_rule() -> dict[str, Rule]:

@@ -49,8 +49,8 @@ class Traits:
         for a reduction; none for a movement).
       bytes: a function that counts the bytes of memory traffic of a recompute. None: the bytes of
         the results (of the operands, for a reduction).
-      lowered: a function that returns the `Program` to which it is lowered for CPUs and GPUs, or
-        None if unknown. None: it is an XLA operation, or opaque to XLA.
+      lowered: a function that returns the `Program` that replaces it on CPUs and GPUs, or None if
+        unknown. None: it is an XLA operation, or opaque to XLA.
       reach: on which elements of the operands an element of the result depends. None: on all
         elements of every operand that it has a derivative in.
     """

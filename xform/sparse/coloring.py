@@ -117,12 +117,12 @@ def color_hessian(pattern: Pattern, coloring: str, order: str) -> Coloring:
     )
     if kind == "acyclic":
         return _acyclic(pattern, colors)
-    twice = _twice(graph, colors)
+    twice = _repeated_neighbours(graph, colors)
     rows, cols = pattern.rows, pattern.cols
     own, other = ~twice(rows, colors[cols]), ~twice(cols, colors[rows]) & (rows != cols)
     by_own = _choose(colors[cols], own, colors[rows], other)
     read, at = np.where(by_own, colors[cols], colors[rows]), np.where(by_own, rows, cols)
-    used, number = _numbered(read, colors)
+    used, number = _renumber(read, colors)
     places = number[read] * len(colors) + at
     none = np.full(len(colors), -1)
     return Coloring("star", np.where(used[colors], number[colors], -1), none, int(used.sum()), 0,
@@ -157,24 +157,26 @@ def _bidirectional(pattern: Pattern, order: str) -> Coloring:
     """
     matrix = pattern.scipy()
     ways: list[tuple[int, bool, np.ndarray]] = []
-    for turned in (False, True):
-        lines = sparse.csr_array(matrix.T) if turned else matrix
+    for transposed in (False, True):
+        lines = sparse.csr_array(matrix.T) if transposed else matrix
         counts = np.diff(lines.indptr)
         bounds = np.unique(np.append(counts, 0))
         for bound in bounds[np.unique(np.linspace(0, len(bounds) - 1, _BOUNDS).astype(int))]:
             # Lower bound: all colours differ within one sparse line, and in one position across the
             # dense lines.
             most = np.bincount(lines[counts > bound].indices, minlength=1).max()
-            ways.append((int(bound + most), turned, counts > bound))
+            ways.append((int(bound + most), transposed, counts > bound))
     found: list[Coloring] = []
-    for least, turned, heavy in sorted(ways, key=lambda way: way[0]):
+    for least, transposed, heavy in sorted(ways, key=lambda way: way[0]):
         if not found or least < min(c.evaluations for c in found):
-            lines = sparse.csr_array(matrix.T) if turned else matrix
-            found.append(_covered(pattern, lines, heavy, turned, order))
+            lines = sparse.csr_array(matrix.T) if transposed else matrix
+            found.append(_dense_lines(pattern, lines, heavy, transposed, order))
     return min(found, key=lambda c: (c.evaluations, c.pulls))
 
 
-def _covered(pattern: Pattern, lines: Any, dense: np.ndarray, turned: bool, order: str) -> Coloring:
+def _dense_lines(
+    pattern: Pattern, lines: Any, dense: np.ndarray, transposed: bool, order: str
+) -> Coloring:
     """Colour the dense lines, and, across them, the rest of the matrix."""
     m, n = pattern.shape
     rest = sparse.csr_array(sparse.diags_array(~dense, dtype=np.int8) @ lines)
@@ -183,9 +185,9 @@ def _covered(pattern: Pattern, lines: Any, dense: np.ndarray, turned: bool, orde
     across[np.diff(sparse.csr_array(rest.T).indptr) == 0] = -1
     own = np.full(len(dense), -1)
     own[dense] = greedy.best_columns(sparse.csr_array(lines[dense].T), order)
-    columns, rows = (own, across) if turned else (across, own)
-    read_own = dense[pattern.cols if turned else pattern.rows]
-    pushed = read_own if turned else ~read_own
+    columns, rows = (own, across) if transposed else (across, own)
+    read_own = dense[pattern.cols if transposed else pattern.rows]
+    pushed = read_own if transposed else ~read_own
     pushes = _count(columns)
     places = np.where(pushed, columns[pattern.cols] * m + pattern.rows,
                       pushes * m + rows[pattern.rows] * n + pattern.cols)  # fmt: skip
@@ -193,7 +195,7 @@ def _covered(pattern: Pattern, lines: Any, dense: np.ndarray, turned: bool, orde
 
 
 def _acyclic(pattern: Pattern, colors: np.ndarray) -> Coloring:
-    used, number = _numbered(np.concatenate([colors[pattern.cols], colors[pattern.rows]]), colors)
+    used, number = _renumber(np.concatenate([colors[pattern.cols], colors[pattern.rows]]), colors)
     colors = np.where(used[colors], number[colors], -1)
     trees = forest(pattern, colors)
     places = colors[pattern.cols] * len(colors) + pattern.rows
@@ -209,7 +211,7 @@ def _count(colors: np.ndarray) -> int:
     return int(colors.max(initial=-1)) + 1
 
 
-def _twice(graph: Any, colors: np.ndarray):
+def _repeated_neighbours(graph: Any, colors: np.ndarray):
     """A function `(vertex, colour) -> whether the vertex has several neighbours of the colour`."""
     n, k = len(colors), max(_count(colors), 1)
     each = sparse.csr_array((np.ones(n, np.int32), colors, np.arange(n + 1)), shape=(n, k))
@@ -237,7 +239,7 @@ def _choose(a: np.ndarray, can_a: np.ndarray, b: np.ndarray, can_b: np.ndarray) 
     return can_a & (used[a] | ~can_b)
 
 
-def _numbered(read: np.ndarray, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _renumber(read: np.ndarray, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which colours are used, and new consecutive numbers for these."""
     used = np.zeros(int(max(read.max(initial=-1), colors.max(initial=-1))) + 1, bool)
     used[read] = True

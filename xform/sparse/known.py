@@ -52,16 +52,16 @@ class Known:
 
     def __init__(self, prog: Program, inputs: Values):
         self._prog = prog
-        self._given = {v: x for v, x in zip(prog.inputs, inputs, strict=True) if x is not None}
-        self._given |= {v: x for v, x in prog.consts if not isinstance(x, Tracer)}
-        self._variables: set[Any] = set(self._given)
+        self._inputs = {v: x for v, x in zip(prog.inputs, inputs, strict=True) if x is not None}
+        self._inputs |= {v: x for v, x in prog.consts if not isinstance(x, Tracer)}
+        self._known: set[Any] = set(self._inputs)
         for eqn in prog.equations:
-            if all(map(self.has, eqn.invars)) and _repeatable(eqn):
-                self._variables.update(eqn.outvars)
+            if all(map(self.has, eqn.invars)) and _can_run(eqn):
+                self._known.update(eqn.outvars)
 
     def has(self, v: Atom) -> bool:
         """Whether a variable or literal is known."""
-        return isinstance(v, Literal) or v in self._variables
+        return isinstance(v, Literal) or v in self._known
 
     def ask(self, active: Sequence[tuple[JaxprEqn, Mask]], outputs: bool
             ) -> tuple[dict[int, Facts], list[Any]]:  # fmt: skip
@@ -69,11 +69,11 @@ class Known:
 
         `active` pairs equations with masks of their active operands.
         """
-        read = {id(eqn): self._read(eqn) for eqn, _ in active}
+        read = {id(eqn): self._operands_needed(eqn) for eqn, _ in active}
         ends = [v for v in self._prog.outputs if outputs and self.has(v)]
         wanted = dict.fromkeys(v for vs in (*read.values(), ends) for v in vs if isinstance(v, Var))
-        sloped = [(eqn, i) for eqn, on in active for i in self._sloped(eqn, on)]
-        found, slopes = self._evaluated(list(wanted), sloped)
+        sloped = [(eqn, i) for eqn, on in active for i in self._with_slopes(eqn, on)]
+        found, slopes = self._compute(list(wanted), sloped)
         value = lambda v: v.val if isinstance(v, Literal) else found.get(v)
         facts: dict[int, Facts] = {}
         for eqn, _ in active:
@@ -83,7 +83,7 @@ class Known:
             facts[id(eqn)] = Facts(values, known)
         return facts, [value(v) if outputs and self.has(v) else None for v in self._prog.outputs]
 
-    def _read(self, eqn: JaxprEqn) -> list[Atom]:
+    def _operands_needed(self, eqn: JaxprEqn) -> list[Atom]:
         """The operands whose values the reach needs, and that are known."""
         rule = rule_of(eqn.primitive)
         reach = None if rule is None else reach_of(rule)
@@ -92,7 +92,7 @@ class Known:
         asked = eqn.invars if reach is None else eqn.invars[slice(*reach.reads)]
         return [v for v in asked if self.has(v)]
 
-    def _sloped(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
+    def _with_slopes(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
         """The active operands whose partial derivative has a known value."""
         rule = rule_of(eqn.primitive)
         if len(eqn.outvars) != 1 or rule is None or not isinstance(reach_of(rule), Each):
@@ -108,11 +108,11 @@ class Known:
             elif isinstance(rule, Pointwise) and all(known):
                 yield i
 
-    def _evaluated(self, wanted: Sequence[Var], sloped: Sequence[tuple[JaxprEqn, int]]
+    def _compute(self, wanted: Sequence[Var], sloped: Sequence[tuple[JaxprEqn, int]]
                    ) -> tuple[dict[Var, Any], dict[tuple[int, int], np.ndarray]]:  # fmt: skip
         if not wanted and not sloped:
             return {}, {}
-        given = {v: _to_numpy(self._given[v]) for v in wanted if v in self._given}
+        given = {v: _to_numpy(self._inputs[v]) for v in wanted if v in self._inputs}
         computed = [v for v in wanted if v not in given]
         needed: set[Any] = {*computed}
         for eqn, _ in sloped:
@@ -123,8 +123,8 @@ class Known:
             if any(v in needed for v in eqn.outvars):
                 kept.append(eqn)
                 needed |= {v for v in eqn.invars if isinstance(v, Var)}
-        inputs = [v for v in self._given if v in needed]
-        args = [self._given[v] for v in inputs]
+        inputs = [v for v in self._inputs if v in needed]
+        args = [self._inputs[v] for v in inputs]
         values, slopes = self._run(args, inputs, kept[::-1], computed, sloped)(args)
         found = zip(computed, map(_to_numpy, values), strict=True)
         pairs = zip(sloped, slopes, strict=True)
@@ -161,7 +161,7 @@ def _to_numpy(x: Any) -> Any:
     return np.asarray(x) if isinstance(getattr(x, "dtype", None), np.dtype) else x
 
 
-def _repeatable(eqn: JaxprEqn) -> bool:
+def _can_run(eqn: JaxprEqn) -> bool:
     return not has_effects(eqn) and not traits(eqn.primitive).foreign
 
 

@@ -20,7 +20,7 @@ from xform.program.ir import Program, evaluate, program, trace
 from xform.sparse import sets as S
 from xform.sparse.known import Facts
 from xform.sparse.sets import Sets
-from xform.sparse.steps import Some
+from xform.sparse.steps import MaybeSets
 from xform.sparse.walk import Walk, flat
 
 # Maximum number of equations, over all iterations, for following a loop iteration by iteration.
@@ -29,7 +29,7 @@ _STEPS = 20_000
 _GROWTH = 32
 
 
-def _cond(walk: Walk, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | None]:
+def _cond(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
     """A cond: the sets of the branch that is taken, if known; else the union over all branches."""
     branches = list(map(program, eqn.params["branches"]))
     which, *values = facts.values
@@ -44,19 +44,19 @@ def _either(alternatives: Sequence[Sets | None]) -> Sets | None:
     return S.either(some) if some else None
 
 
-def _scan(walk: Walk, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | None]:
+def _scan(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
     body, length = program(eqn.params["jaxpr"]), eqn.params["length"]
     a, n = scan_counts(eqn.params)
     b = a + n
     if not length:
         return [*sets[a:b], *[None] * (len(eqn.outvars) - n)]
     if not _carries(walk, body, sets, a, b):
-        return _mapped(walk, eqn, body, sets, facts, a, b)
+        return _as_vmap(walk, eqn, body, sets, facts, a, b)
     if length * len(flat(body).equations) > _STEPS:
-        return _grown(walk, eqn, body, sets, facts, a, b)
+        return _by_fixed_point(walk, eqn, body, sets, facts, a, b)
     carry, known = list(sets[a:b]), list(facts.values[a:b])
     steps = range(length)[:: -1 if eqn.params["reverse"] else 1]
-    stacked: list[Some] = [()] * length
+    stacked: list[MaybeSets] = [()] * length
     for t in steps:
         seq = [None if x is None else x.at(x.ids[t]) for x in sets[b:]]
         values = [*facts.values[:a], *known, *(None if v is None else v[t]
@@ -66,7 +66,7 @@ def _scan(walk: Walk, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | No
     return [*carry, *(_stack(column) for column in zip(*stacked, strict=True))]
 
 
-def _stack(column: Some) -> Sets | None:
+def _stack(column: MaybeSets) -> Sets | None:
     some = [x for x in column if x is not None]
     if not some:
         return None
@@ -76,7 +76,7 @@ def _stack(column: Some) -> Sets | None:
     return Sets(np.stack([none if x is None else next(rows) for x in column]), table)
 
 
-def _carries(walk: Walk, body: Program, sets: Some, a: int, b: int) -> bool:
+def _carries(walk: Walk, body: Program, sets: MaybeSets, a: int, b: int) -> bool:
     """Whether the carry of a scan depends on an input element, at the start or later."""
     if any(x is not None for x in sets[a:b]):
         return True
@@ -85,8 +85,8 @@ def _carries(walk: Walk, body: Program, sets: Some, a: int, b: int) -> bool:
     return any(x is not None for x in outs[: b - a])
 
 
-def _mapped(walk: Walk, eqn: JaxprEqn, body: Program, sets: Some, facts: Facts, a: int, b: int
-            ) -> list[Sets | None]:  # fmt: skip
+def _as_vmap(walk: Walk, eqn: JaxprEqn, body: Program, sets: MaybeSets, facts: Facts,
+             a: int, b: int) -> list[Sets | None]:  # fmt: skip
     """A scan whose carry depends on no input element: all iterations at once, as a vmap."""
     length = eqn.params["length"]
     axes = [None] * a + [0] * (len(sets) - a)
@@ -99,16 +99,16 @@ def _mapped(walk: Walk, eqn: JaxprEqn, body: Program, sets: Some, facts: Facts, 
     return [*[None] * (b - a), *ys]
 
 
-def _grown(walk: Walk, eqn: JaxprEqn, body: Program, sets: Some, facts: Facts, a: int, b: int
-           ) -> list[Sets | None]:  # fmt: skip
+def _by_fixed_point(walk: Walk, eqn: JaxprEqn, body: Program, sets: MaybeSets, facts: Facts,
+                    a: int, b: int) -> list[Sets | None]:  # fmt: skip
     """A scan by a fixed point. Each iteration counts as reading the scanned inputs of all."""
     seq = [None if x is None else S.over(x, (0,)) for x in sets[b:]]
     values = [*facts.values[:a], *[None] * (len(sets) - a)]
 
-    def step(carry: Some) -> list[Sets | None]:
+    def step(carry: MaybeSets) -> list[Sets | None]:
         return walk.follow(body, [*sets[:a], *carry, *seq], values)
 
-    carry = _fixed(lambda carry: step(carry)[: b - a], list(sets[a:b]))
+    carry = _fixed_point(lambda carry: step(carry)[: b - a], list(sets[a:b]))
     outs = step(carry)[b - a :]
     shapes = map(shape, eqn.outvars[b - a :])
     wide = [None if y is None else y.at(np.broadcast_to(y.ids, s))
@@ -116,7 +116,7 @@ def _grown(walk: Walk, eqn: JaxprEqn, body: Program, sets: Some, facts: Facts, a
     return [*carry, *wide]
 
 
-def _fixed(step: Any, carry: list[Sets | None]) -> list[Sets | None]:
+def _fixed_point(step: Any, carry: list[Sets | None]) -> list[Sets | None]:
     """The fixed point of the carry's sets.
 
     These are the smallest sets that contain the initial ones and that an iteration of the loop does
@@ -126,7 +126,7 @@ def _fixed(step: Any, carry: list[Sets | None]) -> list[Sets | None]:
         new = [_either(pair) for pair in zip(carry, step(carry), strict=True)]
         if all(map(_same, carry, new)):
             return carry
-        carry = new if i < _GROWTH else list(map(_blurred, new))
+        carry = new if i < _GROWTH else list(map(_all_shared, new))
     return list(map(_all, carry))
 
 
@@ -137,7 +137,7 @@ def _same(old: Sets | None, new: Sets | None) -> bool:
     return np.array_equal(old.sizes[old.ids], new.sizes[new.ids])
 
 
-def _blurred(x: Sets | None) -> Sets | None:
+def _all_shared(x: Sets | None) -> Sets | None:
     """Give each element the union of all elements' sets."""
     if x is None:
         return None
@@ -149,13 +149,13 @@ def _all(x: Sets | None) -> Sets | None:
     return None if x is None else x.at(np.full_like(x.ids, S.ALL))
 
 
-def _while(walk: Walk, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | None]:
+def _while(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
     """A while loop: iteration by iteration while the condition is known, then by a fixed point."""
     until, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
     a = eqn.params["cond_nconsts"]
     b = a + eqn.params["body_nconsts"]
     consts, carry, known = sets[a:b], list(sets[b:]), list(facts.values[b:])
-    held = facts.values[a:b]
+    constants = facts.values[a:b]
     for _ in range(_STEPS // max(len(flat(body).equations), 1)):
         none = [None] * len(until.inputs)
         ((more,),) = [walk.run(until, none, [*facts.values[:a], *known])[1]]
@@ -163,9 +163,11 @@ def _while(walk: Walk, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | N
             break
         if not more:
             return carry
-        carry, known = walk.run(body, [*consts, *carry], [*held, *known])
+        carry, known = walk.run(body, [*consts, *carry], [*constants, *known])
     unknown = [None] * len(known)
-    return _fixed(lambda now: walk.follow(body, [*consts, *now], [*held, *unknown]), carry)
+    return _fixed_point(
+        lambda now: walk.follow(body, [*consts, *now], [*constants, *unknown]), carry
+    )
 
 
 def walk() -> Walk:

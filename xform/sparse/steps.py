@@ -16,10 +16,10 @@ from xform.sparse import sets as S
 from xform.sparse.known import Facts
 from xform.sparse.sets import Sets
 
-Some = Sequence[Sets | None]
+MaybeSets = Sequence[Sets | None]
 
 
-def step(eqn: JaxprEqn, reach: Each | Moved | Linked | Paired, sets: Some, facts: Facts
+def step(eqn: JaxprEqn, reach: Each | Moved | Linked | Paired, sets: MaybeSets, facts: Facts
          ) -> list[Sets | None]:  # fmt: skip
     """The sets of the results, given those of the operands; None: depends on no input element."""
     if isinstance(reach, Each):
@@ -38,7 +38,7 @@ def step(eqn: JaxprEqn, reach: Each | Moved | Linked | Paired, sets: Some, facts
     return _moved(eqn, reach, sets, facts.values)
 
 
-def dense(eqn: JaxprEqn, sets: Some) -> list[Sets | None]:
+def dense(eqn: JaxprEqn, sets: MaybeSets) -> list[Sets | None]:
     """The sets if nothing is known of the equation: each result depends on all operands."""
     parts = [S.over(x, range(x.ids.ndim)) for x in sets if x is not None]
     whole = S.either(parts)
@@ -46,7 +46,7 @@ def dense(eqn: JaxprEqn, sets: Some) -> list[Sets | None]:
             for v in eqn.outvars]  # fmt: skip
 
 
-def _each(eqn: JaxprEqn, sets: Some, slopes: Sequence[np.ndarray | None]) -> list[Sets | None]:
+def _each(eqn: JaxprEqn, sets: MaybeSets, slopes: Sequence[np.ndarray | None]) -> list[Sets | None]:
     if len(eqn.outvars) > 1:
         return list(sets[: len(eqn.outvars)])
     out = shape(eqn.outvars[0])
@@ -58,7 +58,9 @@ def _each(eqn: JaxprEqn, sets: Some, slopes: Sequence[np.ndarray | None]) -> lis
     return [S.either(parts)]
 
 
-def _moved(eqn: JaxprEqn, reach: Moved, sets: Some, values: Sequence[Any]) -> list[Sets | None]:
+def _moved(
+    eqn: JaxprEqn, reach: Moved, sets: MaybeSets, values: Sequence[Any]
+) -> list[Sets | None]:
     """Apply the movement to the numbers of the sets; 0, the empty set, for other operands."""
     ids, table = S.together([x for x in sets if x is not None])
     numbers = iter(ids)
@@ -80,7 +82,9 @@ def _moved(eqn: JaxprEqn, reach: Moved, sets: Some, values: Sequence[Any]) -> li
     return [Sets(y.astype(int), table) for y in results]
 
 
-def _linked(eqn: JaxprEqn, reach: Linked, sets: Some, values: Sequence[Any]) -> list[Sets | None]:
+def _linked(
+    eqn: JaxprEqn, reach: Linked, sets: MaybeSets, values: Sequence[Any]
+) -> list[Sets | None]:
     seen: list[list[Sets]] = [[] for _ in eqn.outvars]
     for x, ways in zip(sets, reach.links(eqn, values), strict=True):
         for links in ways if x is not None else ():

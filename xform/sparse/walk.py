@@ -29,12 +29,12 @@ from xform.registry.words import Composite
 from xform.sparse import sets as S
 from xform.sparse.known import Facts, Known, active_equations, reach_of
 from xform.sparse.sets import Sets
-from xform.sparse.steps import Some, dense, step
+from xform.sparse.steps import MaybeSets, dense, step
 from xform.transforms.reverse import vjp
 
 # How deeply the derivative of a primitive is followed if it contains the same primitive.
 _LEVELS = 2
-Nested = Callable[["Walk", JaxprEqn, Some, Facts], list[Sets | None]]
+Nested = Callable[["Walk", JaxprEqn, MaybeSets, Facts], list[Sets | None]]
 
 
 class Walk:
@@ -48,7 +48,7 @@ class Walk:
         self._nested = nested
         self._within: collections.Counter[Primitive] = collections.Counter()
 
-    def follow(self, prog: Program, sets: Some, values: Sequence[Any]) -> list[Sets | None]:
+    def follow(self, prog: Program, sets: MaybeSets, values: Sequence[Any]) -> list[Sets | None]:
         """The sets of the outputs; None for an output that depends on no input element.
 
         Args:
@@ -58,7 +58,7 @@ class Walk:
         """
         return self.run(prog, sets, values, False)[0]
 
-    def run(self, prog: Program, sets: Some, values: Sequence[Any], outputs: bool = True
+    def run(self, prog: Program, sets: MaybeSets, values: Sequence[Any], outputs: bool = True
             ) -> tuple[list[Sets | None], list[Any]]:  # fmt: skip
         """Like `follow`; also returns the known values of the outputs, if `outputs`."""
         prog = flat(prog)
@@ -75,7 +75,7 @@ class Walk:
         ends = [env.get(v) if isinstance(v, Var) else None for v in prog.outputs]
         return ends, known
 
-    def _equation(self, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | None]:
+    def _equation(self, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
         if eqn.primitive in self._nested:
             return self._nested[eqn.primitive](self, eqn, sets, facts)
         rule = rule_of(eqn.primitive)
@@ -92,7 +92,9 @@ class Walk:
         finally:
             self._within[eqn.primitive] -= 1
 
-    def _derived(self, rule: Rule, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | None]:
+    def _derived(
+        self, rule: Rule, eqn: JaxprEqn, sets: MaybeSets, facts: Facts
+    ) -> list[Sets | None]:
         on = tuple(x is not None for x in sets)
         try:
             prog, moving = _pushed(rule, eqn, on)
@@ -104,7 +106,7 @@ class Walk:
         values = [*facts.values, *[None] * sum(on)]
         return spread(self.follow(*_lifted(prog, inputs, values)), moving)
 
-    def _pulled(self, eqn: JaxprEqn, sets: Some, facts: Facts, on: Mask) -> list[Sets | None]:
+    def _pulled(self, eqn: JaxprEqn, sets: MaybeSets, facts: Facts, on: Mask) -> list[Sets | None]:
         """The sets by the pullback: its inputs are the outputs, so its pattern is transposed."""
         try:
             prog, has_cotangent, wanted = _pullback(eqn, on)
@@ -146,7 +148,7 @@ def opens(eqn: JaxprEqn) -> Program | None:
     return body(eqn) if known.call and known.calls != "custom" else None
 
 
-def _lifted(prog: Program, sets: Some, values: Sequence[Any]):
+def _lifted(prog: Program, sets: MaybeSets, values: Sequence[Any]):
     """The arguments of `follow` for a program with its constants as leading inputs."""
     prog, consts = lifted(prog)
     return prog, [*[None] * len(consts), *sets], [*consts, *values]

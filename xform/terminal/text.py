@@ -91,7 +91,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
-    """The unit in which to write `n`, and its size in the first unit.
+    """The unit for writing `n`, and its size in the first unit.
 
     >>> from xform.terminal.text import BYTES, unit_of
     >>> unit_of(3 * 2**20, 1024, BYTES)
