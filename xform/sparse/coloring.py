@@ -177,7 +177,7 @@ def _bidirectional(pattern: Pattern, order: str) -> Coloring:
 def _dense_lines(
     pattern: Pattern, lines: Any, dense: np.ndarray, transposed: bool, order: str
 ) -> Coloring:
-    """Colour the dense lines, and, across them, the rest of the matrix."""
+    """Colour the dense lines (rows or columns), and the rest of the matrix across the lines."""
     m, n = pattern.shape
     rest = sparse.csr_array(sparse.diags_array(~dense, dtype=np.int8) @ lines)
     rest.eliminate_zeros()

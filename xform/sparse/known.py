@@ -109,7 +109,11 @@ class Known:
                 yield i
 
     def _compute(self, wanted: Sequence[Var], sloped: Sequence[tuple[JaxprEqn, int]]
-                   ) -> tuple[dict[Var, Any], dict[tuple[int, int], np.ndarray]]:  # fmt: skip
+                 ) -> tuple[dict[Var, Any], dict[tuple[int, int], np.ndarray]]:  # fmt: skip
+        """The values of the `wanted` variables, and the slopes of the `sloped` operands.
+
+        `sloped` holds pairs of an equation and the position of an operand.
+        """
         if not wanted and not sloped:
             return {}, {}
         given = {v: _to_numpy(self._inputs[v]) for v in wanted if v in self._inputs}
@@ -117,15 +121,15 @@ class Known:
         needed: set[Any] = {*computed}
         for eqn, _ in sloped:
             needed |= {v for v in (*eqn.invars, *eqn.outvars) if isinstance(v, Var) and self.has(v)}
-        slice_ = [e for e in self._prog.equations if all(map(self.has, e.outvars)) and e.outvars]
-        kept: list[JaxprEqn] = []
-        for eqn in reversed(slice_):
+        known = [e for e in self._prog.equations if all(map(self.has, e.outvars)) and e.outvars]
+        equations: list[JaxprEqn] = []
+        for eqn in reversed(known):
             if any(v in needed for v in eqn.outvars):
-                kept.append(eqn)
+                equations.append(eqn)
                 needed |= {v for v in eqn.invars if isinstance(v, Var)}
         inputs = [v for v in self._inputs if v in needed]
         args = [self._inputs[v] for v in inputs]
-        values, slopes = self._run(args, inputs, kept[::-1], computed, sloped)(args)
+        values, slopes = self._run(args, inputs, equations[::-1], computed, sloped)(args)
         found = zip(computed, map(_to_numpy, values), strict=True)
         pairs = zip(sloped, slopes, strict=True)
         return {**given, **dict(found)}, {

@@ -45,6 +45,7 @@ def _either(alternatives: Sequence[Sets | None]) -> Sets | None:
 
 
 def _scan(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
+    """A scan: in one of three ways, see the docstring of the module."""
     body, length = program(eqn.params["jaxpr"]), eqn.params["length"]
     a, n = scan_counts(eqn.params)
     b = a + n

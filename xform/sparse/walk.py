@@ -71,7 +71,7 @@ class Walk:
             if any(x is not None for x in here):
                 found = self._equation(eqn, here, facts[id(eqn)])
                 ys = zip(eqn.outvars, found, strict=True)
-                env.update((v, y) for v, y in ys if y is not None and _some(v, y))
+                env.update((v, y) for v, y in ys if y is not None and _depends(v, y))
         ends = [env.get(v) if isinstance(v, Var) else None for v in prog.outputs]
         return ends, known
 
@@ -95,6 +95,7 @@ class Walk:
     def _derived(
         self, rule: Rule, eqn: JaxprEqn, sets: MaybeSets, facts: Facts
     ) -> list[Sets | None]:
+        """The sets by the program of the push, or else by the pullback; see the module."""
         on = tuple(x is not None for x in sets)
         try:
             prog, moving = _pushed(rule, eqn, on)
@@ -130,7 +131,7 @@ class Walk:
         return spread([S.either(found) if found else None for found in seen], wanted)
 
 
-def _some(v: Var, y: Sets) -> bool:
+def _depends(v: Var, y: Sets) -> bool:
     """Whether any element depends on an input element. Integers do not."""
     return differentiable(v.aval) and bool(y.ids.any())
 
