@@ -1,8 +1,9 @@
 """The values that a Schedule keeps in memory for the backward part, as a list.
 
-A token among the kept values stands for the residuals of a loop, call or branch. It is expanded
-into those residuals, with one copy per iteration of a loop. A value that is kept inside a call or
-loop and is also an output of it is one buffer. It is listed once, at the place that made it.
+A Schedule is a plan for one program: which values are saved, offloaded or recomputed. A token among
+the kept values stands for the residuals of a loop, call or branch. It is expanded into those
+residuals, with one copy per iteration of a loop. A value that is kept inside a call or loop and is
+also an output of it is one buffer. It is listed once, at the place that made it.
 """
 
 from __future__ import annotations

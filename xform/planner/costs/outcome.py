@@ -1,4 +1,4 @@
-"""The bytes that a Schedule keeps, and the work that it recomputes."""
+"""The costs of a Schedule, a plan for one program: the bytes it keeps, the work it recomputes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The narrow places of a forward pass: where few bytes cross, as between two layers.
 
 If the values that cross a narrow place are saved, the backward pass recomputes each part between
-two such places separately, when the cotangents of that part are available. Otherwise a chain of
+two such places on its own, when the cotangents of that part are available. Otherwise a chain of
 cheap recomputes may reach back over many layers. All its values are then live at once, until the
 backward pass of each layer has used them.
 """

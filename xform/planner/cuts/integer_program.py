@@ -10,7 +10,7 @@ A needed value is saved, offloaded or recomputed, and a recomputed equation need
 row limits the saved bytes. Another limits the time of transfers to the host to the time of the
 forward part. The values of a loop's body count once per iteration. A Joint that several calls share
 is decided once. Without the two limits this is a minimum cut, whose relaxation has integer
-solutions. So HiGHS needs few branches.
+solutions. So HiGHS needs few branch-and-bound nodes.
 
 Source: Jain et al., "Checkmate", MLSys 2020, first gave a mixed-integer program for
 rematerialization. Theirs also chooses the order of execution. Here the order is fixed, and only the

@@ -107,23 +107,23 @@ def liveness(schedule: Schedule, backend: str) -> Liveness:
 
 def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: Profile,
                n_seeds: int, over: Mask = ()) -> Liveness:  # fmt: skip
-    line = _Line(flat, by, frozenset(flat.outputs), {})
+    timeline = _Timeline(flat, by, frozenset(flat.outputs), {})
     over = over or (False,) * len(outputs)
-    line.lend_outputs(frozenset(gather(flat.outputs, over)))
+    timeline.lend_outputs(frozenset(gather(flat.outputs, over)))
     seeds = flat.inputs[len(flat.inputs) - n_seeds :]
-    line.run()
+    timeline.run()
     size = lambda atoms: sum(by.bytes(v.aval) for v in atoms)
     return Liveness(
         size(inputs),
         size(v for v, donated in zip(outputs, over, strict=True) if not donated)
         + by.table_bytes(len(outputs)),
-        tuple(line.live()),
-        tuple(line.waiting(line.backward_from(seeds))),
-        line.heap(),
+        tuple(timeline.live()),
+        tuple(timeline.waiting(timeline.backward_from(seeds))),
+        timeline.heap(),
     )
 
 
-class _Line:
+class _Timeline:
     """The steps whose results are written to memory, in execution order, and where values lie.
 
     Args:
@@ -154,15 +154,15 @@ class _Line:
         self.bytes = {c: c.bytes for c in self.born if c not in self.outside}
         # When XLA visits each step. This makes no difference in the body of a loop.
         self.place = {s: i for i, s in enumerate(self.steps)}
-        self.rooms = self._rooms()
+        self.output_uses = self._find_output_uses()
         for new, old in carried.items():
             cell, first = base.get(new, new), base.get(old, old)
             if cell in self.bytes and self._follows(cell, first):
                 self.bytes[cell] = 0
 
-    def _rooms(self) -> dict[Cell, int]:
+    def _find_output_uses(self) -> dict[Cell, int]:
         """For each value that is counted elsewhere, the first step that uses its buffer."""
-        rooms: dict[Cell, int] = {}
+        uses: dict[Cell, int] = {}
         for i, step in enumerate(self.steps):
             free = self._replaceable(i) if step.starts else set[Cell]()
             for j, c in enumerate(step.makes):
@@ -171,11 +171,11 @@ class _Line:
                 start = self._start(step, j) if step.starts else None
                 if start in free and self.bytes.get(start) == c.bytes:
                     free.remove(start)
-                    rooms[c] = self.born[start]
+                    uses[c] = self.born[start]
                     self.bytes[start] = 0
                 else:
-                    rooms[c] = i
-        return rooms
+                    uses[c] = i
+        return uses
 
     def _follows(self, new: Cell, old: Cell) -> bool:
         """Whether `new` can take the buffer of `old`.
@@ -204,10 +204,11 @@ class _Line:
         arguments = {self.base.get(c, c) for c in over}
         self.place = self.fusion.fused_place()
         place = {c: self.place[s] for s in self.steps for c in s.makes}
-        rooms = sorted(self.rooms.keys() - arguments, key=lambda c: (-c.bytes, place[c]))
-        sizes, written = [-c.bytes for c in rooms], np.array([self.rooms[c] for c in rooms])
-        occupied = {c: [(self.rooms[c], len(self.steps), c)] for c in rooms}
-        buffer_of = {c: c for c in rooms}
+        buffers = sorted(self.output_uses.keys() - arguments, key=lambda c: (-c.bytes, place[c]))
+        sizes = [-c.bytes for c in buffers]
+        written = np.array([self.output_uses[c] for c in buffers])
+        occupied = {c: [(self.output_uses[c], len(self.steps), c)] for c in buffers}
+        buffer_of = {c: c for c in buffers}
         families = self._families()
         for cell in sorted(families, key=lambda c: (-c.bytes, place[c])):
             family, start = families[cell], self.born[cell]
@@ -217,11 +218,11 @@ class _Line:
             if len(near) > 1:
                 near = [buffer_of[c] for c in self._operands(start) if c in buffer_of]
             free = np.flatnonzero(written[: bisect.bisect_right(sizes, -cell.bytes)] >= end)
-            for room in (*near, *(rooms[i] for i in free[::-1].tolist())):
-                if cell.bytes <= room.bytes and self._admits(occupied[room], start, end, last):
-                    occupied[room].append((start, end, last))
+            for buffer in (*near, *(buffers[i] for i in free[::-1].tolist())):
+                if cell.bytes <= buffer.bytes and self._admits(occupied[buffer], start, end, last):
+                    occupied[buffer].append((start, end, last))
                     self.bytes.update(dict.fromkeys(family, 0))
-                    buffer_of.update(dict.fromkeys(family, room))
+                    buffer_of.update(dict.fromkeys(family, buffer))
                     break
 
     def _admits(self, others: Sequence[tuple[int, int, Cell]], start: int, end: int, last: Cell
@@ -263,30 +264,31 @@ class _Line:
         A value gets a storage of its own, or takes the storage of an operand that ends there.
         """
         ends = len(self.steps) - 1
-        home: dict[Cell, int] = {}
+        storage_of: dict[Cell, int] = {}
         self.starts, self.ends, self.sizes = list[int](), list[int](), list[int]()
         self.values = list[Value]()
         for i, step in enumerate(self.steps):
-            free = self._replaceable(i).intersection(home)
+            free = self._replaceable(i).intersection(storage_of)
             for j, c in enumerate(step.makes):
                 if not self.bytes.get(c):
                     continue
                 end = ends if c in self.outputs else self.last.get(c, i)
                 others = [self._start(step, j)] if step.starts else free and self._operands(i)
-                taken = next((x for x in others if x in free and x.bytes == c.bytes), None)
-                if taken is not None:
-                    free.remove(taken)
-                    home[c] = home[taken]
-                    self.ends[home[c]] = end
+                donor = next((x for x in others if x in free and x.bytes == c.bytes), None)
+                if donor is not None:
+                    free.remove(donor)
+                    storage_of[c] = storage_of[donor]
+                    self.ends[storage_of[c]] = end
                 else:
-                    home[c] = self._storage(i, end, self.bytes[c])
-                self.values.append(Value(home[c], i, end, self.place[step]))
+                    storage_of[c] = self._storage(i, end, self.bytes[c])
+                self.values.append(Value(storage_of[c], i, end, self.place[step]))
             if n := self._inside(step):
                 self.values.append(Value(self._storage(i, i, n), i, i, self.place[step]))
         if self.by.on_chip:
             self._keep_on_chip()
 
     def _storage(self, start: int, end: int, size: int) -> int:
+        """Add a storage that is in use from step `start` to step `end`. Return its number."""
         self.starts.append(start)
         self.ends.append(end)
         self.sizes.append(size)
@@ -368,9 +370,9 @@ def _trip(eqn: JaxprEqn, by: Profile) -> int:
         n = consts + carried
         flat = flatten_trip(prog, by, eqn, len(prog.inputs) - n, len(prog.outputs) - carried)
         pairs = zip(flat.outputs, flat.inputs[consts:n], strict=False)
-        line = _Line(flat, by, frozenset(), dict(pairs))
-        line.run()
-        _BODY_PEAKS[key] = max(line.live(), default=0)
+        timeline = _Timeline(flat, by, frozenset(), dict(pairs))
+        timeline.run()
+        _BODY_PEAKS[key] = max(timeline.live(), default=0)
     return _BODY_PEAKS[key]
 
 
@@ -378,8 +380,8 @@ def _body(prog: Program, by: Profile) -> int:
     """The peak of a called program, without its results."""
     key = "body", by.name
     if key not in prog.cache:
-        line = _Line(flatten(prog, by), by, frozenset(), {})
-        line.run()
-        results = sum(line.bytes.get(c, 0) for c in line.outputs)
-        prog.cache[key] = max(0, max(line.live(), default=0) - results)
+        timeline = _Timeline(flatten(prog, by), by, frozenset(), {})
+        timeline.run()
+        results = sum(timeline.bytes.get(c, 0) for c in timeline.outputs)
+        prog.cache[key] = max(0, max(timeline.live(), default=0) - results)
     return prog.cache[key]

@@ -98,13 +98,13 @@ def reading(eqn: JaxprEqn, i: int, axes: tuple[int, ...] | None) -> Reading:
     """
     size = shape(eqn.invars[i].aval)
     straight = tuple(range(len(size)))
-    lies = axes or straight
-    sizes = tuple(size[lies.index(a)] for a in straight)
-    for way, as_given, now in ((lies, not axes, sizes), (straight, True, size)):
+    in_memory = axes or straight
+    sizes = tuple(size[in_memory.index(a)] for a in straight)
+    for way, as_given, now in ((in_memory, not axes, sizes), (straight, True, size)):
         real = [tuple(a for a in order if now[a] != 1) for order in orders(eqn, i, way)]
         if (ordered := tuple(sorted(real[0]))) in real:
             return Reading(as_given, ordered == real[0])
-    order = orders(eqn, i, lies)[0]
+    order = orders(eqn, i, in_memory)[0]
     return Reading(False, True, order, tuple(sizes[a] for a in order))
 
 
