@@ -8,7 +8,7 @@ from xform._jax import Offloadable
 from xform.planner.device import Device
 from xform.planner.hardware import known
 
-# The offload that a budget uses, in the form in which policies by name state it.
+# The offload that a budget uses, in the same form as in JAX's policies.
 HOST = Offloadable(src="device", dst="pinned_host")
 
 

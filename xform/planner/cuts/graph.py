@@ -1,7 +1,8 @@
 """A Joint as a graph. The cheapest cut of the graph gives the values to save.
 
 Each value that the backward part reads is either saved, at the price of its bytes, or recomputed,
-at the price of its work, from values for which the same holds. Values and equations are vertices:
+at the price of its work. The operands of a recompute are saved or recomputed in turn. Values and
+equations are vertices:
 
 - an edge from an equation to each of its results has the bytes of the result as its capacity;
 - an edge from the source to an equation has the price of recomputing it;

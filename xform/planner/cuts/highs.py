@@ -17,8 +17,8 @@ import scipy  # its parts are imported when they are first used
 
 from xform.errors import NotSolved
 
-# The relative gap to the bound at which a solution is accepted. It is practically 0 for programs
-# of fewer than `_SMALL` columns, which are solved fast anyway.
+# A solution is accepted if its relative gap to the bound is at most this. The gap is practically 0
+# for programs of fewer than `_SMALL` columns, which are solved fast anyway.
 _GAP, _SMALL, _LARGE_GAP = 1e-6, 1_000, 1e-2
 # The most branch-and-bound nodes.
 BRANCHES = 2_000
@@ -94,7 +94,7 @@ class Model:
     def bound(self, budget: float, seconds: float) -> float | None:
         """Return a lower bound on the FLOPs of any solution; None if there is no solution.
 
-        It is the optimum of the relaxed program, in which columns need not be integers.
+        It is the optimum of the relaxed program, whose columns need not be integers.
         """
         if not self.flops:
             return 0.0

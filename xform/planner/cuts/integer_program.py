@@ -131,8 +131,8 @@ class IntegerProgram:
     def bound(self, budget: float) -> float | None:
         """Return a lower bound on the recomputed FLOPs within a budget; None if nothing fits.
 
-        It is the optimum of the relaxed program, in which a value may be saved in part, for example
-        in some iterations of a loop. Work that XLA fuses has no FLOPs here.
+        It is the optimum of the relaxed program, which may save a value in part, for example in
+        some iterations of a loop. Work that XLA fuses has no FLOPs here.
         """
         return self.model.bound(budget - self.fixed, self.seconds)
 
