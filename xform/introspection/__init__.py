@@ -1,1 +1,1 @@
-"""What Python says of functions, modules and installed packages."""
+"""Facts about functions, loaded modules and installed packages."""

@@ -1,1 +1,1 @@
-"""Files that appear whole, and caches that cannot grow."""
+"""Atomic writing of files, and caches of bounded size."""

@@ -1,1 +1,1 @@
-"""What people see in a terminal: text, units, a sign of life, no noise at the start."""
+"""Terminal output: text tables, units, a progress line, suppressed startup messages of JAX."""
