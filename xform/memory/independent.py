@@ -192,13 +192,13 @@ class _Walk:
     def _looped(self, prog: Program, consts: Sequence[int], carry: Sequence[int],
                 slices: Sequence[int], of: bool) -> tuple[list[int], list[int]]:  # fmt: skip
         """A loop's carry, which stands for all iterations, and the other outputs of its body."""
-        held = [self.value(v) for v in prog.inputs[len(consts) :][: len(carry)]]
-        for x, h in zip(carry, held, strict=True):
+        states = [self.value(v) for v in prog.inputs[len(consts) :][: len(carry)]]
+        for x, h in zip(carry, states, strict=True):
             self._alike(x, h, of)
-        outs = self.run(prog, [*consts, *held, *slices], of)
-        for y, h in zip(outs, held, strict=False):
+        outs = self.run(prog, [*consts, *states, *slices], of)
+        for y, h in zip(outs, states, strict=False):
             self._alike(y, h, of)
-        return held, outs[len(held) :]
+        return states, outs[len(states) :]
 
     def _scan(self, eqn: JaxprEqn, xs: list[int], of: bool) -> list[int]:
         consts, carried = scan_counts(eqn.params)
@@ -208,23 +208,23 @@ class _Walk:
                   for v, x in zip(prog.inputs[first:], xs[first:], strict=True)]  # fmt: skip
         self.steps += [_Step([x], [s], derivative=of)
                        for x, s in zip(xs[first:], slices, strict=True)]  # fmt: skip
-        held, made = self._looped(prog, xs[:consts], xs[consts:first], slices, of)
+        states, made = self._looped(prog, xs[:consts], xs[consts:first], slices, of)
         stacked: list[int] = []
         for v, y in zip(eqn.outvars[carried:], made, strict=True):
             stacked.append(self.value(v, (self.axes.new(shape(v)[0]), *self.values[y])))
             self.steps.append(_Step([y], stacked[-1:], derivative=of))
         for x in (*xs[first:], *stacked):
             self.axes.mix(self.values[x][0])
-        return [*held, *stacked]
+        return [*states, *stacked]
 
     def _while(self, eqn: JaxprEqn, xs: list[int], of: bool) -> list[int]:
         n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        held, _ = self._looped(
+        states, _ = self._looped(
             program(eqn.params["body_jaxpr"]), xs[n : n + m], xs[n + m :], (), of
         )
-        goes_on = self.run(program(eqn.params["cond_jaxpr"]), [*xs[:n], *held], of)
-        self.steps.append(_Step(goes_on, held, "other", (), of))
-        return held
+        condition = self.run(program(eqn.params["cond_jaxpr"]), [*xs[:n], *states], of)
+        self.steps.append(_Step(condition, states, "other", (), of))
+        return states
 
     def _branches(self, eqn: JaxprEqn, xs: list[int], of: bool) -> list[int]:
         ys = [self.value(v) for v in eqn.outvars]
@@ -279,9 +279,9 @@ class _Proof:
     def classes(self) -> list[int]:
         """Lengths of the axes over classes that are axes of an input, largest first."""
         size, resolve = self._walk.axes.size, self._walk.axes.factors
-        there = {f for x in self._inputs for axis in self._values[x] for f in axis}
-        once = there - {f for axes in self._values for f in twice(axes)}
-        return sorted({size(f) for f in resolve(self._walk.classes) if f in once}, reverse=True)
+        in_inputs = {f for x in self._inputs for axis in self._values[x] for f in axis}
+        single = in_inputs - {f for axes in self._values for f in twice(axes)}
+        return sorted({size(f) for f in resolve(self._walk.classes) if f in single}, reverse=True)
 
     def _sums(self, factor: int) -> bool:
         """Whether all derivatives are sums over this factor, of parts that each read one index."""
@@ -312,11 +312,11 @@ class _Proof:
                   for i, axis in enumerate(self._values[x]) if axis == (factor,))  # fmt: skip
         shapes = self._walk.shapes
         has = [i for i, axes in enumerate(self._values) if any(factor in a for a in axes)]
-        there = frozenset(shapes[i] for i in has)
+        with_axis = frozenset(shapes[i] for i in has)
         rest = frozenset(s for i, s in enumerate(shapes) if i not in {*has})
         sizes = (n for i in has for n, a in zip(shapes[i], self._values[i], strict=True)
                  if factor in a)  # fmt: skip
-        return Batch(self._walk.axes.size(factor), tuple(places), there, rest, frozenset(sizes))
+        return Batch(self._walk.axes.size(factor), tuple(places), with_axis, rest, frozenset(sizes))
 
 
 def _status(step: _Step, reads: Iterable[int], factor: int) -> int:
