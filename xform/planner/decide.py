@@ -54,11 +54,11 @@ class _Context:
     Attributes:
       backend: the backend that the plan is for if the Joint is a whole function; None if it is
         inside another Joint.
-      at_hand: which inputs are available in the backward part in any case; None means all.
+      available: which inputs the backward part can read in any case; None means all.
     """
 
     backend: str | None
-    at_hand: Mask | None
+    available: Mask | None
 
     @property
     def top(self) -> bool:
@@ -68,21 +68,21 @@ class _Context:
     def plan_like_this(self, policy: Any) -> Callable[[Joint], Schedule]:
         """A function that plans other Joints in this context under `policy`."""
         return functools.partial(
-            schedule, policy=policy, backend=self.backend, at_hand=self.at_hand
+            schedule, policy=policy, backend=self.backend, available=self.available
         )
 
 
 def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
-         at_hand: Mask | None = None) -> Schedule:  # fmt: skip
+         available: Mask | None = None) -> Schedule:  # fmt: skip
     """Return the Schedule of a Joint under a policy; None saves everything the backward part reads.
 
-    `backend` is given for a whole function, whose loops are not recomputed. `at_hand` says which
-    inputs are available in the backward part in any case (None: all). A budget bounds the saved
+    `backend` is given for a whole function, whose loops are not recomputed. `available` says which
+    inputs the backward part can read in any case (None: all). A budget bounds the saved
     bytes here; `planned.py` plans for a budget of the peak.
 
     Cost: linear in the number of equations, near linear under `min_cut`.
     """
-    context = _Context(backend, at_hand)
+    context = _Context(backend, available)
     return _improve_if_empty(_plan(joint, policy, context), context)
 
 
@@ -163,7 +163,7 @@ def _by_cut(joint: Joint, policy: MinCut, context: _Context) -> Schedule:
 
 def _cheapest(joint: Joint, policy: MinCut, inner: Inner, context: _Context) -> Schedule:
     graph, prices = _graph(joint, inner), _prices(joint, policy, context.top)
-    sizes = _sizes(joint, policy, inner, context.at_hand)
+    sizes = _sizes(joint, policy, inner, context.available)
     saved = graph.cheapest(prices[graph.places], sizes, policy.written)
     for i, eqn in joint.forks.items():
         if eqn.outvars[-1] not in saved and prices[i] < math.inf:
@@ -249,8 +249,8 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
     if isinstance(policy, MinCut | Decision):
         if node.eqn.primitive is while_p:
             return _save_all_reads(node)  # values saved in a step are freed after that step
-        at_hand = inputs_at_hand(node) if isinstance(policy, MinCut) else None
-        return tuple(schedule(j, policy, at_hand=at_hand) for j in node.joints)
+        available = available_inputs(node) if isinstance(policy, MinCut) else None
+        return tuple(schedule(j, policy, available=available) for j in node.joints)
     context = _Context(None if node.region else backend, None)
     return tuple(_plan(j, policy, context) for j in node.joints)
 
@@ -260,7 +260,7 @@ def _save_all_reads(node: Node) -> tuple[Schedule, ...]:
     return tuple(schedule(j) for j in node.joints)
 
 
-def inputs_at_hand(node: Node) -> Mask | None:
+def available_inputs(node: Node) -> Mask | None:
     """Which inputs of a loop's body are never stored in each iteration; None if not a loop."""
     if not node.loop:
         return None
@@ -275,12 +275,12 @@ def _nodes(joint: Joint) -> Iterator[tuple[Any, Node]]:
     return ((e, e.params["node"]) for e in joint.forks.values())
 
 
-def _sizes(joint: Joint, policy: MinCut, inner: Inner, at_hand: Mask | None) -> dict[Var, int]:
+def _sizes(joint: Joint, policy: MinCut, inner: Inner, available: Mask | None) -> dict[Var, int]:
     """The prices, in bytes, of saving inputs, values at bottlenecks, rounded values and tokens.
 
     All other values cost the bytes of their type.
     """
-    inputs = zip(joint.inputs, at_hand or (True,) * len(joint.inputs), strict=True)
+    inputs = zip(joint.inputs, available or (True,) * len(joint.inputs), strict=True)
     sizes = {v: 0 if there else aval_bytes(v.aval) for v, there in inputs}
     if policy.apart:
         narrow = bottlenecks(joint)[policy.apart - 1 :: policy.apart]

@@ -49,8 +49,8 @@ def _resolve_for_backend(policy: Policy, device: Device) -> Policy:
     if isinstance(policy, MinCut) and policy == dataclasses.replace(
         min_cut, regions=policy.regions
     ):
-        by = profile(device.backend)
-        return dataclasses.replace(policy, written=by.written, rounds=by.rounds)
+        compiler = profile(device.backend)
+        return dataclasses.replace(policy, written=compiler.written, rounds=compiler.rounds)
     return policy
 
 

@@ -108,8 +108,8 @@ def budget(
     only if it is idle for longer than the transfer there and back, and only as many values as the
     link carries in the time of the forward pass. Offloaded bytes do not count. The states that a
     scan saves in each iteration can be offloaded too, each in its own iteration. These stay on the
-    device: values inside branches and `remat` regions, the few states from which a loop is
-    recomputed, and all values of programs that are not solved exactly.
+    device: values inside branches and `remat` regions, the few states that a loop stores for its
+    recomputation, and all values of programs that are not solved exactly.
 
     A budget of the peak may save more inside `remat` regions without a policy, and may split and
     nest the loops in them. A region's own policy holds under every budget.
@@ -133,8 +133,8 @@ def budget(
         `xform.plan` has its own `verify`.
 
     Returns:
-      A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the
-      smallest bytes found as `floor_bytes`.
+      A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the smallest bytes
+      found as `floor_bytes`.
 
     Raises:
       WrongArgument: `amount` is negative or not a number of bytes, or another argument is invalid.
@@ -178,8 +178,8 @@ def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
       batch: how many examples share the memory under `vmap`, as for `budget`.
 
     Returns:
-      A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the
-      smallest bytes found as `floor_bytes`.
+      A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the smallest bytes
+      found as `floor_bytes`.
 
     Raises:
       WrongArgument: `reserve` is not a number of bytes, or `batch` not a number of examples.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from xform._jax import while_p
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, gather
-from xform.planner.decide import inputs_at_hand, schedule
+from xform.planner.decide import available_inputs, schedule
 from xform.planner.loops import free_region
 from xform.planner.plan.decision import Decision, decision_of, edited
 from xform.policies import MinCut
@@ -46,7 +46,7 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
         elif node in slots:
             decision = decision_of(schedule(current.joint))
         elif node.eqn.primitive is not while_p:
-            inner_schedule = schedule(current.joint, body_policy, at_hand=inputs_at_hand(node))
+            inner_schedule = schedule(current.joint, body_policy, available=available_inputs(node))
             decision = decision_of(inner_schedule)
         else:
             return None

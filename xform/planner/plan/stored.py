@@ -41,7 +41,7 @@ def read(kind: Any, data: Any, at: str = "plan") -> Any:
     `at` is the place of the data, for errors.
 
     Raises:
-      ValueError: the data has another type; the message has the place and what is expected.
+      ValueError: the data has another type; the message has the place and the expected type.
     """
     if kind is Any:
         return data

@@ -1,4 +1,4 @@
-"""The rows of a Plan: each value that the backward pass reads, its decision, and what it costs."""
+"""The rows of a Plan: each value that the backward pass reads, with its decision and cost."""
 
 from __future__ import annotations
 
