@@ -72,7 +72,7 @@ def test_a_random_key(name: str, key: object, said: str) -> None:
     number = 3 if said == "key=3" else 0
     assert message(lambda: getattr(xform, name)(loss, (X,), key)) == (
         f"{name} with {said}\n"
-        "  problem: it is not one JAX random key\n"
+        "  problem: it is not a single JAX random key\n"
         f"  remedy:  pass jax.random.key({number})"
     )
 
