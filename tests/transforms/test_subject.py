@@ -101,7 +101,7 @@ def test_below_its_floor_a_step_names_the_floor() -> None:
     donate = (0, 1)
     with pytest.raises(errors.BudgetInfeasible) as caught:
         xform.plan(step, *arguments(), policy=policies.budget(1), donate_argnums=donate)
-    assert "256.0 KiB beside the derivative" in str(caught.value)
+    assert "256.0 KiB outside the derivative" in str(caught.value)
     floor = policies.budget(caught.value.floor_bytes)
     plan = xform.plan(step, *arguments(), policy=floor, donate_argnums=donate)
     assert plan.compiled_bytes <= floor.bytes
