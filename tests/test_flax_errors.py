@@ -122,5 +122,7 @@ class _Dropped(nnx.Module):
 ])  # fmt: skip
 def test_a_module_with_integers_is_refused_by_name(ask) -> None:
     module, x = _Dropped(nnx.Rngs(0)), jnp.ones((4, 3))
-    with pytest.raises(WrongDtype, match=r"(?s)of a Flax NNX module, _Dropped.*use xform.flax.grad, or"):
+    with pytest.raises(
+        WrongDtype, match=r"(?s)of a Flax NNX module, _Dropped.*use xform.flax.grad, or"
+    ):
         ask(lambda m, x: m(x), module, x)
