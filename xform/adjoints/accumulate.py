@@ -1,8 +1,18 @@
-"""The two orders in which the backward pass can sum adjoints, edge by edge.
+"""Sum the adjoints of a computational graph, edge by edge, in either of two orders.
 
-In the "pushed" order, the backward pass visits the operations in reverse, and each operation adds a
-contribution to the adjoint of each of its inputs. In the "pulled" order, it visits the values in
-reverse, and each value sums the contributions of all operations that read it.
+Words:
+
+- the *adjoint* of a value is the gradient of the output with respect to it;
+- an *edge* leads from a value to an operation that reads the value. Its *contribution* is the part
+  of the value's adjoint that comes from this operation;
+- a value is *active* if derivatives of the output with respect to the inputs pass through it;
+- a *step* adds the contribution of one edge to the adjoint of a value. The list of all steps shows
+  the order of the backward pass.
+
+Both orders visit the graph backward. In the "pushed" order, the backward pass visits operations,
+and each operation adds a contribution to the adjoint of each of its inputs. In the "pulled" order,
+it visits values, and each value sums the contributions of all operations that read it. Both orders
+give the same adjoints up to rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +26,9 @@ from xform.adjoints.parts import Edge, Operation, Step, Value
 from xform.program.arithmetic import Value as Array
 from xform.program.ir import gather
 
+# The adjoint of each value, by the value's `id`.
 Adjoints = dict[int, Array]
+# The contribution of each edge, by the edge's `id`.
 Flows = dict[int, Array]
 
 
@@ -24,7 +36,17 @@ def pushed(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
            output: int) -> tuple[Adjoints, Flows, list[Step]]:  # fmt: skip
     """Sum adjoints in the pushed order, operation by operation.
 
-    Returns the adjoints by value id, the contribution of each edge by edge id, and the steps.
+    Args:
+      values: the values of the graph; the `id` of each is its position.
+      operations: the operations of the graph, in execution order.
+      edges: the edges of the graph.
+      output: the `id` of the value that is differentiated. Its adjoint is an array of ones.
+
+    Returns:
+      The adjoints, the contributions and the steps. A value without a path of derivatives to the
+      output has no adjoint, and an edge outside all such paths has no contribution.
+
+    Cost: one pullback for each operation with an adjoint.
     """
     into = _edges_by(edges, "target")
     adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
@@ -47,8 +69,15 @@ def pulled(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
            output: int) -> tuple[Adjoints, list[Step]]:  # fmt: skip
     """Sum adjoints in the pulled order, value by value.
 
-    If a local derivative is a number, its contribution is the product of that number and the
-    consumer's adjoint. Returns the adjoints by value id, and the steps.
+    If the local derivative of an edge is a single number, the contribution is that number times the
+    adjoint of the operation's result. Otherwise the operation's pullback computes it. The arguments
+    are those of `pushed`.
+
+    Returns:
+      The adjoints and the steps. The contributions are those of `pushed`.
+
+    Cost: one product of numbers or one pullback for each edge. So the pullback of an operation with
+    several array inputs runs several times.
     """
     out_of, into = _edges_by(edges, "source"), _edges_by(edges, "target")
     adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
@@ -71,6 +100,7 @@ def pulled(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
 
 
 def _edges_by(edges: Sequence[Edge], end: str) -> dict[int, list[Edge]]:
+    """Group edges by one end: "source", the value, or "target", the operation."""
     grouped: dict[int, list[Edge]] = collections.defaultdict(list)
     for edge in edges:
         grouped[getattr(edge, end)].append(edge)
@@ -78,9 +108,10 @@ def _edges_by(edges: Sequence[Edge], end: str) -> dict[int, list[Edge]]:
 
 
 def _cotangents(op: Operation, values: Sequence[Value], adjoints: Adjoints) -> list[Array] | None:
-    """Return the cotangents of the active outputs, zeros for an output without an adjoint.
+    """Return the adjoints of an operation's active outputs, which its pullback takes.
 
-    None if no active output has an adjoint.
+    An active output without an adjoint gets zeros. If no active output has an adjoint, return None:
+    the operation does not contribute to the result.
     """
     outs = [values[i] for i in op.outputs]
     active = gather(outs, [v.colour == "active" for v in outs])

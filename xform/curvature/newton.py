@@ -1,4 +1,11 @@
-"""`newton_step` and `natural_gradient_step`, which solve by truncated conjugate gradients (CG)."""
+"""`newton_step` and `natural_gradient_step`: steps of second-order optimization methods.
+
+Both solve a linear system `(M + damping I) p = -g` for the step `p`, with a gradient `g` and a
+symmetric matrix `M`, by truncated conjugate gradients (CG). *Truncated* means that CG stops before
+the solution is exact. CG needs only products of the matrix with vectors (*products* in this file),
+so the matrix is never formed. A *trust region* is a ball of a given radius around the point: a step
+does not leave it.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +26,29 @@ from xform.transforms.function import Tree, as_array
 from xform.transforms.reverse import grad
 from xform.transforms.within import run_within
 
+# Why a solve ended; `Step.code` is an index into this tuple.
 REASONS = ("iterations", "converged", "negative curvature", "boundary")
+# `solver(product, rhs)` returns `p` with `product(p) == rhs`. See `newton_step`.
 Solver = Callable[[Callable[[Tree], Tree], Tree], Tree]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of a second-order method, with how the solve ended.
+    """A step of a second-order method, and why its computation ended.
+
+    The attributes besides `step` are scalar arrays.
 
     Attributes:
-      step: the step to add to the primals, of their structure.
-      decrease: by how much the function falls according to its quadratic model.
+      step: the step to add to the primals, with their shapes: one tree for a single primal, else a
+        tuple of trees.
+      decrease: by how much the function falls according to its quadratic model, so positive for a
+        useful step.
       residual: norm of the residual of the linear system, divided by the norm of the gradient.
-      iterations: number of CG iterations, each with one product; 0 with your own `solver`.
-      code: why the solve ended, as an index into `REASONS`; "converged" with your own `solver`.
+      iterations: number of CG iterations, an integer; 0 with your own `solver`.
+      code: why the solve ended, as an integer for use under `jit`: 0 "iterations", 1 "converged",
+        2 "negative curvature", 3 "boundary"; see `reason`. With your own `solver` it is always 1,
+        so check `residual`.
     """
 
     step: Tree
@@ -44,7 +59,13 @@ class Step:
 
     @property
     def reason(self) -> str:
-        """Why the solve ended: "converged", "negative curvature", "boundary" or "iterations"."""
+        """Why the solve ended, as a text. Reads the value of `code`, so not under `jit`.
+
+        - "converged": the residual is below the tolerance;
+        - "negative curvature": the matrix is not positive definite along a direction;
+        - "boundary": the step reached the boundary of the trust region;
+        - "iterations": the largest number of iterations was reached first.
+        """
         return REASONS[int(self.code)]
 
 
@@ -62,37 +83,51 @@ def newton_step(
 ) -> Step:
     """Compute a Newton step by truncated conjugate gradients.
 
-    This function minimizes the quadratic model `g p + p (H + damping) p / 2` over steps `p` no
-    longer than `radius`, with the gradient `g`. It stops at the tolerance, or at a direction along
-    which the curvature is not positive. There Steihaug's method follows the direction to the
-    boundary of the trust region. Without a `radius` it returns the step so far, or the negative
-    gradient if this is the first direction.
+    This function minimizes the quadratic model `g^T p + 1/2 p^T (H + damping I) p` of `f` over
+    steps `p` with a norm of at most `radius`. Here `g` is the gradient of `f` and `H` its Hessian.
+    Without a `radius` and with a positive definite matrix, the minimum is the solution of
+    `(H + damping I) p = -g`.
+
+    The solve stops when the tolerance is reached. It also stops at a direction along which the
+    curvature is not positive, where the model has no minimum. With a `radius`, Steihaug's method
+    then follows this direction to the boundary of the trust region. Without a `radius`, the result
+    is the step so far, or the negative gradient if this is the first direction.
 
     Args:
       f: pure function of pytrees of arrays that returns a scalar.
-      primals: the point, a tuple or list of arguments, of real floating-point dtypes.
-      curvature: matrix of `xform.curvature` to use instead of the Hessian of `f`:
-        `GaussNewton(model, loss)` or `Fisher(model, distribution)`.
-      damping: number to add to the diagonal of the matrix.
-      radius: radius of the trust region in the Euclidean norm; None: no trust region.
-      tolerance: the solve stops when the norm of the residual, divided by the norm of the gradient,
-        is at most this. None: `min(0.5, sqrt(norm of g))`, for superlinear convergence of the steps
-        of a minimization.
+      primals: the point, a tuple or list of arguments of `f`, of real floating-point dtypes.
+      curvature: matrix to use instead of the Hessian of `f`: `GaussNewton(model, loss)` or
+        `Fisher(model, distribution)` of `xform.curvature`. They are positive semi-definite even
+        where the Hessian is not: the first if `loss` is convex, the second always. None is the
+        Hessian.
+      damping: number to add to the diagonal of the matrix, for example 1e-3.
+      radius: radius of the trust region in the Euclidean norm over all primals, for example 1.0.
+        None means no trust region.
+      tolerance: CG stops when the norm of the residual, divided by the norm of the gradient, is at
+        most this number, for example 1e-6. None is `min(0.5, sqrt(norm of g))`. The steps of a
+        minimization then converge superlinearly.
       iterations: largest number of CG iterations, each with one product.
       solver: function `solver(product, rhs)` to use instead of truncated CG, for a positive
-        definite matrix; for example `jax.scipy.sparse.linalg.cg` or a solver of Lineax.
-      policy: which values reverse mode saves, or a budget of peak memory for the whole
-        computation, as for `ggnvp`.
+        definite matrix. `product` multiplies the damped matrix by a vector, `rhs` is `-g`, and the
+        function returns `p`. All vectors are tuples of trees like `primals`. For example
+        `lambda product, rhs: jax.scipy.sparse.linalg.cg(product, rhs)[0]`, where `[0]` drops JAX's
+        second result, or a function that calls a solver of Lineax.
+      policy: which values reverse mode saves: a policy of `xform.policies` or of
+        `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
+        memory of the whole compiled computation, for example `xform.policies.budget("2 GiB")`. None
+        linearizes the gradient once and stores the linear map, so that all products share it. With
+        a policy, each product differentiates the gradient again and takes less memory.
 
     Returns:
       A `Step`, a pytree. Add its `step` to the primals.
 
     Raises:
       WrongArgument: both `solver` and `radius` are given, or `primals` is not a tuple or list.
+      WrongDtype: a primal is not of a real floating-point dtype.
       BudgetInfeasible: no plan that was tried fits the budget.
 
-    Cost: one gradient, one linearization of it, and one product for each iteration. Memory holds
-    five vectors like the primals.
+    Cost: one gradient, one linearization of it, and one product for each iteration. Besides these,
+    CG holds five vectors like the primals in memory.
     Source: Steihaug, "The conjugate gradient method and trust regions in large scale optimization",
     SIAM J. Numer. Anal. 20 (1983); Nocedal and Wright, "Numerical Optimization", algorithms 7.1 and
     7.2.
@@ -122,25 +157,35 @@ def natural_gradient_step(
     solver: Solver | None = None,
     policy: Any = None,
 ) -> Step:
-    """Compute a natural-gradient step `-(F + damping)^-1 g`, with the Fisher matrix `F`.
+    """Compute a natural-gradient step `-(F + damping I)^-1 g`, with the Fisher matrix `F`.
 
-    The solver is truncated conjugate gradients, as for `newton_step`.
+    The gradient `g` is that of `loss(model(*primals))`. The linear system is solved by truncated
+    conjugate gradients.
 
     Args:
       model: pure function of pytrees of arrays that returns one array.
-      loss: function of the model's output that returns a scalar. `g` is the gradient of
-        `loss(model(*primals))`.
+      loss: function of the model's output that returns a scalar, such as the mean negative
+        log-likelihood of the labels.
       primals: the point, a tuple or list of arguments of `model`, of real floating-point dtypes.
-      distribution: distribution whose parameter is the model's output, as for `fisher_vp`.
+      distribution: distribution of the labels whose parameter is the model's output: "categorical"
+        (logits, with the classes on the last axis), "bernoulli" (logits), "normal" (means, with
+        unit variance) or "poisson" (logarithms of rates).
       reduction: "mean" if the loss is a mean over the output's first axis, "sum" if it is a sum.
-      damping: number to add to the diagonal of `F`.
-      radius: radius of the trust region in the Euclidean norm; None: no trust region.
-      tolerance: the solve stops when the norm of the residual, divided by the norm of the gradient,
-        is at most this. None: `min(0.5, sqrt(norm of g))`.
+        `F` then has the scale of the loss.
+      damping: number to add to the diagonal of `F`, which may be singular.
+      radius: radius of the trust region in the Euclidean norm over all primals, for example 1.0.
+        None means no trust region.
+      tolerance: CG stops when the norm of the residual, divided by the norm of the gradient, is at
+        most this number, for example 1e-6. None is `min(0.5, sqrt(norm of g))`.
       iterations: largest number of CG iterations, each with one product.
-      solver: function to use instead of truncated CG, as for `newton_step`.
-      policy: which values reverse mode saves, or a budget of peak memory for the whole
-        computation, as for `ggnvp`.
+      solver: function `solver(product, rhs)` to use instead of truncated CG. `product` multiplies
+        `F + damping I` by a vector, `rhs` is `-g`, and the function returns the step. All vectors
+        are tuples of trees like `primals`. For example
+        `lambda product, rhs: jax.scipy.sparse.linalg.cg(product, rhs)[0]`.
+      policy: which values reverse mode saves: a policy of `xform.policies` or of
+        `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
+        memory of the whole compiled computation, for example `xform.policies.budget("2 GiB")`. None
+        linearizes `model` once and stores the linear map, so that all products share it.
 
     Returns:
       A `Step`, a pytree. Add its `step` to the primals.
@@ -148,6 +193,7 @@ def natural_gradient_step(
     Raises:
       WrongArgument: the distribution is unknown, both `solver` and `radius` are given, or `primals`
         is not a tuple or list.
+      WrongDtype: a primal is not of a real floating-point dtype.
       BudgetInfeasible: no plan that was tried fits the budget.
 
     Cost: one gradient, one linearization of `model`, and one product for each iteration.
@@ -170,6 +216,10 @@ def natural_gradient_step(
 
 def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[Any, Any, Any],
            iterations: int, solver: Solver | None, policy: Any) -> Step:  # fmt: skip
+    """Compute the step of the public function `caller`, which errors name.
+
+    `numbers` are its arguments `damping`, `radius` and `tolerance`.
+    """
     if solver is not None and numbers[1] is not None:
         raise WrongArgument(
             f"{caller} with both solver= and radius=",
@@ -199,6 +249,7 @@ def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[
 
 
 def _solve_with(solver: Solver, product: Product, gradient: Tree) -> Step:
+    """Solve `product(p) = -gradient` by the user's solver; one more product gives the residual."""
     p = solver(product, scaled(gradient, -1))
     image = product(p)
     decrease = -dot(gradient, p) - dot(p, image) / 2
@@ -211,7 +262,16 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
                  iterations: int) -> Step:  # fmt: skip
     """Solve `product(p) = -gradient` by conjugate gradients within a trust region.
 
-    The arguments are those of `newton_step`. Returns the `Step`, with `p` as its `step`.
+    Args:
+      product: function that multiplies a symmetric matrix by a vector.
+      gradient: the negative right-hand side, a tree of arrays.
+      radius: radius of the trust region; None means no trust region.
+      tolerance: CG stops when the norm of the residual, divided by the norm of `gradient`, is at
+        most this number. None is `min(0.5, sqrt(norm of gradient))`.
+      iterations: largest number of iterations.
+
+    Returns:
+      The `Step`, with `p` as its `step`.
     """
     gradient_norm = norm(gradient)
     relative = jnp.minimum(0.5, jnp.sqrt(gradient_norm)) if tolerance is None else tolerance
@@ -230,12 +290,16 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
         positive = curvature > 0
         alpha = square / jnp.where(positive, curvature, 1)
         outside = jnp.array(False) if radius is None else norm(plus(p, d, alpha)) >= radius
-        if radius is None:  # take the whole negative gradient at the first direction, else no step
+        # How far to follow the last direction, if its curvature is not positive or the step would
+        # leave the trust region. Without a trust region, the step is the negative gradient if this
+        # is the first direction, and else does not follow it.
+        if radius is None:
             last_alpha = jnp.where(i == 0, 1.0, 0.0).astype(square.dtype)
         else:
             last_alpha = _to_boundary(p, d, radius)
         alpha = jnp.where(positive & ~outside, alpha, last_alpha)
-        # The slope of the model along d at p is -square: r is orthogonal to all earlier directions.
+        # The slope of the quadratic model along d at p is -square, because the residual r is
+        # orthogonal to all earlier directions.
         decrease = decrease + alpha * square - alpha**2 * curvature / 2
         new_r = plus(r, image, alpha)
         inside_code = jnp.where(norm(new_r) <= threshold, converged, running)
@@ -255,9 +319,10 @@ def _to_boundary(p: Tree, d: Tree, radius: Value) -> Value:
     """Return the positive `alpha` that gives `p + alpha d` the norm `radius`."""
     a, b, c = dot(d, d), dot(p, d), dot(p, p) - radius**2
     root = jnp.sqrt(jnp.maximum(b**2 - a * c, 0))
-    # For each sign of b, the form of the root that has no cancellation.
+    # The root of a quadratic equation, in the form without cancellation for the sign of b.
     return jnp.where(b > 0, -c / (b + root), (root - b) / jnp.where(a > 0, a, 1))
 
 
 def _relative(residual: Value, gradient_norm: Value) -> Value:
+    """Divide a residual norm by the norm of the gradient, or by 1 if that is zero."""
     return residual / jnp.where(gradient_norm > 0, gradient_norm, 1)

@@ -1,8 +1,23 @@
-"""Dependence of each value of a loss: on parameters, on the batch or on both, and its region.
+"""Find which values of a loss depend on parameters, on the batch or on both, and their regions.
 
-A program is divided into regions. A new region begins at an equation that combines a weight with a
-value that depends on the batch, at an equation that reads values of two regions, and at a loop or
-branch. Every other equation belongs to the region of the values that it reads.
+Words:
+
+- a *weight* is a value that depends on parameters and not on the batch;
+- a *data value* depends on parameters and on the batch, like the result of a layer;
+- a *region* is a group of equations that compute data values: a layer, for example. It is no remat
+  region, which this file always names in full;
+- a *mark* records the dependence of one value, and the region that computes the value.
+
+Only equations that compute data values belong to a region. A new region begins at
+
+- an equation that multiplies a weight with a value that depends on the batch, or looks up a weight
+  by it. An elementwise product or sum, such as adding a bias, begins no layer;
+- a loop, a branch or a remat region;
+- an equation that reads data values of several regions, such as the sum in a residual path, or a
+  data value that is an input of the program, such as the carry of a loop;
+- any other equation that reads no data value, such as a batch times an elementwise scale.
+
+All other equations that compute data values belong to the region of the data values they read.
 """
 
 from __future__ import annotations
@@ -22,18 +37,19 @@ from xform.program.source import frame
 from xform.registry.table import rule_of, traits
 from xform.registry.words import Linear
 
-# Index of a parameter, and the number of its leading axes that the loops around scan over.
+# Index of a parameter, and the number of its leading axes that the surrounding scans iterate over.
 Weight = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What a value depends on.
+    """The parameters and the batch that one value depends on, and its region.
 
     Attributes:
-      weights: the parameters that it depends on.
-      batch: whether it depends on the batch.
-      region: index of its region; -1 for a value outside all regions.
+      weights: the parameters that the value depends on.
+      batch: whether the value depends on the batch.
+      region: index of the region that computes the value; -1 for an input of the program and for a
+        value that is no data value.
     """
 
     weights: frozenset[Weight] = frozenset()
@@ -47,26 +63,27 @@ class Mark:
 
     @property
     def data(self) -> bool:
-        """Whether the value depends on parameters and the batch, like the results of layers."""
+        """Whether the value is a data value: it depends on parameters and on the batch."""
         return bool(self.weights) and self.batch
 
 
 _NONE = Mark()
-# The weights of every value that also depends on the batch. Which parameters these are does not
-# matter, and the set of all of them would be long.
+# `Mark.weights` of every data value. The parameters behind a data value do not matter, and the set
+# of all of them would be long.
 _SOME = frozenset[Weight]({(-1, 0)})
 
 
 @dataclasses.dataclass(eq=False)
 class Region:
-    """A region of a program.
+    """A group of equations that compute data values, such as a layer with its activation.
 
     Attributes:
-      kind: what its first equation does. "layer": it combines a weight with a value that depends on
-        the batch. "inner": it is a loop, branch or remat region. "join": it reads results of
-        several regions. "other": it reads no layer's result.
-      equations: positions of its equations in the program.
-      values: results of its equations.
+      kind: what the first equation is. "layer": a product of a weight with a value that depends on
+        the batch, or a look-up. "inner": a loop, a branch or a remat region. "join": an equation
+        that reads data values of several regions, or a data value that is an input of the program,
+        such as the carry of a loop. "other": an equation that reads no data value.
+      equations: positions of the region's equations in the program.
+      values: results of these equations.
     """
 
     kind: str
@@ -76,15 +93,17 @@ class Region:
 
 @dataclasses.dataclass(eq=False)
 class Flow:
-    """The dependence of all values of a program, and its regions.
+    """The dependence of all values of a program, and the program's regions.
 
     Attributes:
       program: the program, with its calls inlined.
-      marks: what each value depends on.
-      results: number of leading outputs that count as results. The others are auxiliary outputs:
-        being one does not make a value the result of a layer. None: all outputs are results.
-      regions: the regions of the program.
-      inner: by `id` of an equation, the flows of the programs inside it.
+      marks: the mark of each value.
+      results: number of leading outputs that count as results; None means all outputs. The other
+        outputs are auxiliary. An auxiliary output that no other region reads is not the result of
+        its layer.
+      regions: the regions of the program, in program order.
+      inner: for each loop, branch and remat region that computes data values, by `id` of its
+        equation: the flows of the programs inside it.
     """
 
     program: Program
@@ -94,19 +113,20 @@ class Flow:
     inner: dict[int, tuple[Flow, ...]] = dataclasses.field(default_factory=lambda: {})
 
     def of(self, atom: Atom) -> Mark:
-        """Return what a value depends on."""
+        """Return the mark of a value. A literal depends on nothing and has no region."""
         return _NONE if isinstance(atom, Literal) else self.marks.get(atom, _NONE)
 
     def data(self, eqn: JaxprEqn) -> list[Var]:
-        """Return the values read by an equation that depend on parameters and the batch.
+        """Return the data values that an equation reads.
 
-        If there are none, return those that depend on the batch.
+        If it reads no data value, as the first layer does, return the values that it reads and that
+        depend on the batch.
         """
         read = [v for v in eqn.invars if isinstance(v, Var) and self.of(v).batch]
         return [v for v in read if self.of(v).data] or read
 
     def weights(self, index: int) -> Iterable[Weight]:
-        """Yield the parameters that an equation reads."""
+        """Yield the parameters behind the weights that the equation at position `index` reads."""
         read = map(self.of, self.program.equations[index].invars)
         return (w for mark in read if mark.weight for w in mark.weights)
 
@@ -131,7 +151,7 @@ class Flow:
 
     @cached_property
     def left(self) -> frozenset[Var]:
-        """The values that are results of the program or are read outside their region."""
+        """The values that are results of the program, or that other regions read."""
         out = set(self.outputs)
         for number, region_ in enumerate(self.regions):
             inside = set(region_.equations)
@@ -141,7 +161,7 @@ class Flow:
         return frozenset(out)
 
     def followed(self, region_: Region) -> bool:
-        """Return whether a later layer, here or in a loop or branch, depends on a region."""
+        """Return whether a layer, a loop, a branch or a remat region later depends on `region_`."""
         return self._followed[self.regions.index(region_)]
 
     @cached_property
@@ -159,15 +179,21 @@ class Flow:
         return result
 
     def bypassed(self, eqn: JaxprEqn) -> bool:
-        """Return whether a path from the inputs of the first layers to a result avoids `eqn`."""
+        """Return whether a path from an input of the first layers to a result avoids `eqn`.
+
+        A path leads through floating-point values only. A residual path around a layer avoids the
+        equations of that layer.
+        """
         _, avoided = self._paths
         return avoided.get(id(eqn), True)
 
     @cached_property
     def _paths(self) -> tuple[int, dict[int, bool]]:
-        """The number of paths modulo a prime, and for each equation whether some path avoids it.
+        """The number of paths, and for each equation, by `id`, whether some path avoids it.
 
-        Some path avoids an equation if the number of paths through it is not the total number.
+        Some path avoids an equation if the number of paths through that equation differs from the
+        total number. The numbers grow exponentially with depth, so they are counted modulo a large
+        prime.
         """
         # Number of paths from the first layers to each value, and to each equation.
         to: dict[Var, int] = {v: 1 for v, m in self.marks.items() if m.data and self._is_input(v)}
@@ -194,10 +220,11 @@ class Flow:
         return total, avoided
 
     def _batch_operands(self, eqn: JaxprEqn) -> int:
-        """Count the operands that depend on the batch alone and that layers also read.
+        """Count the operands of `eqn` that depend on the batch alone and that layers also read.
 
-        Each one begins a path around the first layers. The count is 0 after the last layers, where
-        the loss may compare their results with the same data.
+        Each such operand begins a path around the first layers, like a residual path from the
+        batch itself. The count is 0 after the last layers: there the loss may compare the model's
+        result with its input, as in an autoencoder, and this is no path around a layer.
         """
         region_ = self.of(eqn.outvars[0]).region
         if region_ < 0 or not self._followed[region_]:
@@ -206,7 +233,7 @@ class Flow:
 
     @cached_property
     def _batch_inputs(self) -> frozenset[Var]:
-        """The inputs of layers that depend on the batch and on no parameter."""
+        """The values that layers read and that depend on the batch and on no parameter."""
         starts = [self.program.equations[r.equations[0]] for r in self.regions if r.kind == "layer"]
         read = [v for eqn in starts for v in eqn.invars if isinstance(v, Var)]
         return frozenset(
@@ -225,15 +252,16 @@ def _has_derivative(v: Any) -> bool:
 
 
 def flow(prog: Program, marks: Sequence[Mark], results: int | None = None) -> Flow:
-    """Follow the dependence on parameters and batch through a program.
+    """Return the dependence of each value of a program on parameters and batch, and its regions.
 
     Args:
-      prog: the program.
-      marks: what each of its inputs depends on.
-      results: number of leading outputs that count as results; None: all.
+      prog: the program of a loss, or a program inside it.
+      marks: for each input of the program, the parameters and the batch that it depends on.
+      results: number of leading outputs that count as results; None means all outputs. See `Flow`.
 
     Raises:
-      NotDifferentiable: the program has effects.
+      NotDifferentiable: the program has effects, such as a print. A diagnosis runs the loss several
+        times and would repeat them.
     """
     prog = calls_opened(prog)
     result = Flow(prog, dict(zip(prog.inputs, marks, strict=True)), results)
@@ -255,7 +283,7 @@ def flow(prog: Program, marks: Sequence[Mark], results: int | None = None) -> Fl
 
 
 def calls_opened(prog: Program) -> Program:
-    """Return the program with its calls inlined; the result is cached."""
+    """Return the program with its calls inlined. The result is cached on the program."""
     if "calls opened" not in prog.cache:
         prog.cache["calls opened"] = opened(prog, called)
     return prog.cache["calls opened"]
@@ -272,7 +300,7 @@ def _check_effects(eqn: JaxprEqn) -> None:
 
 
 def _region(of: Flow, eqn: JaxprEqn, read: Sequence[Mark], has_inner: bool) -> int:
-    """Return the index of an equation's region, which may be a new one that begins here."""
+    """Return the index of an equation's region, and add a new region if one begins here."""
     sources = {m.region for m in read if m.data and m.region >= 0}
     if has_inner:
         kind = "inner"
@@ -287,10 +315,11 @@ def _region(of: Flow, eqn: JaxprEqn, read: Sequence[Mark], has_inner: bool) -> i
 
 
 def begins(eqn: JaxprEqn, read: Sequence[Mark]) -> bool:
-    """Return whether an equation begins a layer.
+    """Return whether an equation begins a layer. `read` has the marks of its inputs.
 
-    It does if it combines a weight with a value that depends on the batch, by a product (not an
-    elementwise one) or a look-up.
+    An equation begins a layer if it is a product of a weight with a value that depends on the
+    batch, unless the product is elementwise, or if it looks up a weight by such a value. A custom
+    derivative that reads both begins a layer if its body has a product that is not elementwise.
     """
     rule = rule_of(eqn.primitive)
     if rule is None:
@@ -323,7 +352,7 @@ def _has_product(prog: Program) -> bool:
 
 
 def _inner_flows(eqn: JaxprEqn, read: Sequence[Mark]) -> tuple[Flow, ...]:
-    """Return the flows of the programs of a loop, branch or remat region; else an empty tuple."""
+    """Return the flows of the programs inside a loop, branch or remat region, else `()`."""
     inner: tuple[Program, ...] = (body(eqn),) if region(eqn) else bodies(eqn)
     if not inner:
         return ()
@@ -335,26 +364,27 @@ def _inner_flows(eqn: JaxprEqn, read: Sequence[Mark]) -> tuple[Flow, ...]:
         return (_loop_flow(inner[-1], [*enter[a:]], b, len(enter) - a - b),)
     if "length" in eqn.params:
         nc, nk = scan_counts(eqn.params)
-        length = eqn.params["length"]
-        sliced = [_sliced(m, v, length) for m, v in zip(enter, eqn.invars, strict=True)]
+        sliced = [_sliced(m, v) for m, v in zip(enter, eqn.invars, strict=True)]
         return (_loop_flow(inner[0], [*enter[: nc + nk], *sliced[nc + nk :]], nc, nk),)
     return (flow(inner[0], enter),)
 
 
-def _sliced(mark: Mark, v: Any, length: int) -> Mark:
-    """Return the mark of a scanned input in one iteration.
+def _sliced(mark: Mark, v: Any) -> Mark:
+    """Return the mark that a scanned input `v` has inside the scan, where it is one slice.
 
-    If it depends on one parameter, the scan takes one more leading axis off that parameter.
+    An input that depends on exactly one parameter counts as that parameter, with one more leading
+    axis that the surrounding scans iterate over. So each iteration gets its own slice.
     """
     one = len(mark.weights) == 1 and bool(v.aval.shape)
     return dataclasses.replace(mark, weights=frozenset((w, n + one) for w, n in mark.weights))
 
 
 def _loop_flow(prog: Program, marks: list[Mark], consts: int, carries: int) -> Flow:
-    """Return the flow of a loop's body.
+    """Return the flow of a loop's body, where a carry depends on all that any iteration gives it.
 
-    A carry depends on everything that it depends on in some iteration: the flow is repeated, with
-    the dependences of the body's outputs as those of its inputs, until they no longer change.
+    The inputs of the body are constants, carries and scanned slices, in this order; `consts` and
+    `carries` are their numbers. The marks of the carries that the body returns are merged into the
+    marks of the carries that it reads, and the flow is computed again until they do not change.
     """
     while True:
         result = flow(prog, marks)

@@ -1,9 +1,22 @@
 """Absent cotangents: run the backward part of a Joint for only some of its seeds.
 
+Words, which `joint` and `node` define in full:
+
+- a *Joint* is one program of two parts: the forward pass and the backward pass of a function;
+- a *seed* is an input of the backward part: the cotangent of an output of the function. (If the
+  backward part pushes tangents, as for `linearize`, a seed is the tangent of an input.) A *result*
+  is an output of the backward part;
+- a seed is *absent* if no derivative arrives there, else *present*. A mask `given` says which seeds
+  are present. A value is absent if all seeds that it depends on are absent;
+- a *node* is a loop, branch or call with a derivative. A `fork` equation stands for it in the
+  forward part, and a `join` equation in the backward part.
+
 Outside `jit`, a call is differentiated before it is known which of its outputs are used, so its
 Joint has a seed for each output. An absent seed must not become an array of zeros, because zeros
 times an infinite coefficient are NaN. So this module removes the equations that depend on absent
-seeds alone. A sum with one absent term becomes the other term.
+seeds alone. An equation that also depends on a present seed is reduced: a sum becomes its present
+term, and a `join` or an identity of several values drops the absent ones. Only an equation that
+cannot be reduced gets zeros for its absent inputs.
 """
 
 from __future__ import annotations
@@ -37,8 +50,9 @@ Schedule = Any
 
 _SUMS = (jax_primitives.add_p, named("add_any"))
 
-# Marks the cotangents of several outputs that one call of a user's backward function takes. The
-# function takes all of them: if one is present, absent ones become zeros.
+# An identity that marks the cotangents of all outputs of one call, such as of a `custom_vjp`, as a
+# group. The user's backward function takes the whole group, so if one cotangent of the group is
+# present, the absent ones become zeros.
 together_p = Primitive("xform_together")
 together_p.multiple_results = True
 together_p.def_impl(lambda *cts: list(cts))
@@ -47,26 +61,33 @@ mlir.register_lowering(together_p, lambda ctx, *cts: cts)
 batching.primitive_batchers[together_p] = lambda cts, axes: (cts, axes)
 ad.primitive_jvps[together_p] = lambda cts, dcts: (list(cts), list(dcts))
 
-# Marks where the pullback gets its cotangents: equations after it belong to the backward part.
+# An identity that marks where the backward part gets its seeds. Equations after it that have
+# effects belong to the backward part, although they may depend on no seed.
 start_p = Primitive("xform_start")
 start_p.multiple_results = True
 start_p.def_abstract_eval(lambda *avals: list(avals))
 
+# By `id` of an equation, for each of its inputs: the group of cotangents that the input belongs to.
+# An input outside all groups has an empty tuple. Equations without such inputs are not in the dict.
 Groups = dict[int, tuple[tuple[Var, ...], ...]]
 
 
 def together(cts: Sequence[Value]) -> list[Value]:
-    """Mark cotangents that one user's rule takes together; None stays None."""
+    """Mark the cotangents that one call of a user's backward function takes as a group.
+
+    A symbolic zero, None, stays None and is outside the group. A single cotangent needs no mark.
+    """
     on = [ct is not None for ct in cts]
     return spread(together_p.bind(*gather(cts, on)), on) if sum(on) > 1 else list(cts)
 
 
 def unmarked(prog: Program) -> tuple[Program, int, Groups]:
-    """Remove `start` and `together` from a program.
+    """Remove the equations `xform_start` and `xform_together` from a program.
 
     Returns:
-      The program; the number of equations before `start`; and, by the `id` of each equation that
-      reads marked cotangents, the group that each of its inputs belongs to.
+      Three things: the program, with the operands of these equations in place of their results; the
+      number of its equations before `xform_start` (all, if that does not occur); and the groups of
+      cotangents that `xform_together` marked.
     """
     names: dict[Any, Atom] = {}
     groups: dict[Any, tuple[Var, ...]] = {}
@@ -95,13 +116,13 @@ def unmarked(prog: Program) -> tuple[Program, int, Groups]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """A Joint for some of its seeds.
+    """A Joint reduced to some of its seeds.
 
     Attributes:
-      joint: the Joint with those seeds alone.
-      moved: which results of the original Joint remain; the others are absent.
-      instead: for each backward equation of the original Joint that changed, by `id`, the equations
-        that replace it.
+      joint: the reduced Joint. It has the same forward part.
+      moved: which results of the original Joint are present, and so are results of this one.
+      instead: by `id`, for each backward equation of the original Joint that changed: the equations
+        that replace it, or an empty tuple if it is removed.
     """
 
     joint: Joint
@@ -110,21 +131,28 @@ class Part:
 
 
 def part(joint: Joint, given: Mask) -> Part:
-    """Return the part of a Joint that depends on the `given` seeds."""
+    """Return a Joint reduced to the present seeds. The result is cached on the Joint."""
     if given not in joint.parts:
         joint.parts[given] = _part(joint, given)
     return joint.parts[given]
 
 
 def moved(joint: Joint, given: Mask) -> Mask:
-    """Return which inputs of the program get a cotangent if only the `given` seeds are present."""
+    """Return which inputs of the program get a cotangent if only the `given` seeds are present.
+
+    If the backward part pushes tangents, return which outputs get a tangent.
+    """
     if all(given):
         return joint.results
     return within(joint.results, part(joint, given).moved)
 
 
 def narrowed(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
-    """Return a Schedule for some seeds, with the same saved values, and the remaining results."""
+    """Return a Schedule for the present seeds alone, and which of its results are present.
+
+    A Schedule says which values the Joint saves and recomputes. The new Schedule saves the same
+    values, because the forward pass has already run.
+    """
     if ("given", given) not in schedule.cache:
         of = part(schedule.joint, given)
         order = [e for eqn in schedule.order for e in of.instead.get(id(eqn), (eqn,))]
@@ -158,7 +186,15 @@ def _part(joint: Joint, given: Mask) -> Part:
 
 
 class _Pruner:
-    """Removes the equations for absent seeds from a backward part, one equation after another."""
+    """Removes the equations that depend on absent seeds alone, one after another, in order.
+
+    Attributes:
+      tied: the groups of cotangents of the Joint.
+      consts: the constants of the program, with those of the zeros that are added.
+      moving: the values of the backward part that depend on a seed, absent or present.
+      absent: the values that depend on absent seeds alone. Grows with each equation.
+      names: for the result of a sum with one present term: that term, which replaces the result.
+    """
 
     def __init__(self, joint: Joint, given: Mask):
         self.tied: Groups = joint.tied
@@ -168,22 +204,23 @@ class _Pruner:
             if any(isinstance(v, Var) and v in self.moving for v in eqn.invars):
                 self.moving.update(eqn.outvars)
         self.absent = set(gather(joint.seeds, [not on for on in given]))
-        self.names: dict[Any, Atom] = {}  # a sum with one remaining term is an alias of that term
+        self.names: dict[Any, Atom] = {}
 
     def is_absent(self, v: Atom) -> bool:
-        """Whether an atom depends on absent seeds alone."""
+        """Return whether all seeds that a value depends on are absent."""
         return isinstance(v, Var) and v in self.absent
 
     def renamed(self, atoms: Sequence[Atom]) -> list[Atom]:
-        """Replace atoms that are aliases."""
+        """Replace the results of removed sums by the terms that remain of them."""
         return [self.names.get(v, v) if isinstance(v, Var) else v for v in atoms]
 
     def equations(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
-        """Return the equations that replace an equation."""
+        """Return the equations that replace an equation of the backward part."""
         groups = self.tied.get(id(eqn), ((),) * len(eqn.invars))
         moves = [isinstance(v, Var) and v in self.moving for v in eqn.invars]
         lost = list(map(self.is_absent, eqn.invars))
-        # A user's function gets zeros for absent cotangents if others of the group are present.
+        # A user's backward function gets zeros for absent cotangents if others of its group are
+        # present.
         filled = [
             gone and not all(map(self.is_absent, group))
             for gone, group in zip(lost, groups, strict=True)
@@ -212,7 +249,11 @@ class _Pruner:
         return (eqn if same else eqn.replace(invars=inputs),)
 
     def _join(self, eqn: JaxprEqn, lost: Sequence[bool]) -> JaxprEqn | None:
-        """Return the join of a node for fewer seeds; None if the node needs all of them."""
+        """Return the `join` of a node without its absent seeds; None if the node needs them.
+
+        `lost` says which inputs of the equation are absent. Its inputs are the token of the node,
+        the inputs of the node and the seeds.
+        """
         node, given = eqn.params["node"], eqn.params["given"]
         n = 1 + len(node.eqn.invars)
         fewer = within(given, tuple(not gone for gone in lost[n:]))
@@ -226,7 +267,7 @@ class _Pruner:
         return eqn.replace(invars=inputs, outvars=outputs, params=params)
 
     def _filled(self, eqn: JaxprEqn, lost: Sequence[bool]) -> tuple[JaxprEqn, ...]:
-        """Return an equation with zeros for its absent inputs, after the equations of the zeros."""
+        """Return the equations that make zeros for absent inputs, then `eqn` with these zeros."""
         zero_equations: list[JaxprEqn] = []
         inputs = self.renamed(eqn.invars)
         for i, v in enumerate(eqn.invars):

@@ -1,4 +1,16 @@
-"""Decide how to evaluate a Jacobian: by one mode or as a chain, and in how many chunks."""
+"""Decide how to evaluate a Jacobian: by one mode or as a chain, and how many vectors at once.
+
+Words:
+
+- a *cut* is a value that every path from the differentiated inputs to the outputs goes through. The
+  cuts divide a program into *segments*. The program with its cuts is a *chain*;
+- a *link* is the Jacobian of one segment, as its costs. The Jacobian of the program is the product
+  of all links;
+- a *sweep* pushes tangents (forward mode) or pulls cotangents (reverse mode) through some
+  neighbouring links. These tangents or cotangents are its vectors: one for each column or row of
+  the matrix that it computes;
+- an *order* is a tree of sweeps and matrix products that multiplies the links.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +32,9 @@ from xform.program.arithmetic import Value
 from xform.transforms.function import Function
 from xform.transforms.within import compiled_bytes, first_within
 
-# Reverse mode is chosen without counting FLOPs if forward mode takes this many times more vectors:
-# pulling one vector takes at most about three times the work of pushing one.
+# Reverse mode is chosen without counting FLOPs if forward mode takes this many times more vectors.
+# Pulling one cotangent takes at most about three times the work of pushing one tangent, so reverse
+# mode is then cheaper.
 _CLEAR = 4
 
 
@@ -31,10 +44,11 @@ class Choice:
 
     Attributes:
       chain: the program, cut into segments.
-      order: how the links are combined.
+      order: the sweeps and matrix products that multiply the links.
       links: the costs of the links; empty if they were not counted.
-      chunk: how many tangents (cotangents) a sweep computes at once; None: all.
-      policy: what reverse sweeps save.
+      chunk: how many vectors a sweep computes at once, for example 8; None means all of them.
+      policy: which values reverse sweeps save, a policy of `xform.policies`. None is the default
+        of `vjp`.
     """
 
     chain: Chain
@@ -44,7 +58,11 @@ class Choice:
     policy: Any = None
 
     def run(self, args: Sequence[Value]) -> tuple[list[Value], Leaves]:
-        """The outputs of the program, and its Jacobian by output leaf and input leaf."""
+        """Return the outputs of the program at `args`, and its Jacobian.
+
+        The Jacobian has a list for each output leaf. This list has, for each input leaf, an array
+        of the shape of the output leaf followed by the shape of the input leaf.
+        """
         return accumulate(self.chain, self.order, args, self.chunk, self.policy)
 
 
@@ -52,11 +70,24 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
            count: bool = False) -> Choice:  # fmt: skip
     """Choose how to evaluate the Jacobian of a traced function.
 
-    `count`: count FLOPs even if they are not needed for the choice.
+    Args:
+      fun: the function.
+      mode: "forward", "reverse", or "auto" for the order with the fewest FLOPs.
+      holomorphic: whether the function is complex-differentiable.
+      chunk: how many vectors a sweep computes at once; None means all, or fewer if a budget of the
+        peak requires it.
+      policy: which values reverse sweeps save, or a budget.
+      count: whether to count the FLOPs of the links even if the choice does not depend on them, to
+        explain the choice.
 
-    Cost: two traces of the derivative of each segment. No trace if reverse mode is clearly best:
-    the output is a scalar, or has at most a quarter of the elements of the input and half of those
-    of each cut.
+    Raises:
+      BudgetInfeasible: `policy` is a budget of the peak, and the compiled peak memory of every way
+        that was tried exceeds it.
+
+    Cost: two traces of the derivative of each segment, and under a budget of the peak, a few
+    compilations. With `count=False`, nothing is traced if `mode` is not "auto", or if reverse mode
+    is clearly best. It is if the output has at most one element, or at most a quarter of the
+    elements of the input and at most half of the elements of each cut.
     """
     policy = in_bytes(check(policy)) if policy is not None else None
     prog = Inline().program(fun.program)
@@ -79,21 +110,22 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
 
 
 def _required_mode(fun: Function, full: Chain, mode: str, holomorphic: bool, policy: Any) -> str:
-    """The mode; reverse mode instead of "auto" if no other mode has the semantics of `jacrev`.
+    """Return `mode`, but "reverse" instead of "auto" where only reverse mode is possible.
 
-    That is the case for complex inputs of a function that is not holomorphic, for integer inputs,
-    and for a budget of the saved bytes.
+    Complex inputs of a function that is not holomorphic, and integer inputs, have a Jacobian only
+    by the conventions of `jax.jacrev`. A budget of the saved bytes bounds what reverse mode saves,
+    so it has no meaning for other modes.
     """
     avals = fun.signature.primal_avals
     complex_input = any(getattr(a.dtype, "kind", "") == "c" for a in avals)
     integer = len(full.segment(0, len(full) - 1).active) < len(avals)
     saved = isinstance(policy, Budget) and policy.of != "peak"
-    one = mode == "auto" and ((complex_input and not holomorphic) or integer or saved)
-    return "reverse" if one else mode
+    only_reverse = (complex_input and not holomorphic) or integer or saved
+    return "reverse" if mode == "auto" and only_reverse else mode
 
 
 def _clear(full: Chain) -> str:
-    """Return "reverse" if it is best by the numbers of elements alone; else "auto"."""
+    """Return "reverse" if the numbers of elements alone show that it is best; else "auto"."""
     ends = full.segment(0, len(full) - 1)
     rows, columns = ends.rows, ends.columns
     inside = [size(v) for _, v in full.cuts]
@@ -104,7 +136,12 @@ def _clear(full: Chain) -> str:
 
 
 def _ways(full: Chain, mode: str, count: bool) -> list[Choice]:
-    """The ways to evaluate a chain, in order of increasing FLOPs."""
+    """Return the ways to evaluate a chain: one for a given mode, up to three for "auto".
+
+    For "auto", the first way has the fewest FLOPs. The ways by reverse mode alone and by forward
+    mode alone follow, if they differ from it and exist, in order of increasing FLOPs. Without
+    `count`, a given mode is one sweep through the uncut program, and its FLOPs are not counted.
+    """
     single = Chain(full.program, full.active, full.wanted, ())
     pure = lambda way: Choice(single, Sweep(way, 0, 0, None, math.nan))
     if mode != "auto" and not count:
@@ -121,7 +158,12 @@ def _ways(full: Chain, mode: str, count: bool) -> list[Choice]:
 
 
 def _ladders(ways: Sequence[Choice], chunk: int | None) -> Iterator[list[Choice]]:
-    """Each way with smaller and smaller chunks, then the same with a policy that saves nothing."""
+    """Yield one list of choices for each way. A budget tries the lists in this order.
+
+    A list has one way with smaller and smaller chunks, which take fewer bytes: all vectors at once,
+    then half of them, down to one. A given `chunk` is not changed. All ways follow a second time
+    with a policy that saves nothing, which takes fewer bytes and more work.
+    """
     for policy in (None, save_nothing):
         for way in ways:
             most = max(_seeds(way.order, way.chain))
@@ -131,7 +173,7 @@ def _ladders(ways: Sequence[Choice], chunk: int | None) -> Iterator[list[Choice]
 
 
 def _seeds(order: Order | None, full: Chain) -> Iterator[int]:
-    """The number of vectors of each sweep."""
+    """Yield the number of vectors of each sweep in an order."""
     if order is None:
         return
     if isinstance(order, Sweep):

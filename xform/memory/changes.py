@@ -1,7 +1,12 @@
-"""Changes that reduce the memory of a function, and how many bytes each saves.
+"""Changes that reduce the peak memory of a function, and how many bytes each change saves.
 
-This module has only changes with a reliable number: a test makes each change on several programs
-and compares with the compiler's bytes. Advice without such a number is a fact (`facts`).
+The advice of a `MemoryReport` consists of changes and facts. A change promises a number of bytes.
+This module has only changes whose number is reliable: a test makes each change on several programs
+and compares the number with the compiler's bytes. Advice without such a number is a fact (`facts`).
+
+Words: a *buffer* is memory that the compiled program uses from one step to another; a *row* is a
+buffer in the report, with its category; an axis is a *batch* if the result is a sum or a mean over
+independent parts, one for each index of the axis (`independent` proves it).
 """
 
 from __future__ import annotations
@@ -15,27 +20,35 @@ from xform.memory.attribute import Row
 from xform.memory.independent import Batch
 from xform.terminal.text import human_bytes, several
 
+# Categories of rows that are arguments of the compiled function, and of rows that it computes.
 ARGUMENTS = ("argument", "parameter", "optimizer state")
 MADE = ("activation", "recompute", "temporary")
 
 
 class Change(NamedTuple):
-    """A possible change, and the bytes that it saves on each device."""
+    """A possible change.
+
+    Attributes:
+      bytes: by how many bytes the change reduces the peak on each device.
+      text: the change and its bytes, for a user.
+    """
 
     bytes: int
     text: str
 
 
 def changes(report: Any) -> Iterator[Change]:
-    """The changes that are possible for the function of a `MemoryReport`."""
+    """Yield the changes that reduce the peak memory of the function of a `MemoryReport`."""
     yield from _replicated(report)
     yield from _batch(report)
 
 
 def spared(report: Any, left: Callable[[Row], float]) -> int:
-    """By how many bytes the peak falls if each buffer shrinks to the fraction `left(row)`.
+    """Return by how many bytes the peak falls if some buffers shrink.
 
-    The live bytes of every step are added up again, because the peak may move to another step.
+    The buffer of each row shrinks to the fraction `left(row)` of its bytes; 1 leaves it unchanged.
+    The live bytes are computed again for every step of the program, because the peak may move to
+    another step.
     """
     fewer = [0.0] * (len(report.live) + 1)
     for row in report.buffers:
@@ -48,7 +61,11 @@ def spared(report: Any, left: Callable[[Row], float]) -> int:
 
 
 def _replicated(report: Any) -> Iterator[Change]:
-    """Shard the arguments that every device holds in full."""
+    """Yield the change to shard the arguments that every device holds in full, if there are any.
+
+    On `n` devices, each device then holds one part of `n`. An argument is held in full if its
+    buffer on one device has the shape of the whole array.
+    """
     n = report.compilation.devices
     rows = [r for r in report.peak if (r.dtype, r.shape) in report.shapes
             and r.category in ARGUMENTS]  # fmt: skip
@@ -63,10 +80,11 @@ def _replicated(report: Any) -> Iterator[Change]:
 
 
 def _batch(report: Any) -> Iterator[Change]:
-    """Halve the first axis that is proven to be a batch.
+    """Yield the change to halve the first axis that is proven to be a batch, if its size is even.
 
-    A smaller temporary may also fit into the memory of an output and so save more bytes. There is
-    no such change on several devices, since the program does not show how a buffer is split.
+    The promised bytes are a lower bound: a smaller temporary may also fit into the memory of an
+    output, which saves more. On several devices this change is not proposed, because the traced
+    program does not show how the devices split a buffer.
     """
     batch = next(iter(report.shown.batches), None)
     if batch is None or batch.size % 2 or report.compilation.devices > 1:
@@ -82,10 +100,12 @@ def _batch(report: Any) -> Iterator[Change]:
 
 
 def _with_batch(report: Any, batch: Batch) -> set[int]:
-    """The `id` of each row whose buffer has the batch in its shape.
+    """Return the `id` of each row whose buffer has the batch in its shape.
 
-    An argument keeps the shape that it has in the traced program. For other values, the compiler
-    may merge or reorder axes, but it keeps their number of elements.
+    Arguments, outputs and gradients keep the shapes of the traced program. Such a row has the batch
+    if its shape occurs in the program only with the batch. For the rows in `MADE`, the compiler may
+    merge or reorder axes. Such a row has the batch if it has as many elements as a traced value
+    with the batch, or if one of its axes has the length of a traced axis that contains the batch.
     """
     counts = {math.prod(shape) for shape in batch.has}
 

@@ -58,7 +58,8 @@ def listing(prog: Program, lines: bool = False, note: Callable[[JaxprEqn], str] 
       paint: gets a variable or literal and its text, and returns the text to print, for example in
         colour.
 
-    >>> from xform import ir, passes
+    >>> from xform import passes
+    >>> from xform.program import ir
     >>> print(passes.listing(ir.trace(lambda x: [jnp.sin(x) * 2.0], jnp.ones(3))))
     inputs  a:f32[3]
       b:f32[3] = sin a

@@ -1,4 +1,8 @@
-"""Verify the result of a pass: a valid program with the same types and effects."""
+"""Verify the result of a pass: a valid program with the same types and effects as before.
+
+A *pass* rewrites a program without changing its values. *Nested* programs are the bodies of loops,
+branches and calls. An *effect* is a print, a callback or a use of a mutable value.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,16 @@ from xform.program.source import frame
 
 
 def verify(before: Program, after: Program, name: str = "") -> None:
-    """Check that a pass returned a valid program with the same types and effects.
+    """Check that a pass returned a valid program with the same types and effects as before.
 
-    It checks that
+    The check does not compare values. It requires that
 
     - inputs and outputs have the same types as before;
-    - every variable is defined once, before it is read;
-    - new and changed equations have the types that their primitives give them;
-    - the equations with effects are the same as before, in the same order.
-
-    Nested programs are checked in the same way, except for the types.
+    - every variable is defined once, before it is read, also in nested programs;
+    - the results of each new or changed equation have the types that its primitive gives them. In
+      nested programs, only the types of the equation around them are checked;
+    - the equations with effects have the same primitives as before, in the same order, also in
+      nested programs. Their parameters and operands may differ.
 
     Args:
       before: the program before the pass.
@@ -31,11 +35,13 @@ def verify(before: Program, after: Program, name: str = "") -> None:
       name: the name of the pass, for the error message.
 
     Raises:
-      BrokenPass: a check failed. The message shows the first wrong equation.
+      BrokenPass: a check failed. If an equation is wrong, the message shows the first such equation
+        and its source line.
 
-    Cost: linear in equations; each changed equation is traced once.
+    Cost: linear in the number of equations. Each new or changed equation is traced once.
 
-    >>> from xform import ir, passes
+    >>> from xform import passes
+    >>> from xform.program import ir
     >>> prog = ir.trace(lambda x: [jnp.sin(x)], jnp.ones(3))
     >>> passes.verify(prog, passes.Dce()(prog))
     """
@@ -63,7 +69,10 @@ def verify(before: Program, after: Program, name: str = "") -> None:
 
 
 def _defined(request: str, prog: Program) -> None:
-    """Check that every variable is defined once, before it is read."""
+    """Check that every variable is defined once, before it is read, also in nested programs.
+
+    A nested program that passed once is not checked again: it may occur in many equations.
+    """
     known: set[Any] = set()
     for v in (*prog.inputs, *(v for v, _ in prog.consts)):
         if v in known:
@@ -86,9 +95,10 @@ def _defined(request: str, prog: Program) -> None:
 
 
 def _signature(eqn: JaxprEqn) -> Any:
-    """The data that determine an equation's types.
+    """Return the data that determine whether an equation's types are right.
 
-    Unchanged equations share one dict of parameters, so its `id` identifies the parameters.
+    An equation with the signature of an equation before the pass is not traced. Equations that a
+    pass leaves unchanged keep their dict of parameters, so the dict's `id` identifies them.
     """
     avals = tuple(v.aval for v in (*eqn.invars, *eqn.outvars))
     return eqn.primitive, id(eqn.params), avals
@@ -107,7 +117,11 @@ def _typed(request: str, i: int, eqn: JaxprEqn) -> None:
 
 
 def _effects(prog: Program) -> Iterator[JaxprEqn]:
-    """The equations with effects in program order, also inside loops, branches and calls."""
+    """Yield the equations with effects in program order, also those in nested programs.
+
+    For an equation with nested programs, the equations inside it are yielded, not the equation
+    itself. So a pass may rebuild a loop around a print.
+    """
     for eqn in prog.equations:
         if has_effects(eqn):
             inner = bodies(eqn)

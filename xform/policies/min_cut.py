@@ -1,4 +1,12 @@
-"""`min_cut`: the policy that saves the fewest bytes. It is the default for compiled programs."""
+"""`min_cut`: the default policy of compiled programs. A minimum cut decides what to save.
+
+Each value that the backward pass reads is saved, at a price of its bytes, or recomputed, at the
+price of its work. The policy minimizes the sum of these prices. By default, work that XLA does not
+fuse has an infinite price, so only operations that XLA fuses are recomputed.
+
+A *bottleneck* is a place in the forward pass between two expensive operations, such as products,
+where fewer bytes cross than at the neighbouring places. An example is the place between two layers.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +20,34 @@ from xform.policies.budgets import Regions, of_regions
 
 @dataclasses.dataclass(frozen=True)
 class MinCut:
-    """A policy that minimizes the saved bytes plus the price of the recomputed work.
+    """A policy that minimizes the saved bytes plus `price` times the recomputed FLOPs.
 
-    It decides for a whole program at once. When called for one primitive, as JAX calls a policy, it
-    saves products and convolutions.
+    The sum counts the FLOPs of operations that XLA does not fuse, such as products. Operations that
+    XLA fuses have a small price for each byte instead. The saved bytes are those of the values'
+    types, except for `apart`, `written` and `rounds`, which change the price of saving some values.
+
+    The policy decides about all values of a program at once. JAX calls a policy for one primitive
+    at a time, without the program. This policy then saves products and convolutions.
 
     Attributes:
-      price: the price, in bytes, of recomputing a FLOP of work that does not fuse. If it is
-        infinite, such work is never recomputed.
-      then: the price after the fraction `at` of each program.
-      at: a fraction of the program, between 0 and 1.
-      written: an extra price, for each byte, of saving a value that would otherwise be fused and
-        never written to memory. So of two values of equal size, the result of a product is saved.
-      apart: which bottlenecks of a program are free to save: 0 none, 1 all, 2 every second one, 3
-        every third one, and so on, in order.
-      free: whether the cut also decides inside remat regions without a policy, which otherwise save
-        nothing.
-      regions: "marked" to keep remat regions, "open" to dissolve them first, see `open_regions`.
-      rounds: whether the compiler rounds the operands of products to half their bits, and stores
-        only the rounded value if nothing else reads it. If so, a value that only products read
-        costs half its bytes.
+      price: the price, in bytes, of each recomputed FLOP of operations that XLA does not fuse. With
+        an infinite price they are never recomputed.
+      then: the price that replaces `price` after the fraction `at` of each program.
+      at: a fraction between 0 and 1. `price` holds for this fraction of the equations, from the
+        first one, and `then` for the rest. With 1.0, `price` holds for the whole program.
+      written: an extra price, for each byte, of saving a value that XLA would otherwise fuse into
+        its readers and never write to memory. So if the result of a product and a fused value take
+        equal bytes, the result of the product is saved, because it is in memory in any case.
+      apart: which bottlenecks have no price. At these, the values that cross are free to save. With
+        0 there are no such bottlenecks, with 1 all, with 2 every second one in program order, with
+        3 every third one, and so on.
+      free: whether the cut also decides inside remat regions without a policy. Otherwise these
+        regions save nothing.
+      regions: "marked" keeps the remat regions of the program, which then decide what they save;
+        "open" dissolves them first, see `open_regions`.
+      rounds: whether the compiler rounds the operands of products to half their bits, as on TPUs,
+        and stores only the rounded value if nothing else reads the operand. Then the price of
+        saving a value that only products read is half its bytes.
     """
 
     price: float = math.inf
@@ -44,7 +60,7 @@ class MinCut:
     rounds: bool = False
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
-        """Whether a primitive is expensive to recompute: a product or a convolution."""
+        """Return whether JAX saves the primitive's result: true for a product or a convolution."""
         return prim in (dot_general_p, conv_general_dilated_p)
 
     def __repr__(self) -> str:
@@ -53,7 +69,9 @@ class MinCut:
 
 
 min_cut = MinCut(apart=2)
-"""The default. It recomputes only operations that XLA fuses, and saves the fewest bytes for that.
+"""The default policy. Its price is infinite, so it recomputes only operations that XLA fuses.
 
-Values at every second bottleneck of the program, such as between layers, are free to save.
+Among the choices that do this, it saves the fewest bytes, where the values that cross every second
+bottleneck count as zero bytes. Saving these values keeps a chain of cheap recomputes from reaching
+back over many layers, whose values would all be live at once.
 """

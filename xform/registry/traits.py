@@ -1,7 +1,12 @@
 """Traits: the properties of a primitive besides its derivative.
 
-They tell how the compiler treats an equation, what it costs, and which rewrites are allowed. They
-are part of the primitive's rule: `table.traits(eqn.primitive)` returns them.
+Traits tell how the compiler treats an equation of the primitive, what the equation costs, and which
+rewrites of a program are allowed. They are part of the primitive's rule, so
+`table.traits(eqn.primitive)` returns them.
+
+Words: the *operands* of an equation are its inputs; its *reach* says on which elements of the
+operands each element of a result depends; a *movement* copies elements without computing, like a
+transpose.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ Count = Callable[[JaxprEqn], float]
 
 
 def none(eqn: JaxprEqn) -> float:
-    """The count of FLOPs or bytes of an equation that takes none."""
+    """Return 0, as `flops` or `bytes` of a primitive that takes no FLOPs or moves no bytes."""
     return 0.0
 
 
@@ -25,34 +30,43 @@ def none(eqn: JaxprEqn) -> float:
 class Traits:
     """The properties of a primitive besides its derivative.
 
-    The planner does not choose to recompute equations that are `random`, `collective` or
-    `foreign`. They are recomputed only under a policy that saves exactly the values it names.
+    A minimum cut and a budget do not choose to recompute equations that are `random`, `collective`
+    or `foreign`. Such an equation is recomputed only if a policy that decides about one value at a
+    time, such as `save_nothing`, does not save its result. The policy of a remat region may be of
+    this kind.
 
     Attributes:
-      fusion: how XLA fuses it with its neighbours: as an elementwise operation, a movement of data
-        (no FLOPs) or a reduction; "" if it runs as a kernel of its own.
-      view: the result holds the elements of the operand, reshaped or repeated. It is never saved,
-        because it costs nothing to make from the operand.
-      identity: the result equals the operand, with a name, a sharding or a mark attached.
-      pools: reduces each of many windows of the operand to one element.
-      dear: so expensive per element that XLA does not duplicate it into every reader.
-      pure: an equal equation may replace it. False for primitives that keep the compiler from
-        merging values, such as barriers.
-      foldable: may be evaluated at trace time if its inputs are known. Calls never are.
-      random: draws random numbers, or makes keys.
-      collective: communicates between the devices of a mesh.
-      foreign: a kernel, a callback or a transfer, which the compiler cannot analyze.
-      call: for a call, the parameter that holds the called program.
-      calls: the meaning of a call beyond its body: "" for none, a "custom" derivative, a remat
-        "region", a "mark" of how to run it.
-      flops: a function that counts its FLOPs. None: one per element of the results (of the operand,
-        for a reduction; none for a movement).
-      bytes: a function that counts the bytes of memory traffic of a recompute. None: the bytes of
-        the results (of the operands, for a reduction).
-      lowered: a function that returns the `Program` that replaces it on CPUs and GPUs, or None if
-        unknown. None: it is an XLA operation, or opaque to XLA.
-      reach: on which elements of the operands an element of the result depends. None: on all
-        elements of every operand that it has a derivative in.
+      fusion: how XLA fuses the equation with its neighbours: as an "elementwise" operation, a
+        "movement" or a "reduction". "" if XLA runs it on its own, such as a matrix product.
+      view: whether the result is the operand, reshaped or repeated, such as by `broadcast_in_dim`.
+        A view is never saved, because it costs nothing to make from its operand.
+      identity: whether the result equals the operand. Such a primitive attaches information to a
+        value: a name, a sharding, or that no derivative passes.
+      pools: whether the primitive reduces many windows of the operand to one element each.
+      dear: whether the operation is so expensive for each element that XLA does not duplicate it
+        into every reader of the result. For example `exp`.
+      pure: whether an earlier equation with equal operands and parameters may replace this one.
+        False for primitives that keep the compiler from merging values, such as barriers.
+      foldable: whether an equation whose operands are known may be evaluated at trace time. Calls
+        are never evaluated there, see `folds`.
+      random: whether the primitive draws random numbers or makes keys.
+      collective: whether the primitive communicates between the devices of a mesh.
+      foreign: whether the primitive is a kernel, a callback or a transfer, which the compiler
+        cannot analyze.
+      call: for a call, the name of the parameter that holds the called program; else "".
+      calls: what a call means besides running its program. "": nothing more. "custom": the call has
+        its own derivative. "region": it is a remat region. "mark": it says how or where to run the
+        program, as `compute_on` does.
+      flops: a function from an equation to its FLOPs. None: a call has the FLOPs of its program, a
+        movement 0, a reduction one for each element of the operand, and any other equation one for
+        each element of the results.
+      bytes: a function from an equation to the bytes of memory traffic that recomputing it costs.
+        None: the bytes of the operands for a reduction, else the bytes of the results.
+      lowered: a function from an equation to the `Program` that JAX gives to XLA in its place on
+        CPUs and GPUs; the function returns None if that is unknown. None: the primitive is a single
+        XLA operation, or XLA cannot analyze it.
+      reach: on which elements of the operands each element of the result depends. None: on all
+        elements of each operand that the primitive has a derivative in.
     """
 
     fusion: Literal["elementwise", "movement", "reduction", ""] = ""
@@ -74,22 +88,25 @@ class Traits:
 
     @property
     def folds(self) -> bool:
-        """Whether it is evaluated at trace time if its inputs are known. Calls never are."""
+        """Whether an equation with known operands may be evaluated at trace time; no call may."""
         return self.foldable and not (self.call or self.calls)
 
     @property
     def fusible(self) -> bool:
-        """Whether XLA fuses it with the readers of its result."""
+        """Whether XLA fuses the equation with the readers of its result."""
         return bool(self.fusion)
 
     @property
     def repeatable(self) -> bool:
-        """Whether the planner may choose to recompute it."""
+        """Whether a minimum cut or a budget may recompute the equation."""
         return not (self.random or self.collective or self.foreign)
 
     @property
     def named(self) -> list[str]:
-        """Words for the traits that differ from the default."""
+        """The traits that differ from their defaults, as words for the table of `xform rules`.
+
+        For example `["elementwise", "dear"]`. The reach is left out.
+        """
         default = Traits()
         words: list[str] = [self.fusion] if self.fusion else []
         for field in dataclasses.fields(self)[1:]:
@@ -105,19 +122,23 @@ class Traits:
         return words
 
 
+# Traits of a primitive without a rule: XLA does not fuse it, and it is never evaluated early.
 UNKNOWN = Traits(foldable=False)
+# All traits have their defaults.
 PLAIN = Traits()
 ELEMENTWISE = Traits("elementwise", reach=EACH)
 DEAR = Traits("elementwise", dear=True, reach=EACH)
 MOVEMENT = Traits("movement", reach=MOVED)
 VIEW = Traits("movement", view=True, reach=MOVED)
-# A conversion: counted as a movement, but each element stays where it is.
+# A conversion of the dtype: no FLOPs, like a movement, but each element stays in its place.
 CONVERSION = Traits("movement", reach=EACH)
 REDUCTION = Traits("reduction")
-# No FLOPs, and no loop over elements.
+# An identity that attaches a sharding or a layout. It takes no FLOPs, and XLA runs no loop for it.
 MARK = Traits(identity=True, flops=none, reach=EACH)
+# No FLOPs, and not fused: for example a conversion of random keys.
 UNFUSED = Traits(flops=none)
 RANDOM = Traits(random=True)
 COLLECTIVE = Traits(collective=True)
+# A collective that computes nothing, such as `all_gather`.
 EXCHANGE = Traits(collective=True, flops=none)
 FOREIGN = Traits(foreign=True, foldable=False)

@@ -1,7 +1,15 @@
 """Contractions: dot_general, ragged_dot_general and convolution, linear in each of two operands.
 
-The transpose of a contraction contracts the cotangent with the other operand. It is computed in the
-`preferred_element_type` of the forward contraction, and returned in the operand's dtype.
+The cotangent of an operand contracts `ct`, the cotangent of the result `y`, with the other operand.
+It is computed in the `preferred_element_type` of the forward contraction, and returned in the
+operand's dtype. `_..._lhs` computes it for the left operand (`a`, or the input `x` of a
+convolution), and `_..._rhs` for the right operand (`b`, or the kernel `w`).
+
+The axes of `a` and `b` are of three kinds. *Batch* axes are in both operands and in `y`.
+*Contracted* (summed) axes are in both operands only. *Own* axes are in one operand and in `y`.
+
+The *reach* of a primitive says which elements of the operands each element of `y` depends on. Its
+`Links` give the axis of the operand along which each axis of `y` runs (`xform.registry.reach`).
 """
 
 from __future__ import annotations
@@ -30,13 +38,13 @@ Axes = Sequence[int]
 
 
 def of_type(ct: Any, x: Any) -> Any:
-    """Return `ct` in the dtype of `x`; the cotangent of a real operand is real."""
+    """Return `ct` in the dtype of `x`. If `x` is real, the imaginary part of `ct` is dropped."""
     ct = lax.real(ct) if np.iscomplexobj(ct) and not np.iscomplexobj(x) else ct
     return ct if ct.dtype == x.dtype else lax.convert_element_type(ct, x.dtype)
 
 
 def rest(ndim: int, *taken: Axes) -> list[int]:
-    """Return the axes that are not among the taken ones."""
+    """Return the axes of an array with `ndim` axes that are in none of the lists `taken`."""
     return [i for i in range(ndim) if not any(i in axes for axes in taken)]
 
 
@@ -50,7 +58,10 @@ def sharded(x: Any, axes: Axes) -> Any:
     return None if mesh.empty else NamedSharding(mesh, PartitionSpec(*(None for _ in axes)))
 
 
-# dot_general: y[batch, a's own, b's own].
+# dot_general: y[n, i, j] = sum over k of a[n, i, k] b[n, j, k]. Here n stands for all batch axes, i
+# and j for the own axes of a and of b, and k for the contracted axes. Therefore
+#     cotangent of a[n, i, k] = sum over j of ct[n, i, j] b[n, j, k]
+#     cotangent of b[n, j, k] = sum over i of ct[n, i, j] a[n, i, k]
 
 
 def _dot_lhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
@@ -73,15 +84,15 @@ def _dot_rhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
 
 def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_known: Axes,
          x_sum: Axes, x_batch: Axes, x_own: Axes, precision: Any, preferred: Any):  # fmt: skip
-    """Return the cotangent of `x`: `ct` contracted over the axes that only `known` has."""
-    dims = (
-        (ct_known, rest(np.ndim(known), known_sum, known_batch)),
-        (
-            range(len(x_batch)),
-            known_batch,
-        ),
-    )
-    # The last axes of the product are the contracted axes of `known`, in the order of `known`.
+    """Return the cotangent of the operand `x`, given the other operand `known`.
+
+    Contracts `ct` with `known` over the own axes of `known`, the axes `ct_known` of `ct`. The other
+    arguments are axes of each kind; `sum` axes are contracted in the forward product.
+    """
+    own = rest(np.ndim(known), known_sum, known_batch)
+    dims = (ct_known, own), (range(len(x_batch)), known_batch)
+    # The axes of the product, as axes of `x`. The last ones are the contracted axes, in the order
+    # of `known`.
     order = [*x_batch, *x_own, *(x_sum[i] for i in np.argsort(known_sum))]
     out = lax.dot_general(ct, known, dims, precision, preferred, out_sharding=sharded(x, order))
     return of_type(lax.transpose(out, np.argsort(order)), x)
@@ -93,13 +104,15 @@ def _dot_flops(eqn: JaxprEqn) -> int:
 
 
 def _product(v: Any, axes: Axes) -> int:
+    """Return the product of the lengths of some axes of a value."""
     return math.prod(cost.shape(v)[i] for i in axes)
 
 
 def _dot_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Link each output axis to the operand's own axes and to the batch axes.
+    """Return the reach: each batch axis and own axis of the result runs along that of the operand.
 
-    If the other operand is a known matrix, its zeros restrict the links.
+    All elements along the contracted axes count. If the other operand is a known matrix, only those
+    count that meet a nonzero of the matrix. `values` has the operands that are known, else None.
     """  # fmt: skip
     (a_sum, b_sum), (a_batch, b_batch) = eqn.params["dimension_numbers"]
     shapes = list(map(shape, eqn.invars))
@@ -121,7 +134,14 @@ bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(
     flops=_dot_flops, reach=Linked(_dot_reach, reads=(0, 2))))  # fmt: skip
 
 
-# ragged_dot_general: a third input, the group sizes, separates the groups of the operands.
+# ragged_dot_general. One axis of a, the *ragged* axis r, consists of consecutive groups. The third
+# input has their sizes; g(r) is the group of r. Each cotangent is a ragged product over the groups:
+# - r is an own axis: y[r, j] = sum over k of a[r, k] b[g(r), k, j]
+#       cotangent of a[r, k] = sum over j of ct[r, j] b[g(r), k, j]
+#       cotangent of b[g, k, j] = sum over r in group g of a[r, k] ct[r, j]
+# - r is contracted: y[g, i, j] = sum over r in group g of a[i, r] b[r, j]
+#       cotangent of a[i, r] = sum over j of b[r, j] ct[g(r), i, j]
+#       cotangent of b[r, j] = sum over i of a[i, r] ct[g(r), i, j]
 
 
 class Grouped(Bilinear):
@@ -149,11 +169,11 @@ def _ragged_lhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
     last = range(ct.ndim - len(b_own), ct.ndim)
     summed = [a_sum[i] for i in np.argsort(b_sum)]
     kind = (sizes, precision, preferred_element_type)
-    if ragged in own:  # ct[batch, own, b's own] and b[group, batch, sum, own]
+    if ragged in own:  # ct[batch, a's own, b's own] and b[group, batch, sum, b's own]
         dims = (last, b_own), (range(len(a_batch)), b_batch)
         rows = len(a_batch) + own.index(ragged)
         return _ragged(ct, b, a, dims, rows, group, [*a_batch, *own, *summed], *kind)
-    if ragged in a_sum:  # b[batch, sum, own] and ct[group, batch, a's own, b's own]
+    if ragged in a_sum:  # b[batch, sum, b's own] and ct[group, batch, a's own, b's own]
         dims = (b_own, last), (b_batch, range(1, 1 + len(a_batch)))
         rows = b_sum[list(a_sum).index(ragged)]
         return _ragged(b, ct, a, dims, rows, (0,), [*a_batch, *summed, *own], *kind)
@@ -168,7 +188,7 @@ def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
     own = rest(np.ndim(a), a_sum, a_batch)
     b_own = rest(np.ndim(b), b_sum, b_batch, group)
     order = [*group, *b_batch, *(b_sum[i] for i in np.argsort(a_sum)), *b_own]
-    first = 0 if ragged in own else 1  # the groups of ct come first if rows are summed
+    first = 0 if ragged in own else 1  # ct has a group axis first if the ragged axis is contracted
     if ragged in a_batch:
         raise _ragged_batch()
     batch = range(first, first + len(a_batch))
@@ -188,18 +208,22 @@ def _ragged_batch() -> UnsupportedParam:
 
 def _ragged(a: Any, b: Any, x: Any, dims: Any, ragged: int, group: Axes, order: Axes, sizes: Any,
             precision: Any, preferred: Any):  # fmt: skip
-    """Return the cotangent of `x`: a ragged product with the axes of `x` in the order `order`."""
+    """Return the cotangent of `x`: the ragged product of `a` and `b`, with the axes of `x`.
+
+    `dims`, `ragged` and `group` describe the axes of `a` and `b` for `ragged_dot_general`. `order`
+    has the axes of the product, as axes of `x`.
+    """
     numbers = lax.RaggedDotDimensionNumbers(dims, (ragged,), group)
     out = lax.ragged_dot_general(a, b, sizes, numbers, precision, preferred)
     return of_type(lax.transpose(out, np.argsort(order)), x)
 
 
 def _ragged_flops(eqn: JaxprEqn) -> int:
-    """Return the FLOPs: each row of the left side meets one group of the right side."""
+    """Return the FLOPs. Each index of the ragged axis is multiplied with one group only."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     outputs = cost.size(eqn.outvars[0])
-    if numbers.lhs_ragged_dimensions[0] in contracted:  # each group has its own result
+    if numbers.lhs_ragged_dimensions[0] in contracted:  # y has a matrix for each group
         outputs //= cost.shape(eqn.outvars[0])[0]
     return 2 * outputs * _product(eqn.invars[0], contracted)
 
@@ -208,16 +232,34 @@ declare(Grouped, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs],
         Traits(flops=_ragged_flops))  # fmt: skip
 
 
-# Convolution: y[n, o, p] = Σ x[n, i, p·stride + k·dilation − low] · w[o, i, k].
+# Convolution, for one spatial axis (all are alike) and one group:
+#     y[n, o, p] = sum over i and k of x'[n, i, p * stride + k * dilation - low] w[o, i, k]
+# n is the example, o and i the output and the input feature, p and k the positions of output and
+# kernel. x' is x with `lhs_dilation - 1` zeros (holes) between elements and zeros (padding)
+# outside, `low` of them before. `stride` is `window_strides`, `dilation` is `rhs_dilation`.
+#
+# Both cotangents are convolutions again. Their input has the first padding below. The length that
+# their output must have, with holes, gives the padding after the input: with stride 1, the output
+# has the length `input + both paddings - kernel + 1`.
+# - Cotangent of x (a transposed convolution): y[p] reads x'[q] by w[k] if
+#   p * stride = q + low - k * dilation. So the input is ct with holes for the stride, the kernel is
+#   w reversed, with o and i swapped, and the padding before is `window - 1 - low`, where `window`
+#   is the length of w with holes. The stride `lhs_dilation` skips the holes of x'.
+# - Cotangent of w: the input is x with padding `low`, the kernel is ct with holes for the stride,
+#   and the sum runs over n, which takes the place of i. So feature groups become batch groups. The
+#   stride `rhs_dilation` skips the holes of w.
+# Source: Dumoulin and Visin, "A guide to convolution arithmetic for deep learning",
+# arXiv:1603.07285, chapter 4. `_conv_general_vjp_lhs_padding` and `_conv_general_vjp_rhs_padding`
+# in `jax/_src/lax/convolution.py` compute the same paddings.
 
 
 def _extent(size: int, dilation: int) -> int:
-    """Return the length of an axis with `dilation - 1` holes between its elements."""
+    """Return the length of an axis of `size` elements with `dilation - 1` holes between them."""
     return max(0, (size - 1) * dilation + 1)
 
 
 def regroup(x: Any, groups: int, source: int, target: int) -> Any:
-    """Move the outer factor `groups` of the axis `source` to the axis `target`."""
+    """Split the axis `source` into `groups` parts, and append the parts along the axis `target`."""
     if groups == 1:
         return x
     shape = list(x.shape)
@@ -243,21 +285,14 @@ def _conv_lhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
         length = _extent(x.shape[x_axis], lhs_dilation[i])
         pads.append((window - 1 - low, length - _extent(ct.shape[y_axis], window_strides[i]) + low))
     kernel = lax.rev(regroup(w, groups, w_spec[0], w_spec[1]), w_spec[2:])
+    swapped = w_spec[1], w_spec[0], *w_spec[2:]
     out = lax.conv_general_dilated(
-        ct,
-        lax.convert_element_type(kernel, ct.dtype),
-        window_strides=lhs_dilation,
-        padding=pads,
-        lhs_dilation=window_strides,
-        rhs_dilation=rhs_dilation,
-        dimension_numbers=lax.ConvDimensionNumbers(
-            y_spec, (w_spec[1], w_spec[0], *w_spec[2:]), x_spec
-        ),
-        feature_group_count=groups,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=sharded(x, range(x.ndim)),
-    )
+        ct, lax.convert_element_type(kernel, ct.dtype), window_strides=lhs_dilation, padding=pads,
+        lhs_dilation=window_strides, rhs_dilation=rhs_dilation,
+        dimension_numbers=lax.ConvDimensionNumbers(y_spec, swapped, x_spec),
+        feature_group_count=groups, precision=precision,
+        preferred_element_type=preferred_element_type, out_sharding=sharded(x, range(x.ndim)),
+    )  # fmt: skip
     return of_type(regroup(out, batch_group_count, x_spec[1], x_spec[0]), x)
 
 
@@ -266,7 +301,7 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
               batch_group_count: int, precision: Any, preferred_element_type: Any,
               out_sharding: Any):  # fmt: skip
     if not math.prod(ct.shape):
-        return lax.full_like(w, 0)  # the cotangent would be a window of size 0
+        return lax.full_like(w, 0)  # `ct` would be a kernel of size 0
     specs = [(spec[1], spec[0], *spec[2:]) for spec in dimension_numbers]
     pads = []
     axes = zip(*(spec[2:] for spec in specs), strict=True)
@@ -277,57 +312,47 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
         high = _extent(w.shape[w_axis], rhs_dilation[i]) + window - 1 - length - low
         pads.append((low, high))
     out = lax.conv_general_dilated(
-        lax.convert_element_type(x, ct.dtype),
-        ct,
-        window_strides=rhs_dilation,
-        padding=pads,
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=window_strides,
+        lax.convert_element_type(x, ct.dtype), ct, window_strides=rhs_dilation, padding=pads,
+        lhs_dilation=lhs_dilation, rhs_dilation=window_strides,
         dimension_numbers=lax.ConvDimensionNumbers(specs[0], specs[2], specs[1]),
-        feature_group_count=batch_group_count,
-        batch_group_count=feature_group_count,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
+        feature_group_count=batch_group_count, batch_group_count=feature_group_count,
+        precision=precision, preferred_element_type=preferred_element_type,
         out_sharding=sharded(w, range(w.ndim)),
-    )
+    )  # fmt: skip
     return of_type(out, w)
 
 
 def _conv_flops(eqn: JaxprEqn) -> int:
-    """Return 2 FLOPs for each output element, input channel of its group, and tap on the input."""
+    """Return 2 FLOPs for each product of a kernel element with an element of `x`, not a zero."""
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     x, w, y = map(cost.shape, (*eqn.invars, *eqn.outvars))
     taps = math.prod(
         _taps(x[i], w[j], y[k], *options)
         for i, j, k, *options in zip(
-            numbers.lhs_spec[2:],
-            numbers.rhs_spec[2:],
-            numbers.out_spec[2:],
-            params["window_strides"],
-            params["lhs_dilation"],
-            params["rhs_dilation"],
-            params["padding"],
-            strict=True,
-        )
-    )
+            numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:],
+            params["window_strides"], params["lhs_dilation"], params["rhs_dilation"],
+            params["padding"], strict=True)
+    )  # fmt: skip
     batch, channels = (y[i] for i in numbers.out_spec[:2])
     return 2 * batch * channels * w[numbers.rhs_spec[1]] * taps
 
 
 def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spread: int,
           padding: tuple[int, int]) -> int:  # fmt: skip
-    """Return how many pairs of output and window position meet an input element, on one axis.
+    """Count the pairs of positions of output and kernel that read no padding and no hole.
 
-    `dilation` is that of the input, `spread` that of the window.
+    For one spatial axis with the lengths `n_in`, `n_window` (the kernel) and `n_out`. `dilation` is
+    that of the input, `spread` that of the kernel.
     """
     at = np.arange(n_out)[:, None] * stride + np.arange(n_window) * spread - padding[0]
     return int(np.sum((at >= 0) & (at <= (n_in - 1) * dilation) & (at % dilation == 0)))
 
 
 def _conv_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Link an output to the input elements in its window, and to the kernel of its own feature.
+    """Return the reach: the input elements in the window, and the kernel of the output feature.
 
-    If the kernel is known, each place of the window has its own links, restricted by zeros.
+    If the kernel is known (`values`), each position of the kernel (a tap) has its own links, and
+    the kernel's zeros restrict them.
     """
     p = eqn.params
     x_spec, w_spec, y_spec = p["dimension_numbers"]
@@ -353,11 +378,11 @@ def _conv_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
         if not np.any(features != 0):
             continue
         links = dict(zip(y_spec[2:], map(Along, x_spec[2:], map(places, at)), strict=True))
-        # Output feature o of group g reads the input features of g.
-        own = np.arange(y[y_spec[1]]) * groups // max(y[y_spec[1]], 1)
+        # The output feature o is in the feature group g and reads the input features of that group.
+        group_of = np.arange(y[y_spec[1]]) * groups // max(y[y_spec[1]], 1)
         across = np.zeros((y[y_spec[1]], x[x_spec[1]]), bool)
         n = w[w_spec[1]]
-        for o, g in enumerate(own):
+        for o, g in enumerate(group_of):
             across[o, g * n : (g + 1) * n] = features[o] != 0
         links[y_spec[1]] = Along(x_spec[1], nonzeros(across))
         if batches == 1:

@@ -1,4 +1,8 @@
-"""`pareto`: peak memory against recomputed work, for xform's plans and JAX's stock policies."""
+"""`pareto`: peak memory against recomputed FLOPs, for xform's plans and JAX's stock policies.
+
+A *plan* says which values the backward pass saves and which it recomputes. The *stock policies* are
+the four policies of `jax.checkpoint_policies` that take no arguments (`_STOCK`).
+"""
 
 from __future__ import annotations
 
@@ -35,26 +39,35 @@ def pareto(
     points: int = 8,
     verify: bool = True,
 ) -> Pareto:
-    """Compute how much work each reduction of the peak memory of `f`'s gradient costs.
+    """Compute how many FLOPs the gradient of `f` recomputes to take less peak memory.
+
+    The first plan is that of `min_cut`, the default policy. The other plans are for budgets of the
+    peak, in equal steps from the peak of `min_cut` down to the lowest peak that a search finds. A
+    budget that no plan fits is left out, so there may be fewer plans than `points`.
 
     Args:
       f: pure function of pytrees of arrays that returns a scalar.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       argnums: position or positions of the arguments to differentiate.
       has_aux: whether `f` returns a pair; only the first is differentiated.
-      target: the backend to plan for; None is JAX's default.
-      points: the number of xform's plans, from the peak of `min_cut` down to the lowest peak.
-      verify: whether to compile xform's plans; otherwise their bytes are simulated.
+      target: the backend to plan for, such as "cpu", "tpu:v5e:1x1" or "gpu:h100". None is JAX's
+        default backend.
+      points: the number of xform's plans, `min_cut` included; a positive integer.
+      verify: whether the compiler measures the peak of each plan, also for the stock policies.
+        Otherwise the peaks are simulated.
 
     Returns:
-      A `Pareto`, which prints as a table; `plot(path)` draws it. It also has all of JAX's stock
-      policies, each for the whole function, from saving everything, as `jax.grad` does, to saving
-      nothing.
+      A `Pareto` with one point for each plan, by falling peak bytes, and then one point for each of
+      four stock policies of JAX: `everything_saveable`, as in `jax.grad`, `dots_saveable`,
+      `dots_with_no_batch_dims_saveable` and `nothing_saveable`. Each stock policy decides for the
+      whole function. `print` shows the points as a table; `plot(path)` draws them.
 
     Raises:
       WrongArgument: for the same reasons as in `xform.plan`, or `points` is not positive.
 
-    Cost: `points` plans, each compiled one to three times, and four for the stock policies.
+    Cost: one plan for `min_cut`, `points - 1` plans for budgets, one search for the lowest peak,
+    and four plans for the stock policies. With `verify`, `min_cut` and each stock policy compile
+    one program, and each budget and the search at most seven more. No program is compiled twice.
 
     >>> curve = xform.pareto(lambda x: jnp.sum(jnp.sin(x @ x) @ x), jnp.ones((64, 64)), points=2)
     >>> [p.name for p in curve if p.stock][0]
@@ -89,9 +102,10 @@ def pareto(
 
 
 def _point(name: str, result: Plan, stock: bool) -> Point:
-    # A backward pass costs about two forward passes.
+    # The estimated time of a step, relative to a step that recomputes nothing. That step is one
+    # forward pass, and a backward pass that takes about as long as two forward passes.
     time = 1 + result.recompute_flops / max(3 * result.forward_flops, 1)
-    # A bound of 0 is no information, unless nothing is recomputed.
+    # A lower bound of 0 on the recomputed FLOPs says nothing, unless the plan recomputes nothing.
     least = (result.least_flops or None) if result.recompute_flops else 0
     return Point(name, stock, _peak(result), result.recompute_flops, least, result.seconds, time)
 
@@ -101,7 +115,10 @@ def _peak(result: Plan) -> int:
 
 
 def _floor(planned: Callable[[Any], Plan], first: Plan) -> int:
-    """Return the lowest peak, which the error for a budget of 0 contains."""
+    """Return the lowest peak that the planner finds, but at most the peak of the plan `first`.
+
+    No plan fits a budget of 0 bytes, so planning raises an error, which contains the lowest peak.
+    """
     try:
         planned(policies.budget(0))
     except BudgetInfeasible as error:

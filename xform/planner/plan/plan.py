@@ -1,4 +1,10 @@
-"""`Plan`: which values the backward pass of a function saves; it prints, plots and saves itself."""
+"""`Plan`: which values the backward pass of a function saves, recomputes and offloads.
+
+Words: a *Joint* is one program of two parts, the forward and the backward pass of a function; a
+*policy* chooses a plan; a remat *region* is a part of a function that `jax.checkpoint` or
+`xform.remat` marks; a saved value is *offloaded* if it waits in another memory, such as the host's,
+and is copied back before the backward pass reads it.
+"""
 
 from __future__ import annotations
 
@@ -32,30 +38,37 @@ _FORMAT = "xform plan 6"
 class Plan:
     """Which values the backward pass of a function saves, recomputes and offloads.
 
-    A plan is a policy: `xform.grad(f, policy=plan)` follows it, without a solver, for the function
-    and the types that it was made for. It prints as a table and iterates over its rows.
+    `xform.plan` makes plans. A plan prints as a table and iterates over the rows of the table.
+
+    A plan is also a policy: `xform.grad(f, policy=plan)` follows its decisions and runs no solver.
+    It is valid only for the function and for the shapes and dtypes that it was made for. For any
+    other program it raises OtherProgram.
 
     Attributes:
       function: the name of the function that the plan is for.
-      policy: the policy that chose the plan, as text.
-      target: the backend.
-      rows: one for each value that the backward pass reads and that is saved or recomputed.
+      policy: the policy that chose the plan, as text, for example "min_cut".
+      target: the backend that the plan is for, for example "cpu".
+      rows: one row for each value that the backward pass reads and that is saved, offloaded or
+        recomputed.
       saved_bytes: bytes of the values saved for the backward pass, on each device.
-      forward_flops: FLOPs of the function itself.
+      forward_flops: FLOPs of the function itself, without its derivative.
       recompute_flops: FLOPs of the recomputed products, convolutions, loops and calls.
-      predicted_bytes: simulated peak on each device: arguments, outputs and temporary memory. The
-        sharding of values over `Auto` axes is unknown, so these values count in full.
-      compiled_bytes: the compiler's peak of `derivative` on each device; None if the plan was not
-        verified, or if the compiler refused it without a size.
+      predicted_bytes: simulated peak on each device: arguments, outputs and temporary memory. Over
+        `Auto` axes of a mesh only the compiler knows the sharding, so the simulation counts values
+        with their unsharded sizes.
+      compiled_bytes: the compiler's peak of `derivative` on each device. None if the plan was not
+        verified, or if the compiler refused the program without telling its size.
       compiles: how many programs were compiled to find the plan.
-      live, saved: temporary bytes at each step of the program, and the saved bytes among them.
-      record: the decisions, for this program.
-      refused: whether the compiler refused the program without a size.
-      least_flops: a lower bound on the FLOPs that a plan within the budget recomputes, if it
-        recomputes each step of a loop at most once; 0 if no bound is known, None without a budget.
+      live: temporary bytes at each step of the simulated program.
+      saved: the bytes of saved values among `live`, at each step.
+      record: the decisions as plain data, with the text of the program that they are for.
+      refused: whether the compiler refused the program without telling its size.
+      least_flops: a lower bound on the FLOPs that any plan within the budget recomputes, if it
+        recomputes each step of a loop at most once. 0 if no bound is known; None if the policy is
+        no budget.
       seconds: the time of planning, without compilations; 0 if the plan was read from a file.
-      compile_seconds: the time of the compilations.
-      derivative: the function that is compiled, such as "grad by argument 0".
+      compile_seconds: the time of the compilations; 0 if the plan was read from a file.
+      derivative: the function that is compiled, for example "grad by argument 0".
 
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
     >>> w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
@@ -91,7 +104,11 @@ class Plan:
         return len(self.rows)
 
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
-        """The answer of `min_cut`: JAX's protocol has one value at a time, a plan has all."""
+        """Answer as `min_cut` does, for code that calls policies by JAX's protocol.
+
+        JAX asks a policy about one primitive at a time, without the program. The decisions of a
+        plan are about values of its program, so they do not apply there.
+        """
         return min_cut(prim, *avals, **params)
 
     @property
@@ -105,21 +122,33 @@ class Plan:
         return self.record.regions
 
     def decide(self, joint: Joint) -> Decision:
-        """The decisions for a Joint. Raises OtherProgram if it is not the one that was planned."""
+        """Return the decisions of the plan for the values of a Joint.
+
+        Raises:
+          OtherProgram: the plan was made for another program than that of the Joint.
+        """
         return self.record.decision(joint, repr(self))
 
     def shapes(self) -> dict[int, Shape]:
-        """The new shapes of the loops that are split or nested, by their index in the program."""
+        """Return how the plan splits or nests loops: new shapes, by the loop's index.
+
+        The index is the position of the loop in the program. Unchanged loops are left out.
+        """
         return {int(i): tuple(map(tuple, shape)) for i, shape in self.record.loops.items()}
 
     def explain(self, value: str) -> str:
-        """Explain why a value is saved or not, and what the opposite decision would cost.
+        """Explain why a value is saved or not, and the bytes and FLOPs of the opposite decision.
 
         Args:
-          value: a name from the first column of the table, or a name given by `checkpoint_name`.
+          value: a name from the first column of the table, such as "scan.0/cos.2"; a name given by
+            `checkpoint_name`; or the name of a primitive, such as "cos".
+
+        Returns:
+          Three lines for each matching row: a primitive name or a `checkpoint_name` may match
+          several.
 
         Raises:
-          WrongArgument: the plan has no such value; the message lists similar names.
+          WrongArgument: no row matches. The message lists similar names.
         """
         name = str(value)
         rows = [r for r in self.rows if name in (r.value, r.operation, _user_name(r))]
@@ -135,7 +164,10 @@ class Plan:
         return "\n".join(map(_explain_row, rows))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the live bytes over the program, saved values in colour, as PNG, SVG or PDF."""
+        """Draw the live bytes over the steps of the program, with the saved values in colour.
+
+        The suffix of `path` chooses the format: PNG, SVG or PDF.
+        """
         draw(
             path,
             f"{self.function}, {self.policy}",
@@ -145,13 +177,19 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, without times, so that equal plans have equal files."""
+        """Return the plan as plain data for JSON.
+
+        The times of planning are left out, so equal plans have equal data.
+        """
         data = dataclasses.asdict(self)
         del data["seconds"], data["compile_seconds"]
         return {"format": _FORMAT, **data}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON. A failure leaves no partial file."""
+        """Write the plan to a file, as JSON. If writing fails, no partial file remains.
+
+        `Plan.load(path)` reads the file.
+        """
         with whole(path) as partial:
             partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
@@ -160,7 +198,7 @@ class Plan:
         """Read a plan that `save` wrote.
 
         Raises:
-          WrongArgument: the file holds no plan, or a plan in another version's format.
+          WrongArgument: the file holds no plan, or its format is that of another version of xform.
           OSError: the file cannot be read.
         """
         try:
@@ -192,7 +230,8 @@ class Plan:
             "FLOPs each",
             "why",
         ]
-        # Equal rows, such as those of the layers of an unrolled model, share one line.
+        # Rows that differ only in name and FLOPs share one line, such as equal values of the layers
+        # of an unrolled model.
         groups: dict[Any, list[Row]] = collections.defaultdict(list)
         for r in self.rows:
             groups[dataclasses.replace(r, value="", marginal_flops=0)].append(r)
@@ -214,9 +253,10 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """One line: recomputed FLOPs, their lower bound, forward FLOPs, and the time it took.
+        """One line: the recomputed FLOPs, their lower bound, the forward FLOPs and the times.
 
-        The time of planning excludes the compilations, whose time is given separately.
+        The time of planning excludes the compilations, whose time is given separately. A plan that
+        was read from a file has no times.
         """
         times = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
         if self.seconds and self.compiles:
