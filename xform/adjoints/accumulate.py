@@ -5,7 +5,7 @@ Words:
 - the *adjoint* of a value is the gradient of the output with respect to it;
 - an *edge* leads from a value to an operation that reads the value. Its *contribution* is the part
   of the value's adjoint that comes from this operation;
-- a value is *active* if derivatives of the output with respect to the inputs pass through it;
+- a value is *active* if it depends differentiably on an input that is differentiated;
 - a *step* adds the contribution of one edge to the adjoint of a value. The list of all steps shows
   the order of the backward pass.
 

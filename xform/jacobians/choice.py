@@ -4,8 +4,8 @@ Words:
 
 - a *cut* is a value that every path from the differentiated inputs to the outputs goes through. The
   cuts divide a program into *segments*. The program with its cuts is a *chain*;
-- a *link* is the Jacobian of one segment, as its costs. The Jacobian of the program is the product
-  of all links;
+- a *link* is the Jacobian of one segment. A `Link` object has its shape and the FLOPs to push or
+  pull a vector through it. The Jacobian of the program is the product of all links;
 - a *sweep* pushes tangents (forward mode) or pulls cotangents (reverse mode) through some
   neighbouring links. These tangents or cotangents are its vectors: one for each column or row of
   the matrix that it computes;
@@ -85,9 +85,9 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
         that was tried exceeds it.
 
     Cost: two traces of the derivative of each segment, and under a budget of the peak, a few
-    compilations. With `count=False`, nothing is traced if `mode` is not "auto", or if reverse mode
-    is clearly best. It is if the output has at most one element, or at most a quarter of the
-    elements of the input and at most half of the elements of each cut.
+    compilations. With `count=False`, the traces are not needed if `mode` is not "auto", or if
+    reverse mode is clearly best. It is if the output has at most one element, or at most a quarter
+    of the elements of the input and at most half of the elements of each cut.
     """
     policy = in_bytes(check(policy)) if policy is not None else None
     prog = Inline().program(fun.program)
