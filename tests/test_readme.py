@@ -14,7 +14,8 @@ def test_the_first_screen() -> None:
     first = README.partition("\n## ")[0]
     prose, install, *_ = re.sub(r"^# xform\n\n", "", first).split("\n\n")
     assert len(re.findall(r"[.!?](?:\s|$)", prose)) == 2
-    assert install.strip().startswith("pip install jax-xform")
+    assert install.strip().startswith("pip install .")
+    assert "not on PyPI yet" in install
     assert len([line for line in EXAMPLES[0].splitlines() if line]) <= 10
     assert EXAMPLES[0] in first
     assert len(re.findall(r"^    make ", first, re.MULTILINE)) == 2

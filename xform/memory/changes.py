@@ -94,8 +94,8 @@ def _batch(report: Any) -> Iterator[Change]:
     yield Change(
         less,
         f"half the batch, {batch.size // 2} instead of {batch.size}, takes at least "
-        f"{human_bytes(less)} less; the gradients are sums over the batch, so they can also be "
-        "computed for one part of the batch at a time and added up",
+        f"{human_bytes(less)} less; the gradients can also be computed for one part of the "
+        "batch at a time and averaged (added up, if the loss is a sum)",
     )
 
 
