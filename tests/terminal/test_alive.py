@@ -27,6 +27,7 @@ import os, signal, sys, threading
 sys.path.append({str(Path(alive.__file__).parent)!r})  # without the time that JAX takes to import
 import alive
 alive.AFTER_SECONDS = alive.EVERY_SECONDS = 0.001
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 until_told = lambda: os.read(0, 1)
 """
 
