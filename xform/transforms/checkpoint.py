@@ -33,8 +33,8 @@ def checkpoint(
 
     The backward pass saves only the arguments and the values that `policy` names. The region is
     marked in the same way as by `jax.checkpoint`, so `jax.grad` honours it too. Under xform's
-    transforms no compiler undoes the recompute. XLA on CPU does undo `jax.checkpoint` in unrolled
-    code.
+    transforms no compiler undoes the recompute. With JAX 0.10.2, XLA on CPU does undo
+    `jax.checkpoint` in unrolled code.
 
     Args:
       f: pure function of pytrees of arrays.
