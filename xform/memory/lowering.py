@@ -251,7 +251,7 @@ class _Traced:
 
 
 def _type(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) -> Any:
-    """The type of an array, on the mesh; anything else is returned unchanged."""
+    """The type of an array, on the mesh. With a mesh, a value that has a shape is an array too."""
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         if mesh is None or not hasattr(x, "shape"):
             return x

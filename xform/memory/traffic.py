@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 from xform.memory.hlo import Instruction, Module, Shape
 
-# Instructions that move no bytes: they only name values or contain other instructions.
+# Instructions that count no bytes: they name values, contain other instructions, or make values
+# that their readers compute for themselves.
 _FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
     "call", "after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency", "iota",

@@ -1,10 +1,10 @@
-"""Find the plan that recomputes least within a budget of the peak.
+"""Find the plan that recomputes least and whose peak memory is within a budget.
 
 The compiler decides whether a plan fits. The simulation only chooses which plans are compiled. It
-is scaled by the compiled bytes of the default plan, and each plan that takes more than expected
-corrects the estimate for the next ones. Compiled bytes from earlier searches save time but never
-change the result: a search learns only from plans that it tries itself. Without a compiler the
-simulation decides, with a margin.
+is scaled by the compiled bytes of the default plan. For each plan that is tried, the difference of
+compiled and simulated bytes corrects the estimate of the next ones. Compiled bytes from earlier
+searches save time but never change the result: a search learns only from plans that it tries
+itself. Without a compiler the simulation decides, with a margin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from xform.planner.simulate.profiles import profile
 from xform.policies import Budget
 from xform.terminal.text import human_bytes
 
-# Before the last of the FIRST tries, the learned excess of plans is multiplied by this factor.
+# `within` compiles at most FIRST plans. Before the last one, the learned excess is multiplied by
+# this factor.
 _LAST_ROOM = 1.5
 # Once a plan fits, plans that recompute less are compiled too if their scaled simulation exceeds
 # the budget by less than the factor _NEAR, until _MAX_MISSES in a row do not fit.
@@ -38,14 +39,15 @@ def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Com
        compiled bytes scale the simulation of all other plans.
     2. Compile the plan with the least recomputation that is expected to fit. If it does not fit,
        correct the estimate by its error and try the next one.
-    3. Once a plan fits, compile plans that recompute less: first the program as its author marked
-       it, then the plans that are expected to be smallest. A plan that exceeds one budget exceeds
-       all smaller ones. So a smaller budget can get a plan that recomputes less only if that plan
-       was not compiled for the larger budget.
-    4. If no plan fits, compile four of the smallest plans before refusing the budget.
+    3. Once a plan fits, compile plans that recompute less: first those that are expected to fit,
+       then those that nearly fit, beginning with the program as its author marked it. The result is
+       almost monotone: a smaller budget gets less recomputation only through a plan that was not
+       compiled for the larger budget.
+    4. If no plan fits, compile the smallest plans of the front and one plan that a user could have
+       written (`reference`) before refusing the budget.
 
     Raises:
-      BudgetInfeasible: none of the compiled plans fits; it has the lowest compiled bytes.
+      BudgetInfeasible: none of the compiled plans fits. The error names the lowest compiled bytes.
     """
     fits = (size := compiler.bytes(default)) <= budget.bytes
     if fits and not _may_open_regions(budget, default):
@@ -72,7 +74,8 @@ def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Com
 def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
     """Find the plan that recomputes least and whose simulated peak is within the budget.
 
-    The peak leaves a margin for the error of the simulation, if any plan is that small.
+    The simulated peak stays below the budget by a margin for the error of the simulation. If no
+    plan does, only the smallest plan is tried without the margin.
 
     Raises:
       BudgetInfeasible: no plan fits.
@@ -86,8 +89,8 @@ def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate
     if chosen is None or _may_open_regions(budget, chosen):
         less = plans.first(fits)
         chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
-    # Without the margin only the smallest plan is allowed. Otherwise a smaller budget could get a
-    # plan that recomputes less.
+    # If no plan keeps the margin, take the smallest plan. The cheapest plan that fits without the
+    # margin may recompute less than the plan of a larger budget, which keeps the margin.
     chosen = chosen or plans.lowest()[0]
     if (least := plans.peak(chosen.schedule)) > available:
         raise infeasible(
@@ -99,7 +102,7 @@ def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate
 def _may_open_regions(budget: Budget, default: Candidate) -> bool:
     """Whether plans that save more in remat regions are tried although the default fits.
 
-    They are not if the budget is a device's memory: then a default that fits is the plan.
+    They are not tried if the budget is the memory of a device: a default that fits is returned.
     """
     return not budget.device and free_regions(default.schedule)
 
@@ -159,7 +162,7 @@ class _Search:
             self._learn(candidate)
         nearly = lambda c: self._simulated(c) <= _NEAR * self.limit
         cheaper = [c for plans in self.fronts for c in plans.before(least, nearly)]
-        # The program as its author marked it comes first.
+        # The program as its author marked it comes first: if regions are open, its regions differ.
         order = lambda c: (c.regions == self.problem.regions, self._expected(c))
         misses = 0
         for candidate in sorted(cheaper, key=order):
