@@ -84,6 +84,27 @@ def send(schedule: Schedule, v: Var, x: Value, back: bool = False) -> Value:
     return jax.device_put(x, space)
 
 
+def fork(
+    eqn: JaxprEqn, schedules: Sequence[Schedule], xs: Sequence[Value], used: Mask
+) -> list[Any]:
+    """Run a node's forward part; return its outputs and its token, None where not `used`."""
+    node, outputs = eqn.params["node"], used[:-1]
+    with eqn.ctx.manager:
+        if not used[-1]:
+            return [*node.outputs(schedules, xs, outputs), None]
+        results, token = node.forward(schedules, xs, outputs)
+    return [*results, token]
+
+
+def join(eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: Sequence[Value],
+         seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
+    """Run a node's backward part on its token, the inputs that it reads, and the given seeds."""
+    node, given = eqn.params["node"], eqn.params["given"]
+    with eqn.ctx.manager:
+        results = node.backward(schedules, token, xs, spread(seeds, given), together)
+    return gather(results, node.gives(given))
+
+
 class _Emit(walk.BackEnd):
     """Binds equations in the current trace, each in its scope."""
 
@@ -102,19 +123,13 @@ class _Emit(walk.BackEnd):
     def fork(
         self, eqn: JaxprEqn, schedules: Sequence[Schedule], xs: list[Value], used: Mask
     ) -> list[Any]:
-        node, outputs = eqn.params["node"], used[:-1]
-        with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
-            if not used[-1]:
-                return [*node.outputs(schedules, xs, outputs), None]
-            results, token = node.forward(schedules, xs, outputs)
-        return [*results, token]
+        with source(eqn, self.scope_of(eqn)):
+            return fork(eqn, schedules, xs, used)
 
     def join(self, eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: list[Value],
              seeds: list[Value], together: bool) -> list[Value]:  # fmt: skip
-        node, given = eqn.params["node"], eqn.params["given"]
-        with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
-            results = node.backward(schedules, token, xs, spread(seeds, given), together)
-        return gather(results, node.gives(given))
+        with source(eqn, self.scope_of(eqn)):
+            return join(eqn, schedules, token, xs, seeds, together)
 
     def held(self, wait: Wait, saved: list[Value], seeds: list[Value]) -> Sequence[Value]:
         return barrier(saved, seeds, wait.where)

@@ -124,14 +124,14 @@ class _Kept(Environment):
     """An environment with the saved values; an offloaded one returns when it is first read."""
 
     def __init__(self, schedule: Schedule, by: BackEnd, kept: Sequence[Any]):
-        self._plan, self._by = schedule, by
+        self._schedule, self._by = schedule, by
         self._kept = dict(zip(schedule.kept, kept, strict=True))
 
     def __missing__(self, v: Var) -> Any:
         if v not in self._kept:
-            self[v] = self[self._plan.joint.named[v]]
-        elif v in self._plan.offloaded:
-            self[v] = self._by.moved(self._plan, v, self._kept[v], back=True)
+            self[v] = self[self._schedule.joint.named[v]]
+        elif v in self._schedule.offloaded:
+            self[v] = self._by.moved(self._schedule, v, self._kept[v], back=True)
         else:
             self[v] = self._kept[v]
         return self[v]

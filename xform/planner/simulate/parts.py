@@ -14,11 +14,10 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret import walk
+from xform.interpret import emit, walk
 from xform.interpret.barrier import Where, barrier, holds
-from xform.interpret.emit import send
 from xform.interpret.joint import Schedule
-from xform.interpret.node import gather, spread
+from xform.interpret.node import gather, spread, there
 from xform.interpret.wait import Wait
 from xform.planner.simulate.flat import Flattening
 from xform.planner.simulate.profiles import Profile
@@ -73,11 +72,7 @@ class _Flatten(walk.BackEnd):
         trees: list[Any] = []
 
         def run(*xs: Any) -> list[Any]:
-            with eqn.ctx.manager:
-                if used[-1]:
-                    ys, token = node.forward(schedules, xs, outputs)
-                else:
-                    ys, token = node.outputs(schedules, xs, outputs), None
+            *ys, token = emit.fork(eqn, schedules, xs, used)
             leaves, tree = jax.tree.flatten(token)
             trees.append(tree)
             return [*gather(ys, outputs), *leaves]
@@ -91,15 +86,14 @@ class _Flatten(walk.BackEnd):
     def join(self, eqn: JaxprEqn, schedules: Sequence[Schedule], token: _Token, xs: list[Cell],
              seeds: list[Cell], together: bool) -> list[Cell]:  # fmt: skip
         node, given = eqn.params["node"], eqn.params["given"]
-        n, k, reads = len(node.eqn.invars), len(token.cells), node.reads(schedules)
+        n, k, reads = len(node.eqn.invars), len(token.cells), there(xs)
         inputs = gather(eqn.invars[1 : 1 + n], reads)
 
         def run(*values: Any) -> list[Any]:
             held = jax.tree.unflatten(token.tree, values[:k])
             ins = spread(values[k : k + len(inputs)], reads)
-            cts = spread(values[k + len(inputs) :], given)
-            with eqn.ctx.manager:
-                return gather(node.backward(schedules, held, ins, cts, True), node.gives(given))
+            cts = values[k + len(inputs) :]
+            return emit.join(eqn, schedules, held, ins, cts, together=True)
 
         types = [*token.types, *(v.aval for v in (*inputs, *eqn.invars[1 + n :]))]
         key = "join", node, given, token.tree, *map(typed, types), *schedules
@@ -120,7 +114,10 @@ class _Flatten(walk.BackEnd):
         def program(back: bool) -> Program:
             kind = program(False).out_avals[0] if back else v.aval
             return _once(
-                schedule.cache, ("sent", v, back), lambda x: [send(schedule, v, x, back)], [kind]
+                schedule.cache,
+                ("sent", v, back),
+                lambda x: [emit.send(schedule, v, x, back)],
+                [kind],
             )
 
         (cell,) = self.work.run(program(back), [x])
