@@ -13,7 +13,7 @@ from xform._jax import Offloadable, Var
 from xform.interpret.joint import Joint, Schedule
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision
-from xform.planner.schedule import by_decision, by_policy, scheduled
+from xform.planner.schedule import by_decision, by_policy
 from xform.policies import save_dots
 
 W, X = jnp.ones((8, 8)) / 9, jnp.ones((4, 8))
@@ -39,7 +39,7 @@ def joint(f) -> Joint:
 
 def cut(of: Joint, saved=(), sent=None) -> Schedule:
     decision = Decision(frozenset(saved), {}, sent or {})
-    return scheduled(of, by_decision(decision), {}, schedule, decision)
+    return by_decision(of, decision, {}, schedule)
 
 
 def made_by(of: Joint, primitive: str) -> list[Var]:
@@ -104,7 +104,7 @@ def test_a_name_stands_for_what_it_names() -> None:
 
 def test_a_policy_is_asked_and_is_the_reason() -> None:
     of = joint(chain)
-    made = scheduled(of, by_policy(save_dots, ()), {}, schedule)
+    made = by_policy(of, save_dots, (), {}, schedule)
     assert set(made.kept) == set(made_by(of, "dot_general"))
     assert all(why.endswith("saves dot_general") for why in made.why.values())
 

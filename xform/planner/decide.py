@@ -36,15 +36,13 @@ from xform.planner.cuts.graph import Graph
 from xform.planner.loops import free_region
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.plan import Plan
-from xform.planner.schedule import by_decision, by_policy, scheduled
+from xform.planner.schedule import Inner, by_decision, by_policy
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
 from xform.policies.regions import of_region
 from xform.program.ir import Mask, seldom_collected
 from xform.program.source import frame
 from xform.storage.recent import Recent
-
-Inner = dict[Node, tuple[Schedule, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +134,7 @@ def _by_answers(joint: Joint, policy: Policy, context: _Context) -> Schedule:
             recomputed.add(node)
             if not node.region:
                 inner[node] = _save_all_reads(node)
-    return scheduled(joint, by_policy(policy, recomputed), inner, context.plan_like_this(policy))
+    return by_policy(joint, policy, recomputed, inner, context.plan_like_this(policy))
 
 
 def _is_kept(node: Node, schedules: tuple[Schedule, ...], policy: Policy, top: bool) -> bool:
@@ -223,7 +221,7 @@ def _cut(joint: Joint, cut: Decision, inner: Inner, context: _Context) -> Schedu
     sent, cache = frozenset(cut.offloaded.items()), joint.program.cache
     key = "schedule", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), context
     if key not in cache:
-        cache[key] = scheduled(joint, by_decision(cut), inner, context.plan_like_this(min_cut), cut)
+        cache[key] = by_decision(joint, cut, inner, context.plan_like_this(min_cut))
     return cache[key]
 
 

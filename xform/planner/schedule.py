@@ -18,15 +18,64 @@ from xform.policies import Policy, ask, said, save_everything
 # Takes a value and its chain of equations: the one that names it, if any, and the one that computes
 # it. Returns whether the value is saved, or the memories it is offloaded between, and the reason.
 Answers = Callable[[Var, Sequence[JaxprEqn]], tuple[bool | Offloadable, str]]
+# The Schedules of the programs of a Joint's nodes.
+Inner = dict[Node, tuple[Schedule, ...]]
 _NESTED = "its loop or call is saved"
 _EFFECTS = "has effects: never recomputed"
 
 
-def by_policy(policy: Policy, recomputed: Collection[Node]) -> Answers:
-    """The answers of a policy in JAX's protocol, which decides about one value at a time.
+def by_policy(
+    joint: Joint,
+    policy: Policy,
+    recomputed: Collection[Node],
+    inner: Inner,
+    alike: Callable[[Joint], Schedule],
+) -> Schedule:
+    """Return the Schedule of a Joint under a policy in JAX's protocol.
 
-    The loops and calls in `recomputed` save nothing inside and are recomputed as a whole.
+    The loops and calls in `recomputed` save nothing inside and are recomputed as a whole. `inner`
+    has the Schedules of the nodes' programs. `alike` plans programs that appear only after
+    planning.
+
+    Cost: linear in the number of equations.
     """
+    only_asked = Decision(frozenset(), {}, asked=True)
+    return _scheduled(joint, _answers_of_policy(policy, recomputed), only_asked, inner, alike)
+
+
+def by_decision(
+    joint: Joint, decision: Decision, inner: Inner, alike: Callable[[Joint], Schedule]
+) -> Schedule:
+    """Return the Schedule of a Joint under a Decision; see `by_policy`."""
+    return _scheduled(joint, _answers_of_decision(decision), decision, inner, alike)
+
+
+def _scheduled(joint: Joint, keeps: Answers, decision: Decision, inner: Inner,
+               alike: Callable[[Joint], Schedule]) -> Schedule:  # fmt: skip
+    """Return the Schedule in which `keeps` decides which values are saved.
+
+    `decision` says which inputs are offloaded and how many states a loop stores.
+    """
+    walk = _Walk(joint, keeps, inner)
+    walk.provide_all()
+    sent = decision.offloaded
+    return Schedule(
+        joint,
+        tuple(walk.kept),
+        walk.offloaded | {v: sent[v] for v in joint.inputs if v in sent},
+        tuple(walk.order),
+        frozenset(walk.recomputed),
+        tuple(v in walk.reads for v in joint.inputs),
+        inner,
+        walk.kept,
+        alike,
+        decision.snapshots,
+        decision.asked,
+    )
+
+
+def _answers_of_policy(policy: Policy, recomputed: Collection[Node]) -> Answers:
+    """The answers of a policy in JAX's protocol, which decides about one value at a time."""
 
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         if chain[0].primitive is fork_p:
@@ -45,7 +94,7 @@ def by_policy(policy: Policy, recomputed: Collection[Node]) -> Answers:
     return answer
 
 
-def by_decision(decision: Decision) -> Answers:
+def _answers_of_decision(decision: Decision) -> Answers:
     """The answers of a Decision for a whole Joint."""
 
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
@@ -56,41 +105,13 @@ def by_decision(decision: Decision) -> Answers:
         # A loop offloads its saved values itself, in each iteration; its token is never offloaded.
         token = nested and v is eqn.outvars[-1]
         saved = [u for e in chain for u in e.outvars if u in decision.saved]
-        offloaded_inputs = (decision.offloaded[u] for u in saved if u in decision.offloaded)
-        memory = None if token else next(offloaded_inputs, None)
+        memories = (decision.offloaded[u] for u in saved if u in decision.offloaded)
+        memory = None if token else next(memories, None)
         if memory is not None:
             return memory, f"idle for longer than the transfer to {memory.dst} and back"
         return bool(saved), _NESTED if nested else "on the cheapest cut"
 
     return answer
-
-
-def scheduled(joint: Joint, keeps: Answers, inner: dict[Node, tuple[Schedule, ...]],
-              alike: Callable[[Joint], Schedule], decision: Decision | None = None
-              ) -> Schedule:  # fmt: skip
-    """Return the Schedule of a Joint, given the Schedules of its nodes' programs in `inner`.
-
-    `keeps` decides which values are saved. `decision`, if given, says which inputs are offloaded
-    and how many states a loop stores. `alike` plans programs that appear only after planning.
-
-    Cost: linear in the number of equations.
-    """
-    walk = _Walk(joint, keeps, inner)
-    walk.provide_all()
-    offloaded_inputs = decision.offloaded if decision else {}
-    return Schedule(
-        joint,
-        tuple(walk.kept),
-        walk.offloaded | {v: offloaded_inputs[v] for v in joint.inputs if v in offloaded_inputs},
-        tuple(walk.order),
-        frozenset(walk.recomputed),
-        tuple(v in walk.reads for v in joint.inputs),
-        inner,
-        walk.kept,
-        alike,
-        decision.snapshots if decision else None,
-        decision.asked if decision else True,
-    )
 
 
 class _Walk:
@@ -104,7 +125,7 @@ class _Walk:
       reads: the inputs of the program that are read.
     """
 
-    def __init__(self, joint: Joint, keeps: Answers, inner: dict[Node, tuple[Schedule, ...]]):
+    def __init__(self, joint: Joint, keeps: Answers, inner: Inner):
         self.joint, self.keeps, self.inner = joint, keeps, inner
         self.inputs = set(joint.inputs)
         self.kept: dict[Var, str] = {}
