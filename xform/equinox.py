@@ -16,7 +16,7 @@ import jax
 
 from xform._jax import current_trace
 from xform.errors import WrongArgument, WrongTangent
-from xform.interpret.concrete import Pushed
+from xform.interpret.concrete import TangentTracer
 from xform.introspection.callables import function_name
 from xform.introspection.packages import required
 from xform.transforms import forward, jacobian, reverse
@@ -240,7 +240,7 @@ def filter_jvp(
         trace: Any = current_trace()
         tag = trace.tag
         out = fn(*eqx.combine(jax.tree.unflatten(tree, leaves), held), **kwargs)
-        moves = lambda x: isinstance(x, Pushed) and x._trace.tag is tag
+        moves = lambda x: isinstance(x, TangentTracer) and x._trace.tag is tag
         moving, rest = eqx.partition(out, moves)
         return moving, rest
 

@@ -17,7 +17,7 @@ from xform.adjoints.colour import Colour, made_by
 from xform.adjoints.local import partials_of
 from xform.adjoints.parts import Edge, Operation, Pull, Value
 from xform.passes.inline import small
-from xform.passes.listing import Names, literal, operation, programs
+from xform.passes.listing import VariableNames, literal, operation, programs
 from xform.passes.structured import body, called, region
 from xform.program.arithmetic import Value as Array
 from xform.program.ir import Program, bind, evaluate, gather, program, read, spread, trace
@@ -40,7 +40,7 @@ class Recorder:
         self.operations: list[Operation] = []
         self.edges: list[Edge] = []
         self._expand = expand
-        self._names = Names()
+        self._names = VariableNames()
 
     def given(self, array: Array, label: str, colour: Colour) -> int:
         """Record an argument (with its label) or a constant (with an empty label); return its id.

@@ -24,7 +24,7 @@ from xform.commands.reports import words
 from xform.commands.transform import arrays_alone
 from xform.interpret.joint import analyze
 from xform.memory.printed import compiled_text, stablehlo_text
-from xform.passes import PASSES, Pipeline, Step, listing
+from xform.passes import PASSES, PassResult, Pipeline, listing
 from xform.passes.base import size
 from xform.planner.decide import schedule
 from xform.planner.report.shown import shown
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> str:
     """
     on = read_as_it_is(args)
     flat = _transformed(on, args)
-    steps: list[Step] = []
+    steps: list[PassResult] = []
     if args.passes:
         pipeline = Pipeline([PASSES[name]() for name in args.passes])
         steps = list(pipeline.steps(trace(flat.f, *flat.types)))
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> str:
     return "\n\n".join(_sections(on, args, flat, steps))
 
 
-def _sections(on: BoundFunction, args: argparse.Namespace, flat: _Flat, steps: Sequence[Step]
+def _sections(on: BoundFunction, args: argparse.Namespace, flat: _Flat, steps: Sequence[PassResult]
               ) -> Iterator[str]:  # fmt: skip
     called = f"{args.transform} of {on.name}" if args.transform else on.name
     if args.transform in ("grad", "value_and_grad", "vjp", "linearize"):
@@ -87,7 +87,10 @@ def _sections(on: BoundFunction, args: argparse.Namespace, flat: _Flat, steps: S
             yield f"after {step.name}: {text(step.program)}"
     else:
         yield f"{called}, after all passes: {text(steps[-1].program)}"
-    rows = [[s.name, str(s.before), str(s.after), f"{1000 * s.seconds:.1f}"] for s in steps]
+    rows = [
+        [s.name, str(s.equations_before), str(s.equations_after), f"{1000 * s.seconds:.1f}"]
+        for s in steps
+    ]
     yield columns([["pass", "equations before", "after", "ms"], *rows], right=(1, 2, 3))
 
 

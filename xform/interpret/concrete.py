@@ -45,7 +45,7 @@ Results = tuple[Sequence[Value], Sequence[Mark]]
 def _refused(conversion: str) -> Callable[..., NoReturn]:
     """Return a method that raises DerivativeLost, because the conversion loses a derivative."""
 
-    def refuse(self: Known, *args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(self: WatchedTracer, *args: Any, **kwargs: Any) -> NoReturn:
         raise DerivativeLost(
             f"{conversion} of a value that is being differentiated, {self.aval.str_short()}",
             "the result carries no derivative: everything computed from it would count as constant",
@@ -58,7 +58,7 @@ def _refused(conversion: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-class Known(Tracer[Any]):
+class WatchedTracer(Tracer[Any]):
     """A watched value: `value` is the concrete value, `mark` is the trace's data about it.
 
     Python may look at the value (print, compare, branch), but may not convert it to a number.
@@ -119,13 +119,13 @@ class Known(Tracer[Any]):
         return self
 
 
-class Marked(Known):
+class MarkedTracer(WatchedTracer):
     """A watched value of any trace that does not push tangents."""
 
     __slots__ = ("mark", "value")
 
 
-class Pushed(Known, JVPTracer):
+class TangentTracer(WatchedTracer, JVPTracer):
     """A watched value and its tangent. It is a JVPTracer, for libraries that look for tangents."""
 
     __slots__ = ()
@@ -136,7 +136,7 @@ class Pushed(Known, JVPTracer):
 class Watch(Trace, abc.ABC):
     """A trace that passes operations on watched values to its methods; they run in `below`."""
 
-    known: type[Known] = Marked
+    tracer_type: type[WatchedTracer] = MarkedTracer
 
     def __init__(self, below: Trace):
         super().__init__()
@@ -179,7 +179,7 @@ class Watch(Trace, abc.ABC):
         """Return a value for the user: watched if it has a mark."""
         if mark is None:
             return value
-        return self.known(self, value, mark, jax.typeof(value) if aval is None else aval)
+        return self.tracer_type(self, value, mark, jax.typeof(value) if aval is None else aval)
 
     def lower(self, x: Value) -> tuple[Value, Mark]:
         """Return a value and its mark."""
@@ -331,7 +331,7 @@ class Watch(Trace, abc.ABC):
 
 def _place(target: Any, x: Value) -> Any:
     """Return where `device_put` sends a cotangent: JAX knows the sharding of plain values only."""
-    while isinstance(x, Known):
+    while isinstance(x, WatchedTracer):
         x = x.value
     return getattr(x, "sharding", None) if target is None else target
 

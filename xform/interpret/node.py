@@ -29,15 +29,16 @@ from xform.registry.table import Rule
 Joint = Any
 Schedules = Sequence[Any]
 Pull = Callable[[Sequence[Value]], list[Value]]
-Pushed = tuple[Sequence[Value], Sequence[Value]]
+ValuesAndTangents = tuple[Sequence[Value], Sequence[Value]]
 
 _TOKEN = ShapedArray((0,), np.dtype("int8"))
 
 
-class Token(Tracer[Any]):
-    """A token where operations run one by one: its value, and the inputs that the join reads.
+class EagerToken(Tracer[Any]):
+    """The token of a fork if operations run one by one.
 
-    The pair holds no other input. If a fork is staged, its token is an ordinary tracer.
+    It holds the residuals and the inputs that the join reads, and no other input. If a fork
+    is staged, its token is an ordinary tracer.
     """
 
     __slots__ = ("inputs", "value")
@@ -51,7 +52,7 @@ fork_p, join_p = Primitive("xform_fork"), Primitive("xform_join")
 fork_p.multiple_results = join_p.multiple_results = True
 
 
-class Held:
+class NodeReference:
     """A reference to a Node, as a parameter of equations during a trace.
 
     JAX keeps each parameter that it has seen in a cache of types. This reference drops its Node
@@ -69,19 +70,19 @@ def released(prog: Program) -> Program:
         id(eqn): eqn.replace(params={**eqn.params, "node": eqn.params["node"].node})
         for eqn in pairs
     }
-    for held in {eqn.params["node"] for eqn in pairs}:
-        del held.node
+    for reference in {eqn.params["node"] for eqn in pairs}:
+        del reference.node
     equations = tuple(own.get(id(eqn), eqn) for eqn in prog.equations)
     return Program(prog.inputs, prog.consts, equations, prog.outputs)
 
 
 @fork_p.def_abstract_eval
-def _(*_: Any, node: Held) -> list[Any]:
+def _(*_: Any, node: NodeReference) -> list[Any]:
     return [*(v.aval for v in node.node.eqn.outvars), _TOKEN]
 
 
 @join_p.def_abstract_eval
-def _(*_: Any, node: Held, given: Mask) -> list[Any]:
+def _(*_: Any, node: NodeReference, given: Mask) -> list[Any]:
     eqn, push, results = node.node.eqn, node.node.push, node.node.results
     kind = tangent_aval if push else cotangent_aval
     moving = gather(eqn.outvars if push else eqn.invars, results)
@@ -196,7 +197,7 @@ def within(mask: Mask, on: Sequence[bool]) -> Mask:
     return tuple(map(bool, spread(on, mask)))
 
 
-class Whole(Node):
+class NodeWithoutResiduals(Node):
     """A node that saves nothing: its backward part reads all inputs and starts from them."""
 
     def reads(self, schedules: Schedules) -> Mask:
@@ -250,9 +251,9 @@ class Structured(Rule):
     ) -> tuple[list[Value], Pull]:
         """Return the outputs, and the pullback from cotangents of the wanted outputs."""
         node = self.node(eqn, active, wanted, push=False)
-        held = Held(node)
-        *ys, token = fork_p.bind(*xs, node=held)
-        inputs = () if isinstance(token, Token) else xs
+        reference = NodeReference(node)
+        *ys, token = fork_p.bind(*xs, node=reference)
+        inputs = () if isinstance(token, EagerToken) else xs
 
         def pull(cts: Sequence[Value]) -> list[Value]:
             seeds: Sequence[Value] = gather(cts, node.seeded)
@@ -262,7 +263,7 @@ class Structured(Rule):
             if not node.takes(given):
                 seeds = instantiate(cts, eqn.outvars, node.seeded, cotangent_aval)
                 given = there(seeds)
-            out = join_p.bind(token, *inputs, *gather(seeds, given), node=held, given=given)
+            out = join_p.bind(token, *inputs, *gather(seeds, given), node=reference, given=given)
             name, where = eqn.primitive.name, frame(eqn)
             keys = {key for joint in node.joints for key in joint.logs}
             log_without(dict.fromkeys(keys, f"a {name} ({where})"), name, where)
@@ -282,8 +283,8 @@ class Structured(Rule):
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         """Return outputs and tangents, with the tangent part separate from the primal part."""
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
-        held = Held(node)
-        *ys, token = fork_p.bind(*xs, node=held)
+        reference = NodeReference(node)
+        *ys, token = fork_p.bind(*xs, node=reference)
         full = instantiate(dxs, eqn.invars, node.seeded)
-        out = join_p.bind(token, *xs, *full, node=held, given=(True,) * len(full))
+        out = join_p.bind(token, *xs, *full, node=reference, given=(True,) * len(full))
         return ys, spread(out, node.results)

@@ -146,7 +146,7 @@ def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Ma
     return ys, lambda cts: list(rule.pull(eqn, xs, ys, cts, active))
 
 
-class _Linear(Split):
+class _LinearTrace(Split):
     """A trace in which a custom function of tangents is linear, so its derivative is itself."""
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
@@ -185,7 +185,7 @@ def pull_of_jvp(
         return [*gather(ys, staged), *gather(dys, nonzero)]
 
     avals = [tangent_aval(jax.typeof(x)) for x in gather(xs, active)]
-    prog = stage(tangents, avals, _Linear)
+    prog = stage(tangents, avals, _LinearTrace)
     k = sum(staged)
     ways = (True,) * len(avals), (False,) * k + (True,) * sum(nonzero)
     point = map(_point, gather(xs, active), avals)

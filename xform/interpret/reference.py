@@ -9,7 +9,7 @@ import jax
 
 from xform._jax import Primitive, Trace, Tracer, set_current_trace, trace_of
 from xform.errors import NotDifferentiable
-from xform.program.references import Cell, apply, involves
+from xform.program.references import RefCell, apply, involves
 
 
 class Reference(Tracer[Any]):
@@ -17,7 +17,7 @@ class Reference(Tracer[Any]):
 
     __slots__ = ("cell",)
 
-    def __init__(self, trace: Trace, aval: Any, cell: Cell):
+    def __init__(self, trace: Trace, aval: Any, cell: RefCell):
         super().__init__(trace, aval)
         self.cell = cell
 
@@ -40,7 +40,7 @@ def refer(trace: Trace, primitive: Primitive, args: Sequence[Any], params: Any) 
         return None
     with set_current_trace(trace):
         outs = apply(primitive, params, xs)
-    if not any(isinstance(y, Cell) for y in outs):
+    if not any(isinstance(y, RefCell) for y in outs):
         return outs
     avals, _ = primitive.abstract_eval(*[jax.typeof(x) for x in args], **params)
     (aval,) = avals if primitive.multiple_results else [avals]

@@ -84,7 +84,7 @@ def forward(
     used = used or (True,) * len(joint.outputs)
     outputs = gather(joint.outputs, used)
     env = dict(zip(joint.inputs, args, strict=True))
-    walk = _Walk(schedule, by, env)
+    walk = _ScheduleWalk(schedule, by, env)
     out = walk.values(
         [*outputs, *schedule.kept], written(schedule) if by.staged else {}, sends=True
     )
@@ -96,7 +96,7 @@ def values(
     schedule: Schedule, by: BackEnd, wanted: Sequence[Any], env: Environment, effects: bool = True
 ) -> list[Any]:
     """Compute forward values of a Joint from those in `env` (its inputs, and any others known)."""
-    return _Walk(schedule, by, dict(env)).values(wanted, effects=effects)
+    return _ScheduleWalk(schedule, by, dict(env)).values(wanted, effects=effects)
 
 
 def backward(schedule: Schedule, by: BackEnd, kept: Sequence[Any], args: Sequence[Any],
@@ -107,7 +107,7 @@ def backward(schedule: Schedule, by: BackEnd, kept: Sequence[Any], args: Sequenc
     a whole function or the body of a loop, see `waits`.
     """
     joint = schedule.joint
-    env = _Kept(schedule, by, kept)
+    env = _SavedValues(schedule, by, kept)
     env.update(by.constants(joint.program))
     env.update(zip(joint.inputs, args, strict=True))
     env.update(zip(joint.seeds, seeds, strict=True))
@@ -115,12 +115,12 @@ def backward(schedule: Schedule, by: BackEnd, kept: Sequence[Any], args: Sequenc
     stays = written(schedule) if places and by.staged else {}
     if together and whole and by.staged:
         stays = shared(schedule) | stays
-    walk = _Walk(schedule, by, env, schedule.inner if together else ())
+    walk = _ScheduleWalk(schedule, by, env, schedule.inner if together else ())
     walk.run(schedule.order, joint.backward_outputs, stays, places)
     return [by.read(env, v) for v in joint.backward_outputs]
 
 
-class _Kept(Environment):
+class _SavedValues(Environment):
     """An environment with the saved values; an offloaded one returns when it is first read."""
 
     def __init__(self, schedule: Schedule, by: BackEnd, kept: Sequence[Any]):
@@ -137,7 +137,7 @@ class _Kept(Environment):
         return self[v]
 
 
-class _Walk:
+class _ScheduleWalk:
     """A walk over equations of one part.
 
     Attributes:

@@ -14,7 +14,7 @@ pass, subclass `Pass`.
 | `Dce` | drops equations that no output depends on (dead code) |
 """
 
-from xform.passes.base import Pass, Pipeline, Step
+from xform.passes.base import Pass, PassResult, Pipeline
 from xform.passes.cse import Cse
 from xform.passes.dce import Dce
 from xform.passes.fold import Fold
@@ -32,9 +32,9 @@ __all__ = [
     "Inline",
     "OpenRegions",
     "Pass",
+    "PassResult",
     "Pipeline",
     "Simplify",
-    "Step",
     "listing",
     "verify",
 ]

@@ -67,20 +67,20 @@ class Pass(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """The effect of one pass of a pipeline.
+class PassResult:
+    """What one pass of a pipeline did.
 
     Attributes:
       name: the name of the pass.
-      before: the number of equations before the pass, nested ones included.
-      after: the number of equations after it.
+      equations_before: the number of equations before the pass, nested ones included.
+      equations_after: the number of equations after it.
       seconds: the time that the pass took.
       program: the program after the pass.
     """
 
     name: str
-    before: int
-    after: int
+    equations_before: int
+    equations_after: int
     seconds: float
     program: Program
 
@@ -136,7 +136,7 @@ class Pipeline(Pass):
         """Return the program after the last pass. Each pass rewrites nested programs itself."""
         return self.rewrite(prog)
 
-    def steps(self, prog: Program) -> Iterator[Step]:
+    def steps(self, prog: Program) -> Iterator[PassResult]:
         """Run the passes one by one, and yield the result of each."""
         for p in self.passes:
             start = time.perf_counter()
@@ -145,7 +145,7 @@ class Pipeline(Pass):
             seconds = time.perf_counter() - start
             if self.verified and after is not prog:
                 verify(prog, after, p.name)
-            yield Step(p.name, size(prog), size(after), seconds, after)
+            yield PassResult(p.name, size(prog), size(after), seconds, after)
             prog = after
 
 

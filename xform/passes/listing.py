@@ -18,8 +18,8 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 Paint = Callable[[Any, str], str]
 
 
-class Names:
-    """Names of variables: a, b, ... z, ba, bb, in the order of their first use.
+class VariableNames:
+    """The names of variables: a, b, ... z, ba, bb, in the order of their first use.
 
     `paint` gets a variable or literal and its text, and returns the text to print, for example in
     colour.
@@ -66,7 +66,7 @@ def listing(prog: Program, lines: bool = False, note: Callable[[JaxprEqn], str] 
       c:f32[3] = mul b 2.0
     outputs c
     """
-    names = Names(paint)
+    names = VariableNames(paint)
     head = f"inputs  {names.typed(prog.inputs)}".rstrip()
     if prog.consts:
         head += f"\nconsts  {names.typed([v for v, _ in prog.consts])}"
@@ -76,7 +76,7 @@ def listing(prog: Program, lines: bool = False, note: Callable[[JaxprEqn], str] 
     return "\n".join(filter(None, (head, body, tail)))
 
 
-def _rows(prog: Program, names: Names, indent: str, lines: bool,
+def _rows(prog: Program, names: VariableNames, indent: str, lines: bool,
           note: Callable[[JaxprEqn], str] | None) -> Iterator[list[str]]:  # fmt: skip
     for eqn in prog.equations:
         row = [indent + line(eqn, names)]
@@ -98,7 +98,7 @@ def place(eqn: JaxprEqn) -> str:
     return f"# {where}" if where else ""
 
 
-def line(eqn: JaxprEqn, names: Names) -> str:
+def line(eqn: JaxprEqn, names: VariableNames) -> str:
     """Return an equation in one line, without its nested programs."""
     inputs = " ".join(map(names, eqn.invars))
     text = operation(eqn) + (f" {inputs}" if inputs else "")

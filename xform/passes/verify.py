@@ -11,7 +11,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Literal, Var, has_effects
 from xform.errors import BrokenPass
-from xform.passes.listing import Names, line
+from xform.passes.listing import VariableNames, line
 from xform.passes.structured import bodies
 from xform.program.ir import Program, bind, trace
 from xform.program.source import frame
@@ -129,7 +129,7 @@ def _effects(prog: Program) -> Iterator[JaxprEqn]:
 
 
 def _wrong(request: str, i: int, eqn: JaxprEqn, problem: str) -> BrokenPass:
-    text = line(eqn, Names())
+    text = line(eqn, VariableNames())
     return _broken(request, f"equation {i}, `{text}`, {problem}", frame(eqn))
 
 

@@ -1,7 +1,7 @@
 """Remove mutable references (`jax.new_ref`) from a program: their contents become plain values.
 
 This applies to references that a differentiated function creates. The program is evaluated with a
-`Cell` for each reference: `ref[...]` reads the cell, and `ref[...] = x` replaces its value. A
+`RefCell` for each reference: `ref[...]` reads the cell, and `ref[...] = x` replaces its value. A
 nested program that uses the reference takes its value as an input and returns the new value. The
 result is an ordinary program. References from outside the function are left unchanged.
 """
@@ -36,7 +36,7 @@ Value = Any
 
 
 @dataclasses.dataclass(eq=False)
-class Cell:
+class RefCell:
     """The current value of a reference.
 
     `constant`: no derivative passes through it (a reference of kind "no_grad_no_remat").
@@ -64,7 +64,7 @@ def pure(jaxpr: Any, consts: Sequence[Any]) -> Any:
 
 def involves(primitive: Primitive, args: Sequence[Any]) -> bool:
     """Whether an operation creates a reference, or has a cell among its arguments."""
-    return primitive in MAKERS or any(isinstance(x, Cell) for x in args)
+    return primitive in MAKERS or any(isinstance(x, RefCell) for x in args)
 
 
 def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
@@ -80,7 +80,7 @@ def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
             where,
             f"read the reference first, pass the value to {name}, and write the result back",
         )
-    cells = list(dict.fromkeys(x for x in args if isinstance(x, Cell)))
+    cells = list(dict.fromkeys(x for x in args if isinstance(x, RefCell)))
     outs, values = _PROGRAMS[primitive](params, list(args), cells)
     for cell, value in zip(cells, values, strict=True):
         cell.value = value
@@ -108,28 +108,28 @@ def _apply_equation(eqn: JaxprEqn, xs: Sequence[Value], outer: Any) -> list[Valu
 
 
 def _new(params: dict[str, Any], value: Value) -> list[Any]:
-    cell = Cell(None, params["kind"] == "no_grad_no_remat")
+    cell = RefCell(None, params["kind"] == "no_grad_no_remat")
     cell.put(value)
     return [cell]
 
 
 def _empty(params: dict[str, Any]) -> list[Any]:
     ty = params["ty"]
-    return [Cell(lax.full(ty.shape, 0, ty.dtype))]
+    return [RefCell(lax.full(ty.shape, 0, ty.dtype))]
 
 
-def _get(params: dict[str, Any], cell: Cell, *indices: Value) -> list[Any]:
+def _get(params: dict[str, Any], cell: RefCell, *indices: Value) -> list[Any]:
     return [content(cell.value, jax.tree.unflatten(params["tree"], indices))]
 
 
-def _swap(params: dict[str, Any], cell: Cell, value: Value, *indices: Value) -> list[Any]:
+def _swap(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
     transforms = jax.tree.unflatten(params["tree"], indices)
     before = content(cell.value, transforms)
     cell.put(replaced(cell.value, transforms, value))
     return [before]
 
 
-def _addupdate(params: dict[str, Any], cell: Cell, value: Value, *indices: Value) -> list[Any]:
+def _addupdate(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
     transforms = jax.tree.unflatten(params["tree"], indices)
     cell.put(accumulated(cell.value, transforms, value))
     return []
@@ -140,16 +140,16 @@ def _addupdate(params: dict[str, Any], cell: Cell, value: Value, *indices: Value
 _Function = Callable[..., tuple[list[Value], list[Value]]]
 
 
-def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[Cell]) -> _Function:
+def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[RefCell]) -> _Function:
     """A nested program as a function `(inputs, cell values) -> (outputs, new cell values)`.
 
     `args` shows which inputs are cells. The function ignores its inputs at these positions.
     """
     opened, consts = closed(jaxpr)
-    places = [cells.index(x) if isinstance(x, Cell) else None for x in args]
+    places = [cells.index(x) if isinstance(x, RefCell) else None for x in args]
 
     def run(args: Sequence[Value], values: Sequence[Value]):
-        fresh = [Cell(v, c.constant) for v, c in zip(values, cells, strict=True)]
+        fresh = [RefCell(v, c.constant) for v, c in zip(values, cells, strict=True)]
         inputs = [x if i is None else fresh[i] for x, i in zip(args, places, strict=True)]
         return _run(opened, consts, inputs), [c.value for c in fresh]
 
@@ -157,14 +157,14 @@ def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[Cell]) -> _Fun
 
 
 def _without_cells(args: Sequence[Any]) -> list[Any]:
-    return [None if isinstance(x, Cell) else x for x in args]
+    return [None if isinstance(x, RefCell) else x for x in args]
 
 
-def _values(cells: Sequence[Cell]) -> list[Value]:
+def _values(cells: Sequence[RefCell]) -> list[Value]:
     return [c.value for c in cells]
 
 
-def _call(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+def _call(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
     body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
     run = _as_function(body, args, cells)
     if "name" in params:
@@ -175,13 +175,13 @@ def _call(params: dict[str, Any], args: list[Any], cells: list[Cell]):
     return run(_without_cells(args), _values(cells))
 
 
-def _cond(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+def _cond(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
     index, *operands = args
     branches = [_as_function(b, operands, cells) for b in params["branches"]]
     return switch(params, index, branches, _without_cells(operands), _values(cells))
 
 
-def _while(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+def _while(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
     a = params["cond_nconsts"]
     b = a + params["body_nconsts"]
     carry = args[b:]
@@ -195,12 +195,12 @@ def _while(params: dict[str, Any], args: list[Any], cells: list[Cell]):
     )
 
 
-def _scan(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+def _scan(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
     """A scan. A cell among the scanned inputs is scanned along its first axis."""
     n_consts, n_carry = scan_counts(params)
     a, b = n_consts, n_consts + n_carry
     consts, carry, seq = _without_cells(args[:a]), args[a:b], args[b:]
-    sliced = [x for x in seq if isinstance(x, Cell)]
+    sliced = [x for x in seq if isinstance(x, RefCell)]
     unsliced = [c for c in cells if c not in sliced]
     run = _as_function(params["jaxpr"], args, [*unsliced, *sliced])
 
@@ -219,7 +219,7 @@ def _scan(params: dict[str, Any], args: list[Any], cells: list[Cell]):
 
 def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
     """Run a program whose inputs are all references; returns their final values."""
-    cells = [Cell(v) for v in values]
+    cells = [RefCell(v) for v in values]
     _run(params["jaxpr"], (), cells)
     return _values(cells)
 

@@ -198,7 +198,7 @@ def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
     return params, tuple(moving), jax.jit(lambda *args: evaluate(program(jaxpr), args))
 
 
-class Inline(Jit):
+class InlineCall(Jit):
     """The rule of calls that are always replaced by their body."""
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
@@ -341,11 +341,11 @@ declare(Remat, "remat2", "structured", (),
         Traits(call="jaxpr", calls="region", pure=False),
         known=("jaxpr", "prevent_cse", "differentiated", "policy"))  # fmt: skip
 for _name in ("closed_call", "core_call", "core_closed_call"):
-    declare(Inline, _name, "structured", (), Traits(call="call_jaxpr"),
+    declare(InlineCall, _name, "structured", (), Traits(call="call_jaxpr"),
             known=("call_jaxpr", "name"))  # fmt: skip
-declare(Inline, "eval_jaxpr", "structured", (), Traits(call="jaxpr"),
+declare(InlineCall, "eval_jaxpr", "structured", (), Traits(call="jaxpr"),
         known=("jaxpr", "call_jaxpr"))  # fmt: skip
 # The forward function of a custom_vjp with `optimize_remat`.
-declare(Inline, "remat_opt", "structured", (),
+declare(InlineCall, "remat_opt", "structured", (),
         Traits(call="fwd_jaxpr", calls="custom"),
         known=("fwd_jaxpr", "fun_jaxpr_thunk", "num_consts", "num_res"))  # fmt: skip

@@ -19,7 +19,16 @@ from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Schedules, Structured, Whole, gather, spread, there, within
+from xform.interpret.node import (
+    Node,
+    NodeWithoutResiduals,
+    Schedules,
+    Structured,
+    gather,
+    spread,
+    there,
+    within,
+)
 from xform.program.arithmetic import Value, all_arrayed, differentiable, instantiate
 from xform.program.ir import Mask, Program, apply, evaluate, program, trace
 from xform.registry.table import declare
@@ -52,10 +61,10 @@ class CustomVmap(Structured):
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         joint = analyze(program(eqn.params["call"]), active, wanted)
-        return _Pull(eqn, [joint], wanted, self.useful(eqn, active, wanted), push)
+        return _CustomVmapNode(eqn, [joint], wanted, self.useful(eqn, active, wanted), push)
 
 
-class _Pull(Whole):
+class _CustomVmapNode(NodeWithoutResiduals):
     """A node whose forward part is the call, and whose backward part calls both parts."""
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],

@@ -21,7 +21,7 @@ from xform.program.arithmetic import Value, instantiate
 from xform.program.ir import Mask, program
 from xform.registry.table import declare
 from xform.registry.traits import Traits
-from xform.rules.call import CallNode, Inline
+from xform.rules.call import CallNode, InlineCall
 
 # A mark takes an equation, a function of pytrees, and the memory spaces of the function's outputs
 # (a prefix of their tree). It returns the function with the mark of the equation.
@@ -73,7 +73,7 @@ class _MarkedNode(CallNode):
         return spread(results, gives)
 
 
-class Marked(Structured):
+class MarkedCall(Structured):
     """The rule of a call with a mark."""
 
     mark: Mark
@@ -101,13 +101,13 @@ class Marked(Structured):
         return _MarkedNode(eqn, joint, push, type(self).mark)
 
 
-class ComputeOn(Marked):
+class ComputeOn(MarkedCall):
     """The rule of `compute_on2`, which is `compute_on` since JAX 0.11."""
 
     mark = staticmethod(_compute_on)
 
 
-class Metadata(Marked):
+class Metadata(MarkedCall):
     """The rule of `xla_metadata_call` and `scheduling_group`."""
 
     mark = staticmethod(_metadata)
@@ -124,9 +124,9 @@ declare(ComputeOn, "compute_on", "structured", (), _MARK, known=(
 ))  # fmt: skip
 declare(Metadata, "xla_metadata_call", "structured", (), _MARK, known=None)
 # The body of a composite or of a fused call consists of operations that have rules.
-declare(Inline, "composite", "structured", (), _MARK, known=(
+declare(InlineCall, "composite", "structured", (), _MARK, known=(
     "jaxpr", "call_jaxpr", "name", "attributes", "version",
 ))  # fmt: skip
-declare(Inline, "fused_call", "structured", (), _MARK, known=None)
-declare(Inline, "call", "structured", (),
+declare(InlineCall, "fused_call", "structured", (), _MARK, known=None)
+declare(InlineCall, "call", "structured", (),
         Traits(call="call_jaxpr", calls="mark"), known=None)  # fmt: skip

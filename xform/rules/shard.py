@@ -29,7 +29,7 @@ from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import part
 from xform.interpret.activity import path
-from xform.interpret.concrete import Known
+from xform.interpret.concrete import WatchedTracer
 from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, compiled
 from xform.interpret.jvp import jvp
@@ -89,7 +89,7 @@ class _Devices:
         only = partly and (sums or not self.checked)
 
         def run(*args: Any) -> Any:
-            seen = any(isinstance(x, Known) for x in jax.tree.leaves(args))
+            seen = any(isinstance(x, WatchedTracer) for x in jax.tree.leaves(args))
             return (mapped if seen and not only else _compiled(mapped))(*args)
 
         return mapped if staging() else run

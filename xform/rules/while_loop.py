@@ -25,9 +25,9 @@ from xform.interpret.lanes import final, while_loop
 from xform.interpret.loop_state import needed, read_for
 from xform.interpret.node import (
     Node,
+    NodeWithoutResiduals,
     Schedules,
     Structured,
-    Whole,
     bound,
     gather,
     spread,
@@ -136,14 +136,14 @@ class While(Structured):
         carry = loop.active(active)
         if push:
             results = tuple(a and b for a, b in zip(carry, wanted, strict=True))
-            return _Push(eqn, [], active, results, push)
+            return _WhilePushNode(eqn, [], active, results, push)
         inside = (*loop.parts(active)[1], *carry)
         cts = loop.wanted(inside, wanted)
         joint = with_types(eqn, analyze(loop.step, inside, cts), len(loop.step.inputs))
-        return _Pull(eqn, loop, joint, wanted, cts)
+        return _WhileNode(eqn, loop, joint, wanted, cts)
 
 
-class _Push(Whole):
+class _WhilePushNode(NodeWithoutResiduals):
     """A pushed while loop: the backward part runs the loop again, with tangents."""
 
     loop = True
@@ -273,7 +273,7 @@ class _Steps:
         return [*sums, *cts]
 
 
-class _Pull(Node):
+class _WhileNode(Node):
     """The node of a while loop in reverse mode. Its Joint is that of one step."""
 
     loop = True

@@ -26,10 +26,10 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
-from xform.interpret.concrete import Mark, Marked, Pushed, Results, Watch
+from xform.interpret.concrete import Mark, MarkedTracer, Results, TangentTracer, Watch
 from xform.interpret.jvp import push
 from xform.interpret.logs import collected, log_without
-from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spread
+from xform.interpret.node import EagerToken, Node, Pull, fork_p, gather, join_p, spread
 from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.interpret.staged import Split, stage
@@ -70,7 +70,7 @@ class _Direct(Split):
             with set_current_trace(home):
                 ys, value = node.forward(schedules, args, (True,) * len(node.eqn.outvars))
             reads = zip(args, node.reads(schedules), strict=True)
-            return [*ys, Token(self, value, [x if on else None for x, on in reads])]
+            return [*ys, EagerToken(self, value, [x if on else None for x, on in reads])]
         token, given = args[0], params["given"]
         seeds = spread(args[len(args) - sum(given) :], given)
         # A remat region recomputes when the linear map is called, not when the map is made.
@@ -128,7 +128,7 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
 class _Push(Watch):
     """A trace whose marks are tangents."""
 
-    known = Pushed
+    tracer_type = TangentTracer
     split = False
 
     def show(self, value: Value, mark: Value) -> str:
@@ -158,7 +158,7 @@ class _Push(Watch):
 class _Linearize(_Push):
     """A trace whose marks are staged tangents; primal and tangent part are kept apart."""
 
-    known = Marked
+    tracer_type = MarkedTracer
     split = True
     applied = Watch.applied  # a plain equation, because a Node keeps it
 

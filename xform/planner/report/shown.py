@@ -13,7 +13,7 @@ from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.passes.dce import live
-from xform.passes.listing import Names, line, place
+from xform.passes.listing import VariableNames, line, place
 from xform.terminal.text import columns, human_bytes
 
 
@@ -24,7 +24,7 @@ def shown(schedule: Schedule, lines: bool = False, word: str = "backward") -> st
     equation says whether its value is saved, and why. A note after an equation of the backward part
     says whether it is recomputed.
     """
-    names, joint = Names(), schedule.joint
+    names, joint = VariableNames(), schedule.joint
     inputs = names.typed(joint.inputs)
     rows = [["forward"], *_forward(schedule, names, "  ")]
     rows += [
@@ -41,7 +41,7 @@ def shown(schedule: Schedule, lines: bool = False, word: str = "backward") -> st
     return f"inputs {inputs}\n{text}\n{tail}"
 
 
-def _saved(schedule: Schedule, names: Names) -> str:
+def _saved(schedule: Schedule, names: VariableNames) -> str:
     values = [v for v in schedule.kept if schedule.joint.producer[v].primitive is not fork_p]
     read = names.typed(gather(schedule.joint.inputs, schedule.reads))
     parts = [names.typed(values)] if values else []
@@ -49,7 +49,7 @@ def _saved(schedule: Schedule, names: Names) -> str:
     return "; ".join([*parts, *([f"read in place: {read}"] if read else [])]) or "nothing"
 
 
-def _forward(schedule: Schedule, names: Names, indent: str) -> Iterator[list[str]]:
+def _forward(schedule: Schedule, names: VariableNames, indent: str) -> Iterator[list[str]]:
     joint = schedule.joint
     for eqn in live(joint.forward, [*joint.outputs, *schedule.kept], joint.inputs):
         notes = [_why(schedule, v) for v in eqn.outvars if v in schedule.kept]
@@ -74,7 +74,9 @@ def _why(schedule: Schedule, v: Var) -> str:
     return f"{where}, {human_bytes(aval_bytes(v.aval))}: {schedule.why[v]}"
 
 
-def _backward(schedule: Schedule, names: Names, indent: str, word: str) -> Iterator[list[str]]:
+def _backward(
+    schedule: Schedule, names: VariableNames, indent: str, word: str
+) -> Iterator[list[str]]:
     forward = {id(eqn) for eqn in schedule.joint.forward}
     for eqn in schedule.order:
         recompute_note = "RECOMPUTED" if id(eqn) in schedule.recomputed else "recomputed for free"
