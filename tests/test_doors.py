@@ -36,8 +36,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "memory_analysis": lambda g: xform.memory_analysis(g, X),
     "compare": lambda g: xform.compare(g, X, policies=[None]),
     "fits": lambda g: xform.fits(g, X, **GIVEN),
-    "max_batch": lambda g: xform.max_batch(g, X, **GIVEN),
-    "why_oom": lambda g: xform.why_oom(g, X, **GIVEN),
+    "max_batch": lambda g: xform.memory.max_batch(g, X, **GIVEN),
+    "why_oom": lambda g: xform.memory.why_oom(g, X, **GIVEN),
 }  # fmt: skip
 
 
@@ -81,11 +81,15 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "compiled": (lambda: xform.memory_analysis(jax.jit(f), object()), "as an abstract array"),
     "points": (lambda: xform.pareto(f, X, points=0), "not a number of plans"),
     "half points": (lambda: xform.pareto(f, X, points=1.5), "not a number of plans"),
-    "half a batch": (lambda: xform.max_batch(f, X, multiple_of=1.5, **GIVEN), "positive multiple"),
-    "batches": (lambda: xform.max_batch(f, X, most="x", **GIVEN), "positive multiple"),
-    "batch axis": (lambda: xform.max_batch(f, X, batch_axis="x", **GIVEN), "it is not an integer"),
-    "batch of": (lambda: xform.max_batch(f, X, batch_argnums="x", **GIVEN), "batch_argnums='x'"),
-    "batch at": (lambda: xform.max_batch(f, X, batch_argnums=1.5, **GIVEN), "batch_argnums=1.5"),
+    "half a batch": (lambda: xform.memory.max_batch(f, X, multiple_of=1.5, **GIVEN),
+        "positive multiple"),
+    "batches": (lambda: xform.memory.max_batch(f, X, most="x", **GIVEN), "positive multiple"),
+    "batch axis": (lambda: xform.memory.max_batch(f, X, batch_axis="x", **GIVEN),
+        "it is not an integer"),
+    "batch of": (lambda: xform.memory.max_batch(f, X, batch_argnums="x", **GIVEN),
+        "batch_argnums='x'"),
+    "batch at": (lambda: xform.memory.max_batch(f, X, batch_argnums=1.5, **GIVEN),
+        "batch_argnums=1.5"),
     "difference": (lambda: xform.memory_analysis(f, X).diff(3), "it is not a MemoryReport"),
     "explain": (lambda: xform.plan(f, X, verify=False).explain(3), "no value of"),
 }  # fmt: skip

@@ -233,15 +233,15 @@ def test_flax_linen_is_differentiated_by_xform() -> None:
 
 
 def test_whether_it_is_installed() -> None:
-    assert xform.installed() is False
+    assert xform.is_installed() is False
     with xform.install():
-        assert xform.installed() is True
+        assert xform.is_installed() is True
         with xform.install(policy=xform.policies.save_dots):
-            assert xform.installed()
-        assert xform.installed()
+            assert xform.is_installed()
+        assert xform.is_installed()
         xform.uninstall()
-        assert not xform.installed()
-    assert not xform.installed()
+        assert not xform.is_installed()
+    assert not xform.is_installed()
 
 
 def test_an_install_that_fails_exchanges_nothing(other: types.ModuleType) -> None:
@@ -259,7 +259,7 @@ def test_an_install_that_fails_exchanges_nothing(other: types.ModuleType) -> Non
     armed = True
     with pytest.raises(KeyboardInterrupt):
         xform.install()
-    assert not xform.installed()
+    assert not xform.is_installed()
     armed = False
     after = {name: dict(names) for name, names in loaded()}
     changed = [(name, key) for name, names in before.items() for key, value in names.items()

@@ -28,12 +28,12 @@ def message(call, kind: type[Exception] = errors.WrongArgument) -> str:
 PRIMALS = {
     "jvp": lambda xs: xform.jvp(loss, xs, (X,)),
     "hvp": lambda xs: xform.hvp(loss, xs, (X,)),
-    "ggnvp": lambda xs: xform.ggnvp(jnp.sin, loss, xs, (X,)),
-    "fisher_vp": lambda xs: xform.fisher_vp(jnp.sin, "normal", xs, (X,)),
-    "hutchinson": lambda xs: xform.hutchinson(loss, xs, KEY),
-    "hessian_spectrum": lambda xs: xform.hessian_spectrum(loss, xs, KEY),
-    "newton_step": lambda xs: xform.newton_step(loss, xs),
-    "natural_gradient_step": lambda xs: xform.natural_gradient_step(
+    "ggnvp": lambda xs: xform.curvature.ggnvp(jnp.sin, loss, xs, (X,)),
+    "fisher_vp": lambda xs: xform.curvature.fisher_vp(jnp.sin, "normal", xs, (X,)),
+    "hutchinson": lambda xs: xform.curvature.hutchinson(loss, xs, KEY),
+    "hessian_spectrum": lambda xs: xform.curvature.hessian_spectrum(loss, xs, KEY),
+    "newton_step": lambda xs: xform.curvature.newton_step(loss, xs),
+    "natural_gradient_step": lambda xs: xform.curvature.natural_gradient_step(
         jnp.sin, loss, xs, distribution="normal"
     ),
     "filter_jvp": lambda xs: xform.equinox.filter_jvp(loss, xs, (X,)),
@@ -41,8 +41,8 @@ PRIMALS = {
 TANGENTS = {
     "jvp": lambda dxs: xform.jvp(loss, (X,), dxs),
     "hvp": lambda dxs: xform.hvp(loss, (X,), dxs),
-    "ggnvp": lambda dxs: xform.ggnvp(jnp.sin, loss, (X,), dxs),
-    "fisher_vp": lambda dxs: xform.fisher_vp(jnp.sin, "normal", (X,), dxs),
+    "ggnvp": lambda dxs: xform.curvature.ggnvp(jnp.sin, loss, (X,), dxs),
+    "fisher_vp": lambda dxs: xform.curvature.fisher_vp(jnp.sin, "normal", (X,), dxs),
     "filter_jvp": lambda dxs: xform.equinox.filter_jvp(loss, (X,), dxs),
 }
 
@@ -70,7 +70,7 @@ def test_primals_must_be_a_tuple(name: str, given: object) -> None:
 @pytest.mark.parametrize("name", ["hutchinson", "hessian_spectrum"])
 def test_a_random_key(name: str, key: object, said: str) -> None:
     number = 3 if said == "key=3" else 0
-    assert message(lambda: getattr(xform, name)(loss, (X,), key)) == (
+    assert message(lambda: getattr(xform.curvature, name)(loss, (X,), key)) == (
         f"{name} with {said}\n"
         "  problem: it is not a single JAX random key\n"
         f"  remedy:  pass jax.random.key({number})"
@@ -79,7 +79,7 @@ def test_a_random_key(name: str, key: object, said: str) -> None:
 
 def test_every_kind_of_random_key() -> None:
     for key in (KEY, jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")):
-        assert xform.hutchinson(loss, (X,), key, samples=2).trace.shape == ()
+        assert xform.curvature.hutchinson(loss, (X,), key, samples=2).trace.shape == ()
 
 
 # Policies, and numbers of bytes.
@@ -140,10 +140,10 @@ TAKERS = {
     "fwd_and_bwd": lambda p: xform.fwd_and_bwd(loss, 0, policy=p)[0](X),
     "checkpoint": lambda p: xform.checkpoint(loss, policy=p),
     "hvp": lambda p: xform.hvp(loss, (X,), (X,), policy=p),
-    "newton_step": lambda p: xform.newton_step(loss, (X,), policy=p),
-    "hutchinson": lambda p: xform.hutchinson(loss, (X,), KEY, policy=p),
-    "hessian_spectrum": lambda p: xform.hessian_spectrum(loss, (X,), KEY, policy=p),
-    "ggnvp": lambda p: xform.ggnvp(jnp.sin, loss, (X,), (X,), policy=p),
+    "newton_step": lambda p: xform.curvature.newton_step(loss, (X,), policy=p),
+    "hutchinson": lambda p: xform.curvature.hutchinson(loss, (X,), KEY, policy=p),
+    "hessian_spectrum": lambda p: xform.curvature.hessian_spectrum(loss, (X,), KEY, policy=p),
+    "ggnvp": lambda p: xform.curvature.ggnvp(jnp.sin, loss, (X,), (X,), policy=p),
     "plan": lambda p: xform.plan(loss, X, policy=p),
     "residuals": lambda p: xform.residuals(loss, X, policy=p),
     "compare": lambda p: xform.compare(loss, X, policies=[None, p]),
@@ -161,7 +161,7 @@ def test_policies_that_are_none(name: str) -> None:
             "  problem: a policy is a callable of a primitive, its input types and parameters\n"
             f"  remedy:  {remedy}"
         )
-    assert not xform.installed()
+    assert not xform.is_installed()
 
 
 def test_texts_that_name_no_policy() -> None:

@@ -1,9 +1,11 @@
 """The public surface: a short list, each with a docstring and an example."""
 
 import inspect
+import operator
 import re
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import pytest
@@ -12,49 +14,74 @@ import xform
 from tests import versions
 
 PUBLIC = {
-    "Plan", "checkpoint", "compare", "errors", "extend", "fisher_vp", "fits", "fwd_and_bwd",
-    "ggnvp", "grad", "graph", "health", "hessian", "hessian_spectrum", "hutchinson", "hvp",
-    "install", "installed", "jacfwd", "jacobian", "jacrev", "jvp", "laplacian", "linear_transpose",
-    "linearize", "max_batch", "memory_analysis", "name", "natural_gradient_step", "newton_step",
-    "pareto", "partials", "passes", "plan", "policies", "remat", "residuals", "rules",
-    "sparse_hessian", "sparse_jacobian", "sparsity", "uninstall", "value_and_grad", "vjp",
-    "while_checkpoints", "why_oom",
+    "Plan", "checkpoint", "compare", "fits", "fwd_and_bwd", "grad", "health", "hessian", "hvp",
+    "install", "is_installed", "jacfwd", "jacobian", "jacrev", "jvp", "linear_transpose",
+    "linearize", "memory_analysis", "pareto", "plan", "remat", "residuals", "uninstall",
+    "value_and_grad", "vjp",
+}  # fmt: skip
+# The public modules; the names are the functions of those whose functions are like `xform`'s own.
+MODULES = {
+    "adjoints": {"graph", "name", "partials"},
+    "curvature": {"fisher_vp", "ggnvp", "hessian_spectrum", "hutchinson", "natural_gradient_step",
+                  "newton_step"},
+    "memory": {"max_batch", "why_oom"},
+    "policies": {"checkpoints_per_while_loop"},
+    "sparse": {"hessian", "jacobian", "laplacian", "sparsity"},
+    **{name: set[str]() for name in ("equinox", "errors", "extend", "flax", "passes", "rules",
+                                     "testing")},
 }  # fmt: skip
 EXTEND = {
     "RULES", "Node", "Structured", "Traits", "add_rule", "bilinear", "composite", "constant",
     "linear", "pointwise",
 }  # fmt: skip
-FUNCTIONS = [*sorted(n for n in PUBLIC if inspect.isfunction(getattr(xform, n))), "jacobian"]
+FUNCTIONS = [
+    *sorted(n for n in PUBLIC if inspect.isfunction(getattr(xform, n))), "jacobian",
+    *(f"{module}.{name}" for module, names in MODULES.items() for name in sorted(names)),
+]  # fmt: skip
 SAME_AS_JAX = ["grad", "value_and_grad", "jvp", "vjp", "linearize", "jacfwd", "jacrev", "jacobian",
                "hessian", "fwd_and_bwd", "checkpoint", "remat", "linear_transpose"]  # fmt: skip
+
+
+def public(name: str) -> Any:
+    return operator.attrgetter(name)(xform)
 
 
 def test_the_public_names_are_these_and_no_others() -> None:
     assert set(xform.__all__) == PUBLIC
     assert set(xform.extend.__all__) == EXTEND
     assert len(xform.__all__) == len(PUBLIC)
-    for name in PUBLIC:
-        assert hasattr(xform, name)
+    assert set(dir(xform)) == PUBLIC | set(MODULES)
+    for name in dir(xform):
+        assert inspect.ismodule(getattr(xform, name)) == (name in MODULES)
+    for module in ("adjoints", "curvature", "memory", "sparse"):
+        listed = {n for n in public(module).__all__ if inspect.isfunction(public(f"{module}.{n}"))}
+        assert listed == MODULES[module]
     assert xform.remat is xform.checkpoint
-    assert callable(xform.testing.check_rule)  # imported at its first use, like xform.flax
 
 
-def test_no_other_public_name_leaks() -> None:
-    modules = {n for n in dir(xform) if inspect.ismodule(getattr(xform, n))}
-    names = {n for n in dir(xform) if not n.startswith("_")} - modules - {"TYPE_CHECKING", "Any"}
-    assert names <= PUBLIC
+def test_all_other_names_of_the_module_are_private_or_packages() -> None:
+    others = {n for n in vars(xform) if not n.startswith("_")} - set(dir(xform))
+    assert all(inspect.ismodule(getattr(xform, n)) for n in others)
+    assert not others & {"importlib", "typing", "quiet", "packages"}
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"equinox", "flax", "testing"}))
+def test_modules_are_loaded_on_demand(module: str) -> None:
+    code = f"import xform; assert xform.{module}.__doc__; {module} = xform.{module}; "
+    code += "; ".join(f"assert callable({module}.{n})" for n in sorted(MODULES[module]))
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_public_function_is_documented_with_an_example(name: str) -> None:
-    doc = inspect.getdoc(getattr(xform, name)) or ""
+    doc = inspect.getdoc(public(name)) or ""
     assert ">>> " in doc
     assert doc.splitlines()[0].endswith(".")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_parameter_is_documented(name: str) -> None:
-    f = getattr(xform, name)
+    f = public(name)
     doc = inspect.getdoc(f) or ""
     others = re.findall(r"same as for `(\w+)`", " ".join(doc.split()))
     if set(others) & set(FUNCTIONS):
@@ -63,9 +90,9 @@ def test_every_parameter_is_documented(name: str) -> None:
         assert f"{parameter}:" in doc, f"{name} does not document {parameter}"
 
 
-@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"install", "installed", "uninstall"}))
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"install", "is_installed", "uninstall"}))
 def test_every_public_function_says_what_it_returns_and_raises(name: str) -> None:
-    doc = inspect.getdoc(getattr(xform, name)) or ""
+    doc = inspect.getdoc(public(name)) or ""
     assert "Raises:\n" in doc
     assert "Returns:\n" in doc or re.search(r"of the result|gradient has the tree", doc)
     assert re.search(r"shape|array|scalar|pytree|bytes|context", doc)
@@ -88,7 +115,8 @@ def test_signatures_start_like_jaxs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [xform, xform.errors, xform.policies, xform.extend, xform.testing]
+    "module",
+    [xform, *(public(name) for name in sorted(MODULES) if name not in ("equinox", "flax"))],
 )
 def test_public_modules_and_classes_are_documented(module) -> None:
     assert module.__doc__
@@ -101,7 +129,8 @@ def test_public_modules_and_classes_are_documented(module) -> None:
 def test_import_needs_only_jax() -> None:
     code = (
         "import sys, xform; bad = {'flax', 'optax', 'chex', 'grain', 'orbax', 'rich', 'matplotlib',"
-        " 'equinox', 'pytest', 'scipy.optimize', 'scipy.sparse', 'xform.memory'} &"
+        " 'equinox', 'pytest', 'scipy.optimize', 'scipy.sparse', 'xform.memory',"
+        " 'xform.adjoints', 'xform.curvature', 'xform.sparse'} &"
         " set(sys.modules);"
         " assert not bad, bad; assert set(xform.__all__) <= set(dir(xform))"
     )

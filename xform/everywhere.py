@@ -1,4 +1,4 @@
-"""Replace JAX's transforms by xform's in every module: `install`, `uninstall`, `installed`.
+"""Replace JAX's transforms by xform's in every module: `install`, `uninstall`, `is_installed`.
 
 A module with one of JAX's transforms under any name gets xform's instead. Modules that are imported
 later get it too, because `jax.grad` itself is then xform's. JAX's own modules, `jax._src`, keep
@@ -76,9 +76,9 @@ def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
     Cost: one pass over the names of all modules, some hundredths of a second.
 
     >>> with xform.install(policy=xform.policies.save_dots):
-    ...     print(float(jax.grad(jnp.sin)(0.0)), xform.installed())
+    ...     print(float(jax.grad(jnp.sin)(0.0)), xform.is_installed())
     1.0 True
-    >>> xform.installed()
+    >>> xform.is_installed()
     False
     """
     before, end = dict(_now), contextlib.ExitStack()
@@ -97,10 +97,10 @@ def uninstall() -> None:
     put(THEIRS)
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Tell whether xform's transforms replace JAX's now.
 
-    >>> xform.installed()
+    >>> xform.is_installed()
     False
     """
     return _now != THEIRS

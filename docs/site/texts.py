@@ -20,8 +20,8 @@ ELSEWHERE = {
     "project/models.md": "models/README.md",
     "project/conformance.md": "tests/conformance.md",
 }
-# Public modules that are imported at their first use.
-DOORS = ("equinox", "flax", "testing")
+# Public modules whose functions the table of the reference lists too.
+NAMESPACES = ("adjoints", "curvature", "memory", "sparse")
 
 
 def elsewhere() -> dict[str, Path]:
@@ -59,8 +59,8 @@ def made() -> dict[str, str]:
 
 
 def names() -> list[str]:
-    """Return every public name, and the modules that are imported at their first use."""
-    return sorted({*xform.__all__, *DOORS}, key=str.lower)
+    """Return the public names of `xform`: functions, classes and modules."""
+    return sorted(dir(xform), key=str.lower)
 
 
 def reference_nav() -> list[str | dict[str, str]]:
@@ -88,9 +88,16 @@ def _reference(name: str) -> str:
 def _names_table() -> str:
     lines = ["# Reference", "", "Every public name of `xform`.", "", "| name | |", "| --- | --- |"]
     for name in names():
-        doc = inspect.getdoc(getattr(xform, name)) or ""
-        lines.append(f"| [`{name}`]({name}.md) | {doc.partition(chr(10))[0]} |")
+        value = getattr(xform, name)
+        lines.append(f"| [`{name}`]({name}.md) | {_first_line(value)} |")
+        for inner in value.__all__ if name in NAMESPACES else ():
+            link = f"[`{name}.{inner}`]({name}.md#xform.{name}.{inner})"
+            lines.append(f"| {link} | {_first_line(getattr(value, inner))} |")
     return "\n".join(lines) + "\n"
+
+
+def _first_line(value: object) -> str:
+    return (inspect.getdoc(value) or "").partition("\n")[0]
 
 
 def _command_line() -> str:

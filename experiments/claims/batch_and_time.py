@@ -35,7 +35,7 @@ def largest(target: str, policy: Any, capacity: str | None) -> Any:
         return xform.value_and_grad(made(x.shape[0])[0], policy=policy)(w, x)
 
     inputs = lambda batch: types(made(batch)[1])
-    return xform.max_batch(gradient, inputs=inputs, target=target, capacity=capacity)
+    return xform.memory.max_batch(gradient, inputs=inputs, target=target, capacity=capacity)
 
 
 def rate(batch: int, policy: Any) -> float:

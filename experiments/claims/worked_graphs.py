@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import xform
 from experiments.claims.claim import Claim, Finding, verdict
-from xform.adjoints.graph import Graph
+from xform.adjoints.computational_graph import Graph
 from xform.adjoints.parts import Step
 
 
@@ -94,7 +94,7 @@ def shared(quick: bool) -> float:
 def measure(quick: bool) -> Finding:
     """Measure both orders of accumulation on each graph, in float64."""
     with jax.enable_x64():
-        graphs = {name: xform.graph(of.function, *of.point) for name, of in GRAPHS.items()}
+        graphs = {name: xform.adjoints.graph(of.function, *of.point) for name, of in GRAPHS.items()}
         apart = shared(quick)
     pulled = {name: adjoints(g, g.pulled) for name, g in graphs.items()}
     pushed = {name: adjoints(g, g.pushed) for name, g in graphs.items()}

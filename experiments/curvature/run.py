@@ -57,8 +57,14 @@ def against_dense() -> None:
     kind = "categorical"
     products = {
         "hvp, each column": (lambda v: xform.hvp(f, point, (v,)), hessian),
-        "ggnvp, each column": (lambda v: xform.ggnvp(model, loss, point, (v,)), gauss_newton),
-        "fisher_vp, each column": (lambda v: xform.fisher_vp(model, kind, point, (v,)), fisher),
+        "ggnvp, each column": (
+            lambda v: xform.curvature.ggnvp(model, loss, point, (v,)),
+            gauss_newton,
+        ),
+        "fisher_vp, each column": (
+            lambda v: xform.curvature.fisher_vp(model, kind, point, (v,)),
+            fisher,
+        ),
     }
     rows = [[name, "relative difference", off(dense(product, unflatten, n), want)]
             for name, (product, want) in products.items()]  # fmt: skip
@@ -67,9 +73,9 @@ def against_dense() -> None:
                              ("Gauss-Newton", gauss_newton, GaussNewton(model, loss)),
                              ("Fisher", fisher, Fisher(model, kind))):  # fmt: skip
         key = jax.random.key(KEY)
-        estimate = jax.jit(lambda key, of=of: xform.hutchinson(of, point, key, samples=SAMPLES))(
-            key
-        )
+        estimate = jax.jit(
+            lambda key, of=of: xform.curvature.hutchinson(of, point, key, samples=SAMPLES)
+        )(key)
         z = float((estimate.trace - jnp.trace(matrix)) / estimate.trace_error)
         scores = (ravel_pytree(estimate.diagonal)[0] - jnp.diag(matrix)) / ravel_pytree(
             estimate.diagonal_error)[0]  # fmt: skip
@@ -79,7 +85,9 @@ def against_dense() -> None:
             ["", "diagonal within two standard errors", f"{inside:.0%}"],
         ]
         spectrum = jax.jit(
-            lambda key, of=of: xform.hessian_spectrum(of, point, key, steps=n, samples=SAMPLES)
+            lambda key, of=of: xform.curvature.hessian_spectrum(
+                of, point, key, steps=n, samples=SAMPLES
+            )
         )(key)
         values = jnp.linalg.eigvalsh(matrix)
         grid = spectrum.grid(4000)
@@ -94,12 +102,12 @@ def against_dense() -> None:
             picture(spectrum, values)
     damped = lambda m: m + 0.1 * jnp.eye(n)
     gradient = ravel_pytree(jax.grad(f)(params))[0]
-    step = xform.newton_step(f, point, curvature=GaussNewton(model, loss), damping=0.1,
+    step = xform.curvature.newton_step(f, point, curvature=GaussNewton(model, loss), damping=0.1,
                              tolerance=1e-12, iterations=1000)  # fmt: skip
     want = -jnp.linalg.solve(damped(gauss_newton), gradient)
     rows.append(["newton_step, Gauss-Newton", "relative difference",
                  off(ravel_pytree(step.step)[0], want)])  # fmt: skip
-    step = xform.natural_gradient_step(model, loss, point, distribution=kind, damping=0.1,
+    step = xform.curvature.natural_gradient_step(model, loss, point, distribution=kind, damping=0.1,
                                        tolerance=1e-12, iterations=1000)  # fmt: skip
     want = -jnp.linalg.solve(damped(fisher / EXAMPLES), gradient)
     rows.append(["natural_gradient_step", "relative difference",
@@ -119,7 +127,7 @@ def picture(spectrum: Spectrum, values: jax.Array) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     at = spectrum.grid(2000)
     axes.hist(np.asarray(values), bins=60, density=True, color="0.8", label="dense, eigenvalues")
-    axes.plot(at, spectrum.density(at), label="xform.hessian_spectrum")
+    axes.plot(at, spectrum.density(at), label="xform.curvature.hessian_spectrum")
     axes.set(yscale="log", ylim=(1e-4, None), xlabel="eigenvalue", ylabel="density")
     axes.legend()
     figure.savefig(HERE / "spectrum.png", dpi=150)
@@ -133,16 +141,17 @@ def budgets() -> None:
     square = lambda z: jnp.mean(z**2)
     asked: dict[str, Callable[..., Any]] = {
         "hvp": lambda ws, x, p: xform.hvp(lambda w: square(deep(w, x)), (ws,), (ws,), policy=p),
-        "ggnvp": lambda ws, x, p: xform.ggnvp(lambda w: deep(w, x), square, (ws,), (ws,), policy=p),
-        "fisher_vp": lambda ws, x, p: xform.fisher_vp(
+        "ggnvp": lambda ws, x, p: xform.curvature.ggnvp(
+            lambda w: deep(w, x), square, (ws,), (ws,), policy=p),
+        "fisher_vp": lambda ws, x, p: xform.curvature.fisher_vp(
             lambda w: deep(w, x), "normal", (ws,), (ws,), policy=p),
-        "hutchinson": lambda ws, x, p: xform.hutchinson(
+        "hutchinson": lambda ws, x, p: xform.curvature.hutchinson(
             lambda w: square(deep(w, x)), (ws,), jax.random.key(0), policy=p).trace,
-        "hessian_spectrum": lambda ws, x, p: xform.hessian_spectrum(
+        "hessian_spectrum": lambda ws, x, p: xform.curvature.hessian_spectrum(
             lambda w: square(deep(w, x)), (ws,), jax.random.key(0), steps=10, policy=p).nodes,
-        "newton_step": lambda ws, x, p: xform.newton_step(
+        "newton_step": lambda ws, x, p: xform.curvature.newton_step(
             lambda w: square(deep(w, x)), (ws,), policy=p).step,
-        "natural_gradient_step": lambda ws, x, p: xform.natural_gradient_step(
+        "natural_gradient_step": lambda ws, x, p: xform.curvature.natural_gradient_step(
             lambda w: deep(w, x), square, (ws,), distribution="normal", policy=p).step,
     }  # fmt: skip
     rows: list[list[str]] = []

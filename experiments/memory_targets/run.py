@@ -125,7 +125,7 @@ def batches(targets: Iterable[str]) -> None:
         if not target.startswith(tuple(targets)):
             continue
         config, state, tokens = step.inputs(preset="tiny", batch=512)
-        run = functools.partial(xform.max_batch, step.train_step, config, state, tokens)
+        run = functools.partial(xform.memory.max_batch, step.train_step, config, state, tokens)
         found = run(target=target, batch_axis=1)
         after = found.over.total_bytes if found.over else None
         sizes = found.fits.total_bytes, found.fits.capacity_bytes, after

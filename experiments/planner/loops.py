@@ -78,7 +78,7 @@ def main() -> None:
             print(rows[-1], flush=True)
     a = jax.random.normal(jax.random.key(0), (128, 128)) / 12
     xs = jax.random.normal(jax.random.key(1), (20, 256, 128))
-    with xform.while_checkpoints(8):
+    with xform.policies.checkpoints_per_while_loop(8):
         most = xform.residuals(newton, a, xs, argnums=0).total_bytes
         policy = xform.policies.budget(int(0.6 * most), of="saved")
         made = xform.plan(newton, a, xs, policy=policy)

@@ -33,9 +33,9 @@ def check(make: Callable[[int], Point], kind: str) -> None:
     """Check a small problem's matrix and pattern against JAX's dense one at random points."""
     f, x = flat(make(SMALL))
     of = jax.jacfwd(f) if kind == "jacobian" else jax.hessian(f)
-    every = [getattr(xform, f"sparse_{kind}")(f)]
-    every += [xform.sparse_hessian(f, coloring="acyclic")] if kind == "hessian" else []
-    pattern = xform.sparsity(f, x, of=kind)
+    every = [getattr(xform.sparse, kind)(f)]
+    every += [xform.sparse.hessian(f, coloring="acyclic")] if kind == "hessian" else []
+    pattern = xform.sparse.sparsity(f, x, of=kind)
     for seed in range(POINTS):
         at = jnp.asarray(np.random.default_rng(seed).normal(size=x.shape))
         truth = of(at)
@@ -73,7 +73,7 @@ def row(name: str, make: Callable[[int], Point], kind: str, size: int, pairs: in
         **options: Any) -> list[str]:  # fmt: skip
     """Return a problem's row: prepare it uncached, then evaluate it in turns with asdex."""
     f, x = flat(make(size))
-    matrix = getattr(xform, f"sparse_{kind}")(f, **options)
+    matrix = getattr(xform.sparse, kind)(f, **options)
     prepared, seconds = timed(lambda: matrix.prepare(x))
     ours = jax.jit(lambda x: matrix(x).data)
     jax.block_until_ready(ours(x))
@@ -111,7 +111,7 @@ def matrices(pairs: int, other: bool) -> None:
                     print(rows[-1], flush=True)
     write_table(HERE, HEAD, rows)
     f, x = five_points(64)
-    prepared = xform.sparse_jacobian(f).prepare(x)
+    prepared = xform.sparse.jacobian(f).prepare(x)
     prepared.pattern.plot(HERE / "pattern.png", colors=prepared.coloring)
 
 
@@ -147,7 +147,7 @@ def laplacians(pairs: int, other: bool) -> None:
     for n, width in WIDTHS:
         f = network(n, width)
         x = jax.random.normal(jax.random.key(1), (32, n))
-        ours, trace = (jax.jit(jax.vmap(g)) for g in (xform.laplacian(f), by_products(f, n)))
+        ours, trace = (jax.jit(jax.vmap(g)) for g in (xform.sparse.laplacian(f), by_products(f, n)))
         np.testing.assert_allclose(ours(x), trace(x), rtol=2e-3, atol=2e-3)
         middle, low, high = paired(ours, trace, (x,), pairs)
         flops = [g.lower(x).compile().cost_analysis()["flops"] for g in (ours, trace)]

@@ -45,7 +45,7 @@ def scan(step: Step, x: jax.Array, w: Any, n: int) -> jax.Array:
 
 def compiled(f: Any, *args: Any, checkpoints: int = 32) -> Any:
     """Return a compiled function."""
-    with xform.while_checkpoints(checkpoints):
+    with xform.policies.checkpoints_per_while_loop(checkpoints):
         return jax.jit(f).lower(*args).compile()
 
 

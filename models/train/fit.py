@@ -107,8 +107,9 @@ def largest_batch(
       multiple_of: the batch must be a multiple of this.
 
     Returns:
-      The result of `xform.max_batch`, and the policy of the step with that batch. For a budget, the
-      policy is the plan with the lowest peak, which may recompute much. None if no batch fits.
+      The result of `xform.memory.max_batch`, and the policy of the step with that batch. For
+      a budget, the policy is the plan with the lowest peak, which may recompute much. None if no
+      batch fits.
 
     Raises:
       WrongArgument: there is no such device, or its memory is not known.
@@ -126,7 +127,7 @@ def largest_batch(
     def search(given: Inputs) -> tuple[Any, Any] | None:
         if not fits(given, multiple_of):
             return None
-        found = xform.max_batch(step, inputs=given, multiple_of=multiple_of, **options)
+        found = xform.memory.max_batch(step, inputs=given, multiple_of=multiple_of, **options)
         return found, given(batch=found.size)[-1]
 
     def lowest(verify: bool) -> Inputs:

@@ -89,8 +89,8 @@ def recurrent(w: Any, x: Any, taps: Any) -> Any:
     """A loop of four iterations that adds scanned values to h and s."""
 
     def step(carry: Any, t: Any) -> Any:
-        h = xform.name(jnp.tanh(w @ carry + t[0]), "h") + t[1]
-        s = xform.name(jnp.sum(h**2), "s") + t[2]
+        h = xform.adjoints.name(jnp.tanh(w @ carry + t[0]), "h") + t[1]
+        s = xform.adjoints.name(jnp.sum(h**2), "s") + t[2]
         return h, s * h
 
     h, ys = lax.scan(step, x, (jnp.arange(4.0), *taps))
@@ -102,8 +102,8 @@ TAPS = np.zeros((4, 3)), np.zeros(4)
 
 def block(x: Any, cut: Callable[[Any, int], Any] = lambda h, use: h) -> Any:
     """A function in which four equations read h; `cut` may cut each read."""
-    h = xform.name(jnp.sin(x), "h")
+    h = xform.adjoints.name(jnp.sin(x), "h")
     a = jnp.exp(cut(h, 0))
-    b = xform.name(a * cut(h, 1), "b")
-    c = xform.name(jax.nn.silu(cut(h, 2)), "c")
+    b = xform.adjoints.name(a * cut(h, 1), "b")
+    c = xform.adjoints.name(jax.nn.silu(cut(h, 2)), "c")
     return jnp.sum(b * c) + jnp.sum(cut(h, 3) ** 2) + jnp.sum(a)

@@ -14,7 +14,7 @@ from jax import lax
 
 import xform
 from tests.reference import close
-from xform.adjoints.graph import Graph
+from xform.adjoints.computational_graph import Graph
 from xform.errors import NotScalar, WrongArgument, WrongDtype
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -32,7 +32,7 @@ def adjoints_of(g: Graph) -> dict[str, float]:
 
 def test_worked_one() -> None:
     """(x y) + sin(x) at (2, 3): three operations."""
-    g = xform.graph(lambda x, y: x * y + jnp.sin(x), 2.0, 3.0)
+    g = xform.adjoints.graph(lambda x, y: x * y + jnp.sin(x), 2.0, 3.0)
     cos = np.cos(2.0)
     assert [op.text for op in g.operations] == ["input", "input", "mul", "sin", "add"]
     assert partials_of(g) == pytest.approx(
@@ -48,7 +48,7 @@ def test_worked_two() -> None:
         q = x / y
         return q - jnp.exp(q) * (x - z)
 
-    g = xform.graph(f, 3.3, 1.1, 2.3)
+    g = xform.adjoints.graph(f, 3.3, 1.1, 2.3)
     q, e = 3.0, np.exp(3.0)
     # a, b, c = x, y, z; d = a / b; e = exp d; f = a - c; g = e f; h = d - g
     assert partials_of(g) == pytest.approx({
@@ -62,7 +62,7 @@ def test_worked_two() -> None:
 
 def test_worked_three() -> None:
     """A value that is squared, and read by a stop: t = x^2; tanh(t) stop(t) + x."""
-    g = xform.graph(lambda x: (t := x * x, jnp.tanh(t) * lax.stop_gradient(t) + x)[1], 0.5)
+    g = xform.adjoints.graph(lambda x: (t := x * x, jnp.tanh(t) * lax.stop_gradient(t) + x)[1], 0.5)
     t, th = 0.25, np.tanh(0.25)
     colours = {v.name: v.colour for v in g.values}
     assert colours == {"a": "active", "b": "active", "c": "active", "d": "stopped", "e": "active",
@@ -129,7 +129,7 @@ def orders_agree(g: Graph) -> None:
 def test_random_graphs(seed: int, shape: tuple[int, ...]) -> None:
     f = random_program(seed, shape)
     x, y = np.full(shape, 0.7), np.linspace(0.1, 0.4, int(np.prod(shape))).reshape(shape)
-    g = xform.graph(f, x, y)
+    g = xform.adjoints.graph(f, x, y)
     orders_agree(g)
     want = jax.grad(f, (0, 1))(x, y)
     for name, w in zip("xy", want, strict=True):
@@ -172,7 +172,7 @@ def by_jax() -> Any:
 
 @pytest.mark.parametrize("expand", [0, None])
 def test_nested_programs_opened_and_not(expand: int | None) -> None:
-    g = xform.graph(everything, *ARGS, expand=expand)
+    g = xform.adjoints.graph(everything, *ARGS, expand=expand)
     orders_agree(g)
     want = by_jax()
     close(g["params['w']"].adjoint, want[0]["w"], 1e-9)
@@ -208,14 +208,14 @@ PUBLISHED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_test_functions(name: str) -> None:
     x = np.array([0.6, -0.4, 1.2])
-    g = xform.graph(PUBLISHED[name], x)
+    g = xform.adjoints.graph(PUBLISHED[name], x)
     orders_agree(g)
     close(g["x"].adjoint, jax.grad(PUBLISHED[name])(x), 1e-10)
 
 
 def test_trips_of_a_loop_backwards() -> None:
     """In a loop that runs in reverse, the last iteration comes first."""
-    g = xform.graph(everything, *ARGS, expand=None)
+    g = xform.adjoints.graph(everything, *ARGS, expand=None)
     trips = [s for op in g.operations for s in op.scope if s.startswith("scan, iteration")]
     assert list(dict.fromkeys(trips)) == [f"scan, iteration {t}" for t in (2, 1, 0)]
 
@@ -224,7 +224,7 @@ def test_local_derivatives_of_arrays() -> None:
     """Norms of Jacobian blocks equal the norms of JAX's Jacobians; large ones are estimated."""
     w, x = np.arange(6.0).reshape(2, 3) / 5, np.array([0.5, -1.0, 2.0])
     f = lambda w, x: jnp.sum(jnp.tanh(w @ x))
-    g = xform.graph(f, w, x)
+    g = xform.adjoints.graph(f, w, x)
     by = {g.values[e.source].name: e.partial for e in g.edges if e.partial}
     blocks = jax.jacobian(lambda w, x: w @ x, (0, 1))(w, x)
     for name, block in zip("ab", blocks, strict=True):
@@ -233,14 +233,15 @@ def test_local_derivatives_of_arrays() -> None:
         assert by[name].exact
     assert by["c"].norm == pytest.approx(np.linalg.norm(1 - np.tanh(w @ x) ** 2))
     n = 80
-    (edge,) = [e for e in xform.graph(lambda x: jnp.sum(jnp.cumsum(x) * 2.0), np.ones(n)).edges
+    edges = xform.adjoints.graph(lambda x: jnp.sum(jnp.cumsum(x) * 2.0), np.ones(n)).edges
+    (edge,) = [e for e in edges
                if e.partial and e.partial.shape == (n, n) and not e.partial.exact]  # fmt: skip
     assert edge.partial
     assert edge.partial.norm == pytest.approx(np.sqrt(n * (n + 1) / 2), rel=0.5)
 
 
 def test_a_value_that_does_not_reach_the_output() -> None:
-    g = xform.graph(lambda x: (xform.name(x * 2, "lost"), x * 3)[1], 1.0)
+    g = xform.adjoints.graph(lambda x: (xform.adjoints.name(x * 2, "lost"), x * 3)[1], 1.0)
     assert g["lost"].colour == "active"
     assert g["lost"].adjoint is None
     assert float(g["x"].adjoint) == 3.0
@@ -248,17 +249,17 @@ def test_a_value_that_does_not_reach_the_output() -> None:
 
 def test_argnums_and_what_is_held() -> None:
     f = lambda x, how, y, *, z: getattr(jnp, how)(x) * y * z
-    g = xform.graph(f, 0.5, "sin", 2.0, z=3.0, argnums=0)
+    g = xform.adjoints.graph(f, 0.5, "sin", 2.0, z=3.0, argnums=0)
     assert float(g["x"].adjoint) == pytest.approx(6 * np.cos(0.5))
     assert [v.label for v in g.values if v.colour == "active" and v.label] == ["x"]
-    assert float(xform.graph(f, 0.5, "sin", 2.0, z=3.0)["y"].adjoint) == pytest.approx(
+    assert float(xform.adjoints.graph(f, 0.5, "sin", 2.0, z=3.0)["y"].adjoint) == pytest.approx(
         3 * np.sin(0.5)
     )
 
 
 def test_integers_of_python_are_held() -> None:
     f = jax.jit(lambda x, n, on: sum(x**i for i in range(n)) if on else x, static_argnums=(1, 2))
-    g = xform.graph(f, 0.5, 3, True)
+    g = xform.adjoints.graph(f, 0.5, 3, True)
     assert float(g["x"].adjoint) == 2.0
     assert [v.label for v in g.values if v.label] == ["x"]
 
@@ -267,16 +268,16 @@ def test_an_equinox_module() -> None:
     eqx = pytest.importorskip("equinox")
     mlp = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
     loss = lambda m, x: jnp.sum(jax.vmap(m)(x) ** 2)
-    g = xform.graph(loss, mlp, np.ones((4, 2)))
+    g = xform.adjoints.graph(loss, mlp, np.ones((4, 2)))
     want = eqx.filter_grad(loss)(mlp, np.ones((4, 2)))
     close(g["m.layers[0].weight"].adjoint, want.layers[0].weight, 1e-6)
 
 
 def test_an_output_that_is_an_input_or_a_constant() -> None:
-    g = xform.graph(lambda x: x, 2.0)
+    g = xform.adjoints.graph(lambda x: x, 2.0)
     assert float(g["x"].adjoint) == 1.0
     assert g.pushed == g.pulled == ()
-    g = xform.graph(lambda x: jnp.asarray(2.0), 1.0)
+    g = xform.adjoints.graph(lambda x: jnp.asarray(2.0), 1.0)
     assert g["x"].adjoint is None
     json.dumps(g.to_dict(), allow_nan=False)
     assert str(g)
@@ -285,7 +286,7 @@ def test_an_output_that_is_an_input_or_a_constant() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtypes(dtype: str) -> None:
-    g = xform.graph(lambda x: jnp.sum(jnp.sin(x) ** 2), jnp.ones(3, dtype))
+    g = xform.adjoints.graph(lambda x: jnp.sum(jnp.sin(x) ** 2), jnp.ones(3, dtype))
     assert g["x"].adjoint.dtype == dtype
     np.testing.assert_allclose(np.asarray(g["x"].adjoint, float), np.sin(2.0), rtol=0.02)
     json.dumps(g.to_dict(), allow_nan=False)
@@ -293,7 +294,7 @@ def test_dtypes(dtype: str) -> None:
 
 def test_complex_values_have_adjoints() -> None:
     f = lambda x: jnp.sum(jnp.abs(jnp.fft.fft(x)) ** 2)
-    g = xform.graph(f, np.arange(4.0))
+    g = xform.adjoints.graph(f, np.arange(4.0))
     close(g["x"].adjoint, jax.grad(f)(np.arange(4.0)), 1e-9)
     assert "complex" in str(g)
     orders_agree(g)
@@ -304,7 +305,7 @@ def test_keys_empty_arrays_and_numbers_that_json_has_not() -> None:
         noise = jax.random.normal(key, x.shape)
         return jnp.sum(jnp.log(x) * noise) + jnp.sum(x[:0]) + jnp.sum(x * jnp.inf)
 
-    g = xform.graph(f, np.array([0.0, 1.0]), jax.random.key(0))
+    g = xform.adjoints.graph(f, np.array([0.0, 1.0]), jax.random.key(0))
     text = json.dumps(g.to_dict(), allow_nan=False)
     assert '"nan"' in text
     assert '"inf"' in text or '"-inf"' in text
@@ -312,7 +313,7 @@ def test_keys_empty_arrays_and_numbers_that_json_has_not() -> None:
 
 
 def test_the_dict() -> None:
-    d = xform.graph(lambda x, y: jnp.sum(x * y), np.ones(3), 2.0).to_dict()
+    d = xform.adjoints.graph(lambda x, y: jnp.sum(x * y), np.ones(3), 2.0).to_dict()
     assert json.loads(json.dumps(d, allow_nan=False)) == d
     x, *_ = d["values"]
     assert (x["name"], x["label"], x["type"], x["colour"]) == ("a", "x", "f64[3]", "active")
@@ -330,7 +331,7 @@ def test_the_text_of_a_large_graph_is_short_and_says_so() -> None:
             x = jnp.sin(x) * x
         return x
 
-    g = xform.graph(f, 0.5)
+    g = xform.adjoints.graph(f, 0.5)
     assert len(str(g).splitlines()) == 203
     assert "... 101 more; text(rows=None) shows all" in str(g)
     assert len(g.text(rows=None).splitlines()) == 303
@@ -340,7 +341,7 @@ def test_the_text_of_a_large_graph_is_short_and_says_so() -> None:
 
 
 def test_graphviz() -> None:
-    text = xform.graph(everything, *ARGS, expand=None).to_dot()
+    text = xform.adjoints.graph(everything, *ARGS, expand=None).to_dot()
     assert text.count("{") == text.count("}")
     assert 'label="scan, iteration 0"' in text
     assert "color=darkorange" in text
@@ -348,15 +349,15 @@ def test_graphviz() -> None:
 
 
 def test_a_name_that_does_not_exist() -> None:
-    g = xform.graph(lambda hidden: jnp.sin(hidden), 0.5)
+    g = xform.adjoints.graph(lambda hidden: jnp.sin(hidden), 0.5)
     with pytest.raises(WrongArgument, match="such as 'hidden'"):
         g["hiden"]
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(NotScalar, match="shape"):
-        xform.graph(lambda x: x, np.ones(3))
+        xform.adjoints.graph(lambda x: x, np.ones(3))
     with pytest.raises(WrongDtype, match="real"):
-        xform.graph(lambda x: x + 1j, 1.0)
+        xform.adjoints.graph(lambda x: x + 1j, 1.0)
     with pytest.raises(WrongArgument, match="remedy:  call graph outside jit"):
-        jax.jit(lambda x: len(str(xform.graph(jnp.sin, x))))(1.0)
+        jax.jit(lambda x: len(str(xform.adjoints.graph(jnp.sin, x))))(1.0)

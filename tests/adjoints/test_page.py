@@ -37,7 +37,7 @@ def data(text: str) -> dict[str, Any]:
 
 
 def test_the_data_is_that_of_the_graph(tmp_path: Path) -> None:
-    g = xform.graph(looped, *ARGS)
+    g = xform.adjoints.graph(looped, *ARGS)
     found = data(page(g, tmp_path))
     assert found["about"] == g.text().splitlines()[0].partition(": ")[2]
     assert [v["name"] for v in found["values"]] == [v.name for v in g.values]
@@ -57,7 +57,7 @@ def test_scopes_are_runs_and_no_edge_leads_back(tmp_path: Path) -> None:
             x = x * 2
         return x + looped(*ARGS)
 
-    found = data(page(xform.graph(f, 0.5), tmp_path))
+    found = data(page(xform.adjoints.graph(f, 0.5), tmp_path))
     names = [g["name"] for g in found["groups"]]
     assert names.count("layer") == 2  # entered twice
     assert [n for n in names if n.startswith("scan")] == [f"scan, iteration {t}" for t in range(3)]
@@ -74,13 +74,15 @@ def test_scopes_are_runs_and_no_edge_leads_back(tmp_path: Path) -> None:
 
 
 def test_nothing_is_fetched(tmp_path: Path) -> None:
-    text = page(xform.graph(looped, *ARGS), tmp_path).replace("http://www.w3.org/2000/svg", "")
+    text = page(xform.adjoints.graph(looped, *ARGS), tmp_path).replace(
+        "http://www.w3.org/2000/svg", ""
+    )
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\((?!#)|src=|<link|fetch\(|XMLHttp", text)
     assert "default-src 'none'" in text
 
 
 def test_its_rules_let_its_own_scripts_run(tmp_path: Path) -> None:
-    text = page(xform.graph(jnp.sin, 0.5), tmp_path)
+    text = page(xform.adjoints.graph(jnp.sin, 0.5), tmp_path)
     for tag in ("style", "script"):
         (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
@@ -89,9 +91,9 @@ def test_its_rules_let_its_own_scripts_run(tmp_path: Path) -> None:
 
 
 def harmful() -> Any:
-    f = lambda x: xform.name(jnp.sin(x["<img>"]), HARM)
+    f = lambda x: xform.adjoints.name(jnp.sin(x["<img>"]), HARM)
     f.__name__ = HARM
-    return xform.graph(f, {"<img>": 0.5})
+    return xform.adjoints.graph(f, {"<img>": 0.5})
 
 
 def test_texts_of_the_user_are_escaped(tmp_path: Path) -> None:
@@ -108,5 +110,5 @@ def test_the_size_of_the_page(tmp_path: Path) -> None:
             x = jnp.sin(x) * x
         return x
 
-    text = page(xform.graph(f, 0.5), tmp_path)
+    text = page(xform.adjoints.graph(f, 0.5), tmp_path)
     assert len(text) < 700 * 500 + 60_000

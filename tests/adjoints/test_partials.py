@@ -53,7 +53,7 @@ def by_hand(f: Any, shape: Any = None) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_total(f: Any) -> None:
     want = by_hand(f, X.shape if f is vmapped else None)(X)
-    ours = xform.partials(functools.partial(f, xform.name), "h")
+    ours = xform.adjoints.partials(functools.partial(f, xform.adjoints.name), "h")
     close(ours(X), want)
     close(jax.jit(ours)(X), want)
 
@@ -63,7 +63,7 @@ def test_total(f: Any) -> None:
 )
 def test_under_vmap(f: Any) -> None:
     xs = np.stack([X, X[::-1], 2 * X])
-    ours = jax.vmap(xform.partials(functools.partial(f, checkpoint_name), "h"))
+    ours = jax.vmap(xform.adjoints.partials(functools.partial(f, checkpoint_name), "h"))
     want = np.stack([by_hand(f)(x) for x in xs])
     close(ours(xs), want)
     close(jax.jit(ours)(xs), want)
@@ -76,12 +76,14 @@ def test_under_vmap(f: Any) -> None:
     ids=str,
 )  # fmt: skip
 def test_policies(policy: Any) -> None:
-    ours = jax.jit(xform.partials(functools.partial(region, xform.name), "h", policy=policy))
+    ours = jax.jit(
+        xform.adjoints.partials(functools.partial(region, xform.adjoints.name), "h", policy=policy)
+    )
     close(ours(X), by_hand(region)(X))
 
 
 def test_a_loop_stacks_its_trips() -> None:
-    ours = lambda x: xform.partials(recurrent, {"a": "h", "b": "s"})(W, x, TAPS)
+    ours = lambda x: xform.adjoints.partials(recurrent, {"a": "h", "b": "s"})(W, x, TAPS)
     want = jax.grad(recurrent, 2)(W, X, TAPS)
     close(ours(X), {"a": want[0], "b": want[1]})
     close(jax.jit(ours)(X), {"a": want[0], "b": want[1]})
@@ -98,7 +100,9 @@ def test_a_loop_in_a_loop_stacks_both() -> None:
         outer = lambda h, es: (lax.scan(inner, h, es)[0] * X, None)
         return jnp.sum(lax.scan(outer, X, es)[0])
 
-    ours = xform.partials(functools.partial(f, lambda v, n, _: xform.name(v, n)), "h")(X)
+    ours = xform.adjoints.partials(
+        functools.partial(f, lambda v, n, _: xform.adjoints.name(v, n)), "h"
+    )(X)
     close(ours, jax.grad(added)(jnp.zeros((2, 4, 3))))
 
 
@@ -107,13 +111,13 @@ def test_a_region_with_a_policy_in_a_loop() -> None:
 
     def f(x: Any) -> Any:
         keeps = jax.checkpoint_policies.save_only_these_names("h")
-        layer = lambda x, _: (jnp.cos(xform.name(jnp.sin(x), "h") ** 2), None)
+        layer = lambda x, _: (jnp.cos(xform.adjoints.name(jnp.sin(x), "h") ** 2), None)
         return jnp.sum(lax.scan(jax.checkpoint(layer, policy=keeps), x, None, 3)[0])
 
     def added(es: Any) -> Any:
         return jnp.sum(lax.scan(lambda x, e: (jnp.cos((jnp.sin(x) + e) ** 2), None), X, es)[0])
 
-    close(jax.jit(xform.partials(f, "h"))(X), jax.grad(added)(jnp.zeros((3, 3))))
+    close(jax.jit(xform.adjoints.partials(f, "h"))(X), jax.grad(added)(jnp.zeros((3, 3))))
 
 
 def test_a_body_with_a_rule_of_its_own() -> None:
@@ -121,20 +125,22 @@ def test_a_body_with_a_rule_of_its_own() -> None:
 
     @jax.custom_vjp
     def odd(x: Any) -> Any:
-        return xform.name(x * 3.0, "inside") ** 2
+        return xform.adjoints.name(x * 3.0, "inside") ** 2
 
     odd.defvjp(lambda x: (odd(x), None), lambda _, ct: (7.0 * ct,))
 
     @jax.custom_jvp
     def even(x: Any) -> Any:
-        return xform.name(jnp.sin(x), "deep") * x
+        return xform.adjoints.name(jnp.sin(x), "deep") * x
 
     even.defjvp(lambda xs, dxs: (even(*xs), 5.0 * dxs[0]))
 
     def f(x: Any) -> Any:
-        return jnp.sum(odd(xform.name(x, "before")) * even(xform.name(2 * x, "twice")))
+        return jnp.sum(
+            odd(xform.adjoints.name(x, "before")) * even(xform.adjoints.name(2 * x, "twice"))
+        )
 
-    got = xform.partials(f, ["before", "inside", "twice", "deep"])(X)
+    got = xform.adjoints.partials(f, ["before", "inside", "twice", "deep"])(X)
     a, b = (3 * X) ** 2, np.sin(2 * X) * 2 * X
     close(got, [7 * b, 2 * (3 * X) * b, 5 * a, 2 * X * a])
 
@@ -142,10 +148,10 @@ def test_a_body_with_a_rule_of_its_own() -> None:
 def test_one_name_given_twice_is_a_list() -> None:
     def layers(x: Any) -> Any:
         for n in (3, 2):
-            x = xform.name(jnp.tanh(x[:n] * 2), "h")
+            x = xform.adjoints.name(jnp.tanh(x[:n] * 2), "h")
         return jnp.sum(x**2)
 
-    first, second = xform.partials(layers, "h")(X)
+    first, second = xform.adjoints.partials(layers, "h")(X)
     h = np.tanh(2 * X)
     out = np.tanh(2 * h[:2])
     close(second, 2 * out)
@@ -153,37 +159,41 @@ def test_one_name_given_twice_is_a_list() -> None:
 
 
 def test_a_call_made_twice_is_two_values() -> None:
-    inner = jax.jit(lambda x: xform.name(jnp.sin(x), "h"))
-    got = xform.partials(lambda x: jnp.sum(inner(x) * inner(2 * x)), "h")(X)
+    inner = jax.jit(lambda x: xform.adjoints.name(jnp.sin(x), "h"))
+    got = xform.adjoints.partials(lambda x: jnp.sum(inner(x) * inner(2 * x)), "h")(X)
     close(got, [np.sin(2 * X), np.sin(X)])
 
 
 def test_each_leaf_of_a_tree_has_the_name() -> None:
     def f(x: Any) -> Any:
-        t = xform.name({"a": x * 2, "b": x.sum()}, "t")
+        t = xform.adjoints.name({"a": x * 2, "b": x.sum()}, "t")
         return jnp.sum(t["a"]) * t["b"]
 
-    close(xform.partials(f, "t")(X), [np.full(3, X.sum()), np.asarray(2 * X.sum())])
+    close(xform.adjoints.partials(f, "t")(X), [np.full(3, X.sum()), np.asarray(2 * X.sum())])
 
 
 def test_what_is_no_array_is_held_and_the_auxiliary_output_passed() -> None:
     def f(x: Any, how: str, *, times: float = 1.0) -> Any:
-        h = xform.name(getattr(jnp, how)(x), "h")
+        h = xform.adjoints.name(getattr(jnp, how)(x), "h")
         return times * jnp.sum(h**2), {"how": how, "h": h}
 
-    g, aux = xform.partials(f, "h", has_aux=True)(X, "sin", times=2.0)
+    g, aux = xform.adjoints.partials(f, "h", has_aux=True)(X, "sin", times=2.0)
     close(g, 4 * np.sin(X))
     assert aux["how"] == "sin"
     close(aux["h"], np.sin(X))
-    close(xform.partials(f, "h", has_aux=True, via=0)(X, "sin")[0], 2 * np.sin(X))
+    close(xform.adjoints.partials(f, "h", has_aux=True, via=0)(X, "sin")[0], 2 * np.sin(X))
 
 
 def test_arguments_may_be_anything() -> None:
     f = jax.jit(
-        lambda x, n, how: jnp.sum(xform.name(getattr(jnp, how)(x), "h") ** n), static_argnums=(1, 2)
+        lambda x, n, how: jnp.sum(xform.adjoints.name(getattr(jnp, how)(x), "h") ** n),
+        static_argnums=(1, 2),
     )
-    close(xform.partials(f, "h")(X, 3, "sin"), 3 * np.sin(X) ** 2)
-    close(jax.jit(xform.partials(f, "h"), static_argnums=(1, 2))(X, 3, "sin"), 3 * np.sin(X) ** 2)
+    close(xform.adjoints.partials(f, "h")(X, 3, "sin"), 3 * np.sin(X) ** 2)
+    close(
+        jax.jit(xform.adjoints.partials(f, "h"), static_argnums=(1, 2))(X, 3, "sin"),
+        3 * np.sin(X) ** 2,
+    )
 
 
 def test_a_module_of_flax_that_writes_its_state() -> None:
@@ -192,31 +202,31 @@ def test_a_module_of_flax_that_writes_its_state() -> None:
     parts = nnx.split(norm)
 
     def loss(state: Any, x: Any) -> Any:
-        return jnp.sum(xform.name(nnx.merge(parts[0], state)(x), "h") ** 2)
+        return jnp.sum(xform.adjoints.name(nnx.merge(parts[0], state)(x), "h") ** 2)
 
     x = np.stack([X, 2 * X, -X]).astype(np.float32)
     want = 2 * nnx.merge(*parts)(x)
-    close(xform.partials(loss, "h")(parts[1], x), want, 1e-5)
-    close(jax.jit(xform.partials(loss, "h"))(parts[1], x), want, 1e-5)
+    close(xform.adjoints.partials(loss, "h")(parts[1], x), want, 1e-5)
+    close(jax.jit(xform.adjoints.partials(loss, "h"))(parts[1], x), want, 1e-5)
 
 
 def test_where_the_function_differentiates_itself() -> None:
     """A saved value is read twice. A recomputed value counts as two, and one of them is dead."""
-    inner = lambda x: jnp.sum(xform.name(jnp.sin(x), "h") ** 3)
+    inner = lambda x: jnp.sum(xform.adjoints.name(jnp.sin(x), "h") ** 3)
     want = 6 * np.sin(X) * np.cos(X)
     keeps = xform.policies.save_only_these_names("h")
     for grad in (jax.grad(inner), xform.grad(inner, policy=keeps)):
-        close(xform.partials(lambda x, grad=grad: jnp.sum(grad(x)), "h")(X), want)
+        close(xform.adjoints.partials(lambda x, grad=grad: jnp.sum(grad(x)), "h")(X), want)
     again = xform.grad(inner, policy=xform.policies.save_nothing)
     with pytest.raises(NotDifferentiable, match="no path"):
-        xform.partials(lambda x: jnp.sum(again(x)), "h")(X)
+        xform.adjoints.partials(lambda x: jnp.sum(again(x)), "h")(X)
 
 
 def test_second_derivatives() -> None:
     """The gradient at a name can be differentiated by xform's and by JAX's transforms."""
-    f = functools.partial(plain, xform.name)
+    f = functools.partial(plain, xform.adjoints.name)
     for transform in (xform, jax):
-        got = transform.grad(lambda x: jnp.sum(xform.partials(f, "h")(x)))(X)
+        got = transform.grad(lambda x: jnp.sum(xform.adjoints.partials(f, "h")(x)))(X)
         want = jax.grad(lambda x: jnp.sum(2 * jnp.sin(x) + jnp.exp(jnp.sin(x)) * x))(X)
         close(got, want)
 
@@ -224,7 +234,9 @@ def test_second_derivatives() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtypes(dtype: str) -> None:
     x = jnp.asarray(X, dtype)
-    got = xform.partials(lambda x: jnp.sum(xform.name(jnp.sin(x), "h") ** 2), "h")(x)
+    got = xform.adjoints.partials(
+        lambda x: jnp.sum(xform.adjoints.name(jnp.sin(x), "h") ** 2), "h"
+    )(x)
     assert got.dtype == dtype
     np.testing.assert_allclose(got, 2 * jnp.sin(x), rtol=0.02)
 
@@ -232,20 +244,23 @@ def test_dtypes(dtype: str) -> None:
 @pytest.mark.parametrize("shape", [(0,), (0, 3), ()])
 def test_empty_values_and_scalars(shape: tuple[int, ...]) -> None:
     x = jnp.zeros(shape) + 0.5
-    close(xform.partials(lambda x: jnp.sum(xform.name(2 * x, "h") ** 2), "h")(x), 4 * x)
+    close(
+        xform.adjoints.partials(lambda x: jnp.sum(xform.adjoints.name(2 * x, "h") ** 2), "h")(x),
+        4 * x,
+    )
 
 
 def test_numbers_of_python_and_numpy() -> None:
-    f = lambda x: xform.name(x * 2, "h") ** 2
-    assert float(xform.partials(f, "h")(1.5)) == 6.0
-    assert float(xform.partials(f, "h")(np.float32(1.5))) == 6.0
+    f = lambda x: xform.adjoints.name(x * 2, "h") ** 2
+    assert float(xform.adjoints.partials(f, "h")(1.5)) == 6.0
+    assert float(xform.adjoints.partials(f, "h")(np.float32(1.5))) == 6.0
 
 
 def test_values_are_the_functions_own_bit_for_bit() -> None:
     """`partials` adds nothing to the value: signed zeros and infinities stay the same."""
     x = jnp.array([-0.0, jnp.inf, 2.0])
-    f = lambda x: (jnp.sum(xform.name(x, "h")), 1 / xform.name(x, "k"))
-    _, aux = xform.partials(f, "h", has_aux=True)(x)
+    f = lambda x: (jnp.sum(xform.adjoints.name(x, "h")), 1 / xform.adjoints.name(x, "k"))
+    _, aux = xform.adjoints.partials(f, "h", has_aux=True)(x)
     assert float(aux[0]) == -np.inf
 
 
@@ -257,7 +272,9 @@ def test_no_more_work_than_the_gradient_of_what_lies_behind() -> None:
         return jnp.sum(lax.scan(lambda h, w: (layer(h, w), None), h, ws)[0])
 
     x, ws = jnp.ones((8, 16)), jnp.ones((5, 16, 16))
-    ours = xform.partials(lambda x, ws: rest(xform.name(jnp.sin(x), "h"), ws), "h")
+    ours = xform.adjoints.partials(
+        lambda x, ws: rest(xform.adjoints.name(jnp.sin(x), "h"), ws), "h"
+    )
     hand = lambda x, ws: xform.grad(rest)(jnp.sin(x), ws)
     count = lambda f: flops(trace(lambda *xs: [jax.jit(f)(*xs)], x, ws))
     assert count(ours) == count(hand)
@@ -268,7 +285,7 @@ def test_inside_shard_map() -> None:
     mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("i")
     ours = jax.shard_map(
-        xform.partials(functools.partial(plain, xform.name), "h"),
+        xform.adjoints.partials(functools.partial(plain, xform.adjoints.name), "h"),
         mesh=mesh,
         in_specs=spec,
         out_specs=spec,

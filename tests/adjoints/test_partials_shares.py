@@ -30,12 +30,12 @@ def severed(x: Any, use: int) -> Any:
 
 @pytest.mark.parametrize("use", range(4))
 def test_the_share_of_one_use(use: int) -> None:
-    close(xform.partials(block, "h", via=use)(X), severed(X, use))
-    close(jax.jit(xform.partials(block, "h", via=use))(X), severed(X, use))
+    close(xform.adjoints.partials(block, "h", via=use)(X), severed(X, use))
+    close(jax.jit(xform.adjoints.partials(block, "h", via=use))(X), severed(X, use))
 
 
 def test_shares_add_up_and_say_whose_they_are() -> None:
-    shares = xform.partials(block, "h", shares=True)(X)
+    shares = xform.adjoints.partials(block, "h", shares=True)(X)
     assert [label.split(",")[0] for label in shares] == [
         "0: exp",
         "1: mul",
@@ -45,7 +45,7 @@ def test_shares_add_up_and_say_whose_they_are() -> None:
     assert all("programs.py:" in label for label in shares)
     for use, share in enumerate(shares.values()):
         close(share, severed(X, use))
-    close(sum(shares.values()), xform.partials(block, "h")(X))
+    close(sum(shares.values()), xform.adjoints.partials(block, "h")(X))
 
 
 def test_the_share_through_a_name() -> None:
@@ -56,15 +56,15 @@ def test_the_share_through_a_name() -> None:
         return jnp.sum(b * c)
 
     for through in "bc":
-        got = xform.partials(block, "h", via=through)
+        got = xform.adjoints.partials(block, "h", via=through)
         close(got(X), jax.grad(rest)(jnp.sin(X), through))
         close(jax.jit(got)(X), jax.grad(rest)(jnp.sin(X), through))
 
 
 def test_the_share_through_the_next_trip() -> None:
     """The share of h through the next h is the full gradient of the next h, pulled back."""
-    total = xform.partials(recurrent, "h")(W, X, TAPS)
-    through = xform.partials(recurrent, "h", via="h")(W, X, TAPS)
+    total = xform.adjoints.partials(recurrent, "h")(W, X, TAPS)
+    through = xform.adjoints.partials(recurrent, "h", via="h")(W, X, TAPS)
     h, want = X, np.zeros((4, 3))
     for t in range(4):
         h = np.tanh(W @ h + t)
@@ -74,16 +74,16 @@ def test_the_share_through_the_next_trip() -> None:
 
 
 def test_shares_in_a_loop_add_up() -> None:
-    shares = jax.jit(xform.partials(recurrent, "h", shares=True))(W, X, TAPS)
-    close(sum(shares.values()), xform.partials(recurrent, "h")(W, X, TAPS))
+    shares = jax.jit(xform.adjoints.partials(recurrent, "h", shares=True))(W, X, TAPS)
+    close(sum(shares.values()), xform.adjoints.partials(recurrent, "h")(W, X, TAPS))
 
 
 def test_through_a_branch() -> None:
     def f(x: Any, i: int) -> Any:
-        h = xform.name(jnp.sin(x), "h")
-        odd, even = (lambda h: xform.name(h**2, "square")), (lambda h: 3.0 * h)
+        h = xform.adjoints.name(jnp.sin(x), "h")
+        odd, even = (lambda h: xform.adjoints.name(h**2, "square")), (lambda h: 3.0 * h)
         return jnp.sum(lax.switch(i, [even, odd], h) * h)
 
-    got = [xform.partials(f, "h", via="square")(X, i) for i in (0, 1)]
+    got = [xform.adjoints.partials(f, "h", via="square")(X, i) for i in (0, 1)]
     close(got[0], np.zeros(3))
     close(got[1], 2 * np.sin(X) ** 2)

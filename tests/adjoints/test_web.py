@@ -37,7 +37,7 @@ def shown(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
     """Open the page of a graph; after the test, the browser's console must be empty."""
 
     def page_of(graph: Any = None) -> Page:
-        graph = xform.graph(worked, 3.3, 1.1, 2.3) if graph is None else graph
+        graph = xform.adjoints.graph(worked, 3.3, 1.1, 2.3) if graph is None else graph
         graph.save_html(tmp_path / "page.html")
         return opened(browser, tmp_path / "page.html")
 
@@ -82,7 +82,7 @@ def test_steps_forward(shown: Open) -> None:
 
 @pytest.mark.parametrize("order", ["pushed", "pulled"])
 def test_steps_backward_edge_by_edge(order: str, shown: Open) -> None:
-    graph = xform.graph(worked, 3.3, 1.1, 2.3)
+    graph = xform.adjoints.graph(worked, 3.3, 1.1, 2.3)
     page = shown(graph)
     page.one(f"[data-order={order}]").click()
     page.one("#turn").click()
@@ -113,7 +113,7 @@ def _digits(x: Any) -> str:
 
 
 def test_both_orders_end_alike(shown: Open) -> None:
-    page = shown(xform.graph(looped, *ARGS))
+    page = shown(xform.adjoints.graph(looped, *ARGS))
     ends = []
     for order in ("pushed", "pulled"):
         page.one(f"[data-order={order}]").click()
@@ -123,7 +123,7 @@ def test_both_orders_end_alike(shown: Open) -> None:
 
 
 def test_scopes_open_and_close(shown: Open) -> None:
-    page = shown(xform.graph(looped, *ARGS))
+    page = shown(xform.adjoints.graph(looped, *ARGS))
     every = len(page.texts(".vertex"))
     page.one("#close-all").click()
     heads = page.texts(".vertex .head")
@@ -188,7 +188,7 @@ def test_light_and_dark(shown: Open) -> None:
 
 @pytest.mark.parametrize("width", [320, 400, 1400])
 def test_no_width_is_too_small(width: int, shown: Open) -> None:
-    page = shown(xform.graph(looped, *ARGS))
+    page = shown(xform.adjoints.graph(looped, *ARGS))
     page.size(width)
     page.one("#last").click()
     assert page.browser.execute_script("return document.documentElement.scrollWidth") == width
@@ -209,7 +209,7 @@ def test_thousands_of_operations(shown: Open) -> None:
             x = jnp.sin(x) * x
         return x
 
-    page = shown(xform.graph(f, 1.5))
+    page = shown(xform.adjoints.graph(f, 1.5))
     assert page.text("#window").startswith("The picture shows 150 of 2,001 vertices")
     assert len(page.texts(".vertex")) == 150
     for button in ("first", "last", "turn", "back"):

@@ -63,10 +63,10 @@ def test_what_is_not_found_names_the_option() -> None:
 def test_inputs_make_them() -> None:
     inputs = lambda batch: (PARAMS, f32(batch, 16), f32(batch, 3))
     assert by_inputs(inputs).at(3)[1].shape == (3, 16)
-    found = xform.max_batch(loss, inputs=inputs, target="cpu", capacity="64 KiB")
-    axes = xform.max_batch(loss, *inputs(8), target="cpu", capacity="64 KiB")
+    found = xform.memory.max_batch(loss, inputs=inputs, target="cpu", capacity="64 KiB")
+    axes = xform.memory.max_batch(loss, *inputs(8), target="cpu", capacity="64 KiB")
     assert found.size == axes.size
     assert "(by inputs(batch=n))" in str(found)
     assert "(axis 0 of x, y)" in str(axes)
     with pytest.raises(WrongArgument, match="inputs=3"):
-        xform.max_batch(loss, inputs=3, target="cpu")  # type: ignore[arg-type]
+        xform.memory.max_batch(loss, inputs=3, target="cpu")  # type: ignore[arg-type]

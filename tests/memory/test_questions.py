@@ -51,7 +51,7 @@ def test_fits_needs_a_capacity() -> None:
 def test_the_next_batch_does_not_fit(capacity: int, multiple_of: int) -> None:
     seen: list[tuple[int, str]] = []
     saw = lambda *at: seen.append(at)
-    found = xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=capacity,
+    found = xform.memory.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=capacity,
                             multiple_of=multiple_of, progress=saw)  # fmt: skip
     assert found.compiles <= 8
     assert sorted(seen) == [(n, "cpu") for n in sorted(found.tried)]
@@ -68,7 +68,7 @@ def test_the_next_batch_does_not_fit(capacity: int, multiple_of: int) -> None:
 def test_another_axis_several_arguments_and_a_limit() -> None:
     f = lambda w, x, y: jnp.sum(w @ x + y["a"])
     args = f32(8, 8), f32(8, 2), {"a": f32(8, 2)}
-    found = xform.max_batch(f, *args, target="cpu", capacity="1 MiB", batch_axis=1,
+    found = xform.memory.max_batch(f, *args, target="cpu", capacity="1 MiB", batch_axis=1,
                             batch_argnums=(1, 2), most=20)  # fmt: skip
     assert found.size == 20
     assert found.over is None
@@ -80,7 +80,7 @@ def test_where_bytes_jump_the_largest_is_not_claimed() -> None:
     def jumps(x: Any) -> Any:
         return jnp.sum(jnp.sin(jnp.tile(x, (64, 1))) @ x[0]) if len(x) > 700 else jnp.sum(x)
 
-    found = xform.max_batch(jumps, f32(4, 64), target="cpu", capacity=4_000_000)
+    found = xform.memory.max_batch(jumps, f32(4, 64), target="cpu", capacity=4_000_000)
     assert found.compiles <= 8
     assert found.fits.fits
     if found.over is None:
@@ -99,7 +99,9 @@ def test_a_batch_without_a_plan_is_too_large(start: int) -> None:
         return jnp.sum(x**2)
 
     planned = xform.grad(deep, policy=xform.policies.budget("300 KiB"))
-    found = xform.max_batch(planned, f32(64, 64), f32(start, 64), target="cpu", capacity="1 GiB")
+    found = xform.memory.max_batch(
+        planned, f32(64, 64), f32(start, 64), target="cpu", capacity="1 GiB"
+    )
     assert found.compiles <= 8
     assert found.size > 32
     for size, said in found.tried.items():
@@ -117,30 +119,32 @@ def test_a_batch_without_a_plan_is_too_large(start: int) -> None:
 def test_no_batch_has_a_plan() -> None:
     planned = xform.grad(loss, policy=xform.policies.budget("10 KiB"))
     with pytest.raises(BudgetInfeasible):
-        xform.max_batch(planned, f32(64, 64), f32(1, 64), target="cpu", capacity="1 GiB")
+        xform.memory.max_batch(planned, f32(64, 64), f32(1, 64), target="cpu", capacity="1 GiB")
 
 
 def test_not_even_one() -> None:
     with pytest.raises(WrongArgument, match="a batch of 1 is over"):
-        xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity="16 KiB")
+        xform.memory.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity="16 KiB")
 
 
 def test_arguments_without_one_batch() -> None:
     with pytest.raises(WrongArgument, match="different sizes on that axis: 4, 64"):
-        xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=10**6,
+        xform.memory.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=10**6,
                         batch_argnums=(0, 1))  # fmt: skip
     with pytest.raises(WrongArgument, match="name the arguments that have a batch"):
-        xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=10**6, batch_axis=2)
+        xform.memory.max_batch(
+            step, f32(64, 64), f32(4, 64), target="cpu", capacity=10**6, batch_axis=2
+        )
 
 
 def test_a_number_has_no_batch() -> None:
     with pytest.raises(WrongArgument, match="has no such axis"):
-        xform.max_batch(lambda x: x, 3, target="cpu", capacity=100)
+        xform.memory.max_batch(lambda x: x, 3, target="cpu", capacity=100)
 
 
 def test_a_batch_of_all_arguments() -> None:
     f = lambda x, y: x + y
-    found = xform.max_batch(f, f32(4, 8), f32(4, 8), target="cpu", capacity="1 MiB",
+    found = xform.memory.max_batch(f, f32(4, 8), f32(4, 8), target="cpu", capacity="1 MiB",
                             batch_argnums=None, most=2)  # fmt: skip
     assert found.size == 2
 
@@ -160,7 +164,7 @@ def test_a_batch_of_all_arguments() -> None:
 def test_a_batch_that_cannot_be_asked_for(args: int, options: Any, message: str) -> None:
     given = (f32(64, 64), f32(4, 64))[:args]
     with pytest.raises(WrongArgument, match=message):
-        xform.max_batch(step, *given, target="cpu", capacity=10**6, **options)
+        xform.memory.max_batch(step, *given, target="cpu", capacity=10**6, **options)
 
 
 @pytest.mark.parametrize("capacity", [None, 0])
@@ -174,7 +178,7 @@ def test_a_batch_says_what_its_reports_say(capacity: int | None) -> None:
 
 
 def test_why_not() -> None:
-    reason = xform.why_oom(step, f32(64, 64), f32(512, 64), target="cpu", capacity="100 KiB")
+    reason = xform.memory.why_oom(step, f32(64, 64), f32(512, 64), target="cpu", capacity="100 KiB")
     assert reason.report is reason.asked
     text = str(reason)
     for part in ("it is over by", "live at the peak", "test_questions.py:", "- "):

@@ -108,7 +108,7 @@ def test_a_size_that_the_compiler_does_not_say_is_not_known(tmp_path: Path) -> N
         "over by  not known  of 15.8 GiB\n"
         "flops       7 FLOP\n"
         "compile     1.00 s\n\n"
-        "the compiler refused it and reports nothing else: use xform.why_oom"
+        "the compiler refused it and reports nothing else: use xform.memory.why_oom"
     )
     assert not report.fits
     kinds = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")

@@ -68,7 +68,7 @@ def of_scans(w):
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 32, 100])
 def test_gradients_equal_a_scans_for_any_number_of_steps(n) -> None:
     w = np.random.default_rng(0).standard_normal((3, 3))
-    with xform.while_checkpoints(n):
+    with xform.policies.checkpoints_per_while_loop(n):
         ours = jax.jit(lambda n, x, w: xform.value_and_grad(many(loop, n), (0, 1))(x, w))
         for length, want in zip(LENGTHS, of_scans(tuple(w.flat)), strict=True):
             if n > 1 or length <= 1000:  # with one checkpoint, work grows quadratically
@@ -80,7 +80,7 @@ def test_memory_does_not_grow_with_the_number_of_steps_but_with_that_of_checkpoi
 
     def temp(steps, n):
         f = lambda x: jnp.sum(loop(bend, x, lax.optimization_barrier(steps)))
-        with xform.while_checkpoints(n):
+        with xform.policies.checkpoints_per_while_loop(n):
             return xform.memory_analysis(xform.grad(f), x).temp_bytes
 
     few, many = temp(10, 32), temp(100_000, 32)
@@ -114,7 +114,7 @@ def test_the_number_of_checkpoints_is_part_of_what_is_cached() -> None:
     layer = jax.jit(lambda x, n: jnp.sum(loop(bend, x, n)))
     texts = []
     for n in (3, 5, 3):
-        with xform.while_checkpoints(n):
+        with xform.policies.checkpoints_per_while_loop(n):
             texts.append(str(jax.make_jaxpr(xform.grad(layer))(X, 4)))
     assert "f64[4,3]" in texts[0]
     assert "f64[6,3]" in texts[1]
@@ -125,7 +125,7 @@ def test_the_number_of_checkpoints_is_part_of_what_is_cached() -> None:
 @pytest.mark.parametrize("n", [0, -1, 2.5, "all", None])
 def test_a_number_of_checkpoints_that_is_none(n) -> None:
     with pytest.raises(errors.WrongArgument, match="at least one"):
-        xform.while_checkpoints(n)
+        xform.policies.checkpoints_per_while_loop(n)
 
 
 # Types of states.
@@ -174,7 +174,7 @@ def test_carries(name) -> None:
         out = jax.tree.leaves(run(step, start(x), n))
         return sum(jnp.sum(jnp.abs(v) ** 2) for v in out if jnp.issubdtype(v.dtype, np.inexact))
 
-    with xform.while_checkpoints(3):
+    with xform.policies.checkpoints_per_while_loop(3):
         same_as_scan(f, X)
 
 
@@ -196,7 +196,7 @@ def newton(a):
 
 @pytest.mark.parametrize("way", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_predicate_that_reads_the_carry_and_what_it_closes_over(way) -> None:
-    with xform.while_checkpoints(4):
+    with xform.policies.checkpoints_per_while_loop(4):
         (root, steps), pull = way(lambda a: xform.vjp(lambda a: newton(a)[::-1], a))(2e6)
         (slope,) = pull((1.0, np.zeros((), jax.dtypes.float0)))
     assert int(steps) == 15
@@ -241,7 +241,7 @@ def test_nested(name) -> None:
     f = lambda run, n, x: jnp.sum(WRAPPED[name](run, n)(x))
     want = jax.grad(lambda x: f(scan, 5, x))(X)
     for policy in POLICIES:
-        with xform.while_checkpoints(3):
+        with xform.policies.checkpoints_per_while_loop(3):
             ours = lambda n: xform.grad(lambda x: f(loop, n, x), policy=policy)  # noqa: B023
             close(jax.jit(lambda x, n: ours(n)(x))(X, 5), want, 1e-12)  # noqa: B023
 
@@ -261,7 +261,7 @@ HESSIANS = {
 
 @pytest.mark.parametrize("name", slow(HESSIANS, *list(HESSIANS)[1:]))
 def test_second_derivatives(name) -> None:
-    with xform.while_checkpoints(3):
+    with xform.policies.checkpoints_per_while_loop(3):
         ours = jax.jit(lambda x, n: HESSIANS[name](squares(loop, n))(x))
         for n in (0, 1, 5):
             close(ours(X, n), jax.jacfwd(jax.grad(squares(scan, n)))(X))
@@ -270,7 +270,7 @@ def test_second_derivatives(name) -> None:
 @pytest.mark.slow
 def test_third_derivatives() -> None:
     third = jax.jacfwd(jax.jacfwd(jax.grad(squares(scan, 4))))(X)
-    with xform.while_checkpoints(2):
+    with xform.policies.checkpoints_per_while_loop(2):
         f = lambda n: xform.jacfwd(xform.jacrev(xform.grad(squares(loop, n))))
         close(jax.jit(lambda x, n: f(n)(x))(X, 4), third)
 
@@ -317,7 +317,7 @@ def test_lanes_within_the_function_that_is_differentiated() -> None:
 )
 def test_second_derivatives_of_lanes(name) -> None:
     want = one_by_one(lambda x, n: jax.jacfwd(jax.grad(squares(scan, min(n, 6))))(x))
-    with xform.while_checkpoints(3):
+    with xform.policies.checkpoints_per_while_loop(3):
         got = jax.jit(jax.vmap(lambda x, n: HESSIANS[name](squares(loop, n))(x)))
         close(got(XS, np.minimum(NS, 6)), jnp.stack(want))
 
@@ -403,7 +403,7 @@ def test_what_a_step_prints_is_printed_once(capfd) -> None:
         jax.debug.print("step {}", i)
         return bend(i, c)
 
-    with xform.while_checkpoints(2):
+    with xform.policies.checkpoints_per_while_loop(2):
         g = jax.jit(xform.grad(lambda x, n: jnp.sum(loop(step, x, n))))(X, 7)
     jax.block_until_ready(g)
     jax.effects_barrier()

@@ -59,7 +59,7 @@ JACOBIANS = {"heat": (heat, point(9)), "brusselator": (brusselator, point(2, 3, 
 @pytest.mark.parametrize("coloring", ["auto", "column", "row", "bidirectional"])
 def test_a_jacobian_is_jaxs(name: str, coloring) -> None:
     f, x = JACOBIANS[name][0], JACOBIANS[name][1].astype(float)
-    jacobian = xform.sparse_jacobian(f, coloring=coloring, chunk=None if coloring == "auto" else 2)
+    jacobian = xform.sparse.jacobian(f, coloring=coloring, chunk=None if coloring == "auto" else 2)
     found = jacobian(x)
     assert isinstance(found, jax_sparse.BCOO)
     np.testing.assert_allclose(found.todense(), dense_jacobian(f, x), rtol=1e-12, atol=1e-12)
@@ -75,14 +75,14 @@ HESSIANS = {"rosenbrock": (rosenbrock, point(9)), "membrane": (membrane, point(4
 def test_a_hessian_is_jaxs(name: str, coloring) -> None:
     f, x = HESSIANS[name][0], HESSIANS[name][1].astype(float)
     expected = jax.hessian(lambda v: f(v.reshape(x.shape)))(x.ravel())
-    found = xform.sparse_hessian(f, coloring=coloring, chunk=2)(x).todense()
+    found = xform.sparse.hessian(f, coloring=coloring, chunk=2)(x).todense()
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_under_jit_vmap_and_loops() -> None:
     x = jnp.stack([point(6), 2 * point(6)])
     expected = jax.vmap(lambda x: dense_jacobian(heat, x))(x)
-    jacobian = xform.sparse_jacobian(heat)
+    jacobian = xform.sparse.jacobian(heat)
     np.testing.assert_allclose(jax.vmap(jacobian)(x).todense(), expected)
     np.testing.assert_allclose(jax.jit(jax.vmap(lambda x: jacobian(x).todense()))(x), expected)
     np.testing.assert_allclose(lax.map(lambda x: jacobian(x).todense(), x), expected)
@@ -97,7 +97,7 @@ def test_prepared_once_from_types() -> None:
         traces.append(x)
         return scale * heat(x)
 
-    jacobian = xform.sparse_jacobian(f)
+    jacobian = xform.sparse.jacobian(f)
     prepared = jacobian.prepare(jax.ShapeDtypeStruct((7,), "float64"), 2.0)
     assert "3 pushes, 0 pulls" in str(prepared)
     jacobian(point(7), 2.0)
@@ -114,7 +114,7 @@ def test_arguments_trees_keywords_and_what_is_no_array() -> None:
         return {"y": y, "z": x["b"] + shift}
 
     p, x = point(2), {"a": point(2, 3), "b": point(2).astype("float32")}
-    jacobian = xform.sparse_jacobian(f, argnums=(0, 2))(p, "sin", x, shift=np.float32(1))
+    jacobian = xform.sparse.jacobian(f, argnums=(0, 2))(p, "sin", x, shift=np.float32(1))
     assert jacobian.shape == (8, 10)
     expected = np.zeros((8, 10))
     expected[np.arange(6), np.repeat([0, 1], 3)] = np.sin(x["a"]).ravel()
@@ -124,7 +124,7 @@ def test_arguments_trees_keywords_and_what_is_no_array() -> None:
 
 
 def test_keywords_count_as_any_values() -> None:
-    jacobian = xform.sparse_jacobian(lambda x, *, m: x * m)
+    jacobian = xform.sparse.jacobian(lambda x, *, m: x * m)
     assert not jacobian(point(3), m=jnp.zeros(3)).todense().any()
     np.testing.assert_array_equal(jacobian(point(3), m=jnp.ones(3)).todense(), np.eye(3))
 
@@ -135,7 +135,7 @@ def test_what_has_no_forward_mode_is_pulled() -> None:
         return 2 * x
 
     double.defvjp(lambda x: (2 * x, None), lambda _, ct: (2 * ct,))
-    jacobian = xform.sparse_jacobian(lambda x: double(x)[1:] * x[:-1])
+    jacobian = xform.sparse.jacobian(lambda x: double(x)[1:] * x[:-1])
     assert jacobian.prepare(point(5)).coloring.kind == "row"
     expected = jax.jacrev(lambda x: 2 * x[1:] * x[:-1])(point(5))
     np.testing.assert_allclose(jacobian(point(5)).todense(), expected)
@@ -144,17 +144,22 @@ def test_what_has_no_forward_mode_is_pulled() -> None:
 def test_a_pattern_of_the_user_s() -> None:
     f, x = lambda x: jnp.tanh(x) + (jnp.sum(x) - jnp.sum(x)), point(5)
     with pytest.raises(WrongArgument, match=r"all of its 5 x 5(.|\n)*give `pattern`"):
-        xform.sparse_jacobian(f)(x)
-    for pattern in (np.eye(5), sparse.eye_array(5), jax_sparse.eye(5), xform.sparsity(jnp.tanh, x)):
-        jacobian = xform.sparse_jacobian(f, pattern=pattern)
+        xform.sparse.jacobian(f)(x)
+    for pattern in (
+        np.eye(5),
+        sparse.eye_array(5),
+        jax_sparse.eye(5),
+        xform.sparse.sparsity(jnp.tanh, x),
+    ):
+        jacobian = xform.sparse.jacobian(f, pattern=pattern)
         assert jacobian.prepare(x).coloring.evaluations == 1
         np.testing.assert_allclose(jacobian(x).todense(), dense_jacobian(f, x))
-    every = xform.sparse_jacobian(f, pattern=np.ones((5, 5)))
+    every = xform.sparse.jacobian(f, pattern=np.ones((5, 5)))
     np.testing.assert_allclose(every(x).todense(), dense_jacobian(f, x))
 
 
 def test_scipy_on_request() -> None:
-    jacobian = xform.sparse_jacobian(heat, format="scipy")
+    jacobian = xform.sparse.jacobian(heat, format="scipy")
     found = jacobian(point(6))
     assert isinstance(found, sparse.csr_array)
     np.testing.assert_allclose(found.todense(), dense_jacobian(heat, point(6)))
@@ -163,27 +168,27 @@ def test_scipy_on_request() -> None:
 
 
 def test_other_dtypes() -> None:
-    found = xform.sparse_jacobian(heat)(point(6).astype("bfloat16"))
+    found = xform.sparse.jacobian(heat)(point(6).astype("bfloat16"))
     assert found.dtype == jnp.bfloat16
     for x in (jnp.arange(3), jnp.ones(3, complex)):
         with pytest.raises(WrongDtype, match="an input has dtype"):
-            xform.sparse_jacobian(heat)(x)
+            xform.sparse.jacobian(heat)(x)
     with pytest.raises(WrongDtype, match="an output has dtype"):
-        xform.sparse_jacobian(lambda x: jnp.argsort(x))(point(3))
+        xform.sparse.jacobian(lambda x: jnp.argsort(x))(point(3))
 
 
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(NotScalar):
-        xform.sparse_hessian(heat)(point(3))
+        xform.sparse.hessian(heat)(point(3))
     with pytest.raises(NotDifferentiable, match="has side effects"):
-        xform.sparse_jacobian(lambda x: (jax.debug.print("{}", x), x)[1])(point(3))
+        xform.sparse.jacobian(lambda x: (jax.debug.print("{}", x), x)[1])(point(3))
     with pytest.raises(WrongArgument, match="shape \\(2, 2\\)"):
-        xform.sparse_jacobian(heat, pattern=np.eye(2))(point(3))
+        xform.sparse.jacobian(heat, pattern=np.eye(2))(point(3))
     with pytest.raises(WrongArgument, match="not symmetric"):
-        xform.sparse_hessian(rosenbrock, pattern=np.tri(3))(point(3))
+        xform.sparse.hessian(rosenbrock, pattern=np.tri(3))(point(3))
     with pytest.raises(WrongArgument, match="'star'"):
-        xform.sparse_jacobian(heat, coloring="star")  # pyright: ignore[reportArgumentType]
+        xform.sparse.jacobian(heat, coloring="star")  # pyright: ignore[reportArgumentType]
     with pytest.raises(WrongArgument, match="chunk=0"):
-        xform.sparse_jacobian(heat, chunk=0)
+        xform.sparse.jacobian(heat, chunk=0)
     with pytest.raises(WrongArgument, match="cannot be hashed"):
-        xform.sparse_jacobian(lambda x, s: x)(point(3), {1, 2})
+        xform.sparse.jacobian(lambda x, s: x)(point(3), {1, 2})

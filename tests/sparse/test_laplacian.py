@@ -38,7 +38,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_laplacian_is_the_trace_of_jaxs_hessian(name: str) -> None:
     f, x = FUNCTIONS[name], X.astype(float)
-    y, dy, lap = jax.jit(xform.laplacian(f, jacobian=True))(x)
+    y, dy, lap = jax.jit(xform.sparse.laplacian(f, jacobian=True))(x)
     hessians = jax.jit(jax.jacfwd(jax.jacfwd(f)))(x)
     expected = jax.tree.map(lambda h: jnp.trace(h, axis1=-2, axis2=-1), hessians)
     for a, b in zip(jax.tree.leaves(lap), jax.tree.leaves(expected), strict=True):
@@ -51,20 +51,20 @@ def test_the_laplacian_is_the_trace_of_jaxs_hessian(name: str) -> None:
 
 def test_several_arguments_trees_and_batches() -> None:
     f = lambda t, s: {"y": t["a"] * s**2, "z": jnp.sum(t["a"] ** 2)}
-    lap = xform.laplacian(f, argnums=(0, 1))({"a": X}, 3.0)
+    lap = xform.sparse.laplacian(f, argnums=(0, 1))({"a": X}, 3.0)
     np.testing.assert_allclose(lap["y"], 2 * X, rtol=1e-6)
     np.testing.assert_allclose(lap["z"], 10.0, rtol=1e-6)
-    batch = jax.vmap(xform.laplacian(lambda x: x[0] * (x @ x)))(A)
+    batch = jax.vmap(xform.sparse.laplacian(lambda x: x[0] * (x @ x)))(A)
     np.testing.assert_allclose(batch, 14 * A[:, 0], rtol=1e-5)
-    twice = xform.laplacian(xform.laplacian(lambda x: jnp.sum(x**4)))(X)
+    twice = xform.sparse.laplacian(xform.sparse.laplacian(lambda x: jnp.sum(x**4)))(X)
     np.testing.assert_allclose(twice, 24.0 * 5, rtol=1e-5)
-    np.testing.assert_allclose(xform.grad(xform.laplacian(lambda x: jnp.sum(x**3)))(X), 6.0)
-    assert xform.laplacian(lambda x: x.sum() * 2)(jnp.zeros(0)) == 0
-    assert xform.laplacian(lambda x: x**2)(jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+    np.testing.assert_allclose(xform.grad(xform.sparse.laplacian(lambda x: jnp.sum(x**3)))(X), 6.0)
+    assert xform.sparse.laplacian(lambda x: x.sum() * 2)(jnp.zeros(0)) == 0
+    assert xform.sparse.laplacian(lambda x: x**2)(jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_it_is_of_real_functions() -> None:
     with pytest.raises(WrongDtype, match="an input has dtype int32"):
-        xform.laplacian(lambda x: x**2)(jnp.arange(3))
+        xform.sparse.laplacian(lambda x: x**2)(jnp.arange(3))
     with pytest.raises(WrongDtype, match="an output has dtype complex64"):
-        xform.laplacian(lambda x: x * 1j)(X)
+        xform.sparse.laplacian(lambda x: x * 1j)(X)

@@ -72,8 +72,8 @@ def test_the_pattern_holds_the_truth(case: Case) -> None:
     args = tuple(cast(x, "float64", i) for i, x in enumerate(case.args))
     on = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
     truth = dense(case, args, on)
-    everywhere = xform.sparsity(case.fun, *args, argnums=on).todense()
-    here = xform.sparsity(case.fun, *args, argnums=on, at=[args[i] for i in on]).todense()
+    everywhere = xform.sparse.sparsity(case.fun, *args, argnums=on).todense()
+    here = xform.sparse.sparsity(case.fun, *args, argnums=on, at=[args[i] for i in on]).todense()
     assert everywhere.shape == here.shape == truth.shape
     assert not (truth & ~here).any()
     assert not (here & ~everywhere).any()

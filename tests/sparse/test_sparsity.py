@@ -87,10 +87,10 @@ EXACT = {
 @pytest.mark.parametrize("name", EXACT)
 def test_the_pattern_is(name: str) -> None:
     f, expected = EXACT[name]
-    pattern = xform.sparsity(f, X)
+    pattern = xform.sparse.sparsity(f, X)
     np.testing.assert_array_equal(pattern.todense(), expected)
     np.testing.assert_array_equal(
-        jax.jit(lambda x: xform.sparsity(f, x).todense() + 0 * x[0])(X) > 0, expected
+        jax.jit(lambda x: xform.sparse.sparsity(f, x).todense() + 0 * x[0])(X) > 0, expected
     )
 
 
@@ -98,15 +98,15 @@ def test_the_pattern_is(name: str) -> None:
 def test_a_product_with_a_known_array_under_strict_dtypes() -> None:
     weights = jnp.asarray(WEIGHTS)
     with jax.numpy_dtype_promotion("strict"):
-        pattern = xform.sparsity(lambda x, w: x @ w, np.ones(N), weights, at=np.ones(N))
+        pattern = xform.sparse.sparsity(lambda x, w: x @ w, np.ones(N), weights, at=np.ones(N))
     np.testing.assert_array_equal(pattern.todense(), BAND.T)
 
 
 def test_rows_that_are_not_known_may_be_any() -> None:
     f = lambda x, i: x.reshape(2, 3)[:, i]
-    pattern = xform.sparsity(f, X, jnp.array([2, 0]))
+    pattern = xform.sparse.sparsity(f, X, jnp.array([2, 0]))
     np.testing.assert_array_equal(pattern.todense(), np.kron(np.eye(2), np.ones((2, 3))))
-    here = xform.sparsity(f, X, jnp.array([2, 0]), at=X)
+    here = xform.sparse.sparsity(f, X, jnp.array([2, 0]), at=X)
     np.testing.assert_array_equal(here.cols, [2, 0, 5, 3])
 
 
@@ -115,27 +115,27 @@ def test_a_point_decides_branches_factors_and_steps() -> None:
     at = X.at[1].set(0.0)
     expected = np.zeros((N, N), bool)
     expected[[0, 2, 3, 4, 5], 1] = True  # a product with zero depends only on the factor
-    np.testing.assert_array_equal(xform.sparsity(f, at=at).todense(), expected)
-    assert xform.sparsity(until, at=X + 3).nonzeros == N  # no step runs
+    np.testing.assert_array_equal(xform.sparse.sparsity(f, at=at).todense(), expected)
+    assert xform.sparse.sparsity(until, at=X + 3).nonzeros == N  # no step runs
 
 
 def test_other_arguments_count_as_any_values() -> None:
     f = lambda x, m: x * m
-    assert xform.sparsity(f, X, jnp.zeros(N)).nonzeros == N
-    assert xform.sparsity(f, X, jnp.zeros(N), at=X).nonzeros == 0
-    assert xform.sparsity(f, X, jnp.zeros(N), argnums=(0, 1)).shape == (N, 2 * N)
+    assert xform.sparse.sparsity(f, X, jnp.zeros(N)).nonzeros == N
+    assert xform.sparse.sparsity(f, X, jnp.zeros(N), at=X).nonzeros == 0
+    assert xform.sparse.sparsity(f, X, jnp.zeros(N), argnums=(0, 1)).shape == (N, 2 * N)
 
 
 def test_trees_scalars_integers_and_nothing() -> None:
     f = lambda t: {"a": t["x"][::-1] * t["s"], "b": t["i"] + 1, "c": jnp.zeros((0, 3)), "d": t["s"]}
     tree = {"x": X, "s": 2.0, "i": np.arange(2), "e": jnp.zeros(0)}
-    pattern = xform.sparsity(f, tree)
+    pattern = xform.sparse.sparsity(f, tree)
     assert pattern.shape == (N + 2 + 1, N + 2 + 1)
     expected = np.zeros(pattern.shape, bool)  # e, i, s, x
     expected[:N, 3:], expected[:N, 2], expected[-1, 2] = EYE[::-1], True, True
     np.testing.assert_array_equal(pattern.todense(), expected)
-    assert xform.sparsity(lambda x: x, jnp.zeros(0)).shape == (0, 0)
-    assert xform.sparsity(lambda x: 3.0, X).nonzeros == 0
+    assert xform.sparse.sparsity(lambda x: x, jnp.zeros(0)).shape == (0, 0)
+    assert xform.sparse.sparsity(lambda x: 3.0, X).nonzeros == 0
 
 
 HESSIANS = {
@@ -152,21 +152,21 @@ HESSIANS = {
 @pytest.mark.parametrize("name", HESSIANS)
 def test_the_pattern_of_a_hessian_is(name: str) -> None:
     f, expected = HESSIANS[name]
-    np.testing.assert_array_equal(xform.sparsity(f, X, of="hessian").todense(), expected)
+    np.testing.assert_array_equal(xform.sparse.sparsity(f, X, of="hessian").todense(), expected)
 
 
 def test_long_loops_are_followed_to_a_fixed_point() -> None:
     f = lambda x: lax.scan(lambda c, _: (c.at[1].add(jnp.sin(c[0])), None), x, None, 10**6)[0]
     expected = EYE.copy()
     expected[1, 0] = True
-    np.testing.assert_array_equal(xform.sparsity(f, X).todense(), expected)
+    np.testing.assert_array_equal(xform.sparse.sparsity(f, X).todense(), expected)
     g = lambda x: lax.scan(lambda c, _: (jnp.roll(c, 1), None), jnp.tile(x, 20), None, 10**6)[0]
-    assert xform.sparsity(g, X).nonzeros == 20 * N * N
+    assert xform.sparse.sparsity(g, X).nonzeros == 20 * N * N
 
 
 def test_a_large_pattern_is_cheap() -> None:
     n = 100_000
-    pattern = xform.sparsity(
+    pattern = xform.sparse.sparsity(
         lambda x: x[1:] * x[:-1] + jnp.mean(x[:2]), jax.ShapeDtypeStruct((n,), "float32")
     )
     assert pattern.shape == (n - 1, n)
@@ -174,25 +174,25 @@ def test_a_large_pattern_is_cheap() -> None:
 
 
 def test_a_pattern_prints_plots_and_converts(tmp_path) -> None:
-    pattern = xform.sparsity(lambda x: x[1:] * x[:-1], X)
+    pattern = xform.sparse.sparsity(lambda x: x[1:] * x[:-1], X)
     assert str(pattern).splitlines()[1:3] == ["  # # . . . .", "  . # # . . ."]
-    assert len(str(xform.sparsity(lambda x: x, jnp.ones(500))).splitlines()) == 25
+    assert len(str(xform.sparse.sparsity(lambda x: x, jnp.ones(500))).splitlines()) == 25
     np.testing.assert_array_equal(pattern.scipy().todense(), pattern.todense())
     assert pattern.contains(pattern.todense())
     assert not pattern.contains(np.ones(pattern.shape))
-    prepared = xform.sparse_jacobian(lambda x: x[1:] * x[:-1]).prepare(X)
+    prepared = xform.sparse.jacobian(lambda x: x[1:] * x[:-1]).prepare(X)
     pattern.plot(tmp_path / "pattern.png", colors=prepared.coloring)
     assert (tmp_path / "pattern.png").stat().st_size > 1000
 
 
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(NotScalar):
-        xform.sparsity(lambda x: x, X, of="hessian")
+        xform.sparse.sparsity(lambda x: x, X, of="hessian")
     with pytest.raises(WrongArgument, match="neither 'jacobian' nor 'hessian'"):
-        xform.sparsity(lambda x: x, X, of="gradient")  # pyright: ignore[reportArgumentType]
+        xform.sparse.sparsity(lambda x: x, X, of="gradient")  # pyright: ignore[reportArgumentType]
     with pytest.raises(WrongArgument, match="names no argument"):
-        xform.sparsity(lambda x: x, X, argnums=())
+        xform.sparse.sparsity(lambda x: x, X, argnums=())
     with pytest.raises(NotDifferentiable, match=r"has side effects(.|\n)*test_sparsity"):
-        xform.sparsity(lambda x: (jax.debug.print("{}", x), x)[1], X)
+        xform.sparse.sparsity(lambda x: (jax.debug.print("{}", x), x)[1], X)
     with pytest.raises(WrongArgument, match=r"may be nonzero(.|\n)*xform.jvp"):
-        xform.sparsity(jax.nn.softmax, jax.ShapeDtypeStruct((100_000,), "float32"))
+        xform.sparse.sparsity(jax.nn.softmax, jax.ShapeDtypeStruct((100_000,), "float32"))

@@ -55,7 +55,7 @@ class Value:
     Attributes:
       id: index in `Graph.values`.
       name: a letter, or the text of a literal.
-      label: name of the argument, or the name given by `xform.name`; may be empty.
+      label: name of the argument, or the name given by `xform.adjoints.name`; may be empty.
       array: the value itself.
       colour: "active", "stopped" or "constant".
       operation: index in `Graph.operations` of the operation that computes it; -1 for a literal.

@@ -134,7 +134,8 @@ def sites(prog: Program, name: str, names: frozenset[str], asked: str) -> list[S
             "",
             f"use an existing name, such as {', '.join(map(repr, similar))}"
             if similar
-            else f'name a value, h = xform.name(h, "{name}"), and use the value that name returns',
+            else f'name a value, h = xform.adjoints.name(h, "{name}"), and use the value that it '
+            "returns",
         )
     for site in result:
         if not differentiable(site.aval):

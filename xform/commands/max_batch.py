@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> str:
     on = read_function(args)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
     inputs = None if by_axis else on.of_batch
-    batch = xform.max_batch(
+    batch = xform.memory.max_batch(
         under(on, args.policy),
         *(() if inputs else on.args),
         target=args.target,

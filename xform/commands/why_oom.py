@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> str:
     """
     on = read_function(args)
     f = under(on, args.policy)
-    return str(xform.why_oom(f, *on.args, target=args.target, **options(args)))
+    return str(xform.memory.why_oom(f, *on.args, target=args.target, **options(args)))
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,12 +1,28 @@
-"""Matrix-vector products with curvature matrices, and estimates and steps that need only those.
+"""Products with curvature matrices, and estimates and steps that need only those products.
 
 `hutchinson`, `hessian_spectrum` and `newton_step` accept the matrices `Hessian(f)`,
-`GaussNewton(model, loss)` and `Fisher(model, distribution)`. They return the other classes.
+`GaussNewton(model, loss)` and `Fisher(model, distribution)`. `Spectrum`, `Step` and
+`TraceAndDiagonal` are results.
 """
 
-from xform.curvature.hutchinson import TraceAndDiagonal
 from xform.curvature.matrices import Fisher, GaussNewton, Hessian, Matrix
-from xform.curvature.newton import Step
-from xform.curvature.spectrum import Spectrum
+from xform.curvature.newton import Step, natural_gradient_step, newton_step
+from xform.curvature.products import fisher_vp, ggnvp
+from xform.curvature.spectrum import Spectrum, hessian_spectrum
+from xform.curvature.trace import TraceAndDiagonal, hutchinson
 
-__all__ = ["Fisher", "GaussNewton", "Hessian", "Matrix", "Spectrum", "Step", "TraceAndDiagonal"]
+__all__ = [
+    "Fisher",
+    "GaussNewton",
+    "Hessian",
+    "Matrix",
+    "Spectrum",
+    "Step",
+    "TraceAndDiagonal",
+    "fisher_vp",
+    "ggnvp",
+    "hessian_spectrum",
+    "hutchinson",
+    "natural_gradient_step",
+    "newton_step",
+]

@@ -133,7 +133,7 @@ def newton_step(
     7.2.
 
     >>> f = lambda x: jnp.sum(jnp.array([1.0, 4.0]) * (x - 1) ** 2)
-    >>> found = xform.newton_step(f, (jnp.zeros(2),), tolerance=1e-6)
+    >>> found = xform.curvature.newton_step(f, (jnp.zeros(2),), tolerance=1e-6)
     >>> found.step.round(4).tolist(), found.reason, int(found.iterations)
     ([1.0, 1.0], 'converged', 2)
     """
@@ -200,7 +200,7 @@ def natural_gradient_step(
     Source: Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998).
 
     >>> x, y = jnp.array([1.0, 2.0]), jnp.array([3.0, 6.0])
-    >>> step = xform.natural_gradient_step(
+    >>> step = xform.curvature.natural_gradient_step(
     ...     lambda w: w * x, lambda z: jnp.mean((z - y) ** 2) / 2, (jnp.array(0.0),),
     ...     distribution="normal", damping=0.0, tolerance=1e-6)
     >>> float(step.step)

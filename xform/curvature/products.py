@@ -50,7 +50,7 @@ def ggnvp(
 
     >>> x = jnp.array([1.0, 2.0])
     >>> model, loss = lambda w: w * x, lambda z: jnp.sum(z**2)
-    >>> xform.ggnvp(model, loss, (jnp.ones(2),), (jnp.ones(2),)).tolist()
+    >>> xform.curvature.ggnvp(model, loss, (jnp.ones(2),), (jnp.ones(2),)).tolist()
     [2.0, 8.0]
     """
     check_callable(model, "ggnvp")
@@ -99,7 +99,7 @@ def fisher_vp(
     sections 5 and 9.
 
     >>> model = lambda w: w * jnp.array([1.0, 2.0])
-    >>> xform.fisher_vp(model, "normal", (jnp.ones(2),), (jnp.ones(2),)).tolist()
+    >>> xform.curvature.fisher_vp(model, "normal", (jnp.ones(2),), (jnp.ones(2),)).tolist()
     [1.0, 4.0]
     """
     return _product("fisher_vp", fisher(model, distribution, reduction), primals, tangents, policy)

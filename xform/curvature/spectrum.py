@@ -165,7 +165,7 @@ def hessian_spectrum(
     SIAM J. Matrix Anal. Appl. 38 (2017); Yao et al., "PyHessian", arXiv:1912.07145, section 3.
 
     >>> f = lambda x: jnp.sum(jnp.array([1.0, 2.0, 3.0]) * x**2)
-    >>> print(xform.hessian_spectrum(f, (jnp.ones(3),), jax.random.key(0)))
+    >>> print(xform.curvature.hessian_spectrum(f, (jnp.ones(3),), jax.random.key(0)))
     3 eigenvalues from 2 to 6, with trace 12 and Frobenius norm 7.483
     """
     curvature, caller = matrix(f, "hessian_spectrum"), "hessian_spectrum"

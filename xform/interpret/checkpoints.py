@@ -40,7 +40,7 @@ Step = Callable[[Value, States], States]
 Pull = Callable[[Value, States, States, States, States], tuple[States, States]]
 
 # How many states a loop stores; read when a derivative is analyzed.
-SNAPSHOTS = contextvars.ContextVar("xform_while_checkpoints", default=32)
+SNAPSHOTS = contextvars.ContextVar("xform_checkpoints_per_while_loop", default=32)
 
 # The size of the table of binomials. More slots than rows count as the last row. Beyond the
 # columns, `_split` takes a fixed share.

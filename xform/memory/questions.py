@@ -131,7 +131,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     comes from a line through the size nearest to the capacity and one far from it.
 
     >>> w, x = jnp.ones((256, 256)), jnp.ones((8, 256))
-    >>> batch = xform.max_batch(lambda w, x: x @ w, w, x, target="cpu", capacity="1 MiB")
+    >>> batch = xform.memory.max_batch(lambda w, x: x @ w, w, x, target="cpu", capacity="1 MiB")
     >>> batch.size
     384
     """
@@ -200,7 +200,7 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     Cost: one compilation, or up to three if the compiler refuses the program. Nothing is run.
 
     >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
-    >>> print(xform.why_oom(lambda x: x @ x, x, target="cpu", capacity="6 MiB"))
+    >>> print(xform.memory.why_oom(lambda x: x @ x, x, target="cpu", capacity="6 MiB"))
     <lambda> needs 8.0 MiB of each cpu, which has 6.0 MiB: it is over by 2.0 MiB
     ...
     """

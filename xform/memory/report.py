@@ -341,7 +341,7 @@ class MemoryReport:
         yield f"{head}\n{self.asked}".strip()
         yield columns([*self._bytes(), *self._work()], right=(1,))
         if compilation.refused:
-            yield "the compiler refused it and reports nothing else: use xform.why_oom"
+            yield "the compiler refused it and reports nothing else: use xform.memory.why_oom"
         if self.peak:
             yield "live at the peak, by category\n" + _shares(self.by("category"))
             yield "the largest buffers\n" + _largest(self.peak)

@@ -30,11 +30,13 @@ from xform.errors import WrongArgument
 from xform.policies.budgets import Budget, Fit, budget, fit
 from xform.policies.min_cut import MinCut, min_cut
 from xform.policies.regions import open_regions, opening
+from xform.policies.while_loop import checkpoints_per_while_loop
 from xform.program.source import frame
 from xform.terminal.text import byte_count
 
 __all__ = [
     "budget",
+    "checkpoints_per_while_loop",
     "fit",
     "min_cut",
     "offload_dots_with_no_batch_dims",
@@ -214,11 +216,8 @@ def save_and_offload_only_these_names(
             "put each name into one list: saved or offloaded",
         )
     _names(asked, (offload_src, offload_dst))
-    return Names(
-        saved=saved,
-        offloaded=offloaded,
-        destination=Offloadable(src=offload_src, dst=offload_dst),
-    )
+    where = Offloadable(src=offload_src, dst=offload_dst)
+    return Names(saved=saved, offloaded=offloaded, destination=where)
 
 
 def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> Dots:

@@ -17,9 +17,9 @@ from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
 from xform.introspection.callables import function_name, written
 from xform.program.ir import gather
 from xform.sparse.coloring import Coloring, color_hessian, color_jacobian
+from xform.sparse.detection import dense, subject
 from xform.sparse.forest import solved
 from xform.sparse.pattern import Pattern, pattern_of
-from xform.sparse.sparsity import dense, subject
 from xform.storage.recent import Recent
 from xform.transforms.forward import jvp
 from xform.transforms.function import partial, positions
@@ -93,7 +93,7 @@ class Sparse:
 
     @property
     def _asked(self) -> str:
-        return f"sparse_{self._of} of {function_name(self._f)}"
+        return f"sparse.{self._of} of {function_name(self._f)}"
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
         call = Call.of(args, kwargs)
@@ -105,12 +105,12 @@ class Sparse:
 
     def _prepare(self, call: Call) -> Prepared:
         asked, (args, kwargs) = self._asked, call.rebuilt(call.traced)
-        where = positions(self._argnums, len(args), f"sparse_{self._of}")
+        where = positions(self._argnums, len(args), f"sparse.{self._of}")
         for x in jax.tree.leaves([args[i] for i in where]):
             _check_real(getattr(x, "dtype", jnp.result_type(x)), asked, "an input")
         f = lambda *args: self._f(*args[:-1], **args[-1])
         f.__name__ = function_name(self._f)
-        of = subject(f, (*args, kwargs), where, self._of, f"sparse_{self._of}")
+        of = subject(f, (*args, kwargs), where, self._of, f"sparse.{self._of}")
         for aval in of.program.out_avals:
             _check_real(aval.dtype, asked, "an output")
         m, n = of.shape

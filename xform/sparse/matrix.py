@@ -1,4 +1,4 @@
-"""`sparse_jacobian` and `sparse_hessian`: compute only the elements that may be nonzero."""
+"""`jacobian` and `hessian`: compute only the elements that may be nonzero."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xform.sparse.compressed import Sparse
 from xform.transforms.function import numbers
 
 
-def sparse_jacobian(
+def jacobian(
     f: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     pattern: Any = None,
@@ -24,13 +24,13 @@ def sparse_jacobian(
     """The Jacobian of `f` as a sparse matrix, from a few products instead of one for each column.
 
     Columns that share no row are computed together by one jvp (a push), rows that share no column
-    by one vjp (a pull). The elements that may be nonzero are found by `xform.sparsity`.
+    by one vjp (a pull). The elements that may be nonzero are found by `xform.sparse.sparsity`.
 
     Args:
       f: pure function of pytrees of real arrays. Values that it closes over count as constants.
       argnums: position or positions of the arguments whose elements are the columns.
       pattern: a `Pattern`, a sparse array of SciPy or JAX, or a boolean matrix, `[m, n]`. It must
-        contain every element that is ever nonzero. None: `xform.sparsity` finds it.
+        contain every element that is ever nonzero. None: `xform.sparse.sparsity` finds it.
       coloring: "column" (pushes), "row" (pulls), "bidirectional" (both, for matrices with a few
         dense rows and columns), or "auto", which takes the fewest products.
       order: the order of colouring rows or columns; "best" tries several.
@@ -56,17 +56,17 @@ def sparse_jacobian(
     Source: Gebremedhin, Manne and Pothen, "What color is your Jacobian?", SIAM Review 47 (2005).
 
     >>> f = lambda x: x[1:] * x[:-1]
-    >>> jacobian = xform.sparse_jacobian(f)
+    >>> jacobian = xform.sparse.jacobian(f)
     >>> print(jacobian.prepare(jnp.arange(4.0)).coloring)
     column colouring: 2 pushes, 0 pulls
     >>> jacobian(jnp.arange(4.0)).todense().tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.0, 2.0, 1.0, 0.0], [0.0, 0.0, 3.0, 2.0]]
     """
-    _check(f, "sparse_jacobian", argnums, coloring, JACOBIAN, order, chunk, format)
+    _check(f, "sparse.jacobian", argnums, coloring, JACOBIAN, order, chunk, format)
     return Sparse(f, argnums, "jacobian", pattern, coloring, order, chunk, format)
 
 
-def sparse_hessian(
+def hessian(
     f: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     pattern: Any = None,
@@ -81,7 +81,7 @@ def sparse_hessian(
       f: pure function of pytrees of real arrays to a scalar. Values that it closes over count as
         constants.
       argnums: position or positions of the arguments whose elements are rows and columns.
-      pattern: as for `sparse_jacobian`; it must be symmetric.
+      pattern: as for `jacobian`; it must be symmetric.
       coloring: "star" reads each element directly from a product. "acyclic" takes fewer products,
         but computes elements by sums and differences, so rounding errors accumulate.
         "column" does not use symmetry. "auto" is "star".
@@ -91,22 +91,22 @@ def sparse_hessian(
 
     Returns:
       A function of the arguments of `f` that returns a `jax.experimental.sparse.BCOO` of shape
-      `[n, n]`, with both triangles. It has a method `prepare`, as for `sparse_jacobian`.
+      `[n, n]`, with both triangles. It has a method `prepare`, as for `jacobian`.
 
     Raises:
       NotScalar: the output of `f` is not a scalar.
-      WrongArgument, WrongDtype, NotDifferentiable: as for `sparse_jacobian`.
+      WrongArgument, WrongDtype, NotDifferentiable: as for `jacobian`.
 
     Cost: one gradient, and one jvp of the gradient for each colour, `chunk` of them at once.
     Source: Gebremedhin, Pothen, Tarafdar and Walther, "Efficient Computation of Sparse Hessians
     Using Coloring and Automatic Differentiation", INFORMS Journal on Computing 21 (2009).
 
     >>> f = lambda x: jnp.sum(x[1:] ** 2 * x[:-1])
-    >>> hessian = xform.sparse_hessian(f)
+    >>> hessian = xform.sparse.hessian(f)
     >>> hessian(jnp.arange(3.0)).todense().tolist()
     [[0.0, 2.0, 0.0], [2.0, 0.0, 4.0], [0.0, 4.0, 2.0]]
     """
-    _check(f, "sparse_hessian", argnums, coloring, HESSIAN, order, chunk, format)
+    _check(f, "sparse.hessian", argnums, coloring, HESSIAN, order, chunk, format)
     return Sparse(f, argnums, "hessian", pattern, coloring, order, chunk, format)
 
 

@@ -27,7 +27,7 @@ class Pattern:
       shape: shape of the matrix.
       name: title of the matrix, such as "Jacobian of f".
 
-    >>> pattern = xform.sparsity(lambda x: x[1:] * x[:-1], jnp.ones(4))
+    >>> pattern = xform.sparse.sparsity(lambda x: x[1:] * x[:-1], jnp.ones(4))
     >>> pattern.rows.tolist(), pattern.cols.tolist()
     ([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 3])
     >>> print(pattern)
@@ -78,7 +78,7 @@ class Pattern:
         """Whether this pattern contains every nonzero of another matrix.
 
         Args:
-          other: a matrix in any form that `xform.sparse_jacobian` accepts as a pattern.
+          other: a matrix in any form that `xform.sparse.jacobian` accepts as a pattern.
 
         Returns:
           Whether it does; False if the shapes differ.
@@ -94,7 +94,7 @@ class Pattern:
 
         Args:
           path: the file, which ends in .png, .svg or .pdf.
-          colors: a `Coloring`, such as `xform.sparse_jacobian(f).prepare(x).coloring`: each nonzero
+          colors: a `Coloring`, such as `xform.sparse.jacobian(f).prepare(x).coloring`: each nonzero
             is drawn in the colour of the product that it is read from. None: one colour for all.
 
         Raises:
@@ -143,7 +143,7 @@ def pattern_of(matrix: Any, asked: str) -> Pattern:
             f"{asked} with a pattern of type {type(matrix).__name__}",
             "it is not a matrix",
             "",
-            "give a Pattern (from xform.sparsity), a sparse array of SciPy or JAX, or a boolean "
-            "matrix",
+            "give a Pattern (from xform.sparse.sparsity), a sparse array of SciPy or JAX, or a "
+            "boolean matrix",
         )
     return pattern_from(sparse.csr_array(dense != 0), "pattern")

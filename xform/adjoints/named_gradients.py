@@ -38,10 +38,10 @@ def partials(
 ) -> Callable[..., Any]:
     """Return a function that computes the gradient of `f` at named values inside it.
 
-    Values get names by `xform.name` or `jax.ad_checkpoint.checkpoint_name`. The gradient at a value
-    tells how the output changes, to first order, if something is added to that value. It includes
-    all paths from the value to the output, or one use of the value only, as if `stop_gradient` cut
-    all its other uses.
+    Values get names by `xform.adjoints.name` or `jax.ad_checkpoint.checkpoint_name`. The
+    gradient at a value tells how the output changes, to first order, if something is added to that
+    value. It includes all paths from the value to the output, or one use of the value only, as if
+    `stop_gradient` cut all its other uses.
 
     Names may be inside jitted functions, loops of known length (`scan`), branches, remat regions,
     `vmap`, and functions with a custom derivative. The gradient at a value inside such a function
@@ -83,14 +83,14 @@ def partials(
     Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, sections 3.2 and 3.3.
 
     >>> def loss(x):
-    ...     h = xform.name(jnp.sin(x), "h")
-    ...     return 3.0 * h + xform.name(h * h, "square")
-    >>> g = xform.partials(loss, ["h", "square"])(jnp.pi / 2)
+    ...     h = xform.adjoints.name(jnp.sin(x), "h")
+    ...     return 3.0 * h + xform.adjoints.name(h * h, "square")
+    >>> g = xform.adjoints.partials(loss, ["h", "square"])(jnp.pi / 2)
     >>> [float(x) for x in g]
     [5.0, 1.0]
-    >>> float(xform.partials(loss, "h", via="square")(jnp.pi / 2))
+    >>> float(xform.adjoints.partials(loss, "h", via="square")(jnp.pi / 2))
     2.0
-    >>> by_use = xform.partials(loss, "h", shares=True)(jnp.pi / 2)
+    >>> by_use = xform.adjoints.partials(loss, "h", shares=True)(jnp.pi / 2)
     >>> [(use.split(",")[0], float(share)) for use, share in by_use.items()]
     [('0: mul', 3.0), ('1: mul', 2.0)]
     """
@@ -279,6 +279,6 @@ def _check_paths(request: _Request, fun: Function, targets: Sequence[Site], to: 
                 f"no path of derivatives leads from the value named {site.name!r} to {to}; the "
                 f"value is read by: {listed(site.uses)}",
                 site.where,
-                f'use the value that name returns, h = xform.name(h, "{site.name}"), and look for '
-                "stop_gradient and integer values between",
+                f'use the value that name returns, h = xform.adjoints.name(h, "{site.name}"), and '
+                "look for stop_gradient and integer values between",
             )

@@ -50,7 +50,7 @@ class Graph:
     pulled: tuple[Step, ...]
 
     def __getitem__(self, name: str) -> Value:
-        """The value with this name: an argument, a name given by `xform.name`, or a letter.
+        """The value with this name: an argument, a name set by `xform.adjoints.name`, or a letter.
 
         Raises:
           WrongArgument: no value has this name. The message lists similar names.
@@ -186,7 +186,7 @@ def graph(
     estimated from 8 random cotangents; adjoints are never estimated.
     Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, sections 2.2, 3.2 and 9.2.
 
-    >>> g = xform.graph(lambda x, y: jnp.sin(x) * y, 0.0, 3.0)
+    >>> g = xform.adjoints.graph(lambda x, y: jnp.sin(x) * y, 0.0, 3.0)
     >>> float(g["x"].adjoint)
     3.0
     >>> print(g)
@@ -214,7 +214,8 @@ def graph(
             caller,
             "an argument, or a value that the function closes over, is traced and has no value yet",
             "",
-            "call graph outside jit, vmap and grad; inside, use xform.partials at named values",
+            "call graph outside jit, vmap and grad; inside, use xform.adjoints.partials at named "
+            "values",
         )
     out = jax.tree.unflatten(fun.signature.out_tree, fun.signature.out_avals)
     check_scalar("graph", function_name(f), out)

@@ -1,4 +1,4 @@
-"""`while_checkpoints`: how many states a loop of unknown length stores for the backward pass."""
+"""`checkpoints_per_while_loop`: states that a loop of unknown length stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xform.errors import WrongArgument
 from xform.interpret.checkpoints import SNAPSHOTS
 
 
-def while_checkpoints(n: int) -> AbstractContextManager[None]:
+def checkpoints_per_while_loop(n: int) -> AbstractContextManager[None]:
     """Set how many states reverse mode stores for each `lax.while_loop` in this context.
 
     The default is 32.
@@ -56,7 +56,7 @@ def while_checkpoints(n: int) -> AbstractContextManager[None]:
     ...     moving = lambda s: abs(s[0] - s[1]) > 1e-6
     ...     step = lambda s: (0.5 * (s[0] + a / s[0]), s[0])
     ...     return jax.lax.while_loop(moving, step, (a, 0.0))[0]
-    >>> with xform.while_checkpoints(4):
+    >>> with xform.policies.checkpoints_per_while_loop(4):
     ...     slope = xform.grad(root)(9.0)
     >>> print(f"{slope:.4f}")
     0.1667
@@ -67,7 +67,7 @@ def while_checkpoints(n: int) -> AbstractContextManager[None]:
         count = 0
     if count < 1:
         raise WrongArgument(
-            f"while_checkpoints({n!r})",
+            f"checkpoints_per_while_loop({n!r})",
             "the backward pass of a loop starts from a stored state, so it needs at least one",
             "",
             "pass a positive integer",

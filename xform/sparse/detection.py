@@ -66,14 +66,16 @@ def sparsity(
     for each element.
     Source: Griewank and Walther, Evaluating Derivatives, 2nd edition (2008), section 7.1.
 
-    >>> print(xform.sparsity(lambda x: jnp.cumsum(x)[::2], jnp.ones(5)))
+    >>> print(xform.sparse.sparsity(lambda x: jnp.cumsum(x)[::2], jnp.ones(5)))
     Jacobian of <lambda>: 3 x 5, 9 nonzeros (60%), at most 5 in a row, 3 in a column
       # . . . .
       # # # . .
       # # # # #
     >>> f = lambda x: jnp.where(x[0] > 0, x, x[0])
-    >>> xform.sparsity(f, jnp.ones(3)).nonzeros, xform.sparsity(f, at=jnp.ones(3)).nonzeros
-    (5, 3)
+    >>> xform.sparse.sparsity(f, jnp.ones(3)).nonzeros
+    5
+    >>> xform.sparse.sparsity(f, at=jnp.ones(3)).nonzeros
+    3
     """
     check_callable(f, "sparsity")
     numbers(argnums, "sparsity", "argnums")

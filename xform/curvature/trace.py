@@ -84,7 +84,7 @@ def hutchinson(
     Kokiopoulou and Saad, "An estimator for the diagonal of a matrix", 2007.
 
     >>> f = lambda x: jnp.sum(jnp.array([1.0, 2.0, 3.0]) * x**2)
-    >>> estimate = xform.hutchinson(f, (jnp.ones(3),), jax.random.key(0))
+    >>> estimate = xform.curvature.hutchinson(f, (jnp.ones(3),), jax.random.key(0))
     >>> float(estimate.trace), float(estimate.trace_error), estimate.diagonal.tolist()
     (12.0, 0.0, [2.0, 4.0, 6.0])
     """

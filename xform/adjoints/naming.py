@@ -27,7 +27,7 @@ def name(x: Any, name: str) -> Any:
 
     Cost: none, because the compiler removes names.
 
-    >>> f = lambda x: xform.name(jnp.sin(x), "h") ** 2
+    >>> f = lambda x: xform.adjoints.name(jnp.sin(x), "h") ** 2
     >>> float(f(0.5)) == float(jnp.sin(0.5) ** 2)
     True
     """

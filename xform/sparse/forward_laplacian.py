@@ -94,9 +94,9 @@ def laplacian(
     Source: Li et al., "A computational framework for neural network-based variational Monte Carlo
     with Forward Laplacian", Nature Machine Intelligence 6 (2024).
 
-    >>> float(xform.laplacian(lambda x: jnp.sum(x**3))(jnp.array([1.0, 2.0])))
+    >>> float(xform.sparse.laplacian(lambda x: jnp.sum(x**3))(jnp.array([1.0, 2.0])))
     18.0
-    >>> y, dy, lap = xform.laplacian(lambda x: x @ x, jacobian=True)(jnp.array([1.0, 2.0]))
+    >>> y, dy, lap = xform.sparse.laplacian(lambda x: x @ x, jacobian=True)(jnp.array([1.0, 2.0]))
     >>> float(y), dy.tolist(), float(lap)
     (5.0, [2.0, 4.0], 4.0)
     """
