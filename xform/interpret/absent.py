@@ -36,12 +36,12 @@ from xform._jax import (
     named,
     zeros,
 )
-from xform.interpret.node import gather, join_p, spread, within
+from xform.interpret.node import gather, join_p, spread, submask
 from xform.passes.dce import live
 from xform.program.arithmetic import Value
 from xform.program.ir import Atom, Mask, Program, trace
 from xform.registry.table import rule_of
-from xform.registry.words import Apart
+from xform.registry.words import Passthrough
 from xform.storage.recent import Recent
 
 # `joint.Joint` and `joint.Schedule`. This module is imported by `joint`, so it cannot import them.
@@ -115,61 +115,61 @@ def unmarked(prog: Program) -> tuple[Program, int, Groups]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class ReducedJoint:
     """A Joint reduced to some of its seeds.
 
     Attributes:
       joint: the reduced Joint. It has the same forward part.
-      moved: which results of the original Joint are present, and so are results of this one.
-      instead: by `id`, for each backward equation of the original Joint that changed: the equations
-        that replace it, or an empty tuple if it is removed.
+      present_results: which results of the original Joint are present. The others are removed.
+      replacements: by `id`, for each backward equation of the original Joint that changed: the
+        equations that replace it, or an empty tuple if it is removed.
     """
 
     joint: Joint
-    moved: Mask
-    instead: dict[int, tuple[JaxprEqn, ...]]
+    present_results: Mask
+    replacements: dict[int, tuple[JaxprEqn, ...]]
 
 
-def part(joint: Joint, given: Mask) -> Part:
+def reduced_joint(joint: Joint, given: Mask) -> ReducedJoint:
     """Return a Joint reduced to the present seeds. The result is cached on the Joint."""
-    if given not in joint.parts:
-        joint.parts[given] = _part(joint, given)
-    return joint.parts[given]
+    if given not in joint.reduced_joints:
+        joint.reduced_joints[given] = _reduce_joint(joint, given)
+    return joint.reduced_joints[given]
 
 
-def moved(joint: Joint, given: Mask) -> Mask:
+def present_derivatives(joint: Joint, given: Mask) -> Mask:
     """Return which inputs of the program get a cotangent if only the `given` seeds are present.
 
     If the backward part pushes tangents, return which outputs get a tangent.
     """
     if all(given):
         return joint.results
-    return within(joint.results, part(joint, given).moved)
+    return submask(joint.results, reduced_joint(joint, given).present_results)
 
 
-def narrowed(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
+def reduced_schedule(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
     """Return a Schedule for the present seeds alone, and which of its results are present.
 
     A Schedule says which values the Joint saves and recomputes. The new Schedule saves the same
     values, because the forward pass has already run.
     """
     if ("given", given) not in schedule.cache:
-        of = part(schedule.joint, given)
-        order = [e for eqn in schedule.order for e in of.instead.get(id(eqn), (eqn,))]
+        of = reduced_joint(schedule.joint, given)
+        order = [e for eqn in schedule.order for e in of.replacements.get(id(eqn), (eqn,))]
         order = live(order, of.joint.backward_outputs)
         small = dataclasses.replace(schedule, joint=of.joint, order=order, cache=Recent())
-        schedule.cache["given", given] = small, of.moved
+        schedule.cache["given", given] = small, of.present_results
     return schedule.cache["given", given]
 
 
-def _part(joint: Joint, given: Mask) -> Part:
+def _reduce_joint(joint: Joint, given: Mask) -> ReducedJoint:
     pruner = _Pruner(joint, given)
-    instead: dict[int, tuple[JaxprEqn, ...]] = {}
+    replacements: dict[int, tuple[JaxprEqn, ...]] = {}
     backward: list[JaxprEqn] = []
     for eqn in joint.backward:
         new = pruner.equations(eqn)
         if new != (eqn,):
-            instead[id(eqn)] = new
+            replacements[id(eqn)] = new
         backward += new
     present = tuple(not pruner.is_absent(v) for v in joint.backward_outputs)
     outputs = tuple(pruner.renamed(gather(joint.backward_outputs, present)))
@@ -178,11 +178,11 @@ def _part(joint: Joint, given: Mask) -> Part:
         program=dataclasses.replace(joint.program, consts=tuple(pruner.consts.items())),
         seeds=tuple(gather(joint.seeds, given)),
         backward_outputs=outputs,
-        seeded=within(joint.seeded, given),
-        results=within(joint.results, present),
+        seeded=submask(joint.seeded, given),
+        results=submask(joint.results, present),
         backward=live(backward, outputs),
     )
-    return Part(small, present, instead)
+    return ReducedJoint(small, present, replacements)
 
 
 class _Pruner:
@@ -237,10 +237,10 @@ class _Pruner:
                 (self.names[eqn.outvars[0]],) = self.renamed([term])
                 return ()
             rule = rule_of(eqn.primitive)
-            if isinstance(rule, Apart):
-                gone = gather(lost, rule.passed(eqn))
+            if isinstance(rule, Passthrough):
+                gone = gather(lost, rule.returned_operands(eqn))
                 self.absent.update(gather(eqn.outvars, gone))
-                return self._renamed(rule.part(eqn, tuple([not g for g in gone])))
+                return self._renamed(rule.narrow_equation(eqn, tuple([not g for g in gone])))
         return self._filled(eqn, lost)
 
     def _renamed(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
@@ -256,10 +256,14 @@ class _Pruner:
         """
         node, given = eqn.params["node"], eqn.params["given"]
         n = 1 + len(node.eqn.invars)
-        fewer = within(given, tuple(not gone for gone in lost[n:]))
-        if not node.takes(fewer):
+        fewer = submask(given, tuple(not gone for gone in lost[n:]))
+        if not node.accepts(fewer):
             return None
-        pairs = zip(eqn.outvars, gather(node.gives(fewer), node.gives(given)), strict=True)
+        pairs = zip(
+            eqn.outvars,
+            gather(node.present_results(fewer), node.present_results(given)),
+            strict=True,
+        )
         outputs = [v for v, on in pairs if on]
         self.absent.update(set(eqn.outvars).difference(outputs))
         inputs = self.renamed(gather(eqn.invars, [not gone for gone in lost]))

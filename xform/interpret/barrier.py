@@ -27,7 +27,7 @@ from xform.program.ir import Mask, gather, spread
 from xform.registry.reach import EACH
 from xform.registry.table import declare
 from xform.registry.traits import Traits
-from xform.registry.words import Apart
+from xform.registry.words import Passthrough
 
 Where = Literal["everywhere", "cpu", "gpu", "cpu and tpu", "cpu and gpu", "accelerators"]
 _BACKENDS: dict[Where, tuple[str, ...]] = {
@@ -152,13 +152,13 @@ ad.primitive_transposes[barrier_p] = lambda cts, *args, n, where: [
 ]
 
 
-class _Barrier(Apart):
+class _Barrier(Passthrough):
     """The rule of a barrier. Tangents wait, except at an early barrier. Cotangents do not wait."""
 
-    def passed(self, eqn: JaxprEqn) -> Mask:
+    def returned_operands(self, eqn: JaxprEqn) -> Mask:
         return tuple([i < eqn.params["n"] for i in range(len(eqn.invars))])
 
-    def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
+    def narrow_params(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
         return {**params, "n": sum(on)}
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
@@ -166,7 +166,7 @@ class _Barrier(Apart):
         if eqn.params["where"] == EARLY:
             return list(dxs[:n])
         on = tuple([dx is not None for dx in dxs[:n]])
-        params = self.narrowed(eqn.params, on)
+        params = self.narrow_params(eqn.params, on)
         held = barrier_p.bind(*gather(dxs[:n], on), *xs[n:], **params) if any(on) else ()
         return spread(held, on)
 

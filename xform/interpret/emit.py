@@ -15,11 +15,11 @@ import jax
 
 from xform._jax import JaxprEqn, Var, name_p, staging
 from xform.interpret import walk
-from xform.interpret.absent import narrowed
+from xform.interpret.absent import reduced_schedule
 from xform.interpret.barrier import Where, barrier
 from xform.interpret.joint import Schedule
 from xform.interpret.materialize import materialize
-from xform.interpret.node import fork_p, gather, spread, there
+from xform.interpret.node import fork_p, gather, present_mask, spread
 from xform.interpret.wait import Wait
 from xform.program.arithmetic import Value
 from xform.program.ir import Atom, Mask, Program, bind, read
@@ -64,11 +64,11 @@ def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
     cotangent, so that it also runs late in a loop's body. A seed that is None is absent. A result
     that depends on absent seeds alone is None.
     """
-    given = there(seeds)
+    given = present_mask(seeds)
     if not all(given):
-        small, moved = narrowed(schedule, given)
+        small, present = reduced_schedule(schedule, given)
         results = backward(small, kept, args, gather(seeds, given), together, whole)
-        return spread(results, moved)
+        return spread(results, present)
     with jax.named_scope(TANGENT if schedule.joint.push else BACKWARD):
         by = _Emit(_backward_scopes(schedule))
         return walk.backward(schedule, by, kept, args, seeds, together, whole)
@@ -102,7 +102,7 @@ def join(eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: Sequence[
     node, given = eqn.params["node"], eqn.params["given"]
     with eqn.ctx.manager:
         results = node.backward(schedules, token, xs, spread(seeds, given), together)
-    return gather(results, node.gives(given))
+    return gather(results, node.present_results(given))
 
 
 class _Emit(walk.BackEnd):
@@ -131,14 +131,14 @@ class _Emit(walk.BackEnd):
         with source(eqn, self.scope_of(eqn)):
             return join(eqn, schedules, token, xs, seeds, together)
 
-    def held(self, wait: Wait, saved: list[Value], seeds: list[Value]) -> Sequence[Value]:
+    def delay(self, wait: Wait, saved: list[Value], seeds: list[Value]) -> Sequence[Value]:
         return barrier(saved, seeds, wait.where)
 
-    def materialized(self, eqn: JaxprEqn, x: Value, where: Where) -> Value:
+    def materialize(self, eqn: JaxprEqn, x: Value, where: Where) -> Value:
         with source(eqn, self.scope_of(eqn)):
             return materialize(x, where)
 
-    def moved(self, schedule: Schedule, v: Var, x: Value, back: bool) -> Value:
+    def transfer(self, schedule: Schedule, v: Var, x: Value, back: bool) -> Value:
         return send(schedule, v, x, back)
 
 

@@ -29,12 +29,12 @@ from xform._jax import (
     tangent_aval,
 )
 from xform.errors import WrongCotangent
-from xform.interpret.absent import Groups, Part, start_p, unmarked
+from xform.interpret.absent import Groups, ReducedJoint, start_p, unmarked
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
 from xform.interpret.logs import collected
-from xform.interpret.node import Node, fork_p, gather, join_p, released, spread
+from xform.interpret.node import Node, fork_p, gather, join_p, resolve_node_references, spread
 from xform.interpret.pullback import pullback
 from xform.passes.dce import live
 from xform.passes.erased import erased, reshaped
@@ -124,7 +124,7 @@ class Joint:
         return Recent(16)
 
     @cached_property
-    def parts(self) -> dict[Mask, Part]:
+    def reduced_joints(self) -> dict[Mask, ReducedJoint]:
         """The Joint for subsets of its seeds, see `interpret.absent`."""
         return {}
 
@@ -236,7 +236,9 @@ def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
 
 def _opened(traced: Program) -> Program:
     """Inline the calls that a schedule sees through, and simplify the program."""
-    prog = opened(released(traced), functools.partial(small, staged=not _SINGLY.get()))
+    prog = opened(
+        resolve_node_references(traced), functools.partial(small, staged=not _SINGLY.get())
+    )
     simpler = Simplify().rewrite(prog)
     if simpler is prog:
         return prog

@@ -37,7 +37,7 @@ def check_linear(schedule: Schedule, active: Mask) -> None:
         on = tuple(isinstance(v, Var) and v in smooth for v in eqn.invars)
         if eqn.primitive is fork_p:
             node = eqn.params["node"]
-            if node.steered(tuple(moves)):
+            if node.iterations_depend_on(tuple(moves)):
                 raise _not_linear("an argument decides how many steps a loop takes", eqn)
             for inner in schedule.inner[node]:
                 check_linear(inner, inner.joint.active)

@@ -63,7 +63,7 @@ class NodeReference:
         self.node = node
 
 
-def released(prog: Program) -> Program:
+def resolve_node_references(prog: Program) -> Program:
     """Return a traced program that has Nodes as parameters; the references drop theirs."""
     pairs = [eqn for eqn in prog.equations if eqn.primitive in (fork_p, join_p)]
     own = {
@@ -86,10 +86,10 @@ def _(*_: Any, node: NodeReference, given: Mask) -> list[Any]:
     eqn, push, results = node.node.eqn, node.node.push, node.node.results
     kind = tangent_aval if push else cotangent_aval
     moving = gather(eqn.outvars if push else eqn.invars, results)
-    return [kind(v.aval) for v in gather(moving, node.node.gives(given))]
+    return [kind(v.aval) for v in gather(moving, node.node.present_results(given))]
 
 
-def bound(eqn: JaxprEqn) -> JaxprEqn:
+def user_equation(eqn: JaxprEqn) -> JaxprEqn:
     """Return the user's equation that a fork stands for, and any other equation as it is."""
     return eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
 
@@ -150,49 +150,50 @@ class Node(abc.ABC):
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         """Run the backward part. `together`: the forward part is in the same computation.
 
-        A node with its own `moved` gets None for absent seeds, and returns None for absent results.
+        A node that defines `dependent_results` gets None for absent seeds, and returns None for
+        absent results.
         """
 
-    def moved(self, given: Mask) -> Mask | None:
+    def dependent_results(self, given: Mask) -> Mask | None:
         """Which results depend on the `given` seeds; None if absent seeds must become zeros."""
         return None
 
-    def gives(self, given: Mask) -> Mask:
+    def present_results(self, given: Mask) -> Mask:
         """Which results exist if only the `given` seeds are present."""
-        moved = None if all(given) else self.moved(given)
-        return (True,) * sum(self.results) if moved is None else moved
+        results = None if all(given) else self.dependent_results(given)
+        return (True,) * sum(self.results) if results is None else results
 
-    def takes(self, given: Mask) -> bool:
+    def accepts(self, given: Mask) -> bool:
         """Whether the node can run with the `given` seeds alone."""
-        return all(given) or self.moved(given) is not None
+        return all(given) or self.dependent_results(given) is not None
 
-    def stacked(self, schedules: Schedules) -> Mask:
+    def stacked_inputs(self, schedules: Schedules) -> Mask:
         """Which inputs of the nested program the token holds for each iteration: a loop's carry."""
         return (False,) * len(schedules[0].reads)
 
-    def copies(self, schedules: Schedules) -> Sequence[int]:
+    def stored_states(self, schedules: Schedules) -> Sequence[int]:
         """Return how many states of each input of the nested program the token holds."""
-        return [self.trips * on for on in self.stacked(schedules)]
+        return [self.trips * on for on in self.stacked_inputs(schedules)]
 
-    def steered(self, moving: Mask) -> bool:
+    def iterations_depend_on(self, moving: Mask) -> bool:
         """Whether the number of iterations of a loop depends on the `moving` inputs."""
         return False
 
-    def hoisted(self, schedule: Any) -> Mask:
+    def hoisted_values(self, schedule: Any) -> Mask:
         """Which saved values of a nested schedule the token holds once, not for each iteration."""
         return (False,) * len(schedule.kept)
 
-    def keeps(self, schedule: Any) -> Sequence[Any]:
+    def token_values(self, schedule: Any) -> Sequence[Any]:
         """Return the saved values of a nested schedule that the token holds."""
         return schedule.kept
 
 
-def there(values: Sequence[Value]) -> Mask:
+def present_mask(values: Sequence[Value]) -> Mask:
     """Return which values are present, that is, not None."""
     return tuple([x is not None for x in values])
 
 
-def within(mask: Mask, on: Sequence[bool]) -> Mask:
+def submask(mask: Mask, on: Sequence[bool]) -> Mask:
     """Return `mask` with its True entries replaced by the entries of `on`, in order."""
     return tuple(map(bool, spread(on, mask)))
 
@@ -257,17 +258,17 @@ class Structured(Rule):
 
         def pull(cts: Sequence[Value]) -> list[Value]:
             seeds: Sequence[Value] = gather(cts, node.seeded)
-            given = there(seeds)
+            given = present_mask(seeds)
             if not any(given):
                 return [None] * len(eqn.invars)
-            if not node.takes(given):
+            if not node.accepts(given):
                 seeds = instantiate(cts, eqn.outvars, node.seeded, cotangent_aval)
-                given = there(seeds)
+                given = present_mask(seeds)
             out = join_p.bind(token, *inputs, *gather(seeds, given), node=reference, given=given)
             name, where = eqn.primitive.name, frame(eqn)
             keys = {key for joint in node.joints for key in joint.logs}
             log_without(dict.fromkeys(keys, f"a {name} ({where})"), name, where)
-            return spread(spread(out, node.gives(given)), node.results)
+            return spread(spread(out, node.present_results(given)), node.results)
 
         return ys, pull
 

@@ -64,15 +64,15 @@ class BackEnd(abc.ABC):
         """
 
     @abc.abstractmethod
-    def held(self, wait: Wait, saved: list[Any], seeds: list[Any]) -> Sequence[Any]:
+    def delay(self, wait: Wait, saved: list[Any], seeds: list[Any]) -> Sequence[Any]:
         """Return saved values that wait for cotangents."""
 
     @abc.abstractmethod
-    def materialized(self, eqn: JaxprEqn, x: Any, where: Where) -> Any:
+    def materialize(self, eqn: JaxprEqn, x: Any, where: Where) -> Any:
         """Return a result of an equation, written to memory on some backends."""
 
     @abc.abstractmethod
-    def moved(self, schedule: Schedule, v: Var, x: Any, back: bool) -> Any:
+    def transfer(self, schedule: Schedule, v: Var, x: Any, back: bool) -> Any:
         """Return an offloaded value after a move to the memory where it waits, or `back`."""
 
 
@@ -131,7 +131,7 @@ class _SavedValues(Environment):
         if v not in self._kept:
             self[v] = self[self._schedule.joint.named[v]]
         elif v in self._schedule.offloaded:
-            self[v] = self._by.moved(self._schedule, v, self._kept[v], back=True)
+            self[v] = self._by.transfer(self._schedule, v, self._kept[v], back=True)
         else:
             self[v] = self._kept[v]
         return self[v]
@@ -186,14 +186,14 @@ class _ScheduleWalk:
         drop = {} if by.staged else _last_reads(equations, schedule, wanted, places)
         for i, eqn in enumerate(equations):
             for wait in places.get(i, ()):
-                held = by.held(wait, self._read(wait.saved), self._read(wait.seeds))
+                held = by.delay(wait, self._read(wait.saved), self._read(wait.seeds))
                 env.update(zip(wait.saved, held, strict=True))
             env.update(zip(eqn.outvars, self._results(eqn, need), strict=True))
             for v in eqn.outvars:
                 if v in stays:
-                    env[v] = by.materialized(eqn, env[v], stays[v])
+                    env[v] = by.materialize(eqn, env[v], stays[v])
                 if sends and v in schedule.offloaded:
-                    self.sent[v] = by.moved(schedule, v, env[v], back=False)
+                    self.sent[v] = by.transfer(schedule, v, env[v], back=False)
             for v in drop.get(i, ()):
                 env.pop(v, None)
 

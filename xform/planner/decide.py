@@ -265,7 +265,7 @@ def available_inputs(node: Node) -> Mask | None:
     (joint,) = node.joints
     every = (True,) * len(joint.inputs)
     reads_all = Schedule(joint, (), {}, (), frozenset(), every, {}, {}, schedule)
-    return tuple(not on for on in node.stacked([reads_all]))
+    return tuple(not on for on in node.stacked_inputs([reads_all]))
 
 
 def _nodes(joint: Joint) -> Iterator[tuple[Any, Node]]:

@@ -18,7 +18,7 @@ from typing import Any
 from xform._jax import scan_counts
 from xform.interpret.cost import equation_flops
 from xform.interpret.joint import Schedule
-from xform.interpret.node import bound
+from xform.interpret.node import user_equation
 from xform.passes.dce import live
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import cuts
@@ -186,7 +186,7 @@ def _recompute_lower_bound(loop: PlannedLoop) -> float:
     (joint,), (_, n_states) = node.joints, scan_counts(node.eqn.params)
     states = joint.outputs[:n_states]
     equations = live(joint.forward, states, effects=False)
-    step = sum(equation_flops(bound(e)) for e in equations if not fusible(e))
+    step = sum(equation_flops(user_equation(e)) for e in equations if not fusible(e))
     return loop.runs * node.trips * step / 2
 
 

@@ -105,49 +105,51 @@ class Linear(Rule):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Apart(Linear):
+class Passthrough(Linear):
     """A primitive that returns its operands unchanged, such as `optimization_barrier`.
 
     Symbolic zeros among tangents and cotangents stay symbolic zeros.
     """
 
-    def passed(self, eqn: JaxprEqn) -> Mask:
+    def returned_operands(self, eqn: JaxprEqn) -> Mask:
         """Which operands are returned. The outputs are these operands in the same order."""
         return tuple([not is_reference(v.aval) for v in eqn.invars])
 
-    def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
+    def narrow_params(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
         """The parameters of the equation for some of the returned operands."""
         return params
 
-    def turned(self, params: dict[str, Any]) -> dict[str, Any]:
+    def transpose_params(self, params: dict[str, Any]) -> dict[str, Any]:
         """The parameters of the transposed equation."""
         return params
 
-    def part(self, eqn: JaxprEqn, on: Mask) -> JaxprEqn:
+    def narrow_equation(self, eqn: JaxprEqn, on: Mask) -> JaxprEqn:
         """The equation for some of the returned operands only."""
-        places = zip(eqn.invars, spread(on, self.passed(eqn)), strict=True)
+        places = zip(eqn.invars, spread(on, self.returned_operands(eqn)), strict=True)
         inputs = [v for v, kept in places if kept is not False]
-        params = self.narrowed(eqn.params, on)
+        params = self.narrow_params(eqn.params, on)
         return eqn.replace(invars=inputs, outvars=gather(eqn.outvars, on), params=params)
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        pairs = zip(gather(active, self.passed(eqn)), eqn.outvars, strict=True)
+        pairs = zip(gather(active, self.returned_operands(eqn)), eqn.outvars, strict=True)
         return tuple([on and differentiable(v.aval) for on, v in pairs])
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        pairs = zip(active, spread(wanted, self.passed(eqn)), strict=True)
+        pairs = zip(active, spread(wanted, self.returned_operands(eqn)), strict=True)
         return tuple([on and want is True for on, want in pairs])
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        return self._bound(eqn, eqn.params, gather(dxs, self.passed(eqn)))
+        return self._bind(eqn, eqn.params, gather(dxs, self.returned_operands(eqn)))
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        return spread(self._bound(eqn, self.turned(eqn.params), cts), self.passed(eqn))
+        return spread(
+            self._bind(eqn, self.transpose_params(eqn.params), cts), self.returned_operands(eqn)
+        )
 
-    def _bound(self, eqn: JaxprEqn, params: dict[str, Any], values: Sequence[Value]) -> list[Value]:
+    def _bind(self, eqn: JaxprEqn, params: dict[str, Any], values: Sequence[Value]) -> list[Value]:
         on = tuple([v is not None for v in values])
-        out = eqn.primitive.bind(*gather(values, on), **self.narrowed(params, on))
+        out = eqn.primitive.bind(*gather(values, on), **self.narrow_params(params, on))
         return spread(out, on)
 
 

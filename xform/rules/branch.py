@@ -14,12 +14,12 @@ import jax
 
 from xform._jax import JaxprEqn, cotangent_aval, tangent_aval, zeros
 from xform.interpret import emit
-from xform.interpret.absent import moved
+from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
 from xform.interpret.cost import flops
 from xform.interpret.joint import Schedule, analyze, wrong_dtype
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Schedules, Structured, gather, spread, there, within
+from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
 from xform.program.arithmetic import Value, instantiate
 from xform.program.equation import switch
 from xform.program.ir import Mask, Program, evaluate, program, trace
@@ -68,9 +68,11 @@ class Cond(Structured):
 class _CondNode(Node):
     """A branch that carries a derivative."""
 
-    def moved(self, given: Mask) -> Mask:
+    def dependent_results(self, given: Mask) -> Mask:
         full = spread(given, self.seeded)
-        columns = _union([moved(j, tuple(gather(full, j.seeded))) for j in self.joints])
+        columns = _union(
+            [present_derivatives(j, tuple(gather(full, j.seeded))) for j in self.joints]
+        )
         return tuple(gather(columns, self.results[1:]))
 
     def reads(self, schedules: Schedules) -> Mask:
@@ -116,8 +118,8 @@ class _CondNode(Node):
         of = self.eqn.outvars if self.push else self.eqn.invars[1:]
         kind = tangent_aval if self.push else cotangent_aval
         full_seeds = spread(seeds, wide)
-        gives = self.gives(there(seeds))
-        on = within(results, gives)
+        present = self.present_results(present_mask(seeds))
+        on = submask(results, present)
         before: list[list[Any]] = []
 
         def branch(schedule: Schedule, kept: Any) -> Callable[..., Any]:
@@ -130,7 +132,7 @@ class _CondNode(Node):
             return run
 
         runs = [branch(p, k) for p, k in zip(schedules, token.kept(), strict=True)]
-        return spread(switch(self.eqn.params, index, runs), gives)
+        return spread(switch(self.eqn.params, index, runs), present)
 
     def _alike(self, cts: list[Value], of: Sequence[Any], before: list[list[Any]]) -> list[Value]:
         """Return the cotangents of a branch; raise WrongCotangent if the branches' dtypes differ.

@@ -17,7 +17,7 @@ from xform._jax import JaxprEqn, closed, inlines, primitives, staging, weak_as
 from xform._jax.mutable import is_mutable
 from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
-from xform.interpret.absent import part
+from xform.interpret.absent import reduced_joint
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, analyze, compiled
 from xform.interpret.jvp import jvp
@@ -57,8 +57,8 @@ class CallNode(Node):
     def reads(self, schedules: Schedules) -> Mask:
         return schedules[0].reads
 
-    def moved(self, given: Mask) -> Mask:
-        return part(self.joint, given).moved
+    def dependent_results(self, given: Mask) -> Mask:
+        return reduced_joint(self.joint, given).present_results
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         return emit.forward(schedules[0], xs, used)

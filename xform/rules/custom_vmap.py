@@ -25,9 +25,9 @@ from xform.interpret.node import (
     Schedules,
     Structured,
     gather,
+    present_mask,
     spread,
-    there,
-    within,
+    submask,
 )
 from xform.program.arithmetic import Value, all_arrayed, differentiable, instantiate
 from xform.program.ir import Mask, Program, apply, evaluate, program, trace
@@ -69,9 +69,9 @@ class _CustomVmapNode(NodeWithoutResiduals):
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-        active, wanted = self.results, within(self.seeded, there(seeds))
-        gives = self.gives(there(seeds))
-        on = spread(gives, active)
+        active, wanted = self.results, submask(self.seeded, present_mask(seeds))
+        present = self.present_results(present_mask(seeds))
+        on = spread(present, active)
 
         def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
             schedule = schedules[0].alike(analyze(prog, active, wanted))
@@ -80,11 +80,11 @@ class _CustomVmapNode(NodeWithoutResiduals):
             return instantiate(in_cts, prog.in_avals, map(bool, on), cotangent_aval)
 
         given = [ct for ct in seeds if ct is not None]
-        return spread(_derived(self.eqn, derivative, active)(list(xs), given), gives)
+        return spread(_derived(self.eqn, derivative, active)(list(xs), given), present)
 
-    def moved(self, given: Mask) -> Mask:
+    def dependent_results(self, given: Mask) -> Mask:
         prog = program(self.eqn.params["call"])
-        moving = path(prog, self.results, within(self.seeded, given)).inputs
+        moving = path(prog, self.results, submask(self.seeded, given)).inputs
         return tuple(gather(moving, self.results))
 
 

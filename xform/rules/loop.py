@@ -17,13 +17,13 @@ from jax import lax
 
 from xform._jax import JaxprEqn, Var, cotangent_aval, has_effects, scan_counts
 from xform.interpret import emit
-from xform.interpret.absent import moved
+from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
 from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, with_types
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed
-from xform.interpret.node import Node, Schedules, Structured, gather, spread, there, within
+from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, add, instantiate
 from xform.program.equation import scan_options
@@ -150,7 +150,7 @@ class _ScanNode(Node):
             results = (*consts, *self.carried, *seq)
         super().__init__(eqn, [joint], seeded, results, push)
         if not push:  # a carry may depend on others, but on none of their cotangents
-            self.results = within(results, self.moved((True,) * sum(seeded)))
+            self.results = submask(results, self.dependent_results((True,) * sum(seeded)))
         consts, carry, _ = body.parts(joint.inputs)
         kept = [v for v, out in zip(carry, joint.outputs[:nk], strict=True) if v is out]
         self.fixed = {*consts, *kept}
@@ -174,36 +174,41 @@ class _ScanNode(Node):
             schedule.cache["needs"] = tuple(v in need for v in self.joint.inputs)
         return schedule.cache["needs"]
 
-    def stacked(self, schedules: Schedules) -> Mask:
+    def stacked_inputs(self, schedules: Schedules) -> Mask:
         _, carry, _ = self.body.parts(self.joint.inputs)
         changing = {v for v in carry if v not in self.fixed}
         inputs = zip(self.joint.inputs, self._needs(schedules[0]), strict=True)
         return tuple(on and v in changing for v, on in inputs)
 
-    def copies(self, schedules: Schedules) -> list[int]:
+    def stored_states(self, schedules: Schedules) -> list[int]:
         slots = schedules[0].snapshots
-        return [(self.trips if slots is None else slots + 1) * on for on in self.stacked(schedules)]
+        return [
+            (self.trips if slots is None else slots + 1) * on
+            for on in self.stacked_inputs(schedules)
+        ]
 
-    def keeps(self, schedule: Schedule) -> tuple[Var, ...]:
+    def token_values(self, schedule: Schedule) -> tuple[Var, ...]:
         return schedule.kept if schedule.snapshots is None else ()
 
     def reads(self, schedules: Schedules) -> Mask:
         needs = self._needs(schedules[0])
-        return tuple(a and not b for a, b in zip(needs, self.stacked(schedules), strict=True))
+        return tuple(
+            a and not b for a, b in zip(needs, self.stacked_inputs(schedules), strict=True)
+        )
 
-    def hoisted(self, schedule: Schedule) -> Mask:
+    def hoisted_values(self, schedule: Schedule) -> Mask:
         """Which saved values are loop-invariant."""
         return tuple(v in self.invariant for v in schedule.kept)
 
-    def moved(self, given: Mask) -> Mask:
+    def dependent_results(self, given: Mask) -> Mask:
         return tuple(gather(self.moving(given).inputs, self.results))
 
     def moving(self, given: Mask) -> Moving:
         """Return what gets a cotangent in some iteration, if the `given` seeds are present."""
-        nk, full = self.body.n_carry, within(self.seeded, given)
+        nk, full = self.body.n_carry, submask(self.seeded, given)
         carry, ys = full[:nk], tuple(gather(full[nk:], self.seeded[nk:]))
         while True:
-            on = moved(self.joint, (*gather(carry, self.carried), *ys))
+            on = present_derivatives(self.joint, (*gather(carry, self.carried), *ys))
             consts, before, seq = self.body.parts(on)
             before = [a and b for a, b in zip(before, self.carried, strict=True)]
             grown = _either(carry, before)
@@ -219,12 +224,12 @@ class _ScanNode(Node):
         (schedule,), joint, nk = schedules, self.joint, self.body.n_carry
         if schedule.snapshots is not None:
             return revolve.forward(self, schedule, schedule.snapshots, xs, used)
-        on = self.hoisted(schedule)
+        on = self.hoisted_values(schedule)
         once = emit.once(
             schedule, gather(schedule.kept, on), dict(zip(joint.inputs, xs, strict=True))
         )
         moved = [v for v, o in zip(schedule.kept, on, strict=True) if not o]
-        states = gather(joint.inputs, self.stacked(schedules))
+        states = gather(joint.inputs, self.stacked_inputs(schedules))
         ys = gather(joint.outputs[nk:], used[nk:])
         carried = self.live_carry(used[:nk], [*ys, *states, *moved], once)
         # A value that is both an output and saved is stacked once, unless it is offloaded.
@@ -274,8 +279,8 @@ class _ScanNode(Node):
             return revolve.backward(self, schedule, schedule.snapshots, token, xs, seeds)
         once, stack = token
         consts, fixed, seq = body.parts(xs)
-        states = self.stacked(schedules)
-        on = self.hoisted(schedule)
+        states = self.stacked_inputs(schedules)
+        on = self.hoisted_values(schedule)
 
         def inside(slices: list[Value], seq: list[Value], seeds: list[Value]) -> list[Value]:
             """Run the body's backward part in one iteration; a zero result is None."""
@@ -296,7 +301,7 @@ class _ScanNode(Node):
         return run(inside, (stack, seq), list(seeds))
 
     def _pull(self, inside: Any, streams: Any, seeds: list[Value]) -> list[Value]:
-        body, on = self.body, self.moving(there(seeds))
+        body, on = self.body, self.moving(present_mask(seeds))
         state, sums, ct_ys = self.starts(seeds, on)
 
         def step(state: Any, x: Any):

@@ -16,7 +16,7 @@ from xform._jax import JaxprEqn, compute_on, linear_part, tagged
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Schedules, Structured, gather, spread, there
+from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread
 from xform.program.arithmetic import Value, instantiate
 from xform.program.ir import Mask, program
 from xform.registry.table import declare
@@ -61,16 +61,16 @@ class _MarkedNode(CallNode):
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-        gives = self.gives(there(seeds))
+        present = self.present_results(present_mask(seeds))
 
         def run(token: Any, xs: list[Value], seeds: list[Value]) -> list[Value]:
             results = super(_MarkedNode, self).backward(schedules, token, xs, seeds, together)
-            return gather(results, gives)
+            return gather(results, present)
 
         of = self.eqn.outvars if self.push else self.eqn.invars
-        spaces = gather(gather(_spaces(of), self.results), gives)
+        spaces = gather(gather(_spaces(of), self.results), present)
         results = self.mark(linear_part(self.eqn), run, spaces)(token, list(xs), list(seeds))
-        return spread(results, gives)
+        return spread(results, present)
 
 
 class MarkedCall(Structured):

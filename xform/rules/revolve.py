@@ -20,7 +20,7 @@ from xform.interpret import emit
 from xform.interpret.checkpoints import States, back, known, places
 from xform.interpret.joint import Schedule
 from xform.interpret.lanes import final, store
-from xform.interpret.node import gather, spread, there
+from xform.interpret.node import gather, present_mask, spread
 from xform.program.arithmetic import Value, instantiate
 from xform.program.ir import Mask
 from xform.program.source import frame
@@ -29,7 +29,7 @@ from xform.program.source import frame
 def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Mask):
     """Run a scan's forward part; return outputs (None where not `used`) and n stored states."""
     joint, body, nk = node.joint, node.body, node.body.n_carry
-    stored = node.stacked([schedule])
+    stored = node.stacked_inputs([schedule])
     ys = gather(joint.outputs[nk:], used[nk:])
     carried = node.live_carry(used[:nk], [*ys, *gather(joint.inputs, stored)], {})
     carries = gather(joint.outputs[:nk], carried)
@@ -58,12 +58,12 @@ def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[
     """Run the backward part of a scan's node, from its n stored states."""
     joint, body, nk, length = node.joint, node.body, node.body.n_carry, node.trips
     consts, fixed, seq = body.parts(xs)
-    stored = body.parts(node.stacked([schedule]))[1]
-    hoisted = node.hoisted(schedule)
+    stored = body.parts(node.stacked_inputs([schedule]))[1]
+    hoisted = node.hoisted_values(schedule)
     with emit.recompute():
         once = emit.once(schedule, gather(schedule.kept, hoisted), _known(joint.inputs, xs))
     each = [v for v, on in zip(schedule.kept, hoisted, strict=True) if not on]
-    on = node.moving(there(seeds))
+    on = node.moving(present_mask(seeds))
     cts, sums, ct_ys = node.starts(seeds, on)
     scanned = body.parts(node.eqn.invars)[2]
     n_sums = len(sums)

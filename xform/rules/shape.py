@@ -21,7 +21,7 @@ from xform.program.ir import Mask, gather
 from xform.registry.reach import EACH, Moved, Moves
 from xform.registry.table import declare
 from xform.registry.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
-from xform.registry.words import Apart, Linear, constant, linear, pointwise
+from xform.registry.words import Linear, Passthrough, constant, linear, pointwise
 
 
 def back(ct: Value, x: Value) -> Value:
@@ -166,13 +166,13 @@ linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=moved(
 NAME = Traits("movement", identity=True, bytes=none)
 
 
-class _DevicePut(Apart):
+class _DevicePut(Passthrough):
     """The rule of `device_put`. A cotangent goes back to the source of the operand."""
 
-    def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
+    def narrow_params(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
         return {k: tuple(gather(v, on)) for k, v in params.items()}
 
-    def turned(self, params: dict[str, Any]) -> dict[str, Any]:
+    def transpose_params(self, params: dict[str, Any]) -> dict[str, Any]:
         copy = tuple(type(c).ALWAYS_COPY for c in params["copy_semantics"])  # also if donated
         return {"devices": params["srcs"], "srcs": params["devices"], "copy_semantics": copy}
 
@@ -213,7 +213,9 @@ linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=CONVE
 linear("with_memory_space_constraint", _space, traits=ELSEWHERE)
 # Tangents and cotangents have no name, because a policy would save them by it.
 pointwise("name", lambda y, x, *, name: 1, traits=NAME)
-declare(Apart, "optimization_barrier", "linear", (), Traits(pure=False, flops=none, reach=EACH))
+declare(
+    Passthrough, "optimization_barrier", "linear", (), Traits(pure=False, flops=none, reach=EACH)
+)
 declare(_DevicePut, "device_put", "linear", (), Traits(foreign=True, flops=none, reach=EACH),
         known=("devices", "srcs", "copy_semantics"))  # fmt: skip
 linear("sharding_constraint", _sharding_constraint, traits=MARK)

@@ -27,13 +27,13 @@ from jax.sharding import PartitionSpec
 from xform._jax import JaxprEqn, axes_of, cotangent_aval, staging, tangent_aval
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
-from xform.interpret.absent import part
+from xform.interpret.absent import reduced_joint
 from xform.interpret.activity import path
 from xform.interpret.concrete import WatchedTracer
 from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, compiled
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Schedules, Structured, gather, spread, there
+from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread
 from xform.program.arithmetic import Value, constant_like, instantiate, laid
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Atom, Mask, Program, evaluate, program, trace
@@ -238,11 +238,11 @@ class _ShardNode(Node):
     def reads(self, schedules: Schedules) -> Mask:
         return schedules[0].reads
 
-    def moved(self, given: Mask) -> Mask:
+    def dependent_results(self, given: Mask) -> Mask:
         (joint,) = self.joints
-        if given in joint.parts:
-            return joint.parts[given].moved
-        return self.devices.inside(lambda: part(joint, given).moved)
+        if given in joint.reduced_joints:
+            return joint.reduced_joints[given].present_results
+        return self.devices.inside(lambda: reduced_joint(joint, given).present_results)
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         devices, n = self.devices, sum(used)
@@ -298,10 +298,10 @@ class _ShardNode(Node):
         (schedule,), devices, reads = schedules, self.devices, self.reads(schedules)
         ins = list(zip(devices.body.inputs, self.eqn.invars, devices.in_specs, strict=True))
         outs = list(zip(devices.body.outputs, self.eqn.outvars, devices.out_specs, strict=True))
-        given = there(seeds)
-        moved = self.gives(given)
+        given = present_mask(seeds)
+        present = self.present_results(given)
         takes = gather(gather(ins if self.push else outs, self.seeded), given)
-        gives = gather(gather(outs if self.push else ins, self.results), moved)
+        result_specs = gather(gather(outs if self.push else ins, self.results), present)
         specs, new, tree = token.static
 
         def run(leaves: list[Value], xs: list[Value], seeds: list[Value]) -> list[Value]:
@@ -312,20 +312,24 @@ class _ShardNode(Node):
                            for ct, (v, _, spec) in zip(seeds, takes, strict=True)]  # fmt: skip
             # For its device the body is a whole function: each recompute waits for its cotangent.
             full = spread(xs, reads), spread(seeds, given)
-            results = gather(emit.backward(schedule, kept, *full, together, whole=True), moved)
+            results = gather(emit.backward(schedule, kept, *full, together, whole=True), present)
             if self.push:
                 return results
-            return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, gives, strict=True)]
+            return [
+                devices.total(ct, v, s) for ct, (v, _, s) in zip(results, result_specs, strict=True)
+            ]
 
         # The cotangent of a partial sum is a copy on each device, and vice versa.
         kind = tangent_aval if self.push else cotangent_aval
-        turned = [[s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (takes, gives)]
+        turned = [
+            [s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (takes, result_specs)
+        ]
         in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
         with self.eqn.ctx.manager:
             pairs = zip(gather(seeds, given), takes, strict=True)
             placed = [laid(x, v.aval, kind) for x, (_, v, _) in pairs]
             mapped = devices.map(run, in_specs, turned[1])
-            return spread(mapped(token.leaves, gather(xs, reads), placed), moved)
+            return spread(mapped(token.leaves, gather(xs, reads), placed), present)
 
 
 @jax.tree_util.register_pytree_node_class

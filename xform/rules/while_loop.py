@@ -15,7 +15,7 @@ import jax
 from xform._jax import JaxprEqn, Var, cotangent_aval, weak_as
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
-from xform.interpret.absent import moved
+from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS, States, back, in_lanes, sweep
 from xform.interpret.cost import flops
@@ -28,11 +28,11 @@ from xform.interpret.node import (
     NodeWithoutResiduals,
     Schedules,
     Structured,
-    bound,
     gather,
+    present_mask,
     spread,
-    there,
-    within,
+    submask,
+    user_equation,
 )
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, instantiate
@@ -81,7 +81,7 @@ class _Loop:
                 return tuple(a and b for a, b in zip(inside[self.n_step :], grown, strict=True))
             wanted = grown
 
-    def steered(self, moving: Sequence[bool]) -> bool:
+    def iterations_depend_on(self, moving: Sequence[bool]) -> bool:
         """Whether the number of steps depends on an input that is `moving`."""
         cond_consts, consts, carry = self.parts(moving)
         while True:
@@ -198,7 +198,7 @@ class _Steps:
         """Which constants and carries get a cotangent, if the `given` carries bring one."""
         carry = given
         while True:
-            on = moved(self.joint, tuple(gather(carry, self.cts)))
+            on = present_derivatives(self.joint, tuple(gather(carry, self.cts)))
             before = zip(on[self.loop.n_step :], self.cts, strict=True)
             grown = _either(carry, [a and b for a, b in before])
             if grown == carry:
@@ -241,7 +241,7 @@ class _Steps:
         outside = xs[self.loop.n_cond :]
         moving = gather(joint.outputs, stored[n:])
         outputs = gather(moving, ahead)
-        consts, carry = self.moving(within(self.cts, there(cts)))
+        consts, carry = self.moving(submask(self.cts, present_mask(cts)))
 
         def inputs(x: States) -> list[Value]:
             pairs = zip(spread(x, stored), outside, strict=True)
@@ -284,28 +284,28 @@ class _WhileNode(Node):
         self.first_carry = loop.n_step
         self._check_effects()
 
-    def steered(self, moving: Mask) -> bool:
-        return self.body.steered(moving)
+    def iterations_depend_on(self, moving: Mask) -> bool:
+        return self.body.iterations_depend_on(moving)
 
-    def stacked(self, schedules: Schedules) -> Mask:
+    def stacked_inputs(self, schedules: Schedules) -> Mask:
         return self.steps.stored(schedules[0])
 
-    def keeps(self, schedule: Schedule) -> tuple[Var, ...]:
+    def token_values(self, schedule: Schedule) -> tuple[Var, ...]:
         return ()
 
-    def copies(self, schedules: Schedules) -> list[int]:
+    def stored_states(self, schedules: Schedules) -> list[int]:
         steps = self.steps
         _, ahead = steps.needs(schedules[0])
-        inputs = zip(steps.joint.inputs, self.stacked(schedules), strict=True)
+        inputs = zip(steps.joint.inputs, self.stacked_inputs(schedules), strict=True)
         return [(steps.slots + 1 + (v in ahead)) * on for v, on in inputs]
 
     def reads(self, schedules: Schedules) -> Mask:
         need, _ = self.steps.needs(schedules[0])
-        inside = zip(self.steps.joint.inputs, self.stacked(schedules), strict=True)
+        inside = zip(self.steps.joint.inputs, self.stacked_inputs(schedules), strict=True)
         return (*(False,) * self.body.n_cond, *(v in need and not s for v, s in inside))
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
-        self._check_devices(self.stacked(schedules))
+        self._check_devices(self.stacked_inputs(schedules))
         ys, token = self.steps.compiled(schedules[0], "sweep")(list(xs))
         where = frame(self.eqn)
         outs = zip(ys, self.eqn.outvars, used, strict=True)
@@ -314,15 +314,17 @@ class _WhileNode(Node):
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-        _, carry = self.steps.moving(within(self.seeded, there(seeds)))
+        _, carry = self.steps.moving(submask(self.seeded, present_mask(seeds)))
         cts = instantiate(spread(seeds, self.seeded), self.eqn.outvars, carry, cotangent_aval)
         cts = gather(spread(cts, carry), self.steps.cts)
         results = self.steps.compiled(schedules[0], "back")(token, list(xs), cts)
         where = frame(self.eqn)
-        return spread([final(ct, where) for ct in results], self.moved(there(seeds)))
+        return spread(
+            [final(ct, where) for ct in results], self.dependent_results(present_mask(seeds))
+        )
 
-    def moved(self, given: Mask) -> Mask:
-        return tuple(gather(self._moving(within(self.seeded, given)), self.results))
+    def dependent_results(self, given: Mask) -> Mask:
+        return tuple(gather(self._moving(submask(self.seeded, given)), self.results))
 
     def _moving(self, seeded: Mask) -> Mask:
         """Which inputs get a cotangent, if the `seeded` outputs bring one."""
@@ -334,7 +336,7 @@ class _WhileNode(Node):
         """Raise NotDifferentiable if a recompute would repeat an effect that may not repeat."""
         joint = self.steps.joint
         for eqn in live(joint.forward, joint.outputs, effects=False):
-            kinds = {type(e).__name__ for e in bound(eqn).effects}
+            kinds = {type(e).__name__ for e in user_equation(eqn).effects}
             if kinds - _REPEATABLE:
                 raise NotDifferentiable(
                     "reverse-mode derivative of while_loop",

@@ -77,7 +77,7 @@ class _Direct(Split):
         where = self.staged if node.region and self.staged is not None else home
         with set_current_trace(where):
             results = node.backward(schedules, token.value, token.inputs, seeds, False)
-        return gather(results, node.gives(given))
+        return gather(results, node.present_results(given))
 
     def stages(self, args: Sequence[Any]) -> bool:
         """Whether this trace stages an operation on `args`."""

@@ -58,7 +58,7 @@ def test_the_outer_loop_keeps_one_state_a_trip_and_nothing_else(base, change) ->
     outer = by_trips(base, made)[OUTER]
     (inner,) = outer.schedules
     assert inner.kept == ()
-    assert any(outer.node.stacked(outer.schedules))
+    assert any(outer.node.stacked_inputs(outer.schedules))
     # And the last state, which the square outside reads.
     least = (OUTER + 1) * X.nbytes
     assert kept_bytes(made) == least < kept_bytes(base[1])
@@ -80,7 +80,7 @@ def test_some_loops_store_so_many_states(base) -> None:
     made = changed(base, all_states(MinCut(), {inner: 1}))
     (within,) = by_trips(base, made)[INNER].schedules
     assert (within.snapshots, by_trips(base, made)[OUTER].schedules[0].snapshots) == (1, None)
-    assert gather(inner.copies([within]), inner.stacked([within])) == [2]
+    assert gather(inner.stored_states([within]), inner.stacked_inputs([within])) == [2]
     made = changed(base, all_states(MinCut(), {outer: 2}))
     assert by_trips(base, made)[OUTER].schedules[0].snapshots == 2
     assert kept_bytes(made) < OUTER * X.nbytes

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.interpret.cost import equation_flops
-from xform.interpret.node import bound
+from xform.interpret.node import user_equation
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import decision_of
 from xform.planner.report.rows import rows_of
@@ -48,7 +48,7 @@ def of(f, policy=policies.save_everything):
 def again(how) -> int:
     """Return the recomputed FLOPs of a Plan without nodes, fused operations included."""
     distinct = {id(e): e for e in how.order if id(e) in how.recomputed}
-    return sum(equation_flops(bound(e)) for e in distinct.values())
+    return sum(equation_flops(user_equation(e)) for e in distinct.values())
 
 
 @pytest.mark.parametrize("policy", [MinCut(), MinCut(0.0, 0.0), MinCut(0.1, 0.1),

@@ -66,7 +66,7 @@ def _state_shape(node: Node, depth: int) -> Shape:
 
 def _state(node: Node, inside: Schedule) -> int:
     """Bytes of the part of a loop's carry that the backward pass reads, for one iteration."""
-    inputs = zip(node.copies((inside,)), inside.joint.inputs, strict=True)
+    inputs = zip(node.stored_states((inside,)), inside.joint.inputs, strict=True)
     return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.trips
 
 

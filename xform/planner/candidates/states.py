@@ -62,7 +62,7 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
 
 def _states(node: Node, current: Schedule, change: Change) -> Decision:
     """Save the states of a loop and its loop-invariant values only; `change` its inner loops."""
-    hoisted = frozenset(gather(current.kept, node.hoisted(current)))
+    hoisted = frozenset(gather(current.kept, node.hoisted_values(current)))
     return dataclasses.replace(edited(current, change), saved=hoisted, offloaded={})
 
 

@@ -79,9 +79,11 @@ def _in_token(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
     if len(node.joints) != 1:
         return False
     (inner,), (joint,) = schedule.inner[node], node.joints
-    invariant = set(gather(inner.kept, node.hoisted(inner)))
-    held = {u for u in node.keeps(inner) if u not in invariant}
-    held = held.union(gather(joint.inputs, node.stacked([inner]))).difference(inner.offloaded)
+    invariant = set(gather(inner.kept, node.hoisted_values(inner)))
+    held = {u for u in node.token_values(inner) if u not in invariant}
+    held = held.union(gather(joint.inputs, node.stacked_inputs([inner]))).difference(
+        inner.offloaded
+    )
     output = joint.outputs[eqn.outvars.index(v)]
     # An output of a loop is either stacked, like the values kept inside, or the final state.
     stacked = _ndim(v) == _ndim(output) + node.loop
@@ -101,12 +103,14 @@ def token(node: Node, schedules: Sequence[Schedule]) -> list[Held]:
     if len(schedules) != 1:
         return _branches(schedules)
     (schedule,), joint = schedules, schedules[0].joint
-    invariant = {v for v, on in zip(schedule.kept, node.hoisted(schedule), strict=True) if on}
-    held = node.keeps(schedule)
+    invariant = {
+        v for v, on in zip(schedule.kept, node.hoisted_values(schedule), strict=True) if on
+    }
+    held = node.token_values(schedule)
     rows = _kept(schedule, [v for v in held if v in invariant])
     for r in _kept(schedule, [v for v in held if v not in invariant]):
         rows.append(dataclasses.replace(r, loops=(*_loops(node), *r.loops)))
-    for i, n in enumerate(node.copies(schedules)):
+    for i, n in enumerate(node.stored_states(schedules)):
         if n:
             v, output = joint.inputs[i], joint.outputs[i - node.first_carry]
             origin = _origin(joint, output) or (node.eqn, "")

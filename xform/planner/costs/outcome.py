@@ -6,7 +6,7 @@ from xform._jax import JaxprEqn
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Schedule
-from xform.interpret.node import Node, bound, fork_p, gather, join_p
+from xform.interpret.node import Node, fork_p, gather, join_p, user_equation
 from xform.passes.dce import live
 from xform.planner.costs.held import held, held_bytes, token
 from xform.planner.costs.recompute import fusible
@@ -32,7 +32,7 @@ def _flops(eqn: JaxprEqn, schedule: Schedule) -> int:
         return recomputed + sum(_restart_flops(node, p) for p in schedules)
     if id(eqn) not in schedule.recomputed or fusible(eqn):
         return 0
-    return equation_flops(bound(eqn))
+    return equation_flops(user_equation(eqn))
 
 
 def _restart_flops(node: Node, schedule: Schedule) -> int:
@@ -45,13 +45,13 @@ def _restart_flops(node: Node, schedule: Schedule) -> int:
         return 0
     joint = schedule.joint
     work = lambda wanted: sum(
-        equation_flops(bound(e))
+        equation_flops(user_equation(e))
         for e in live(joint.forward, wanted, effects=False)
         if not fusible(e)
     )
     extra_steps = steps_run(node.trips, schedule.snapshots) - max(node.trips - 1, 0)
     first = node.first_carry
-    stored = gather(joint.inputs[first:], node.stacked([schedule])[first:])
+    stored = gather(joint.inputs[first:], node.stacked_inputs([schedule])[first:])
     after = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
     return extra_steps * work([after[v] for v in stored]) + node.trips * work(schedule.kept)
 

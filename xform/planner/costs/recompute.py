@@ -16,7 +16,7 @@ import numpy as np
 
 from xform._jax import JaxprEqn
 from xform.interpret.cost import aval_bytes, equation_bytes, equation_flops
-from xform.interpret.node import bound
+from xform.interpret.node import user_equation
 from xform.passes.structured import body
 from xform.registry.table import traits
 
@@ -48,7 +48,7 @@ def price(eqn: JaxprEqn, flop: float = math.inf) -> float:
         return _fused_price(eqn)
     if flop == math.inf or not repeatable(eqn):
         return math.inf
-    called = bound(eqn)
+    called = user_equation(eqn)
     return flop * equation_flops(called) + _FUSED * sum(aval_bytes(v.aval) for v in called.outvars)
 
 
@@ -60,7 +60,7 @@ class Prices:
         has_work = [not fusible(eqn) and repeatable(eqn) for eqn in equations]
         pairs = zip(equations, has_work, strict=True)
         self._has_work = np.asarray(has_work, bool)
-        self._flops = np.asarray([equation_flops(bound(e)) if on else 0 for e, on in pairs])
+        self._flops = np.asarray([equation_flops(user_equation(e)) if on else 0 for e, on in pairs])
 
     def at(self, flop: np.ndarray) -> np.ndarray:
         """Return the price of each equation; `flop` holds one price of a FLOP for each."""
@@ -70,7 +70,7 @@ class Prices:
 
 def repeatable(eqn: JaxprEqn) -> bool:
     """Whether an equation may be recomputed without a policy that asks for it by name."""
-    called = bound(eqn)
+    called = user_equation(eqn)
     return not called.effects and traits(called.primitive).repeatable
 
 

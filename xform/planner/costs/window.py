@@ -138,7 +138,9 @@ def _states(node: Node, inner: Schedule) -> list[Var]:
     if node.eqn.primitive is not scan_p:
         return []
     inputs = inner.joint.inputs
-    return gather(inputs, node.stacked([dataclasses.replace(inner, reads=(True,) * len(inputs))]))
+    return gather(
+        inputs, node.stacked_inputs([dataclasses.replace(inner, reads=(True,) * len(inputs))])
+    )
 
 
 def _before(seconds: Iterable[float]) -> list[float]:

@@ -214,7 +214,7 @@ def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside
     if node is not None:
         values = tuple(v for eqn in schedule.joint.forward for v in eqn.outvars)
         every = dataclasses.replace(schedule, kept=values)
-        part.invariant = frozenset(gather(values, node.hoisted(every)))
+        part.invariant = frozenset(gather(values, node.hoisted_values(every)))
     for inner, schedules in schedule.inner.items():
         within = runs * inner.trips * inner.device_count
         if runs and len(schedules) > 1 and _included(inner):
@@ -331,7 +331,7 @@ def _nested(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, at
         for i, u in enumerate(p.joint.inputs):
             one = dataclasses.replace(p, reads=tuple(i == j for j in range(len(p.joint.inputs))))
             reading = [*nothing[:k], one, *nothing[k + 1 :]]
-            if any(node.stacked(reading)):
+            if any(node.stacked_inputs(reading)):
                 model.size[columns[u]] += part.times * node.trips * aval_bytes(u.aval)
             for v, on, already in zip(atoms, node.reads(reading), always, strict=False):
                 if on and not already and isinstance(v, Var) and v in part.needed:

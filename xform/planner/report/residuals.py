@@ -10,7 +10,7 @@ from typing import Any
 
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
-from xform.interpret.node import bound, gather
+from xform.interpret.node import gather, user_equation
 from xform.planner.costs.held import Held, held
 from xform.program.source import frame
 from xform.terminal.text import columns, human_bytes, near
@@ -162,7 +162,7 @@ def residuals_of(schedule: Schedule, inputs: Sequence[str], title: str) -> Resid
 def _row(value: Held, operation: str = "") -> Residual:
     eqn, name = value.origin or (None, "")
     if eqn is not None:
-        equation = bound(eqn)
+        equation = user_equation(eqn)
         operation = equation.primitive.name
         if operation == "jit":
             operation = f"jit({equation.params['name']})"

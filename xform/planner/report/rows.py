@@ -11,7 +11,7 @@ from typing import Any
 from xform._jax import JaxprEqn, Literal, Var, name_p
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Schedule, reads_of
-from xform.interpret.node import Node, bound, fork_p
+from xform.interpret.node import Node, fork_p, user_equation
 from xform.planner.costs.held import state_why
 from xform.policies import TAG
 from xform.program.source import frame
@@ -93,7 +93,7 @@ def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int
     for k, p in enumerate(schedules):
         branch = f"[{k}]" if len(schedules) > 1 else ""
         yield from _rows(p, f"{name}{branch}/", body_loops, runs * node.trips * node.device_count)
-    for i, n in enumerate(node.copies(schedules)):
+    for i, n in enumerate(node.stored_states(schedules)):
         if n:
             v = schedules[0].joint.inputs[i]
             label = f"{name}/carry.{i - node.first_carry}"
@@ -103,7 +103,7 @@ def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int
 
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,
          flops: int) -> Row:  # fmt: skip
-    equation = bound(eqn)
+    equation = user_equation(eqn)
     operation = equation.primitive.name
     if equation.primitive is name_p and not equation.params["name"].startswith(TAG):
         operation = f"name '{equation.params['name']}'"
@@ -182,4 +182,4 @@ class _MarginalFlops:
 
 
 def _flops(eqn: JaxprEqn) -> int:
-    return equation_flops(bound(eqn))
+    return equation_flops(user_equation(eqn))

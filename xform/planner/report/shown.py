@@ -103,7 +103,7 @@ def _bodies(node: Node, schedules: Sequence[Schedule]) -> Iterator[tuple[str, Sc
     for k, inner in enumerate(schedules):
         heading = f"branch {k}" if len(schedules) > 1 else "body"
         if node.loop:
-            stored = sum(n > 0 for n in node.copies(schedules))
+            stored = sum(n > 0 for n in node.stored_states(schedules))
             heading += f" of {node.trips} trips" if node.trips > 1 else ""
             values = "values" if stored > 1 else "value"
             heading += f", {stored} carry {values} saved in each" if stored else ""

@@ -17,7 +17,7 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret import emit, walk
 from xform.interpret.barrier import Where, barrier, holds
 from xform.interpret.joint import Schedule
-from xform.interpret.node import gather, spread, there
+from xform.interpret.node import gather, present_mask, spread
 from xform.interpret.wait import Wait
 from xform.planner.simulate.flat import Flattening
 from xform.planner.simulate.profiles import Profile
@@ -86,7 +86,7 @@ class _Flatten(walk.BackEnd):
     def join(self, eqn: JaxprEqn, schedules: Sequence[Schedule], token: _Token, xs: list[Cell],
              seeds: list[Cell], together: bool) -> list[Cell]:  # fmt: skip
         node, given = eqn.params["node"], eqn.params["given"]
-        n, k, reads = len(node.eqn.invars), len(token.cells), there(xs)
+        n, k, reads = len(node.eqn.invars), len(token.cells), present_mask(xs)
         inputs = gather(eqn.invars[1 : 1 + n], reads)
 
         def run(*values: Any) -> list[Any]:
@@ -100,17 +100,17 @@ class _Flatten(walk.BackEnd):
         prog = _once(self._cache(schedules), key, run, types)
         return self.work.run(prog, [*token.cells, *gather(xs, reads), *seeds])
 
-    def held(self, wait: Wait, saved: list[Cell], seeds: list[Cell]) -> list[Cell]:
+    def delay(self, wait: Wait, saved: list[Cell], seeds: list[Cell]) -> list[Cell]:
         n, types = len(saved), [v.aval for v in (*wait.saved, *wait.seeds)]
         key = "barrier", n, wait.where, *map(typed, types)
         run = lambda *xs: barrier(xs[:n], xs[n:], wait.where)
         prog = _once(self.schedule.joint.program.cache, key, run, types)
         return self.work.run(prog, [*saved, *seeds])
 
-    def materialized(self, eqn: JaxprEqn, x: Cell, where: Where) -> Cell:
+    def materialize(self, eqn: JaxprEqn, x: Cell, where: Where) -> Cell:
         return self.work.written(eqn, x) if holds(where, self.work.profile.name) else x
 
-    def moved(self, schedule: Schedule, v: Var, x: Cell, back: bool) -> Cell:
+    def transfer(self, schedule: Schedule, v: Var, x: Cell, back: bool) -> Cell:
         def program(back: bool) -> Program:
             kind = program(False).out_avals[0] if back else v.aval
             return _once(
