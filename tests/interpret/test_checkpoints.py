@@ -44,7 +44,7 @@ def trodden(length, n, called=None):
         right = lax.bitwise_and(lax.eq(x[0], expected - 1), lax.eq(after[0], expected))
         return [x[0], wrong + 1 - right.astype(jnp.int32)], [jnp.int32(1)]
 
-    ways = in_lanes(trail.trips, step, pull)
+    ways = in_lanes(trail.lane_steps, step, pull)
     cts, sums = back(trail, end[:1], (True,), *ways, [length, jnp.int32(0)], [jnp.int32(0)])
     return end, cts, sums
 

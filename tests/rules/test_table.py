@@ -27,7 +27,7 @@ from xform.planner.costs.recompute import fusible
 from xform.registry import table
 from xform.registry.table import every_rule
 from xform.registry.traits import REDUCTION, UNKNOWN
-from xform.rules.without import ONE_WAY, WITHOUT
+from xform.rules.unsupported import ONE_WAY, UNSUPPORTED
 from xform.testing import check_rule
 
 MODULES = [importlib.import_module(f"tests.rules.cases.{family}") for family in FAMILIES]
@@ -69,20 +69,20 @@ def test_what_is_tested_elsewhere_is_there(path: str) -> None:
 
 def test_every_primitive_has_a_rule_or_a_reason() -> None:
     """The public primitives, and those with a JAX derivative."""
-    assert not registered() - every_rule().keys() - WITHOUT.keys()
+    assert not registered() - every_rule().keys() - UNSUPPORTED.keys()
 
 
 def test_what_is_without_a_rule_is_still_without() -> None:
-    assert not WITHOUT.keys() & every_rule().keys()
+    assert not UNSUPPORTED.keys() & every_rule().keys()
 
 
 def test_what_is_without_a_rule_exists() -> None:
     existing = {p.name for p in gc.get_objects() if isinstance(p, Primitive)}
-    assert WITHOUT.keys() - existing == ABSENT
+    assert UNSUPPORTED.keys() - existing == ABSENT
 
 
 def test_reasons_are_short() -> None:
-    assert len(set(WITHOUT.values())) <= 12
+    assert len(set(UNSUPPORTED.values())) <= 12
     assert ONE_WAY.keys() <= every_rule().keys()
 
 

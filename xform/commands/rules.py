@@ -15,7 +15,7 @@ from xform.errors import WrongArgument
 from xform.introspection.loaded import loaded
 from xform.registry.table import every_rule
 from xform.rules.foreign import every_foreign
-from xform.rules.without import ONE_WAY, WITHOUT
+from xform.rules.unsupported import ONE_WAY, UNSUPPORTED
 from xform.terminal.text import columns
 
 # How each primitive is tested. tests/rules/tested.py writes the file from the cases in tests/rules.
@@ -55,10 +55,10 @@ def rows() -> list[Row]:
     tried, rules = json.loads(TESTED.read_text()), every_rule()
     table = []
     for name in sorted(
-        {*rules, *WITHOUT, *registered()} - {"xform_fork", "xform_join", "xform_refused"}
+        {*rules, *UNSUPPORTED, *registered()} - {"xform_fork", "xform_join", "xform_refused"}
     ):
         if name not in rules:
-            reason = WITHOUT.get(name, "not known to xform")
+            reason = UNSUPPORTED.get(name, "not known to xform")
             table.append(Row(name, "-", "no", "no", "no", "no", reason=reason))
             continue
         word = rules[name].word

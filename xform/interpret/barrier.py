@@ -24,7 +24,7 @@ from jax.dtypes import prng_key
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
 from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Mask, gather, spread
-from xform.registry.reach import EACH
+from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.registry.words import Passthrough
@@ -175,5 +175,11 @@ class _Barrier(Passthrough):
         return [*cts, *[None] * (len(xs) - len(cts))]
 
 
-declare(_Barrier, barrier_p, "linear", (), Traits("movement", pure=False, reach=EACH),
-        known=("n", "where"))  # fmt: skip
+declare(
+    _Barrier,
+    barrier_p,
+    "linear",
+    (),
+    Traits("movement", pure=False, dependence=ELEMENTWISE_DEPENDENCE),
+    known=("n", "where"),
+)

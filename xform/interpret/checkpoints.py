@@ -52,7 +52,7 @@ class Trail(NamedTuple):
 
     Attributes:
       count: the number of steps of the longest lane.
-      trips: the number of steps of each lane.
+      lane_steps: the number of steps of each lane.
       filled: how many slots hold a state.
       steps: the step before which each state was stored, in order; one entry more than slots.
       places: the slot of each state. The last slot is extra, for the state that is used next.
@@ -60,7 +60,7 @@ class Trail(NamedTuple):
     """
 
     count: Value
-    trips: Value
+    lane_steps: Value
     filled: Value
     steps: Value
     places: Value
@@ -88,10 +88,10 @@ def sweep(
     stride = lax.add(zero, np.int32(1 if n > 2 else 2**30))
 
     def one(s: Any) -> Any:
-        count, trips, live, x = s
+        count, lane_steps, live, x = s
         y = keep(live, step(x), x)
         count = lax.add(count, np.int32(1))
-        return count, *keep(live, [lax.broadcast(count, live.shape)], [trips]), alive(y), y
+        return count, *keep(live, [lax.broadcast(count, live.shape)], [lane_steps]), alive(y), y
 
     def leg(s: Any) -> Any:
         """Store the state, and run to the step where the next one is stored."""
@@ -100,12 +100,12 @@ def sweep(
             trail, stride = _make_room(trail, stride, n)
         trail = _store(trail, gather(x, stored))
         due = lax.add(trail.count, stride)
-        count, trips, live, x = lax.while_loop(
+        count, lane_steps, live, x = lax.while_loop(
             lambda s: lax.bitwise_and(some(s[2]), lax.lt(s[0], due)),
             one,
-            (trail.count, trail.trips, live, x),
+            (trail.count, trail.lane_steps, live, x),
         )
-        return trail._replace(count=count, trips=trips), stride, live, x
+        return trail._replace(count=count, lane_steps=lane_steps), stride, live, x
 
     trail, _, _, end = lax.while_loop(lambda s: some(s[2]), leg, (trail, stride, live, list(start)))
     return end, trail
@@ -216,30 +216,30 @@ def back(
 
 
 def in_lanes(
-    trips: Value,
+    lane_steps: Value,
     step: Callable[[States], States],
     pull: Callable[[States, States, States], tuple[States, States]],
 ) -> tuple[Step, Pull]:
-    """Return step and pull of a loop whose lanes take `trips` steps; an ended lane stays the same.
+    """Return step and pull of a loop whose lanes take `lane_steps` steps; ended lanes stay as is.
 
     The given `pull` returns the cotangents before a step, and the terms of the step for the sums.
     """
 
     def one(i: Value, x: States) -> States:
-        return keep(lax.lt(i, trips), step(x), x)
+        return keep(lax.lt(i, lane_steps), step(x), x)
 
     def down(i: Value, x: States, after: States, cts: States, sums: States):
-        alive = lax.lt(i, trips)
+        alive = lax.lt(i, lane_steps)
         if not (alive.ndim and sums):
             new, more = pull(x, after, cts)
             return keep(alive, new, cts), keep(alive, list(map(lax.add, sums, more)), sums)
         # The sums are over lanes too. A lane that has ended adds nothing, because its cotangent is
         # zero. It gets the state of the longest lane, because the step may be singular at its own
         # final state.
-        lane = lax.argmax(lax.reshape(trips, (trips.size,)), 0, np.int32)
+        lane = lax.argmax(lax.reshape(lane_steps, (lane_steps.size,)), 0, np.int32)
 
         def move(vs: States) -> States:
-            rows = (lax.reshape(v, (trips.size, *v.shape[alive.ndim :])) for v in vs)
+            rows = (lax.reshape(v, (lane_steps.size, *v.shape[alive.ndim :])) for v in vs)
             longest = [lax.broadcast(_get(v, lane), alive.shape) for v in rows]
             return keep(alive, vs, longest)
 

@@ -18,7 +18,7 @@ from jax import lax
 from xform._jax import Primitive, ad, batching, mlir
 from xform.interpret.barrier import Where, holds, lowered_plainly, opaque_true
 from xform.program.arithmetic import Value
-from xform.registry.reach import EACH
+from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.traits import Traits
 from xform.registry.words import linear
 
@@ -59,4 +59,4 @@ def _jvp(primals: Any, tangents: Any, *, where: Where) -> Any:
 ad.primitive_jvps[materialize_p] = _jvp
 ad.primitive_transposes[materialize_p] = lambda ct, x, *, where: [ct]
 linear(materialize_p, lambda ct, x, *, where: ct, traits=Traits(
-    "movement", identity=True, reach=EACH))  # fmt: skip
+    "movement", identity=True, dependence=ELEMENTWISE_DEPENDENCE))  # fmt: skip

@@ -105,7 +105,7 @@ class Node(abc.ABC):
       push: whether the backward part pushes tangents (`linearize`) or pulls cotangents (`vjp`).
     """
 
-    trips: int = 1
+    iterations: int = 1
     device_count: int = 1  # how many devices each run its programs
     first_carry: int = 0  # the index of the first carry among the inputs of a loop's body
     loop: ClassVar[bool] = False  # whether to recompute it costs all of its iterations
@@ -173,7 +173,7 @@ class Node(abc.ABC):
 
     def stored_states(self, schedules: Schedules) -> Sequence[int]:
         """Return how many states of each input of the nested program the token holds."""
-        return [self.trips * on for on in self.stacked_inputs(schedules)]
+        return [self.iterations * on for on in self.stacked_inputs(schedules)]
 
     def iterations_depend_on(self, moving: Mask) -> bool:
         """Whether the number of iterations of a loop depends on the `moving` inputs."""

@@ -22,8 +22,8 @@ from jax import lax
 from xform._jax import Var, jax_primitives
 from xform.interpret.barrier import Where
 from xform.interpret.joint import Schedule, reads_of
+from xform.interpret.must_materialize import plain
 from xform.interpret.wait import is_work
-from xform.interpret.written import plain
 from xform.registry.table import traits
 
 # Operations through which the chain of a cotangent continues.

@@ -159,7 +159,7 @@ def _grows(run: Sequence[JaxprEqn], schedule: Schedule, written: Set[Var]) -> bo
 def _expensive(eqn: JaxprEqn) -> bool:
     """Whether an equation is expensive for each element, also in a nested program."""
     of = traits(eqn.primitive)
-    return any(map(_expensive, body(eqn).equations)) if of.call else of.dear
+    return any(map(_expensive, body(eqn).equations)) if of.call else of.expensive
 
 
 def cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:

@@ -15,10 +15,10 @@ from typing import Any
 from xform._jax import JaxprEqn, Var
 from xform.interpret.barrier import Where
 from xform.interpret.joint import Schedule, reads_of
+from xform.interpret.must_materialize import must_materialize
 from xform.interpret.node import fork_p, gather, join_p, spread
 from xform.interpret.shared import shared
 from xform.interpret.wait import Wait, Waits, waits
-from xform.interpret.written import written
 from xform.passes.dce import live
 from xform.program.ir import Mask, Program
 
@@ -86,7 +86,7 @@ def forward(
     env = dict(zip(joint.inputs, args, strict=True))
     walk = _ScheduleWalk(schedule, by, env)
     out = walk.values(
-        [*outputs, *schedule.kept], written(schedule) if by.staged else {}, sends=True
+        [*outputs, *schedule.kept], must_materialize(schedule) if by.staged else {}, sends=True
     )
     kept = [walk.sent.get(v, x) for v, x in zip(schedule.kept, out[len(outputs) :], strict=True)]
     return spread(out[: len(outputs)], used), kept
@@ -112,7 +112,7 @@ def backward(schedule: Schedule, by: BackEnd, kept: Sequence[Any], args: Sequenc
     env.update(zip(joint.inputs, args, strict=True))
     env.update(zip(joint.seeds, seeds, strict=True))
     places = waits(schedule, whole, together) if together or whole else {}
-    stays = written(schedule) if places and by.staged else {}
+    stays = must_materialize(schedule) if places and by.staged else {}
     if together and whole and by.staged:
         stays = shared(schedule) | stays
     walk = _ScheduleWalk(schedule, by, env, schedule.inner if together else ())

@@ -91,7 +91,7 @@ def takes_policy(f: Callable[..., Any], n: int) -> bool:
         return False
 
 
-def written(f: Any) -> str:
+def definition_site(f: Any) -> str:
     """`file:line (function)` of a function's definition; empty if unknown."""
     code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
     return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code else ""
@@ -107,6 +107,6 @@ def check_callable(f: Any, asked: str) -> None:
             asked,
             f"{getattr(f, '__name__', 'it')} is a {kind} function: calling it returns a {kind}, "
             "not arrays",
-            written(f),
+            definition_site(f),
             "pass a function that returns arrays, without yield or async",
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from xform._jax import JaxprEqn
 from xform.interpret.cost import shape
-from xform.registry.reach import Each
+from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
 from xform.rules.contract import rest
 
@@ -28,7 +28,7 @@ def ends(eqn: JaxprEqn) -> list[Ends]:
     if row := _TABLE.get(eqn.primitive.name):
         return row(eqn)
     known = traits(eqn.primitive)
-    if known.identity or isinstance(known.reach, Each) or known.fusion == "elementwise":
+    if known.identity or isinstance(known.dependence, Elementwise) or known.fusion == "elementwise":
         return _each(eqn)
     return [(None,) * len(shape(v)) for v in eqn.invars]
 

@@ -26,7 +26,7 @@ from xform.memory.axes import Axes, Factors, twice
 from xform.memory.ends import ends
 from xform.passes.structured import body
 from xform.program.ir import Atom, Program, program
-from xform.registry.reach import Each
+from xform.registry.dependence import Elementwise
 from xform.registry.table import rule_of, traits
 from xform.registry.words import Bilinear, Linear
 
@@ -143,7 +143,9 @@ class _Walk:
             return self._branches(eqn, xs, of)
         if known.call and len((inner := body(eqn)).inputs) == len(xs):
             return self.run(inner, xs, of)
-        if isinstance(known.reach, Each) and eqn.primitive.multiple_results:  # identities
+        if (
+            isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results
+        ):  # identities
             return xs[: len(eqn.outvars)]
         ys = [self.value(v) for v in eqn.outvars]
         self._classes(eqn, xs, ys)

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from xform._jax import argument_names, closed, compiler_options, jaxprs_of
 from xform.errors import WrongArgument, XformError
-from xform.introspection.callables import written
+from xform.introspection.callables import definition_site
 from xform.memory.targets import Target
 from xform.program.source import frame
 
@@ -220,7 +220,7 @@ def traced(f: Any, arguments: Arguments) -> Any:
                 f"compile {getattr(f, '__name__', 'a function')}",
                 f"it returned a value of type {wrong['type']}{wrong['at'] or ''}, which is no "
                 "array",
-                written(f),
+                definition_site(f),
                 "return only arrays in pytrees",
             ) from None
         if not str(error).startswith("Error interpreting argument"):

@@ -187,7 +187,7 @@ def _recompute_lower_bound(loop: PlannedLoop) -> float:
     states = joint.outputs[:n_states]
     equations = live(joint.forward, states, effects=False)
     step = sum(equation_flops(user_equation(e)) for e in equations if not fusible(e))
-    return loop.runs * node.trips * step / 2
+    return loop.runs * node.iterations * step / 2
 
 
 def front(problem: Problem) -> Front:

@@ -29,7 +29,7 @@ from xform._jax import (
 from xform.errors import NotDifferentiable
 from xform.program.equation import bind, read, scan_options, switch, write
 from xform.program.hijax import settle
-from xform.program.place import accumulated, content, replaced
+from xform.program.reference_indexing import add_at, read_at, write_at
 from xform.program.source import frame, name_stack, source
 
 Value = Any
@@ -119,19 +119,19 @@ def _empty(params: dict[str, Any]) -> list[Any]:
 
 
 def _get(params: dict[str, Any], cell: RefCell, *indices: Value) -> list[Any]:
-    return [content(cell.value, jax.tree.unflatten(params["tree"], indices))]
+    return [read_at(cell.value, jax.tree.unflatten(params["tree"], indices))]
 
 
 def _swap(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
     transforms = jax.tree.unflatten(params["tree"], indices)
-    before = content(cell.value, transforms)
-    cell.put(replaced(cell.value, transforms, value))
+    before = read_at(cell.value, transforms)
+    cell.put(write_at(cell.value, transforms, value))
     return [before]
 
 
 def _addupdate(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
     transforms = jax.tree.unflatten(params["tree"], indices)
-    cell.put(accumulated(cell.value, transforms, value))
+    cell.put(add_at(cell.value, transforms, value))
     return []
 
 

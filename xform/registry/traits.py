@@ -4,7 +4,7 @@ Traits tell how the compiler treats an equation of the primitive, what the equat
 rewrites of a program are allowed. They are part of the primitive's rule, so
 `table.traits(eqn.primitive)` returns them.
 
-Words: the *operands* of an equation are its inputs; its *reach* says on which elements of the
+Words: the *operands* of an equation are its inputs; its *dependence* says on which elements of the
 operands each element of a result depends; a *movement* copies elements without computing, like a
 transpose.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from xform._jax import JaxprEqn
-from xform.registry.reach import EACH, MOVED, Reach
+from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, MOVEMENT_DEPENDENCE, Dependence
 
 Count = Callable[[JaxprEqn], float]
 
@@ -43,8 +43,8 @@ class Traits:
       identity: whether the result equals the operand. Such a primitive attaches information to a
         value: a name, a sharding, or that no derivative passes.
       pools: whether the primitive reduces many windows of the operand to one element each.
-      dear: whether the operation is so expensive for each element that XLA does not duplicate it
-        into every reader of the result. For example `exp`.
+      expensive: whether the operation costs so much for each element that XLA does not duplicate
+        it into every reader of the result. For example `exp`.
       pure: whether an earlier equation with equal operands and parameters may replace this one.
         False for primitives that keep the compiler from merging values, such as barriers.
       foldable: whether an equation whose operands are known may be evaluated at trace time. Calls
@@ -65,7 +65,7 @@ class Traits:
       lowered: a function from an equation to the `Program` that JAX gives to XLA in its place on
         CPUs and GPUs; the function returns None if that is unknown. None: the primitive is a single
         XLA operation, or XLA cannot analyze it.
-      reach: on which elements of the operands each element of the result depends. None: on all
+      dependence: on which elements of the operands each element of the result depends. None: on all
         elements of each operand that the primitive has a derivative in.
     """
 
@@ -73,7 +73,7 @@ class Traits:
     view: bool = False
     identity: bool = False
     pools: bool = False
-    dear: bool = False
+    expensive: bool = False
     pure: bool = True
     foldable: bool = True
     random: bool = False
@@ -84,7 +84,7 @@ class Traits:
     flops: Count | None = dataclasses.field(default=None, compare=False)
     bytes: Count | None = dataclasses.field(default=None, compare=False)
     lowered: Callable[[JaxprEqn], Any] | None = dataclasses.field(default=None, compare=False)
-    reach: Reach | None = dataclasses.field(default=None, compare=False)
+    dependence: Dependence | None = dataclasses.field(default=None, compare=False)
 
     @property
     def folds(self) -> bool:
@@ -105,13 +105,13 @@ class Traits:
     def named(self) -> list[str]:
         """The traits that differ from their defaults, as words for the table of `xform rules`.
 
-        For example `["elementwise", "dear"]`. The reach is left out.
+        For example `["elementwise", "expensive"]`. The dependence is left out.
         """
         default = Traits()
         words: list[str] = [self.fusion] if self.fusion else []
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
-            if value == getattr(default, field.name) or field.name == "reach":
+            if value == getattr(default, field.name) or field.name == "dependence":
                 continue
             if isinstance(value, str):
                 words.append(f"{field.name}={value}")
@@ -126,15 +126,15 @@ class Traits:
 UNKNOWN = Traits(foldable=False)
 # All traits have their defaults.
 PLAIN = Traits()
-ELEMENTWISE = Traits("elementwise", reach=EACH)
-DEAR = Traits("elementwise", dear=True, reach=EACH)
-MOVEMENT = Traits("movement", reach=MOVED)
-VIEW = Traits("movement", view=True, reach=MOVED)
+ELEMENTWISE = Traits("elementwise", dependence=ELEMENTWISE_DEPENDENCE)
+EXPENSIVE = Traits("elementwise", expensive=True, dependence=ELEMENTWISE_DEPENDENCE)
+MOVEMENT = Traits("movement", dependence=MOVEMENT_DEPENDENCE)
+VIEW = Traits("movement", view=True, dependence=MOVEMENT_DEPENDENCE)
 # A conversion of the dtype: no FLOPs, like a movement, but each element stays in its place.
-CONVERSION = Traits("movement", reach=EACH)
+CONVERSION = Traits("movement", dependence=ELEMENTWISE_DEPENDENCE)
 REDUCTION = Traits("reduction")
 # An identity that attaches a sharding or a layout. It takes no FLOPs, and XLA runs no loop for it.
-MARK = Traits(identity=True, flops=none, reach=EACH)
+MARK = Traits(identity=True, flops=none, dependence=ELEMENTWISE_DEPENDENCE)
 # No FLOPs, and not fused: for example a conversion of random keys.
 UNFUSED = Traits(flops=none)
 RANDOM = Traits(random=True)

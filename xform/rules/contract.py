@@ -8,8 +8,8 @@ convolution), and `_..._rhs` for the right operand (`b`, or the kernel `w`).
 The axes of `a` and `b` are of three kinds. *Batch* axes are in both operands and in `y`.
 *Contracted* (summed) axes are in both operands only. *Own* axes are in one operand and in `y`.
 
-The *reach* of a primitive says which elements of the operands each element of `y` depends on. Its
-`Links` give the axis of the operand along which each axis of `y` runs (`xform.registry.reach`).
+The *dependence* of a primitive says which elements of the operands each element of `y` depends on.
+Its `Links`, from `xform.registry`, name the axis of the operand along which each axis of `y` runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from xform.interpret import cost
 from xform.interpret.cost import shape
 from xform.program.arithmetic import Value, add, cotangent_sharding
 from xform.program.ir import Mask, apply
-from xform.registry.reach import Along, Linked, Links, Values, nonzeros, places, window
+from xform.registry import dependence
+from xform.registry.dependence import AxisByAxis, AxisLink, Links, Values
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.registry.words import Bilinear, bilinear
@@ -108,8 +109,8 @@ def _product(v: Any, axes: Axes) -> int:
     return math.prod(cost.shape(v)[i] for i in axes)
 
 
-def _dot_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Return the reach: each batch axis and own axis of the result runs along that of the operand.
+def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+    """Return the dependence: batch axes and own axes of the result run along those of the operand.
 
     All elements along the contracted axes count. If the other operand is a known matrix, only those
     count that meet a nonzero of the matrix. `values` has the operands that are known, else None.
@@ -120,18 +121,18 @@ def _dot_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
         shapes, ((a_sum, a_batch), (b_sum, b_batch)), strict=True)]  # fmt: skip
     ways: list[list[Links]] = []
     for i, (batch, summed) in enumerate(((a_batch, a_sum), (b_batch, b_sum))):
-        mine, others = [Along(axis) for axis in owns[i]], [None] * len(owns[1 - i])
+        mine, others = [AxisLink(axis) for axis in owns[i]], [None] * len(owns[1 - i])
         known = values[1 - i]
         if known is not None and known.ndim == 2 and not batch and len(summed) == 1:
             across = known if owns[1 - i] == [0] else known.T
-            others = [Along(summed[0], nonzeros(across))]
+            others = [AxisLink(summed[0], dependence.nonzero_rows(across))]
         both = (mine, others) if i == 0 else (others, mine)
-        ways.append([(*map(Along, batch), *both[0], *both[1])])
+        ways.append([(*map(AxisLink, batch), *both[0], *both[1])])
     return ways
 
 
 bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(
-    flops=_dot_flops, reach=Linked(_dot_reach, reads=(0, 2))))  # fmt: skip
+    flops=_dot_flops, dependence=AxisByAxis(_dot_dependence, reads=(0, 2))))  # fmt: skip
 
 
 # ragged_dot_general. One axis of a, the *ragged* axis r, consists of consecutive groups. The third
@@ -348,8 +349,8 @@ def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spre
     return int(np.sum((at >= 0) & (at <= (n_in - 1) * dilation) & (at % dilation == 0)))
 
 
-def _conv_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Return the reach: the input elements in the window, and the kernel of the output feature.
+def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+    """Return the dependence: the input elements in the window, the kernel of the output feature.
 
     If the kernel is known (`values`), each position of the kernel (a tap) has its own links, and
     the kernel's zeros restrict them.
@@ -359,7 +360,7 @@ def _conv_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     x, w, y = map(shape, (*eqn.invars, *eqn.outvars))
     groups, batches = p["feature_group_count"], p["batch_group_count"]
     windows = [
-        window(x[i], y[k], w[j], stride, low, base, spread)
+        dependence.window_indices(x[i], y[k], w[j], stride, low, base, spread)
         for i, j, k, stride, (low, _), base, spread in zip(
             x_spec[2:], w_spec[2:], y_spec[2:], p["window_strides"], p["padding"],
             p["lhs_dilation"], p["rhs_dilation"], strict=True)
@@ -377,20 +378,22 @@ def _conv_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     for at, features in taps:
         if not np.any(features != 0):
             continue
-        links = dict(zip(y_spec[2:], map(Along, x_spec[2:], map(places, at)), strict=True))
+        links = dict(
+            zip(y_spec[2:], map(AxisLink, x_spec[2:], map(dependence.index_rows, at)), strict=True)
+        )
         # The output feature o is in the feature group g and reads the input features of that group.
         group_of = np.arange(y[y_spec[1]]) * groups // max(y[y_spec[1]], 1)
         across = np.zeros((y[y_spec[1]], x[x_spec[1]]), bool)
         n = w[w_spec[1]]
         for o, g in enumerate(group_of):
             across[o, g * n : (g + 1) * n] = features[o] != 0
-        links[y_spec[1]] = Along(x_spec[1], nonzeros(across))
+        links[y_spec[1]] = AxisLink(x_spec[1], dependence.nonzero_rows(across))
         if batches == 1:
-            links[y_spec[0]] = Along(x_spec[0])
+            links[y_spec[0]] = AxisLink(x_spec[0])
         seen.append(tuple(links.get(axis) for axis in range(len(y))))
-    return [seen, [tuple(Along(w_spec[0]) if axis == y_spec[1] else None
+    return [seen, [tuple(AxisLink(w_spec[0]) if axis == y_spec[1] else None
                          for axis in range(len(y)))]]  # fmt: skip
 
 
 bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, Traits(
-    flops=_conv_flops, reach=Linked(_conv_reach, reads=(1, 2))))  # fmt: skip
+    flops=_conv_flops, dependence=AxisByAxis(_conv_dependence, reads=(1, 2))))  # fmt: skip

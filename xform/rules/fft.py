@@ -11,7 +11,7 @@ from jax import lax
 from xform._jax import JaxprEqn
 from xform.interpret import cost
 from xform.interpret.cost import shape
-from xform.registry.reach import Along, Links, linked
+from xform.registry.dependence import AxisLink, Links, axis_by_axis
 from xform.registry.traits import Traits
 from xform.registry.words import linear
 
@@ -42,9 +42,9 @@ def _flops(eqn: JaxprEqn) -> float:
     return (2.5 if real else 5) * cost.size(signal) * math.log2(n) if n else 0
 
 
-def _reach(eqn: JaxprEqn) -> list[list[Links]]:
+def _dependence(eqn: JaxprEqn) -> list[list[Links]]:
     batch = len(shape(eqn.invars[0])) - len(eqn.params["fft_lengths"])
-    return [[(*map(Along, range(batch)), *[None] * len(eqn.params["fft_lengths"]))]]
+    return [[(*map(AxisLink, range(batch)), *[None] * len(eqn.params["fft_lengths"]))]]
 
 
-linear("fft", _transpose, traits=Traits(flops=_flops, reach=linked(_reach)))
+linear("fft", _transpose, traits=Traits(flops=_flops, dependence=axis_by_axis(_dependence)))

@@ -12,7 +12,17 @@ from jax import lax
 
 from xform._jax import JaxprEqn
 from xform.interpret.cost import shape
-from xform.registry.reach import Along, Linked, Links, Moved, Paired, Rows, Values, kept, places
+from xform.registry.dependence import (
+    AxisByAxis,
+    AxisLink,
+    DataMovement,
+    ElementPairs,
+    Links,
+    Rows,
+    Values,
+    index_rows,
+    reduction_links,
+)
 from xform.registry.traits import MOVEMENT, Count, Traits
 
 # Slices.
@@ -29,33 +39,33 @@ def _starts(values: Values, operand: tuple[int, ...], part: tuple[int, ...]) -> 
 _MANY = 2**22
 
 
-def _part(i: int, n: int, m: int, start: int | None) -> Along | None:
+def _part(i: int, n: int, m: int, start: int | None) -> AxisLink | None:
     """Return the links of an axis of a part of `m` of `n` elements; `start` None is unknown."""
     if start is None and m * (n - m + 1) > _MANY:
         return None
     starts = np.arange(n - m + 1) if start is None else np.array([start])
-    return Along(i, places(np.arange(m)[:, None] + starts))
+    return AxisLink(i, index_rows(np.arange(m)[:, None] + starts))
 
 
-def _slice_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+def _slice_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     whole, part = shape(eqn.invars[0]), shape(eqn.outvars[0])
     starts = _starts(values[1:], whole, part)
     axes = zip(range(len(whole)), whole, part, starts, strict=True)
     return [[tuple(_part(*axis) for axis in axes)], *[[] for _ in starts]]
 
 
-def _update_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+def _update_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     """Link an output to the update, where it may be, and to the operand, which may remain."""
     whole, part = shape(eqn.invars[0]), shape(eqn.invars[1])
-    links: list[Along | None] = []
+    links: list[AxisLink | None] = []
     starts = _starts(values[2:], whole, part)
     for i, (n, m, s) in enumerate(zip(whole, part, starts, strict=True)):
         if s is None and n * (n - m + 1) > _MANY:
             links.append(None)
             continue
         at = np.arange(n)[:, None] - (np.arange(n - m + 1) if s is None else s)
-        links.append(Along(i, places(np.where(at < m, at, -1))))
-    return [[tuple(map(Along, range(len(whole))))], [tuple(links)], *[[] for _ in starts]]
+        links.append(AxisLink(i, index_rows(np.where(at < m, at, -1))))
+    return [[tuple(map(AxisLink, range(len(whole))))], [tuple(links)], *[[] for _ in starts]]
 
 
 def _move_update(params: dict[str, Any], x: np.ndarray, update: np.ndarray, *starts: np.ndarray):
@@ -66,9 +76,9 @@ def _move_update(params: dict[str, Any], x: np.ndarray, update: np.ndarray, *sta
 
 
 _REST = (2, None)
-DYNAMIC_SLICE = dataclasses.replace(MOVEMENT, reach=Linked(_slice_reach, (1, None)))
+DYNAMIC_SLICE = dataclasses.replace(MOVEMENT, dependence=AxisByAxis(_slice_dependence, (1, None)))
 DYNAMIC_UPDATE = dataclasses.replace(
-    MOVEMENT, reach=Moved(_move_update, _REST, Linked(_update_reach, _REST))
+    MOVEMENT, dependence=DataMovement(_move_update, _REST, AxisByAxis(_update_dependence, _REST))
 )
 
 # Gather and scatter.
@@ -135,21 +145,23 @@ def _gather_windows(eqn: JaxprEqn) -> Windows:
     return Windows(d.offset_dims, d.collapsed_slice_dims, d.start_index_map, batch)
 
 
-def _gather_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+def _gather_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     ndim, own = len(shape(eqn.invars[0])), len(shape(eqn.outvars[0]))
     follows = {j: i for i, j in _gather_windows(eqn).links(ndim, own).items()}
-    return [[tuple(Along(follows[j]) if j in follows else None for j in range(own))], []]
+    return [[tuple(AxisLink(follows[j]) if j in follows else None for j in range(own))], []]
 
 
 def _gather_pairs(eqn: JaxprEqn, values: Sequence[Any]) -> list[Rows | None]:
     at = _gather_windows(eqn).places(
         values[0], shape(eqn.invars[0]), shape(eqn.outvars[0]), eqn.params["mode"]
     )
-    return [places(at.reshape(-1, 1)), None]
+    return [index_rows(at.reshape(-1, 1)), None]
 
 
 _INDICES = (1, 2)
-GATHER = dataclasses.replace(MOVEMENT, reach=Paired(_gather_pairs, _INDICES, Linked(_gather_reach)))
+GATHER = dataclasses.replace(
+    MOVEMENT, dependence=ElementPairs(_gather_pairs, _INDICES, AxisByAxis(_gather_dependence))
+)
 
 
 def _scatter_windows(eqn: JaxprEqn) -> Windows:
@@ -159,12 +171,12 @@ def _scatter_windows(eqn: JaxprEqn) -> Windows:
     return Windows(d.update_window_dims, d.inserted_window_dims, named, batch)
 
 
-def _scatter_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+def _scatter_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     x, _, updates = map(shape, eqn.invars)
     follows = _scatter_windows(eqn).links(len(x), len(updates))
-    links = [Along(follows[i]) if i in follows and updates[follows[i]] == n else None
+    links = [AxisLink(follows[i]) if i in follows and updates[follows[i]] == n else None
              for i, n in enumerate(x)]  # fmt: skip
-    return [[kept(len(x), ())], [], [tuple(links)]]
+    return [[reduction_links(len(x), ())], [], [tuple(links)]]
 
 
 def _scatter_pairs(replaces: bool) -> Callable[[JaxprEqn, Sequence[Any]], list[Rows | None]]:
@@ -177,11 +189,15 @@ def _scatter_pairs(replaces: bool) -> Callable[[JaxprEqn, Sequence[Any]], list[R
         begins = np.searchsorted(at[order], np.arange(math.prod(x) + 1))
         old = np.arange(math.prod(x))
         old = np.where(np.diff(begins) > 0, -1, old) if replaces else old
-        return [places(old.reshape(-1, 1)), None, (begins - begins[0], order[begins[0] :])]
+        return [
+            index_rows(old.reshape(-1, 1)),
+            None,
+            (begins - begins[0], order[begins[0] :]),
+        ]
 
     return pairs
 
 
 def scatter_traits(flops: Count, replaces: bool = False) -> Traits:
-    reach = Paired(_scatter_pairs(replaces), _INDICES, Linked(_scatter_reach))
-    return Traits(flops=flops, reach=reach)
+    dependence = ElementPairs(_scatter_pairs(replaces), _INDICES, AxisByAxis(_scatter_dependence))
+    return Traits(flops=flops, dependence=dependence)

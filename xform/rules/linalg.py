@@ -18,7 +18,7 @@ from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
 from xform.program.arithmetic import Value, instantiate
 from xform.program.ir import Mask, apply, trace
-from xform.registry.reach import Along, Links, linked
+from xform.registry.dependence import AxisLink, Links, axis_by_axis
 from xform.registry.table import Rule, declare
 from xform.registry.traits import Traits
 
@@ -193,19 +193,23 @@ def _substitutions(eqn: JaxprEqn) -> int:
     return cost.size(eqn.invars[1]) * cost.shape(eqn.invars[0])[-1]
 
 
-def _solve_reach(eqn: JaxprEqn) -> list[list[Links]]:
+def _solve_dependence(eqn: JaxprEqn) -> list[list[Links]]:
     """Link an output to all of its matrix, and to its column (row, if solved from the right)."""
     ndim = len(shape(eqn.outvars[0]))
-    batch = tuple(map(Along, range(ndim - 2)))
-    own = (None, Along(ndim - 1)) if eqn.params.get("left_side", True) else (Along(ndim - 2), None)
+    batch = tuple(map(AxisLink, range(ndim - 2)))
+    own = (
+        (None, AxisLink(ndim - 1))
+        if eqn.params.get("left_side", True)
+        else (AxisLink(ndim - 2), None)
+    )
     whole: Links = (*batch, None, None)
     return [*[[whole] for _ in eqn.invars[1:]], [(*batch, *own)]]
 
 
 declare(Solve, "triangular_solve", "solve", [_triangular_apply, _triangular_transpose],
-        Traits(flops=_substitutions, reach=linked(_solve_reach)))  # fmt: skip
+        Traits(flops=_substitutions, dependence=axis_by_axis(_solve_dependence)))  # fmt: skip
 declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_transpose],
-        Traits(reach=linked(_solve_reach)))  # fmt: skip
+        Traits(dependence=axis_by_axis(_solve_dependence)))  # fmt: skip
 
 
 def solve_left(a: Any, b: Any, **kind: bool) -> Any:

@@ -133,13 +133,13 @@ class _ScanNode(Node):
     def __init__(self, eqn: JaxprEqn, body: _Body, joint: Joint, active: Mask, wanted: Mask,
                  inside: Mask, push: bool):  # fmt: skip
         self.body, self.joint = body, joint
-        self.trips, self.options = eqn.params["length"], scan_options(eqn.params)
+        self.iterations, self.options = eqn.params["length"], scan_options(eqn.params)
         self.first_carry = body.n_consts
         nk = body.n_carry
         if push:
             consts, carry, seq = body.parts(joint.seeded)
             self.carried = _either(carry, joint.results[:nk])
-            if not self.trips:  # without iterations, the initial carry is the result
+            if not self.iterations:  # without iterations, the initial carry is the result
                 self.carried = _either(self.carried, body.parts(active)[1])
             seeded = (*consts, *self.carried, *seq)
             results = (*self.carried, *joint.results[nk:])
@@ -183,7 +183,7 @@ class _ScanNode(Node):
     def stored_states(self, schedules: Schedules) -> list[int]:
         slots = schedules[0].snapshots
         return [
-            (self.trips if slots is None else slots + 1) * on
+            (self.iterations if slots is None else slots + 1) * on
             for on in self.stacked_inputs(schedules)
         ]
 

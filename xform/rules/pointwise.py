@@ -26,9 +26,9 @@ from jax import lax
 from xform._jax import JaxprEqn, primitives, weak_as, zeros
 from xform.program.arithmetic import Over, Value, arrayed, constant_like, like, reduce_like
 from xform.program.equation import apply
-from xform.registry.reach import EACH, Moved
+from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement
 from xform.registry.table import declare
-from xform.registry.traits import CONVERSION, DEAR, ELEMENTWISE, MOVEMENT, Traits
+from xform.registry.traits import CONVERSION, ELEMENTWISE, EXPENSIVE, MOVEMENT, Traits
 from xform.registry.words import Linear, bilinear, composite, constant, linear, pointwise
 
 C = constant_like
@@ -61,22 +61,24 @@ bilinear(
     lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
     traits=ELEMENTWISE,
 )
-pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: lax.div(y, lax.neg(b)), traits=DEAR)
+pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: lax.div(y, lax.neg(b)), traits=EXPENSIVE)
 # a - b trunc(a / b); lax has no trunc.
 pointwise(
     "rem",
     lambda y, a, b: 1,
     lambda y, a, b: lax.neg(lax.mul(lax.sign(lax.div(a, b)), lax.floor(lax.abs(lax.div(a, b))))),
-    traits=DEAR,
+    traits=EXPENSIVE,
 )
 pointwise("square", lambda y, x: lax.mul(C(x, 2), x), traits=ELEMENTWISE)
 pointwise("one_minus_square", lambda y, x: (x, C(x, -2)))
-pointwise("sqrt", lambda y, x, *, accuracy=None: Over(lax.add(y, y)), traits=DEAR)
-pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.div(lax.mul(C(x, -0.5), y), x), traits=DEAR)
+pointwise("sqrt", lambda y, x, *, accuracy=None: Over(lax.add(y, y)), traits=EXPENSIVE)
+pointwise(
+    "rsqrt", lambda y, x, *, accuracy=None: lax.div(lax.mul(C(x, -0.5), y), x), traits=EXPENSIVE
+)
 pointwise(
     "cbrt",
     lambda y, x, *, accuracy=None: lax.mul(C(x, 1 / 3), lax.integer_pow(y, -2)),
-    traits=DEAR,
+    traits=EXPENSIVE,
 )
 
 
@@ -96,7 +98,7 @@ def _pow_base(y: Value, a: Value, b: Value) -> Value:
     return lax.mul(lax.convert_element_type(b, a.dtype), lax.pow(a, lower))
 
 
-pointwise("pow", _pow_base, lambda y, a, b: lax.mul(lax.log(nonzero(a)), y), traits=DEAR)
+pointwise("pow", _pow_base, lambda y, a, b: lax.mul(lax.log(nonzero(a)), y), traits=EXPENSIVE)
 
 
 def _polynomial(primals: Sequence[Value], tangents: Sequence[Any], *, unroll: int | None = None):
@@ -121,22 +123,24 @@ composite("polynomial", _polynomial, traits=ELEMENTWISE)
 
 # Exponentials and logarithms.
 
-pointwise("exp", lambda y, x, *, accuracy=None: y, traits=DEAR)
+pointwise("exp", lambda y, x, *, accuracy=None: y, traits=EXPENSIVE)
 # 2^x log 2 as one power, which does not overflow earlier than 2^x.
 pointwise(
     "exp2",
     lambda y, x, *, accuracy=None: lax.exp2(lax.add(x, C(x, LOG2_LOG2)), accuracy=accuracy),
-    traits=DEAR,
+    traits=EXPENSIVE,
 )
 # Not y + 1 or y (1 - y), which lose all digits if y is close to -1, or to 1.
-pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=DEAR)
-pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=DEAR)
-pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=DEAR)
-pointwise("log1p", lambda y, x, *, accuracy=None: Over(lax.add(x, C(x, 1))), traits=DEAR)
+pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=EXPENSIVE)
+pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=EXPENSIVE)
+pointwise(
+    "log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=EXPENSIVE
+)
+pointwise("log1p", lambda y, x, *, accuracy=None: Over(lax.add(x, C(x, 1))), traits=EXPENSIVE)
 pointwise(
     "logistic",
     lambda y, x, *, accuracy=None: lax.mul(y, lax.logistic(lax.neg(x), accuracy=accuracy)),
-    traits=DEAR,
+    traits=EXPENSIVE,
 )
 
 # Trigonometric and hyperbolic functions, and their inverses.
@@ -199,21 +203,21 @@ pointwise(
     lambda y, x, *, accuracy=None: lax.neg(lax.sin(x, accuracy=accuracy)),
     traits=ELEMENTWISE,
 )
-pointwise("tan", lambda y, x, *, accuracy=None: _one_plus_square(y), traits=DEAR)
-pointwise("asin", lambda y, x: lax.rsqrt(_one_minus_square(x)), traits=DEAR)
-pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(_one_minus_square(x))), traits=DEAR)
-pointwise("atan", lambda y, x: lax.div(C(x, 1), _one_plus_square(x)), traits=DEAR)
+pointwise("tan", lambda y, x, *, accuracy=None: _one_plus_square(y), traits=EXPENSIVE)
+pointwise("asin", lambda y, x: lax.rsqrt(_one_minus_square(x)), traits=EXPENSIVE)
+pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(_one_minus_square(x))), traits=EXPENSIVE)
+pointwise("atan", lambda y, x: lax.div(C(x, 1), _one_plus_square(x)), traits=EXPENSIVE)
 pointwise(
     "atan2",
     lambda y, a, b: _over_squares(b, a),
     lambda y, a, b: lax.neg(_over_squares(a, b)),
-    traits=DEAR,
+    traits=EXPENSIVE,
 )
-pointwise("sinh", lambda y, x: lax.cosh(x), traits=DEAR)
-pointwise("cosh", lambda y, x: lax.sinh(x), traits=DEAR)
-pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=DEAR)
-pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)), traits=DEAR)
-pointwise("acosh", lambda y, x: _outside(x), traits=DEAR)
+pointwise("sinh", lambda y, x: lax.cosh(x), traits=EXPENSIVE)
+pointwise("cosh", lambda y, x: lax.sinh(x), traits=EXPENSIVE)
+pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=EXPENSIVE)
+pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)), traits=EXPENSIVE)
+pointwise("acosh", lambda y, x: _outside(x), traits=EXPENSIVE)
 
 
 @jax.custom_jvp
@@ -229,7 +233,7 @@ def _atanh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Val
     return y, lax.mul(dx, lax.mul(lax.mul(C(x, 2), x), lax.square(y)))
 
 
-pointwise("atanh", lambda y, x: _atanh_slope(x), traits=DEAR)
+pointwise("atanh", lambda y, x: _atanh_slope(x), traits=EXPENSIVE)
 
 # Choices.
 
@@ -275,7 +279,9 @@ def _choose(params: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> np
 
 
 declare(_Select, "select_n", "linear", [_select_n], dataclasses.replace(
-    ELEMENTWISE, reach=Moved(_choose, reads=(0, 1), otherwise=EACH)))  # fmt: skip
+    ELEMENTWISE,
+    dependence=DataMovement(_choose, reads=(0, 1), otherwise=ELEMENTWISE_DEPENDENCE),
+))  # fmt: skip
 
 # Complex numbers: real-linear maps.
 
@@ -301,7 +307,7 @@ def _sign(primals: Sequence[Value], tangents: Sequence[Any]):
 
 composite("abs", _abs, traits=ELEMENTWISE)
 # The sign of a real number has no derivative; the formula handles that.
-composite("sign", _sign, traits=dataclasses.replace(ELEMENTWISE, reach=None))
+composite("sign", _sign, traits=dataclasses.replace(ELEMENTWISE, dependence=None))
 linear("real", lambda ct, x: lax.complex(ct, C(ct, 0)), traits=CONVERSION)
 linear("imag", lambda ct, x: lax.complex(C(ct, 0), lax.neg(ct)), traits=CONVERSION)
 linear(

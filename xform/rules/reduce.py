@@ -24,25 +24,25 @@ from xform.interpret.cost import shape
 from xform.interpret.jvp import jvp
 from xform.program.arithmetic import cotangent_sharding
 from xform.program.ir import evaluate, program, trace
-from xform.registry.reach import Along, Links, kept, linked
+from xform.registry.dependence import AxisLink, Links, axis_by_axis, reduction_links
 from xform.registry.traits import REDUCTION, Traits
 from xform.registry.words import composite, constant, linear
 
 
 def _reduced(eqn: JaxprEqn) -> list[list[Links]]:
-    return [[kept(len(shape(v)), eqn.params["axes"])] for v in eqn.invars]
+    return [[reduction_links(len(shape(v)), eqn.params["axes"])] for v in eqn.invars]
 
 
 def _accumulated(eqn: JaxprEqn) -> list[list[Links]]:
     axis, way = eqn.params["axis"], -1 if eqn.params["reverse"] else 1
     axes = range(len(shape(eqn.invars[0])))
-    return [[tuple(Along(i, cumulative=way if i == axis else 0) for i in axes)]]
+    return [[tuple(AxisLink(i, cumulative=way if i == axis else 0) for i in axes)]]
 
 
 # A kernel that reads each element of its operand once.
 EACH_INPUT = Traits(flops=cost.operand_size)
-CUMULATIVE = dataclasses.replace(EACH_INPUT, reach=linked(_accumulated))
-SUM = dataclasses.replace(REDUCTION, reach=linked(_reduced))
+CUMULATIVE = dataclasses.replace(EACH_INPUT, dependence=axis_by_axis(_accumulated))
+SUM = dataclasses.replace(REDUCTION, dependence=axis_by_axis(_reduced))
 
 # Combines the parts of two slices.
 Combine = Callable[[list[Any], list[Any]], list[Any]]

@@ -35,7 +35,7 @@ def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Ma
     carries = gather(joint.outputs[:nk], carried)
     consts, carry, seq = body.parts(xs)
     on = body.parts(stored)[1]
-    at = places(node.trips, n)
+    at = places(node.iterations, n)
     slots = [lax.broadcast(x, (n + 1,)) for x in gather(carry, on)]
 
     def step(state: Any, x: Any):
@@ -56,7 +56,7 @@ def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Ma
 def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[Value],
            seeds: Sequence[Value]) -> list[Value]:  # fmt: skip
     """Run the backward part of a scan's node, from its n stored states."""
-    joint, body, nk, length = node.joint, node.body, node.body.n_carry, node.trips
+    joint, body, nk, length = node.joint, node.body, node.body.n_carry, node.iterations
     consts, fixed, seq = body.parts(xs)
     stored = body.parts(node.stacked_inputs([schedule]))[1]
     hoisted = node.hoisted_values(schedule)

@@ -18,7 +18,7 @@ from jax.experimental.layout import with_layout_constraint
 from xform._jax import JaxprEqn, primitives
 from xform.program.arithmetic import Value, cotangent_sharding, reduce_like
 from xform.program.ir import Mask, gather
-from xform.registry.reach import EACH, Moved, Moves
+from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement, Moves
 from xform.registry.table import declare
 from xform.registry.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
 from xform.registry.words import Linear, Passthrough, constant, linear, pointwise
@@ -29,9 +29,9 @@ def back(ct: Value, x: Value) -> Value:
     return lax.reshape(ct, np.shape(x), out_sharding=cotangent_sharding(x))
 
 
-def moved(traits: Traits, move: Moves) -> Traits:
+def with_movement(traits: Traits, move: Moves) -> Traits:
     """Return the traits of a move of data that NumPy can do, too."""
-    return dataclasses.replace(traits, reach=Moved(move))
+    return dataclasses.replace(traits, dependence=DataMovement(move))
 
 
 # Views.
@@ -70,18 +70,18 @@ def _move_reshape(p: dict[str, Any], x: np.ndarray, *_: Any) -> np.ndarray:
     return x.reshape(p["new_sizes"])
 
 
-linear("broadcast_in_dim", _broadcast_in_dim, traits=moved(VIEW, _move_broadcast))
-linear("broadcast_to", _broadcast_to, traits=moved(VIEW, lambda p, x: np.broadcast_to(
+linear("broadcast_in_dim", _broadcast_in_dim, traits=with_movement(VIEW, _move_broadcast))
+linear("broadcast_to", _broadcast_to, traits=with_movement(VIEW, lambda p, x: np.broadcast_to(
     x, p["shape"])))  # fmt: skip
-linear("reshape", _reshape, traits=moved(VIEW, _move_reshape))
-linear("squeeze", lambda ct, x, *, dimensions: back(ct, x), traits=moved(
+linear("reshape", _reshape, traits=with_movement(VIEW, _move_reshape))
+linear("squeeze", lambda ct, x, *, dimensions: back(ct, x), traits=with_movement(
     VIEW, lambda p, x: x.squeeze(p["dimensions"])))  # fmt: skip
 linear(
     "transpose",
     lambda ct, x, *, permutation: lax.transpose(ct, np.argsort(permutation)),
-    traits=moved(MOVEMENT, lambda p, x: x.transpose(p["permutation"])),
+    traits=with_movement(MOVEMENT, lambda p, x: x.transpose(p["permutation"])),
 )
-REVERSED = moved(MOVEMENT, lambda p, x: np.flip(x, p["dimensions"]))
+REVERSED = with_movement(MOVEMENT, lambda p, x: np.flip(x, p["dimensions"]))
 linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=REVERSED)
 
 # Pieces.
@@ -145,19 +145,19 @@ def _move_unstack(p: dict[str, Any], x: np.ndarray) -> list[np.ndarray]:
     return list(np.moveaxis(x, p["axis"], 0))
 
 
-linear("pad", _pad, traits=moved(MOVEMENT, _move_pad))
-linear("slice", _slice, traits=moved(MOVEMENT, _move_slice))
-linear("tile", _tile, traits=moved(MOVEMENT, lambda p, x: np.tile(x, p["reps"])))
+linear("pad", _pad, traits=with_movement(MOVEMENT, _move_pad))
+linear("slice", _slice, traits=with_movement(MOVEMENT, _move_slice))
+linear("tile", _tile, traits=with_movement(MOVEMENT, lambda p, x: np.tile(x, p["reps"])))
 linear(
     "concatenate",
     lambda ct, *xs, dimension: lax.split(ct, [np.shape(x)[dimension] for x in xs], dimension),
-    traits=moved(MOVEMENT, lambda p, *xs: np.concatenate(xs, p["dimension"])),
+    traits=with_movement(MOVEMENT, lambda p, *xs: np.concatenate(xs, p["dimension"])),
 )
-linear("split", lambda cts, x, *, sizes, axis: lax.concatenate(cts, axis), traits=moved(
+linear("split", lambda cts, x, *, sizes, axis: lax.concatenate(cts, axis), traits=with_movement(
     MOVEMENT, _move_split))  # fmt: skip
-linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis), traits=moved(
+linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis), traits=with_movement(
     MOVEMENT, lambda p, *xs: np.stack(xs, p["axis"])))  # fmt: skip
-linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=moved(
+linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=with_movement(
     MOVEMENT, _move_unstack))  # fmt: skip
 
 # Copies, names and shardings. A tangent keeps a name, a cotangent does not.
@@ -201,23 +201,33 @@ def _space(ct: Value, x: Value, *, memory_space: Any):
 
 
 # Each element stays in its place.
-ELSEWHERE = dataclasses.replace(UNFUSED, reach=EACH)
+ELSEWHERE = dataclasses.replace(UNFUSED, dependence=ELEMENTWISE_DEPENDENCE)
 
 linear("to_edtype", lambda ct, x, *, edtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("from_edtype", lambda ct, x, *, dtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("copy", lambda ct, x: ct, traits=CONVERSION)
 linear("stage", lambda ct, x: ct, traits=CONVERSION)
 # The value of `y`, but not before `x` is available.
-linear("tie", lambda ct, x, y: ct, over=(1,), traits=moved(MOVEMENT, lambda p, x, y: y))
+linear("tie", lambda ct, x, y: ct, over=(1,), traits=with_movement(MOVEMENT, lambda p, x, y: y))
 linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=CONVERSION)
 linear("with_memory_space_constraint", _space, traits=ELSEWHERE)
 # Tangents and cotangents have no name, because a policy would save them by it.
 pointwise("name", lambda y, x, *, name: 1, traits=NAME)
 declare(
-    Passthrough, "optimization_barrier", "linear", (), Traits(pure=False, flops=none, reach=EACH)
+    Passthrough,
+    "optimization_barrier",
+    "linear",
+    (),
+    Traits(pure=False, flops=none, dependence=ELEMENTWISE_DEPENDENCE),
 )
-declare(_DevicePut, "device_put", "linear", (), Traits(foreign=True, flops=none, reach=EACH),
-        known=("devices", "srcs", "copy_semantics"))  # fmt: skip
+declare(
+    _DevicePut,
+    "device_put",
+    "linear",
+    (),
+    Traits(foreign=True, flops=none, dependence=ELEMENTWISE_DEPENDENCE),
+    known=("devices", "srcs", "copy_semantics"),
+)
 linear("sharding_constraint", _sharding_constraint, traits=MARK)
 linear(
     "layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout), traits=MARK

@@ -13,7 +13,7 @@ from jax import lax
 
 from xform.errors import NotDifferentiable
 from xform.program.arithmetic import Value, constant_like
-from xform.registry.traits import DEAR, PLAIN
+from xform.registry.traits import EXPENSIVE, PLAIN
 from xform.registry.words import pointwise
 
 C = constant_like
@@ -110,12 +110,14 @@ def _bessel_i1e(y: Value, x: Value) -> Value:
     return lax.select(away, slope, lax.full_like(x, 0.5))
 
 
-pointwise("erf", lambda y, x, *, accuracy=None: _gauss(x, 2 / math.sqrt(math.pi)), traits=DEAR)
-pointwise("erfc", lambda y, x, *, accuracy=None: _gauss(x, -2 / math.sqrt(math.pi)), traits=DEAR)
+pointwise("erf", lambda y, x, *, accuracy=None: _gauss(x, 2 / math.sqrt(math.pi)), traits=EXPENSIVE)
+pointwise(
+    "erfc", lambda y, x, *, accuracy=None: _gauss(x, -2 / math.sqrt(math.pi)), traits=EXPENSIVE
+)
 pointwise(
     "erf_inv",
     lambda y, x: lax.mul(C(x, math.sqrt(math.pi) / 2), lax.exp(lax.square(y))),
-    traits=DEAR,
+    traits=EXPENSIVE,
 )
 pointwise(
     "bessel_i0e", lambda y, x: lax.sub(lax.bessel_i1e(x), lax.mul(lax.sign(x), y)), traits=PLAIN

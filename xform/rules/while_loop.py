@@ -268,7 +268,7 @@ class _Steps:
 
         trail, last = token
         sums = instantiate([None] * n, joint.inputs[:n], consts, cotangent_aval)
-        lanes = in_lanes(trail.trips, step, pull)
+        lanes = in_lanes(trail.lane_steps, step, pull)
         cts, sums = back(trail, last, ahead, *lanes, gather(spread(cts, self.cts), carry), sums)
         return [*sums, *cts]
 

@@ -21,8 +21,14 @@ from xform.interpret import cost
 from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
 from xform.program.ir import program, trace
-from xform.registry.reach import Along, Links, linked, nonzeros, window
-from xform.registry.reach import places as rows_of
+from xform.registry.dependence import (
+    AxisLink,
+    Links,
+    axis_by_axis,
+    index_rows,
+    nonzero_rows,
+    window_indices,
+)
 from xform.registry.traits import Traits
 from xform.registry.words import composite, linear
 from xform.rules.reduce import Combine, defined_by, elementwise
@@ -37,7 +43,7 @@ def _flops(eqn: JaxprEqn) -> int:
     return elements * math.prod(eqn.params["window_dimensions"]) * inside
 
 
-def _reach(eqn: JaxprEqn) -> list[list[Links]]:
+def _dependence(eqn: JaxprEqn) -> list[list[Links]]:
     """Link an output to the elements in its windows; all outputs read an initial value."""
     p, ys = eqn.params, shape(eqn.outvars[0])
     ones = (1,) * len(ys)
@@ -49,13 +55,13 @@ def _reach(eqn: JaxprEqn) -> list[list[Links]]:
         sizes = zip(xs, ys, p["window_dimensions"], p["window_strides"], p["padding"],
                     p.get("base_dilation", ones), p.get("window_dilation", ones),
                     strict=True)  # fmt: skip
-        windows = [window(n, m, size, stride, low, base, spread)
+        windows = [window_indices(n, m, size, stride, low, base, spread)
                    for n, m, size, stride, (low, _), base, spread in sizes]  # fmt: skip
-        ways.append([tuple(Along(i, rows_of(at)) for i, at in enumerate(windows))])
+        ways.append([tuple(AxisLink(i, index_rows(at)) for i, at in enumerate(windows))])
     return ways
 
 
-WINDOW = Traits(flops=_flops, reach=linked(_reach))
+WINDOW = Traits(flops=_flops, dependence=axis_by_axis(_dependence))
 _POOL = dataclasses.replace(WINDOW, pools=True)
 
 
@@ -244,20 +250,20 @@ def _scatter_transpose(ct: Any, source: Any, x: Any, *, select_prim: Any, window
 linear("select_and_gather_add", _gather_transpose, over=(0,), traits=WINDOW)
 
 
-def _reach_back(eqn: JaxprEqn) -> list[list[Links]]:
+def _dependence_back(eqn: JaxprEqn) -> list[list[Links]]:
     """Link each element of the source to the elements of its window, any of which may get it."""
     p, (source, xs) = eqn.params, map(shape, eqn.invars)
     sizes = zip(xs, source, p["window_dimensions"], p["window_strides"], p["padding"], strict=True)
-    links: list[Along] = []
+    links: list[AxisLink] = []
     for i, (n, m, size, stride, (low, _)) in enumerate(sizes):
-        at = window(n, m, size, stride, low)
+        at = window_indices(n, m, size, stride, low)
         seen = np.zeros((n, m), bool)
         windows = np.broadcast_to(np.arange(m)[:, None], at.shape)
         seen[at[at >= 0], windows[at >= 0]] = True
-        links.append(Along(i, nonzeros(seen)))
+        links.append(AxisLink(i, nonzero_rows(seen)))
     return [[tuple(links)], []]
 
 
-_BACK = dataclasses.replace(WINDOW, reach=linked(_reach_back))
+_BACK = dataclasses.replace(WINDOW, dependence=axis_by_axis(_dependence_back))
 linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=_BACK)
 linear(unpool_p, _scatter_transpose, over=(0,), traits=dataclasses.replace(_BACK, lowered=lowered))

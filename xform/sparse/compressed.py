@@ -14,7 +14,7 @@ from scipy import sparse
 
 from xform._jax import Tracer
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
-from xform.introspection.callables import function_name, written
+from xform.introspection.callables import definition_site, function_name
 from xform.program.ir import gather
 from xform.sparse.coloring import Coloring, color_hessian, color_jacobian
 from xform.sparse.detection import dense, subject
@@ -82,7 +82,7 @@ class Sparse:
                 raise WrongArgument(
                     f"{self._asked} with format='scipy'",
                     "its values are tracers, which a SciPy array cannot hold",
-                    written(self._f),
+                    definition_site(self._f),
                     "use the default format, 'bcoo', under jit, vmap and other transforms",
                 )
             at = (pattern.rows, pattern.cols)

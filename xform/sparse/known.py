@@ -20,17 +20,17 @@ from xform.interpret.cost import shape
 from xform.program.arithmetic import differentiable, scale
 from xform.program.ir import Atom, Mask, Program, apply, bind, environment, gather, read, spread
 from xform.program.source import name_stack
-from xform.registry.reach import Each, Linked, Moved, Paired
+from xform.registry.dependence import Dependence, Elementwise
 from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Bilinear, Pointwise
 
 Values = Sequence[Any]
 
 
-def reach_of(rule: Rule) -> Each | Moved | Linked | Paired | None:
-    """The reach of a primitive by its rule; `Each` for a pointwise rule without one."""
-    found = rule.traits.reach
-    return Each() if found is None and isinstance(rule, Pointwise) else found
+def dependence_of(rule: Rule) -> Dependence | None:
+    """The dependence of a primitive by its rule; `Elementwise` for a pointwise rule without one."""
+    found = rule.traits.dependence
+    return Elementwise() if found is None and isinstance(rule, Pointwise) else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Facts:
     """Known facts about an equation's operands.
 
     Attributes:
-      values: the value of each operand that the reach needs and that is known; None for others.
+      values: the value of each operand that the dependence needs and that is known; None for
+        others.
       slopes: for each operand a mask, True where the partial derivative may be nonzero; None: it
         may be nonzero everywhere.
     """
@@ -84,18 +85,22 @@ class Known:
         return facts, [value(v) if outputs and self.has(v) else None for v in self._prog.outputs]
 
     def _operands_needed(self, eqn: JaxprEqn) -> list[Atom]:
-        """The operands whose values the reach needs, and that are known."""
+        """The operands whose values the dependence needs, and that are known."""
         rule = rule_of(eqn.primitive)
-        reach = None if rule is None else reach_of(rule)
-        if isinstance(reach, Each):
+        dependence = None if rule is None else dependence_of(rule)
+        if isinstance(dependence, Elementwise):
             return []
-        asked = eqn.invars if reach is None else eqn.invars[slice(*reach.reads)]
+        asked = eqn.invars if dependence is None else eqn.invars[slice(*dependence.reads)]
         return [v for v in asked if self.has(v)]
 
     def _with_slopes(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
         """The active operands whose partial derivative has a known value."""
         rule = rule_of(eqn.primitive)
-        if len(eqn.outvars) != 1 or rule is None or not isinstance(reach_of(rule), Each):
+        if (
+            len(eqn.outvars) != 1
+            or rule is None
+            or not isinstance(dependence_of(rule), Elementwise)
+        ):
             return
         known = list(map(self.has, eqn.invars))
         for i, on in enumerate(active):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import sparse
 
-from xform.registry.reach import Rows
+from xform.registry.dependence import Rows
 
 EMPTY, ALL, FIRST = 0, 1, 2
 # A union with more members than this is not computed: all elements of the value share one set.

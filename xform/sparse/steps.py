@@ -1,4 +1,4 @@
-"""Propagate sets of input elements through one equation, by the reach in its rule."""
+"""Propagate sets of input elements through one equation, by the dependence in its rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import numpy as np
 from xform._jax import JaxprEqn
 from xform.interpret.cost import shape
 from xform.program.arithmetic import differentiable
-from xform.registry.reach import Along, Each, Linked, Links, Moved, Paired
+from xform.registry.dependence import (
+    AxisByAxis,
+    AxisLink,
+    DataMovement,
+    Dependence,
+    ElementPairs,
+    Elementwise,
+    Links,
+)
 from xform.sparse import sets as S
 from xform.sparse.known import Facts
 from xform.sparse.sets import Sets
@@ -19,23 +27,22 @@ from xform.sparse.sets import Sets
 MaybeSets = Sequence[Sets | None]
 
 
-def step(eqn: JaxprEqn, reach: Each | Moved | Linked | Paired, sets: MaybeSets, facts: Facts
-         ) -> list[Sets | None]:  # fmt: skip
+def step(eqn: JaxprEqn, dependence: Dependence, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
     """The sets of the results, given those of the operands; None: depends on no input element."""
-    if isinstance(reach, Each):
+    if isinstance(dependence, Elementwise):
         return _each(eqn, sets, facts.slopes)
-    if isinstance(reach, Linked):
-        return _linked(eqn, reach, sets, facts.values)
-    values = facts.values[slice(*reach.reads)]
+    if isinstance(dependence, AxisByAxis):
+        return _linked(eqn, dependence, sets, facts.values)
+    values = facts.values[slice(*dependence.reads)]
     if any(v is None for v in values):
-        otherwise = reach.otherwise
+        otherwise = dependence.otherwise
         return dense(eqn, sets) if otherwise is None else step(eqn, otherwise, sets, facts)
-    if isinstance(reach, Paired):
+    if isinstance(dependence, ElementPairs):
         out = shape(eqn.outvars[0])
-        pairs = zip(reach.pairs(eqn, values), sets, strict=True)
+        pairs = zip(dependence.pairs(eqn, values), sets, strict=True)
         seen = [S.paired(x, rows, out) for rows, x in pairs if rows is not None and x is not None]
         return [S.either(seen) if seen else None]
-    return _moved(eqn, reach, sets, facts.values)
+    return _moved(eqn, dependence, sets, facts.values)
 
 
 def dense(eqn: JaxprEqn, sets: MaybeSets) -> list[Sets | None]:
@@ -59,20 +66,20 @@ def _each(eqn: JaxprEqn, sets: MaybeSets, slopes: Sequence[np.ndarray | None]) -
 
 
 def _moved(
-    eqn: JaxprEqn, reach: Moved, sets: MaybeSets, values: Sequence[Any]
+    eqn: JaxprEqn, dependence: DataMovement, sets: MaybeSets, values: Sequence[Any]
 ) -> list[Sets | None]:
     """Apply the movement to the numbers of the sets; 0, the empty set, for other operands."""
     ids, table = S.together([x for x in sets if x is not None])
     numbers = iter(ids)
-    where = range(len(sets))[slice(*reach.reads)]
+    where = range(len(sets))[slice(*dependence.reads)]
     operands = [
         values[i] if i in where
         else np.zeros(shape(v), int) if x is None
         else next(numbers)
         for i, (v, x) in enumerate(zip(eqn.invars, sets, strict=True))
     ]  # fmt: skip
-    if reach.move is not None:
-        out = reach.move(eqn.params, *operands)
+    if dependence.move is not None:
+        out = dependence.move(eqn.params, *operands)
     else:
         numbered = [np.asarray(x, np.int32) for x in operands]
         prim, params = eqn.primitive, eqn.primitive.get_bind_params(eqn.params)
@@ -83,10 +90,10 @@ def _moved(
 
 
 def _linked(
-    eqn: JaxprEqn, reach: Linked, sets: MaybeSets, values: Sequence[Any]
+    eqn: JaxprEqn, dependence: AxisByAxis, sets: MaybeSets, values: Sequence[Any]
 ) -> list[Sets | None]:
     seen: list[list[Sets]] = [[] for _ in eqn.outvars]
-    for x, ways in zip(sets, reach.links(eqn, values), strict=True):
+    for x, ways in zip(sets, dependence.links(eqn, values), strict=True):
         for links in ways if x is not None else ():
             assert x is not None
             for found, v in zip(seen, eqn.outvars, strict=True):
@@ -108,7 +115,7 @@ def _follow(x: Sets, links: Links, out: Sequence[int]) -> Sets:
     return x.at(np.broadcast_to(wide, out))
 
 
-def _axis(x: Sets, link: Along, axis: int) -> Sets:
+def _axis(x: Sets, link: AxisLink, axis: int) -> Sets:
     if link.cumulative:
         return S.accumulated(x, axis, link.cumulative)
-    return x if link.sees is None else S.along(x, axis, link.sees)
+    return x if link.rows is None else S.along(x, axis, link.rows)

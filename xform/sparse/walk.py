@@ -1,8 +1,9 @@
 """Propagate sets of input elements through a program, equation by equation.
 
-Calls are inlined; `nested` handles loops and branches. If the rule of a primitive has no reach, the
-sets go through its derivative instead: through the program of its push or, failing that, through
-its pullback, whose pattern is transposed. If neither exists, all outputs depend on all operands.
+Calls are inlined; `nested` handles loops and branches. If the rule of a primitive has no
+dependence, the sets go through its derivative instead: through the program of its push or, failing
+that, through its pullback, whose pattern is transposed. If neither exists, all outputs depend on
+all operands.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from xform.program.ir import Mask, Program, bind, gather, lifted, spread, trace
 from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Composite
 from xform.sparse import sets as S
-from xform.sparse.known import Facts, Known, active_equations, reach_of
+from xform.sparse.known import Facts, Known, active_equations, dependence_of
 from xform.sparse.sets import Sets
 from xform.sparse.steps import MaybeSets, dense, step
 from xform.transforms.reverse import vjp
@@ -81,9 +82,9 @@ class Walk:
         rule = rule_of(eqn.primitive)
         if rule is None:
             return dense(eqn, sets)
-        reach = reach_of(rule)
-        if reach is not None:
-            return step(eqn, reach, sets, facts)
+        dependence = dependence_of(rule)
+        if dependence is not None:
+            return step(eqn, dependence, sets, facts)
         if not isinstance(rule, Composite | Structured) or self._within[eqn.primitive] >= _LEVELS:
             return dense(eqn, sets)
         self._within[eqn.primitive] += 1

@@ -13,7 +13,7 @@ import jax
 from xform import policies
 from xform._jax import closed
 from xform.errors import WrongArgument
-from xform.introspection.callables import check_callable, function_name, written
+from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.policies.regions import of_region
 from xform.rules.call import mark
 from xform.storage.recent import Recent
@@ -167,7 +167,7 @@ def _static_positions(places: Sequence[int], f: Callable[..., Any], n: int) -> s
         raise WrongArgument(
             f"checkpoint of {function_name(f)} with static_argnums={wrong[0]}",
             f"the call has {n} positional argument{'s' * (n != 1)}",
-            written(f),
+            definition_site(f),
             "pass static arguments by position, or name them: static_argnames='train'",
         )
     return {i % n for i in places}

@@ -14,7 +14,7 @@ import numpy as np
 from xform._jax import Tracer
 from xform._jax.mutable import is_mutable
 from xform.errors import WrongArgument, WrongDtype
-from xform.introspection.callables import check_callable, function_name, written
+from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.introspection.modules import inexact, opened
 from xform.planner.problem import Problem
 from xform.program.arithmetic import Value, differentiable
@@ -185,7 +185,7 @@ def check_outputs(ys: Sequence[Any], at: Call) -> None:
             raise WrongDtype(
                 f"{at.asked} of {at.name}",
                 f"it returned a value of type {type(y).__name__}, which is no array",
-                written(at.f),
+                definition_site(at.f),
                 "return arrays, numbers or pytrees of them; with has_aux=True the second of a pair "
                 "may hold anything",
             ) from None

@@ -21,7 +21,7 @@ from xform._jax.meshes import argument
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.interpret.cost import aval_bytes
 from xform.interpret.node import gather
-from xform.introspection.callables import function_name, takes_policy, written
+from xform.introspection.callables import definition_site, function_name, takes_policy
 from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
 from xform.planner.candidate import Candidate
@@ -75,7 +75,7 @@ def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: 
         raise WrongArgument(
             f"plan of {function_name(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
             "it has an argument `policy`, so it is a step, which takes its own derivative",
-            written(f),
+            definition_site(f),
             "drop that option, or rename the argument `policy`",
         )
     return _step(f, args, goal, donate, regions)
@@ -165,7 +165,7 @@ def _one(f: Callable[..., Any], problems: Sequence[Problem]) -> Problem:
         f"it differentiates {len(problems)} different functions under its argument `policy`"
         if problems else
         "it differentiates nothing under its argument `policy`",
-        written(f),
+        definition_site(f),
         "give each of them its own policy argument, and bind all but one: functools.partial(step, "
         "policy_of_the_other=...)" if problems else
         "pass it to the derivative in the step: xform.value_and_grad(loss, policy=policy); or, if "

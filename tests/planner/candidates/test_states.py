@@ -49,7 +49,7 @@ def changed(base, change):
 
 
 def by_trips(base, made):
-    return {loop.node.trips: loop for loop in planned_loops(made, base[0]).values()}
+    return {loop.node.iterations: loop for loop in planned_loops(made, base[0]).values()}
 
 
 @pytest.mark.parametrize("change", [outer_states, all_states(MinCut(), {})])

@@ -53,7 +53,7 @@ def most(prog):
 def test_each_loop_that_carries_a_derivative_is_met_once_with_how_often_it_runs() -> None:
     assert LENGTHS == [50, 12, 3, 5, 12]
     met = planned_loops(most(PROG), PROG)
-    assert {i: (x.node.trips, x.runs, x.inner) for i, x in met.items()} == {
+    assert {i: (x.node.iterations, x.runs, x.inner) for i, x in met.items()} == {
         1: (12, 1, False), 2: (3, 1, False), 3: (5, 1, False), 4: (12, 5, True)
     }  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_large_are_those_of_some_trips_that_keep_a_twentieth() -> None:
     met = planned_loops(most(PROG), PROG)
     size = lambda x: held_bytes(token(x.node, x.schedules))
     for whole in (0, *map(size, met.values()), 10**9):
-        expected = {i for i, x in met.items() if x.node.trips >= 4 and 20 * size(x) > whole}
+        expected = {i for i, x in met.items() if x.node.iterations >= 4 and 20 * size(x) > whole}
         assert large(met, whole).keys() == expected
     assert large_loops(Problem(PROG, *MASKS)).keys() == {1, 3}
     assert inner_loops(Problem(PROG, *MASKS)).keys() == {4}
@@ -89,9 +89,9 @@ def test_in_other_shapes_the_outermost_stand_for_those_that_they_were() -> None:
     shapes = {1: ((3, 4),), 3: ((2,), (3,))}
     now = most(reshaped(PROG, shapes))
     found = at_places(now, PROG, shapes, {1, 3})
-    assert [node.trips for node in found] == [3, 2, 3]
+    assert [node.iterations for node in found] == [3, 2, 3]
     inner = at_places(now, PROG, shapes, {4})
-    assert [node.trips for node in inner] == [12, 12]
+    assert [node.iterations for node in inner] == [12, 12]
 
 
 def test_a_program_without_loops_has_none() -> None:

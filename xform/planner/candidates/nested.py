@@ -54,20 +54,20 @@ def _shape(node: Node, inner: MinCut, depth: int) -> Shape:
     """The smallest nested shape of a loop if the policy `inner` decides what each step saves."""
     (joint,) = node.joints
     schedules = (schedule(joint, inner),)
-    step = held_bytes(token(node, schedules)) // node.trips
-    return fold(node.trips, depth, _state(node, schedules[0]), step)[0]
+    step = held_bytes(token(node, schedules)) // node.iterations
+    return fold(node.iterations, depth, _state(node, schedules[0]), step)[0]
 
 
 def _state_shape(node: Node, depth: int) -> Shape:
     """The smallest nested shape of a loop that saves its states only."""
     state = _state(node, schedule(node.joints[0], MinCut()))
-    return fold(node.trips, depth, state, state)[0]
+    return fold(node.iterations, depth, state, state)[0]
 
 
 def _state(node: Node, inside: Schedule) -> int:
     """Bytes of the part of a loop's carry that the backward pass reads, for one iteration."""
     inputs = zip(node.stored_states((inside,)), inside.joint.inputs, strict=True)
-    return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.trips
+    return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.iterations
 
 
 def _all_states_candidate(problem: Problem, shapes: Shapes, body_policy: MinCut) -> Candidate:

@@ -75,7 +75,7 @@ def _chunked_shapes(loops_by_index: Mapping[int, Node]) -> Iterator[tuple[Shapes
     """Yield shapes that divide the loops into chunks, each with the policy inside a chunk."""
     for chunk in _CHUNKS if loops_by_index else ():
         divided = loops_by_index.items() if chunk > 1 else ()
-        shapes = {i: _chunks(node.trips, chunk) for i, node in divided}
+        shapes = {i: _chunks(node.iterations, chunk) for i, node in divided}
         if not all(shapes.values()):
             return
         for policy in (MinCut(), MinCut(0.0, 0.0)):
@@ -90,11 +90,11 @@ def _decreasing_slots(
     `decision` returns the decisions for the number of states that each loop stores.
     """
     loops = [node for node in loops if not node.eqn.effects]
-    longest = max((n.trips for n in loops), default=0)
+    longest = max((n.iterations for n in loops), default=0)
     # Storing all states but one gains nothing over the loop as written.
     max_slots = longest - 2
     while max_slots > 0:
-        slots = {n: max(1, math.floor(max_slots / longest * n.trips)) for n in loops}
+        slots = {n: max(1, math.floor(max_slots / longest * n.iterations)) for n in loops}
         yield problem.candidate(decision(slots), shapes)
         max_slots = min(max_slots - 1, int(_SLOT_RATIO * max_slots))
 

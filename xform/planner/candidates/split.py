@@ -30,7 +30,9 @@ def split(problem: Problem, above: Schedule, below: Schedule) -> Iterator[Candid
     The second part of each loop saves what `above` saves, the first part what `below` saves.
     """
     planned = planned_loops(above, problem.program)
-    trips = {i: n for i, loop in planned.items() if not loop.inner and (n := loop.node.trips) > 1}
+    trips = {
+        i: n for i, loop in planned.items() if not loop.inner and (n := loop.node.iterations) > 1
+    }
     parts = min(_N_PARTS, max(trips.values(), default=0))
     for part in reversed(range(1, parts)):
         late_trips = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}

@@ -56,7 +56,7 @@ def _visit(current: Schedule, runs: int, inner: bool) -> Iterator[PlannedLoop]:
         if node.loop:
             yield PlannedLoop(node, schedules, runs, inner)
         for p in schedules:
-            yield from _visit(p, runs * node.trips, inner or node.loop or node.region)
+            yield from _visit(p, runs * node.iterations, inner or node.loop or node.region)
 
 
 def large(loops: dict[int, PlannedLoop], total_bytes: int) -> dict[int, PlannedLoop]:
@@ -64,7 +64,7 @@ def large(loops: dict[int, PlannedLoop], total_bytes: int) -> dict[int, PlannedL
     return {
         place: loop
         for place, loop in loops.items()
-        if loop.node.trips >= _MIN_TRIPS
+        if loop.node.iterations >= _MIN_TRIPS
         and held_bytes(token(loop.node, loop.schedules)) > _MIN_SHARE * total_bytes
     }
 

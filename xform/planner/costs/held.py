@@ -95,7 +95,7 @@ def _ndim(v: Any) -> int:
 
 
 def _loops(node: Node) -> tuple[int, ...]:
-    return (node.trips,) if node.loop else ()
+    return (node.iterations,) if node.loop else ()
 
 
 def token(node: Node, schedules: Sequence[Schedule]) -> list[Held]:

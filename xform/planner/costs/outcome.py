@@ -27,7 +27,7 @@ def recompute_flops(schedule: Schedule) -> int:
 def _flops(eqn: JaxprEqn, schedule: Schedule) -> int:
     if eqn.primitive is join_p:
         node, schedules = eqn.params["node"], schedule.inner[eqn.params["node"]]
-        runs = node.trips * node.device_count
+        runs = node.iterations * node.device_count
         recomputed = runs * max(map(recompute_flops, schedules), default=0)
         return recomputed + sum(_restart_flops(node, p) for p in schedules)
     if id(eqn) not in schedule.recomputed or fusible(eqn):
@@ -49,11 +49,11 @@ def _restart_flops(node: Node, schedule: Schedule) -> int:
         for e in live(joint.forward, wanted, effects=False)
         if not fusible(e)
     )
-    extra_steps = steps_run(node.trips, schedule.snapshots) - max(node.trips - 1, 0)
+    extra_steps = steps_run(node.iterations, schedule.snapshots) - max(node.iterations - 1, 0)
     first = node.first_carry
     stored = gather(joint.inputs[first:], node.stacked_inputs([schedule])[first:])
     after = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
-    return extra_steps * work([after[v] for v in stored]) + node.trips * work(schedule.kept)
+    return extra_steps * work([after[v] for v in stored]) + node.iterations * work(schedule.kept)
 
 
 def kept_bytes(schedule: Schedule) -> int:

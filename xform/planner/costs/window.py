@@ -82,7 +82,7 @@ class _Clock:
             return device_flops(eqn) / self.link.flops_per_second
         node, back = eqn.params["node"], eqn.primitive is join_p
         iteration = max((sum(self.times(joint)[back]) for joint in node.joints), default=0.0)
-        return node.trips * iteration
+        return node.iterations * iteration
 
     def visit(self, schedule: Schedule, around: float, states: Iterable[Var] = ()) -> None:
         """Record the idle windows of the values of a Joint and of its nested Joints.
@@ -111,7 +111,7 @@ class _Clock:
             if eqn.primitive is not fork_p or len(schedule.inner[eqn.params["node"]]) != 1:
                 continue
             node: Node = eqn.params["node"]
-            (inner,), trips = schedule.inner[node], node.trips
+            (inner,), trips = schedule.inner[node], node.iterations
             iteration = sum(map(sum, self.times(inner.joint)))
             wait = left[i] + use.get(eqn.outvars[-1], 0.0)
             # On average, half of the other iterations run in between.

@@ -216,12 +216,12 @@ def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside
         every = dataclasses.replace(schedule, kept=values)
         part.invariant = frozenset(gather(values, node.hoisted_values(every)))
     for inner, schedules in schedule.inner.items():
-        within = runs * inner.trips * inner.device_count
+        within = runs * inner.iterations * inner.device_count
         if runs and len(schedules) > 1 and _included(inner):
             part.branches.append((inner, runs))
             within = 0
         for p in schedules if _included(inner) else ():
-            _visit(p, inner, times * inner.trips, within, times, parts)
+            _visit(p, inner, times * inner.iterations, within, times, parts)
 
 
 def _values(model: Model, part: _Part, may: Room, link: Link | None) -> None:
@@ -289,7 +289,7 @@ def _inner_work(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node
 
     A cond counts its most expensive branch.
     """
-    runs *= node.trips * node.device_count
+    runs *= node.iterations * node.device_count
     programs: list[list[Term]] = []
     for p in part.schedule.inner[node]:
         inner = parts[p.joint]
@@ -332,7 +332,7 @@ def _nested(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, at
             one = dataclasses.replace(p, reads=tuple(i == j for j in range(len(p.joint.inputs))))
             reading = [*nothing[:k], one, *nothing[k + 1 :]]
             if any(node.stacked_inputs(reading)):
-                model.size[columns[u]] += part.times * node.trips * aval_bytes(u.aval)
+                model.size[columns[u]] += part.times * node.iterations * aval_bytes(u.aval)
             for v, on, already in zip(atoms, node.reads(reading), always, strict=False):
                 if on and not already and isinstance(v, Var) and v in part.needed:
                     model.row((part.needed[v], 1.0), (columns[u], -1.0))

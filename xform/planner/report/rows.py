@@ -87,12 +87,14 @@ def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> I
 
 def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int, ...], runs: int
           ) -> Iterator[Row]:  # fmt: skip
-    body_loops = (*loops, node.trips) if node.loop and node.trips > 1 else loops
+    body_loops = (*loops, node.iterations) if node.loop and node.iterations > 1 else loops
     if schedules[0].snapshots is not None:
         body_loops = ()  # saved values are held for one step
     for k, p in enumerate(schedules):
         branch = f"[{k}]" if len(schedules) > 1 else ""
-        yield from _rows(p, f"{name}{branch}/", body_loops, runs * node.trips * node.device_count)
+        yield from _rows(
+            p, f"{name}{branch}/", body_loops, runs * node.iterations * node.device_count
+        )
     for i, n in enumerate(node.stored_states(schedules)):
         if n:
             v = schedules[0].joint.inputs[i]

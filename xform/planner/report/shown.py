@@ -104,7 +104,7 @@ def _bodies(node: Node, schedules: Sequence[Schedule]) -> Iterator[tuple[str, Sc
         heading = f"branch {k}" if len(schedules) > 1 else "body"
         if node.loop:
             stored = sum(n > 0 for n in node.stored_states(schedules))
-            heading += f" of {node.trips} trips" if node.trips > 1 else ""
+            heading += f" of {node.iterations} trips" if node.iterations > 1 else ""
             values = "values" if stored > 1 else "value"
             heading += f", {stored} carry {values} saved in each" if stored else ""
         yield heading, inner

@@ -191,7 +191,7 @@ class LoopFusion(Fusion):
         Slow operations, reductions, gathers, and operations with a widened 16-bit result are.
         """
         small = self.profile.widens and pointwise(step) and narrow(step.eqn.outvars[0].aval)
-        return small or step.of.dear or _reduces(step) or step.does is lax.gather_p
+        return small or step.of.expensive or _reduces(step) or step.does is lax.gather_p
 
     def _forbid_large_reads(self, steps: Sequence[Step]) -> None:
         """Forbid to fuse a step that reads more than it makes, unless all paths to it fuse."""

@@ -19,30 +19,30 @@ from xform.errors import NotDifferentiable
 Value = Any
 
 
-def content(x: Value, transforms: Sequence[Any]) -> Value:
+def read_at(x: Value, transforms: Sequence[Any]) -> Value:
     """Read `x` at the position given by `transforms`."""
     for t in transforms:
         x = _KINDS[_name(t)][0](x, t)
     return x
 
 
-def replaced(x: Value, transforms: Sequence[Any], value: Value) -> Value:
+def write_at(x: Value, transforms: Sequence[Any], value: Value) -> Value:
     """`x` with the elements at the position replaced by `value`."""
     if not transforms:
         return value
     first, *rest = transforms
-    return _KINDS[_name(first)][1](x, first, replaced(content(x, [first]), rest, value))
+    return _KINDS[_name(first)][1](x, first, write_at(read_at(x, [first]), rest, value))
 
 
-def accumulated(x: Value, transforms: Sequence[Any], value: Value) -> Value:
+def add_at(x: Value, transforms: Sequence[Any], value: Value) -> Value:
     """`x` with `value` added at the position; if indices repeat, each occurrence is added."""
     if not transforms:
         return lax.add(x, value)
     *outer, last = transforms
-    inner = content(x, outer)
+    inner = read_at(x, outer)
     if _name(last) == "NDIndexer":
-        return replaced(x, outer, _update(inner, last, value, add=True))
-    return replaced(x, transforms, lax.add(content(inner, [last]), value))
+        return write_at(x, outer, _update(inner, last, value, add=True))
+    return write_at(x, transforms, lax.add(read_at(inner, [last]), value))
 
 
 def _name(transform: Any) -> str:

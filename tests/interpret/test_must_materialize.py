@@ -41,7 +41,7 @@ def test_it_is_written_and_takes_fewer_bytes(loss, monkeypatch: pytest.MonkeyPat
     want = jax.jit(jax.value_and_grad(loss))(W, X)
     np.testing.assert_allclose(own(W, X)[0], want[0], rtol=1e-6)
     np.testing.assert_allclose(own(W, X)[1], want[1], rtol=1e-5)
-    monkeypatch.setattr("xform.interpret.walk.written", lambda plan: {})
+    monkeypatch.setattr("xform.interpret.walk.must_materialize", lambda plan: {})
     assert bytes_of(own) < bytes_of(step())
 
 

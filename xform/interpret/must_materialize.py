@@ -27,7 +27,7 @@ _LARGER = 3
 _REPEATED = ("elementwise", "movement")
 
 
-def written(schedule: Schedule) -> dict[Var, Where]:
+def must_materialize(schedule: Schedule) -> dict[Var, Where]:
     """Return values to write to memory, with the backends on which to write them.
 
     These are saved values much smaller than the values from which a compiler would recompute them,
@@ -35,7 +35,7 @@ def written(schedule: Schedule) -> dict[Var, Where]:
     its backward part, outside loops: a loop writes the values that it stacks in any case. Inputs
     and other saved values are in memory in any case, so they cost nothing.
     """
-    if "written" not in schedule.cache:
+    if "must_materialize" not in schedule.cache:
         available = {schedule.joint.named.get(v, v) for v in schedule.kept}
         available |= {*schedule.joint.inputs, *(v for v, _ in schedule.joint.program.consts)}
         smaller = [
@@ -50,8 +50,8 @@ def written(schedule: Schedule) -> dict[Var, Where]:
         ]
         where: dict[Var, Where] = {v: "cpu" for v in pooled}
         where.update((v, "everywhere") for v in smaller)
-        schedule.cache["written"] = where
-    return schedule.cache["written"]
+        schedule.cache["must_materialize"] = where
+    return schedule.cache["must_materialize"]
 
 
 def _pooled(schedule: Schedule) -> Iterator[Var]:
@@ -99,7 +99,7 @@ def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
 
 def _repeated(eqn: JaxprEqn) -> bool:
     of = traits(eqn.primitive)
-    return of.fusion in _REPEATED and of.pure and not of.dear and len(eqn.outvars) == 1
+    return of.fusion in _REPEATED and of.pure and not of.expensive and len(eqn.outvars) == 1
 
 
 def plain(v: Any) -> bool:

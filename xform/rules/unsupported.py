@@ -12,7 +12,7 @@ def _because(reason: str, names: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(names, reason)
 
 
-WITHOUT: dict[str, str] = {
+UNSUPPORTED: dict[str, str] = {
     **_because(
         "its factors have no derivative rule in JAX either; use qr, eig or eigh",
         ("schur", "hessenberg", "tridiagonal", "geqrf", "geqp3"),
