@@ -64,9 +64,9 @@ _DOORS = {
     ("interpret/concrete.py", "run"),  # the body of a `shard_map`
     ("ir.py", "trace"),
     # A program under `run` may be left to JAX, or compared with it.
-    ("commands/met.py", "_do"),
-    ("commands/met.py", "theirs_forward"),
-    ("commands/met.py", "backward"),
+    ("commands/record.py", "_call"),
+    ("commands/record.py", "theirs_forward"),
+    ("commands/record.py", "backward"),
 }
 _REFERENCES = {"testing/__init__.py", "testing/watch.py"}
 _OF_TRACES = ("_shard_map_jvp", "_shard_map_linearize")

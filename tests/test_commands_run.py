@@ -13,7 +13,7 @@ import pytest
 
 from xform import commands, everywhere
 from xform._jax import jax_primitives
-from xform.commands.met import apart
+from xform.commands.record import largest_difference
 from xform.program.ir import forget
 from xform.registry import table
 
@@ -178,7 +178,7 @@ def test_a_comparison_with_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_how_far_two_results_are_apart(ours: Any, theirs: Any, told: float) -> None:
-    found = apart(*(list(map(jnp.float32, xs)) for xs in (ours, theirs)))
+    found = largest_difference(*(list(map(jnp.float32, xs)) for xs in (ours, theirs)))
     assert jnp.allclose(found, told, equal_nan=True)
 
 

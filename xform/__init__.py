@@ -56,7 +56,7 @@ __version__ = _packages.own_version()
 # import time.
 _LAZY_FUNCTIONS = {
     "compare": "xform.transforms.compare",
-    "fits": "xform.memory.questions",
+    "fits": "xform.memory.capacity",
     "health": "xform.diagnosis.health",
     "memory_analysis": "xform.memory.analysis",
     "pareto": "xform.transforms.pareto",
@@ -75,7 +75,7 @@ if _typing.TYPE_CHECKING:
     from xform import sparse as sparse
     from xform.diagnosis.health import health
     from xform.memory.analysis import memory_analysis
-    from xform.memory.questions import fits
+    from xform.memory.capacity import fits
     from xform.transforms.compare import compare
     from xform.transforms.pareto import pareto
     from xform.transforms.plan import plan

@@ -41,7 +41,7 @@ Function = Callable[..., Any]
 D = TypeVar("D", bound=Function)
 
 
-class _Door(eqx.Module):
+class _TransformedFunction(eqx.Module):
     """A transformed function: a pytree like the function itself, and usable as a method."""
 
     _fun: Function
@@ -55,7 +55,7 @@ class _Door(eqx.Module):
         return self if instance is None else eqx.Partial(bound, instance)
 
 
-class _ValueAndGrad(_Door):
+class _ValueAndGrad(_TransformedFunction):
     _has_aux: bool = eqx.field(static=True)
     _policy: Any = eqx.field(static=True)
     _holomorphic: bool = eqx.field(static=True)
@@ -84,7 +84,7 @@ class _Grad(_ValueAndGrad):
         return (gradient, value[1]) if self._has_aux else gradient
 
 
-class _Jacobian(_Door):
+class _FilterJacobian(_TransformedFunction):
     _has_aux: bool = eqx.field(static=True)
     _transform: Function = eqx.field(static=True)
 
@@ -94,7 +94,7 @@ class _Jacobian(_Door):
         return self._transform(f, has_aux=self._has_aux)(wrt)
 
 
-class _Checkpoint(_Door):
+class _Checkpoint(_TransformedFunction):
     _prevent_cse: bool = eqx.field(static=True)
     _policy: Any = eqx.field(static=True)
 
@@ -112,14 +112,14 @@ class _Checkpoint(_Door):
         return eqx.combine(outputs, rest[0])
 
 
-def _decorator(door: D) -> D:
+def _decorator(transform: D) -> D:
     """Make a transform return a decorator if it is called with options only."""
 
-    @functools.wraps(door)
+    @functools.wraps(transform)
     def call(fun: Function | None = None, **options: Any) -> Any:
         if fun is None:
             return functools.partial(call, **options)
-        return eqx.module_update_wrapper(door(fun, **options))
+        return eqx.module_update_wrapper(transform(fun, **options))
 
     return call  # pyright: ignore[reportReturnType]
 
@@ -257,7 +257,7 @@ def filter_jacfwd(fun: Function, has_aux: bool = False) -> Function:
     >>> jacobian((jnp.array([1.0, 2.0]), "a"))[0].tolist()
     [[2.0, 0.0], [0.0, 4.0]]
     """
-    return _Jacobian(fun, has_aux, jacobian.jacfwd)
+    return _FilterJacobian(fun, has_aux, jacobian.jacfwd)
 
 
 def filter_jacrev(fun: Function, has_aux: bool = False) -> Function:
@@ -268,7 +268,7 @@ def filter_jacrev(fun: Function, has_aux: bool = False) -> Function:
     >>> xform.equinox.filter_jacrev(lambda tree: tree[0].sum())((jnp.ones(2), "a"))[0].tolist()
     [1.0, 1.0]
     """
-    return _Jacobian(fun, has_aux, jacobian.jacrev)
+    return _FilterJacobian(fun, has_aux, jacobian.jacrev)
 
 
 def filter_hessian(fun: Function, has_aux: bool = False) -> Function:

@@ -82,8 +82,8 @@ def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
     False
     """
     before, end = dict(_now), contextlib.ExitStack()
-    put(doors(policy))
-    end.callback(put, before)
+    replace_transforms(replacements(policy))
+    end.callback(replace_transforms, before)
     return end
 
 
@@ -94,7 +94,7 @@ def uninstall() -> None:
     >>> jax.grad is xform.grad
     False
     """
-    put(THEIRS)
+    replace_transforms(THEIRS)
 
 
 def is_installed() -> bool:
@@ -106,14 +106,14 @@ def is_installed() -> bool:
     return _now != THEIRS
 
 
-def doors(policy: Any = None) -> dict[str, Transform]:
+def replacements(policy: Any = None) -> dict[str, Transform]:
     """For each of JAX's transforms, by name, a function with its arguments that calls xform's."""
     if policy is not None:
         check(policy)
-    return {name: _door(name, policy) for name in THEIRS}
+    return {name: _replacement(name, policy) for name in THEIRS}
 
 
-def _door(name: str, policy: Any) -> Transform:
+def _replacement(name: str, policy: Any) -> Transform:
     ours, theirs = _OURS[name], THEIRS[name]
     taken = inspect.signature(ours).parameters
     function, *options = inspect.signature(theirs).parameters
@@ -121,7 +121,7 @@ def _door(name: str, policy: Any) -> Transform:
     fixed = {"policy": policy} if policy is not None and name in _PLANNED else {}
 
     @functools.wraps(theirs)
-    def door(*args: Any, **kwargs: Any) -> Any:
+    def replacement(*args: Any, **kwargs: Any) -> Any:
         if function in kwargs:
             args = (kwargs.pop(function), *args)
         for k in dropped:  # such as `reduce_axes`, which JAX accepts if it is empty
@@ -129,11 +129,11 @@ def _door(name: str, policy: Any) -> Transform:
                 del kwargs[k]
         return ours(*args, **fixed | kwargs)
 
-    door.__module__ = "jax"  # so that pickle finds it
-    return door
+    replacement.__module__ = "jax"  # so that pickle finds it
+    return replacement
 
 
-def put(transforms: Mapping[str, Transform]) -> None:
+def replace_transforms(transforms: Mapping[str, Transform]) -> None:
     """Replace the transforms that modules have now by these, in all modules or in none."""
     first = [n for n in transforms if _now[n] is THEIRS[n]]
     new = {id(_now[n]): x for n, x in transforms.items()}

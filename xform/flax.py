@@ -40,7 +40,7 @@ Mode = bool | None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Door:
+class _ModuleBoundary:
     """Passes NNX objects into a pure function as arrays, and its changes of them back out.
 
     Both happen in `nnx.update_context(name)`, which maps the objects outside to the ones inside.
@@ -51,7 +51,7 @@ class _Door:
     updates: bool
 
     @classmethod
-    def of(cls, name: str, graph: Mode, updates: Mode) -> _Door:
+    def of(cls, name: str, graph: Mode, updates: Mode) -> _ModuleBoundary:
         graph = bool(nnx.set_graph_mode.current_value() if graph is None else graph)
         updates = bool(nnx.set_graph_updates.current_value() if updates is None else updates)
         return cls(name, graph, graph and updates)
@@ -137,8 +137,8 @@ def _public(required: int) -> Callable[[Function], Function]:
     NNX's transforms do the same. Only bound methods of modules are rejected.
     """
 
-    def decorate(door: Function) -> Function:
-        @functools.wraps(door)
+    def decorate(transform: Function) -> Function:
+        @functools.wraps(transform)
         def call(*args: Any, **kwargs: Any) -> Any:
             if len(args) + len(kwargs.keys() & {"f", "primals", "tangents"}) < required:
                 return functools.partial(call, *args, **kwargs)
@@ -148,12 +148,12 @@ def _public(required: int) -> Callable[[Function], Function]:
             if inspect.ismethod(inner) and isinstance(inner.__self__, nnx.Module):
                 owner = type(inner.__self__).__name__
                 raise WrongArgument(
-                    f"{door.__name__} of {owner}.{inner.__name__}",
+                    f"{transform.__name__} of {owner}.{inner.__name__}",
                     f"it is a method bound to a {owner}, which would be held constant",
                     "",
                     f"pass {owner}.{inner.__name__}, and the module as its first argument",
                 )
-            return door(*args, **kwargs)
+            return transform(*args, **kwargs)
 
         return call
 
@@ -199,8 +199,8 @@ def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux:
     >>> g.bias[...].tolist()
     [3.0]
     """
-    door = _Door.of("value_and_grad", graph, graph_updates)
-    return _gradient(door, f, argnums, has_aux, holomorphic, allow_int, policy)
+    boundary = _ModuleBoundary.of("value_and_grad", graph, graph_updates)
+    return _gradient(boundary, f, argnums, has_aux, holomorphic, allow_int, policy)
 
 
 @_public(1)
@@ -217,32 +217,33 @@ def grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = Fa
     >>> float(xform.flax.grad(lambda scale: scale[...] ** 2)(scale)[...])
     6.0
     """
-    door = _Door.of("grad", graph, graph_updates)
-    return _gradient(door, f, argnums, has_aux, holomorphic, allow_int, policy)
+    boundary = _ModuleBoundary.of("grad", graph, graph_updates)
+    return _gradient(boundary, f, argnums, has_aux, holomorphic, allow_int, policy)
 
 
-def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: Any) -> Function:
-    asked, one = f"{door.name} of {function_name(f)}", not isinstance(argnums, Iterable)
+def _gradient(boundary: _ModuleBoundary, f: Function, argnums: Any, has_aux: bool,
+              *options: Any) -> Function:  # fmt: skip
+    asked, one = f"{boundary.name} of {function_name(f)}", not isinstance(argnums, Iterable)
     chosen = [argnums] if one else list(argnums)
     at = [x.argnum if isinstance(x, nnx.DiffState) else x for x in chosen]
     distinct(numbers(at, asked, "argnums"), asked, at)
-    if not door.updates and any(isinstance(x, nnx.DiffState) for x in chosen):
+    if not boundary.updates and any(isinstance(x, nnx.DiffState) for x in chosen):
         raise WrongArgument(
             f"{asked} by a DiffState",
             "without graph updates, a module is differentiated as a whole",
             "",
             "pass graph=True, graph_updates=True",
         )
-    default = nnx.Param if door.updates else True
+    default = nnx.Param if boundary.updates else True
     filters = [x if isinstance(x, nnx.DiffState) else nnx.DiffState(x, default) for x in chosen]
 
     @functools.wraps(f, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _resolve(f, args, kwargs) if door.updates else (args, kwargs)
-        at = positions([x.argnum for x in filters], len(args), door.name)
+        args, kwargs = _resolve(f, args, kwargs) if boundary.updates else (args, kwargs)
+        at = positions([x.argnum for x in filters], len(args), boundary.name)
 
         def objective(*wrt: Tree) -> Any:
-            y, (aux, changes) = door.pure(f, has_aux)(*_place(entered, at, wrt), **held)
+            y, (aux, changes) = boundary.pure(f, has_aux)(*_place(entered, at, wrt), **held)
             if _is_node(y):
                 raise NotScalar(
                     f"{asked}: gradient only defined for scalar-output functions",
@@ -253,24 +254,24 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
             return y, (y, aux, changes)
 
         objective.__name__ = function_name(f)
-        with nnx.update_context(door.name):
+        with nnx.update_context(boundary.name):
             # With the prefix, NNX also checks that all or none of a Variable's owners select it.
             prefix = [dict(zip(at, filters, strict=True)).get(i) for i in range(len(args))]
-            entered, held = door.enter((args, kwargs), (tuple(prefix), None))
+            entered, held = boundary.enter((args, kwargs), (tuple(prefix), None))
             selected = lambda x: x.states[0] if _is_node(x) else x
             wrt = [jax.tree.map(selected, entered[i], is_leaf=_is_node) for i in at]
             if not jax.tree.leaves(wrt):
                 _refuse_objects(asked, [args[i] for i in at], filters)
-            transform, every = getattr(reverse, door.name), range(len(at))
+            transform, every = getattr(reverse, boundary.name), range(len(at))
             holomorphic, allow_int, policy = options
             out = transform(objective, every, True, holomorphic, allow_int, policy=policy)(*wrt)
-            g, (y, aux, changes) = out if door.name == "grad" else (out[1], out[0][1])
-            aux = door.leave(aux, changes)
-        if not door.updates:  # built together, so that gradients share objects as arguments do
+            g, (y, aux, changes) = out if boundary.name == "grad" else (out[1], out[0][1])
+            aux = boundary.leave(aux, changes)
+        if not boundary.updates:  # built together, so that gradients share objects as arguments do
             objects = nnx.from_tree(_place(entered, at, g))
             g = [objects[i] for i in at]
         g = g[0] if one else tuple(g)
-        if door.name == "grad":
+        if boundary.name == "grad":
             return (g, aux) if has_aux else g
         return ((y, aux) if has_aux else y), g
 
@@ -299,15 +300,15 @@ def _place(entered: Sequence[Tree], at: Sequence[int], wrt: Sequence[Tree]) -> l
     return full
 
 
-def _values_only(name: str, graph: Mode, graph_updates: Mode) -> _Door:
-    if graph_updates and _Door.of(name, graph, True).updates:
+def _values_only(name: str, graph: Mode, graph_updates: Mode) -> _ModuleBoundary:
+    if graph_updates and _ModuleBoundary.of(name, graph, True).updates:
         raise WrongArgument(
             f"{name} with graph_updates=True",
             "tangents have the structure of the primals, so the function may not change it",
             "",
             "drop graph_updates, or pass graph=False",
         )
-    return _Door.of(name, graph, False)
+    return _ModuleBoundary.of(name, graph, False)
 
 
 @_public(2)
@@ -326,12 +327,12 @@ def vjp(f: Function, *primals: Tree, has_aux: bool = False, policy: Any = None,
     >>> d_model.bias[...].tolist()
     [3.0]
     """
-    door = _values_only("vjp", graph, graph_updates)
-    with nnx.update_context(door.name):
-        entered = door.enter(primals)
-        result: Any = reverse.vjp(door.pure(f, has_aux), *entered, has_aux=True, policy=policy)
+    boundary = _values_only("vjp", graph, graph_updates)
+    with nnx.update_context(boundary.name):
+        entered = boundary.enter(primals)
+        result: Any = reverse.vjp(boundary.pure(f, has_aux), *entered, has_aux=True, policy=policy)
         y, pull, (aux, changes) = result
-        y, aux = door.leave((y, aux), changes)
+        y, aux = boundary.leave((y, aux), changes)
     # As a Partial the pullback is a pytree of residuals, which a jitted function may return.
     pull = jax.tree_util.Partial(_pull, pull)
     return (y, pull, aux) if has_aux else (y, pull)
@@ -356,12 +357,13 @@ def jvp(f: Function, primals: Sequence[Tree], tangents: Sequence[Tree], *, has_a
     >>> float(dy)
     6.0
     """
-    door = _values_only("jvp", graph, graph_updates)
+    boundary = _values_only("jvp", graph, graph_updates)
     primals, tangents = as_tuple(primals, "primals", "jvp"), as_tuple(tangents, "tangents", "jvp")
-    with nnx.update_context(door.name):
-        entered, pushed = door.enter(primals), nnx.to_tree(tangents)
-        y, dy, (aux, changes) = forward.jvp(door.pure(f, has_aux), entered, pushed, has_aux=True)
-        y, aux = door.leave((y, aux), changes)
+    with nnx.update_context(boundary.name):
+        entered, pushed = boundary.enter(primals), nnx.to_tree(tangents)
+        pure = boundary.pure(f, has_aux)
+        y, dy, (aux, changes) = forward.jvp(pure, entered, pushed, has_aux=True)
+        y, aux = boundary.leave((y, aux), changes)
     return (y, nnx.from_tree(dy), aux) if has_aux else (y, nnx.from_tree(dy))
 
 
@@ -381,18 +383,18 @@ def remat(f: Function, *, prevent_cse: bool = True, static_argnums: int | tuple[
     >>> xform.flax.grad(lambda m, x: layer(m, x).sum())(model, jnp.ones((3, 2))).bias[...].tolist()
     [3.0]
     """
-    door = _Door.of("remat", graph, graph_updates)
+    boundary = _ModuleBoundary.of("remat", graph, graph_updates)
     # Made once, not at each call: JAX caches a region's trace by the identity of its function.
     region = checkpoint(
-        door.pure(f), prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
+        boundary.pure(f), prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
     )
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _resolve(f, args, kwargs) if door.updates else (args, kwargs)
-        with nnx.update_context(door.name):
-            entered, held = door.enter((args, kwargs))
+        args, kwargs = _resolve(f, args, kwargs) if boundary.updates else (args, kwargs)
+        with nnx.update_context(boundary.name):
+            entered, held = boundary.enter((args, kwargs))
             y, (_, changes) = region(*entered, **held)
-            return door.leave(y, changes)
+            return boundary.leave(y, changes)
 
     return call

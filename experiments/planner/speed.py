@@ -21,7 +21,7 @@ from xform.interpret.cost import flops
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.planned import planned
 from xform.policies import Budget, min_cut
-from xform.transforms.inspect import At, point
+from xform.transforms.inspect import TracedDerivative, derivative_at
 
 HERE = Path(__file__).parent
 HEAD = ["program", "equations", "budget, of the default", "CPU seconds: default", "budget",
@@ -41,7 +41,7 @@ CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
 def measured(name: str, part: float) -> list[str]:
     """A row: planning for a part of what the default takes."""
     loss, args = CASES[name]()
-    at: At = point("plan", loss, args, 0, False)
+    at: TracedDerivative = derivative_at("plan", loss, args, 0, False)
     start = time.process_time()
     joint = at.problem.joint()
     most = at.problem.peak(at.planned(min_cut).schedule)

@@ -20,7 +20,7 @@ import xform
 from experiments.report import keep, known, write_table
 from experiments.sharded.weigh import GIB, Case, Weighed, most_of, waiting, weigh
 from models.train.log import read_records
-from xform.memory.questions import Batch
+from xform.memory.capacity import LargestBatch
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
@@ -186,7 +186,7 @@ def largest(case: Case, policy: Any) -> dict[str, Any] | None:
     return found and batch_of(*found)
 
 
-def batch_of(found: Batch, policy: Any) -> dict[str, Any]:
+def batch_of(found: LargestBatch, policy: Any) -> dict[str, Any]:
     """Return the stored results of a largest batch."""
     value = {"batch": found.size, "bytes": found.fits.total_bytes,
              "proven": bool(found.over), "compilations": found.compiles}  # fmt: skip

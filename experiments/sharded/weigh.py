@@ -18,7 +18,7 @@ from models.train.planned import bounds_peak
 from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import make_step
 from xform.errors import BudgetInfeasible
-from xform.memory.questions import Batch
+from xform.memory.capacity import LargestBatch
 from xform.memory.report import MemoryReport
 
 GIB = 2**30
@@ -129,7 +129,7 @@ def weigh(case: Case, policy: Any) -> Weighed:
                    one.host_bytes)  # fmt: skip
 
 
-def most_of(case: Case, policy: Any) -> tuple[Batch, Any] | None:
+def most_of(case: Case, policy: Any) -> tuple[LargestBatch, Any] | None:
     """Return the largest batch whose step fits each device, and the policy of its step; or None.
 
     The batch is a multiple of the devices that share it. For a budget the policy is a plan.

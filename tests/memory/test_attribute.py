@@ -9,16 +9,16 @@ import pytest
 
 import xform
 from tests.memory.dumps import PROGRAMS, dumped
-from tests.memory.test_questions import f32
-from xform.memory.attribute import Argument, Row, part, reason, rows, scope
+from tests.memory.test_capacity import f32
+from xform.memory.attribute import Argument, BufferRow, part, reason, rows, scope
 from xform.memory.buffers import read
 
 
-def of(name: str, *args: Any, **options: Any) -> list[Row]:
+def of(name: str, *args: Any, **options: Any) -> list[BufferRow]:
     return rows(read(dumped(name)[0]), *args, **options)
 
 
-def count(found: list[Row]) -> Counter[str]:
+def count(found: list[BufferRow]) -> Counter[str]:
     total: Counter[str] = Counter()
     for row in found:
         total[row.category] += row.bytes if row.at_peak else 0

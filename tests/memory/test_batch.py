@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import xform
-from tests.memory.test_questions import f32
+from tests.memory.test_capacity import f32
 from xform.errors import WrongArgument
 from xform.memory.batch import by_axis, by_inputs
 

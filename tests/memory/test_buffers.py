@@ -49,7 +49,7 @@ def test_replay() -> None:
     a = read(made(events, {1: 100, 2: 40, 3: 80}, 192))
     assert a.live == [100, 140, 120]
     assert (a.peak_step, a.temp_bytes, a.fragmentation_bytes) == (1, 192, 52)
-    assert {(s.bytes, s.born, s.dies) for s in a.storages} == {(100, 0, 1), (40, 1, 2), (80, 2, 2)}
+    assert {(s.bytes, s.born, s.dies) for s in a.chunks} == {(100, 0, 1), (40, 1, 2), (80, 2, 2)}
 
 
 def test_a_shared_storage_is_free_when_all_that_share_it_are() -> None:
@@ -57,7 +57,7 @@ def test_a_shared_storage_is_free_when_all_that_share_it_are() -> None:
     a = read(made(events, {1: 100, 2: 100, 3: 10, 4: 100}, 110))
     assert a.live == [100, 100, 110, 100]
     assert a.fragmentation_bytes == 0
-    assert [len(s.buffers) for s in a.storages] == [1, 2, 1]
+    assert [len(s.buffers) for s in a.chunks] == [1, 2, 1]
 
 
 def test_what_is_never_freed_lives_to_the_end() -> None:
@@ -71,20 +71,20 @@ def test_one_of_two_results_takes_a_place_that_was_freed_meanwhile() -> None:
     a = read(data.replace(message(f1=3, f2=100, f3=message(f4=3)),
                           message(f1=3, f2=100, f3=message(f4=2))))  # fmt: skip
     assert a.live == [100, 140, 0]
-    assert {(s.bytes, s.born, s.dies) for s in a.storages} == {(100, 0, 1), (40, 1, 1)}
+    assert {(s.bytes, s.born, s.dies) for s in a.chunks} == {(100, 0, 1), (40, 1, 1)}
 
 
 def test_a_block_without_a_heap() -> None:
     data = made([], {1: 8, 2: 8}, 32).replace(message(f1=2, f2=0, f3=8), message(f1=2, f2=16, f3=8))
     a = read(data)
-    assert [(s.bytes, s.born, s.dies) for s in a.storages] == [(16, 0, 1), (16, 0, 1)]
+    assert [(s.bytes, s.born, s.dies) for s in a.chunks] == [(16, 0, 1), (16, 0, 1)]
     assert (a.live, a.fragmentation_bytes) == ([32, 32], 0)
 
 
 def test_other_memories_do_not_count() -> None:
     a = read(made([(ALLOC, 1), (FREE, 1)], {1: 100}, 100, space=1))
     assert (a.temp_bytes, a.total_bytes, a.live) == (0, 0, [0])
-    assert a.storages[0].allocation.space == 1
+    assert a.chunks[0].allocation.space == 1
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -101,7 +101,7 @@ def test_bytes_are_the_compilers(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_live_bytes_are_those_of_the_storages(name: str) -> None:
     a: Assignment = read(dumped(name)[0])
-    counted = [s for s in a.storages if s.allocation.kind in ("argument", "output", "temp")]
+    counted = [s for s in a.chunks if s.allocation.kind in ("argument", "output", "temp")]
     for step in {0, a.peak_step, len(a.live) - 1}:
         assert a.live[step] == sum(s.bytes for s in counted if s.born <= step <= s.dies)
     assert len(a.live) == len(a.module.order)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import xform
-from tests.memory.test_questions import f32
+from tests.memory.test_capacity import f32
 from xform.memory.phases import _majority
 
 

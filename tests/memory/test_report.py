@@ -14,8 +14,8 @@ import pytest
 
 import xform
 from tests.memory.test_buffers import message
+from xform.memory.capacity import LargestBatch, Reason, _next
 from xform.memory.compilation import Compilation
-from xform.memory.questions import Batch, Reason, _next
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.transforms.compare import Comparison, Entry
@@ -150,7 +150,7 @@ def test_a_batch_whose_size_is_not_known_is_over() -> None:
     small = MemoryReport(Compilation("f", TPU, 1, {"temp": 2**30}, 0, 0.0, None))
     tried = {8: small, 64: refusal()}
     sizes = {n: r.total_bytes for n, r in tried.items()}
-    assert "64  not known  over" in str(Batch(8, small, None, sizes))
+    assert "64  not known  over" in str(LargestBatch(8, small, None, sizes))
     # The line through one batch alone would give more than 64.
     assert _next(tried, 8, 64, True) == 22
     assert _next({64: refusal()}, 0, 64, True) == 1
@@ -160,7 +160,7 @@ def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         return type("Refused", (), {"total_bytes": None})
 
-    monkeypatch.setattr("xform.transforms.subject.compile_for", refuse)
+    monkeypatch.setattr("xform.transforms.planning_task.compile_for", refuse)
     monkeypatch.setattr("xform.planner.compiler._remembered", {})
     f = lambda x: jnp.sum(jnp.sin(x) @ jnp.sin(x))
     made = xform.plan(f, f32(16, 16))

@@ -19,7 +19,7 @@ from xform.planner.device import here, planned_for
 from xform.planner.front import front
 from xform.planner.planned import planned
 from xform.planner.simulate.liveness import liveness
-from xform.transforms.inspect import point
+from xform.transforms.inspect import derivative_at
 
 X = jnp.ones((64, 96)) / 3
 
@@ -119,7 +119,7 @@ def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch)
         monkeypatch.setattr(search, limit, 1000)
     monkeypatch.setattr(search, "_NEAR", 1.1 / 0.9)  # both plans differ by a tenth
     f, w = attention(3)
-    at = point("plan", f, (w, X), 0, False)
+    at = derivative_at("plan", f, (w, X), 0, False)
     rng, simulated = np.random.default_rng(seed), lambda how: liveness(how, "cpu").total_bytes
     measure = lambda whole: int(simulated(whole.schedule) * rng.uniform(0.9, 1.1))
     compiler = Compiler(at.problem, measure, "off by a tenth", seed)
@@ -157,7 +157,7 @@ def layers_in_a_loop():
     """The derivative of layers in a loop, for a chip with a link to its host."""
     f, ws, x = looped(12)
     with planned_for("tpu", "TPU v5e"):
-        return point("plan", f, (ws, x), 0, False).problem
+        return derivative_at("plan", f, (ws, x), 0, False).problem
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyP
         said.append(2 * report.total_bytes)
         return type("Report", (), {"total_bytes": said[-1]})
 
-    monkeypatch.setattr("xform.transforms.subject.compile_for", twice)
+    monkeypatch.setattr("xform.transforms.planning_task.compile_for", twice)
     monkeypatch.setattr("xform.planner.compiler._remembered", {})
     with pytest.raises(errors.BudgetInfeasible) as caught:
         peak(f, w, free.compiled_bytes)

@@ -163,7 +163,7 @@ def test_a_target_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(said, bytes={"temp": 10**6 * len(asked)})
 
     said = compilation.compile_for(jnp.sin, (X,))
-    monkeypatch.setattr("xform.transforms.subject.compile_for", compile_for)
+    monkeypatch.setattr("xform.transforms.planning_task.compile_for", compile_for)
     made = xform.plan(unrolled, W, X, target="tpu:v5e:1x1")
     assert (made.target, made.compiled_bytes, asked) == ("tpu:v5e:1x1", 10**6, ["tpu:v5e:1x1"])
     here, other = (

@@ -22,7 +22,7 @@ from xform.program.arithmetic import Value
 from xform.program.ir import seldom_collected, trace
 from xform.transforms.check import check_output, check_scalar
 from xform.transforms.function import Function, Tree, call, function
-from xform.transforms.inspect import Arguments
+from xform.transforms.inspect import FlatArguments
 from xform.transforms.linear_map import Pullback
 from xform.transforms.reverse import Policy, planned_vjp
 
@@ -117,10 +117,10 @@ def partials(
 
     @functools.wraps(f, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Any:
-        arguments = Arguments((args, kwargs))
+        arguments = FlatArguments((args, kwargs))
 
         def of_arrays(*arrays: Value) -> Any:
-            positional, named = arguments.filled(arrays)[1]
+            positional, named = arguments.replace_arrays(arrays)[1]
             return f(*positional, **named)
 
         at = call(of_arrays, arguments.arrays(), caller, has_aux)

@@ -27,7 +27,7 @@ def compared(args: argparse.Namespace) -> Any:
     policies = {name: policy(name) for name in args.policy or ["min_cut"]}
     comparison = xform.compare(on.f, *on.args, policies=policies, targets=args.target,
                                **options(args))  # fmt: skip
-    return on.named(comparison, comparison.asked.note)
+    return on.named(comparison, comparison.description.note)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,9 @@ def run(args: argparse.Namespace) -> str:
     args.status = 0 if report.fits else OVER
     if args.json:
         return json.dumps({"fits": report.fits, **report.to_dict()}, indent=1)
-    return f"{report.compilation.verdict()}\n{on.named(report, report.asked.note).asked}"
+    return (
+        f"{report.compilation.verdict()}\n{on.named(report, report.description.note).description}"
+    )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,8 +36,8 @@ from xform.commands.reference import FORM, module_of, reference, resolve
 from xform.commands.transform import add_transform, arrays_alone, transformed
 from xform.errors import WrongArgument
 from xform.introspection.callables import argument_names
-from xform.memory.asked import asked
-from xform.transforms.subject import with_policy
+from xform.memory.description import describe
+from xform.transforms.planning_task import with_policy
 
 ABOUT_POLICIES = (
     f"{', '.join(policies.NAMED)}, budget:8GiB (for the peak) or saved:8GiB (for the values saved "
@@ -81,8 +81,8 @@ class BoundFunction:
 
     def named(self, report: Any, note: str) -> Any:
         """A report or comparison, with the call that made the arguments and a note added."""
-        asked = dataclasses.replace(report.asked, inputs=self.called, note=note)
-        return dataclasses.replace(report, asked=asked)
+        description = dataclasses.replace(report.description, inputs=self.called, note=note)
+        return dataclasses.replace(report, description=description)
 
     def headed(self, table: Any, argnums: int | Sequence[int] | None, step: bool = False) -> str:
         """A table of a derivative, with lines after its title that describe the arguments.
@@ -97,7 +97,7 @@ class BoundFunction:
                 "planned: the derivatives inside it, through its argument policy; bytes are of the "
                 "whole function"
             )
-        arguments = dataclasses.replace(asked(self.f, self.args, {}), inputs=self.called).given
+        arguments = dataclasses.replace(describe(self.f, self.args, {}), inputs=self.called).given
         title, _, rest = str(table).partition("\n")
         return f"{title}\n{about}\narguments: {arguments}\n{rest}"
 

@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> str:
         report = kept_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
     else:
         report = xform.memory_analysis(on.f, *on.args, target=target, **options(args))
-    note = report.asked.note
-    if not args.policy and not report.asked.transform:
+    note = report.description.note
+    if not args.policy and not report.description.transform:
         what = "under that policy" if takes_policy(on.f, len(on.args)) else "its value_and_grad"
         note = f"with --policy min_cut: {what}\n{note}".strip()
     return told(on.named(report, note), args)

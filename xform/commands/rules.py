@@ -37,7 +37,7 @@ _COLUMNS = ("primitive", "word", "jvp", "pull", "transpose", "tested", "traits")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class RuleRow:
     """The rule of one primitive; `reason` says why a direction, or the rule, is missing."""
 
     primitive: str
@@ -50,7 +50,7 @@ class Row:
     reason: str = ""
 
 
-def rows() -> list[Row]:
+def rows() -> list[RuleRow]:
     """A row for each primitive, with its rule or with the reason why it has none."""
     tried, rules = json.loads(TESTED.read_text()), every_rule()
     table = []
@@ -59,7 +59,7 @@ def rows() -> list[Row]:
     ):
         if name not in rules:
             reason = UNSUPPORTED.get(name, "not known to xform")
-            table.append(Row(name, "-", "no", "no", "no", "no", reason=reason))
+            table.append(RuleRow(name, "-", "no", "no", "no", "no", reason=reason))
             continue
         word = rules[name].word
         untested = "no derivative" if word == "constant" else "no"
@@ -68,7 +68,7 @@ def rows() -> list[Row]:
         missing, reason = ONE_WAY.get(name, ("", ""))
         directions |= {missing: "no"} if missing else {}
         traits = ", ".join(rules[name].traits.named)
-        table.append(Row(name, word, **directions, tested=tested, traits=traits, reason=reason))
+        table.append(RuleRow(name, word, **directions, tested=tested, traits=traits, reason=reason))
     return table
 
 

@@ -17,7 +17,7 @@ import jax
 
 from xform import everywhere
 from xform.commands.function import ABOUT_POLICIES, policy
-from xform.commands.met import Met
+from xform.commands.record import DerivativeRecorder
 from xform.commands.reports import file, wrote
 from xform.memory.targets import parse_target
 
@@ -42,12 +42,12 @@ def run(args: argparse.Namespace) -> str:
         args.parser.error(f"{words[0]!r} is a folder without a __main__.py: name a script in it, "
                           "or a module with -m")  # fmt: skip
     by = None if args.policy is None else policy(args.policy)
-    met = Met(by, compared=args.compare, detailed=args.report is not None)
+    recorder = DerivativeRecorder(by, compared=args.compare, detailed=args.report is not None)
     goal = None if args.target is None else parse_target(args.target)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_as_python_would(module, words))
         stack.enter_context(_late_options())
-        stack.enter_context(_in_place(met))
+        stack.enter_context(_in_place(recorder))
         if goal is not None:
             stack.enter_context(goal.planned_for())
         # This warning asks for `batch=` of a budget, which the text of a policy cannot give.
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> str:
         with contextlib.suppress(Exception):  # an error in effects that the program left pending
             jax.effects_barrier()
     sys.stdout.flush()
-    print(met, file=sys.stderr)
-    wrote(args.report, met.save_html, args)
+    print(recorder, file=sys.stderr)
+    wrote(args.report, recorder.save_html, args)
     args.status = status  # the program's status, even if the report could not be written
     return ""
 
@@ -109,9 +109,9 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
 
 
 @contextlib.contextmanager
-def _in_place(met: Met) -> Generator[None]:
+def _in_place(recorder: DerivativeRecorder) -> Generator[None]:
     """Replace JAX's transforms by the recording ones."""
-    everywhere.put(met.doors())
+    everywhere.replace_transforms(recorder.replacements())
     try:
         yield
     finally:

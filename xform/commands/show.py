@@ -33,11 +33,11 @@ from xform.program.arithmetic import differentiable
 from xform.program.ir import Program, trace
 from xform.terminal.text import columns
 from xform.transforms.function import positions as of_call
-from xform.transforms.inspect import Arguments, point
+from xform.transforms.inspect import FlatArguments, derivative_at
 
 
 @dataclasses.dataclass(frozen=True)
-class _Flat:
+class _ArrayFunction:
     """A function of arrays only, and the types of its arguments."""
 
     f: Callable[..., Any]
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> str:
     return "\n\n".join(_sections(on, args, flat, steps))
 
 
-def _sections(on: BoundFunction, args: argparse.Namespace, flat: _Flat, steps: Sequence[PassResult]
-              ) -> Iterator[str]:  # fmt: skip
+def _sections(on: BoundFunction, args: argparse.Namespace, flat: _ArrayFunction,
+              steps: Sequence[PassResult]) -> Iterator[str]:  # fmt: skip
     called = f"{args.transform} of {on.name}" if args.transform else on.name
     if args.transform in ("grad", "value_and_grad", "vjp", "linearize"):
         yield _joint(on, args)
@@ -98,12 +98,12 @@ def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
     """The program as text; if colours are on, with a legend."""
     if not _in_colour(args.color):
         return listing(prog, args.lines)
-    given = Arguments(on.args)
+    given = FlatArguments(on.args)
     n, argnums = len(given.arrays()), _argnums(on, args.argnums)
     if args.transform not in (None, "grad", "value_and_grad"):
         argnums = range(len(on.args))
     at = of_call(argnums, len(on.args), "show --argnums")
-    active = {*given.of(at), *range(n, len(prog.inputs))}  # and cotangents and tangents
+    active = {*given.indices(at), *range(n, len(prog.inputs))}  # and cotangents and tangents
     inputs: list[Colour] = [
         "active" if i in active and differentiable(v.aval) else "constant"
         for i, v in enumerate(prog.inputs)
@@ -130,10 +130,10 @@ def _count(prog: Program) -> str:
 def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
     """The joint program of the requested transform, under its policy."""
     if args.transform in ("grad", "value_and_grad"):
-        at = point("show", on.f, on.args, args.argnums, args.has_aux)
+        at = derivative_at("show", on.f, on.args, args.argnums, args.has_aux)
     else:
         flat = _of_arrays(on)
-        at = point("show", flat.f, flat.types, None, args.has_aux)
+        at = derivative_at("show", flat.f, flat.types, None, args.has_aux)
     if args.transform == "linearize":
         fun = at.function
         pushed = schedule(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
@@ -143,12 +143,12 @@ def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
     return f"joint program of {on.name}, {said(by)}\n{shown(decided, args.lines)}"
 
 
-def _of_arrays(on: BoundFunction) -> _Flat:
+def _of_arrays(on: BoundFunction) -> _ArrayFunction:
     """A function of only the arrays among the arguments; the other arguments are fixed."""
-    return _Flat(*arrays_alone(on.f, on.args))
+    return _ArrayFunction(*arrays_alone(on.f, on.args))
 
 
-def _transformed(on: BoundFunction, args: argparse.Namespace) -> _Flat:
+def _transformed(on: BoundFunction, args: argparse.Namespace) -> _ArrayFunction:
     """The transformed function, of arrays only, without outputs of dtype float0.
 
     `vjp` returns only the cotangents.

@@ -13,7 +13,7 @@ import xform
 from xform._jax import tangent_aval
 from xform.errors import WrongArgument
 from xform.introspection.callables import argument_names, function_name, takes_policy
-from xform.transforms.inspect import Arguments
+from xform.transforms.inspect import FlatArguments
 
 TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat")
 # The transforms that take the command's policy.
@@ -80,12 +80,12 @@ def transformed(name: str, f: Callable[..., Any], args: Sequence[Any], argnums: 
 def arrays_alone(f: Callable[..., Any], args: Sequence[Any]
                  ) -> tuple[Callable[..., Any], list[Any]]:  # fmt: skip
     """A function of only the arrays in `args`, with other arguments fixed; and their types."""
-    held = Arguments(args)
+    flat = FlatArguments(args)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
-             for x in map(jax.typeof, held.arrays())]  # fmt: skip
+             for x in map(jax.typeof, flat.arrays())]  # fmt: skip
 
     def alone(*arrays: Any) -> Any:
-        return f(*held.filled(arrays)[1])
+        return f(*flat.replace_arrays(arrays)[1])
 
     alone.__name__ = function_name(f)
     return alone, types

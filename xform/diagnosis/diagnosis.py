@@ -16,8 +16,8 @@ from jax.tree_util import keystr
 
 from xform._jax import Var
 from xform.diagnosis import readings
-from xform.diagnosis.flow import Mark
-from xform.diagnosis.layers import Layer, Level, Row, level
+from xform.diagnosis.dependence import Dependence
+from xform.diagnosis.layers import Layer, Level, NestedLayer, level
 from xform.diagnosis.nonfinite import Origin
 from xform.diagnosis.probed import run, sinks
 from xform.diagnosis.report import Report
@@ -28,7 +28,7 @@ from xform.introspection.callables import argument_names, function_name
 from xform.program.arithmetic import Value
 from xform.program.ir import lifted, trace
 from xform.transforms.check import check_inputs, check_output, check_scalar
-from xform.transforms.function import Call, Tree, as_array
+from xform.transforms.function import FunctionCall, Tree, as_array
 from xform.transforms.reverse import value_and_grad
 
 ASKED = "health"
@@ -89,7 +89,7 @@ class Diagnosis:
         self._aux: Any = None
 
         def flat(*args: Value) -> list[Value]:
-            y, aux = Call(ASKED, self.name, loss, has_aux, [], [], structure).run(args)
+            y, aux = FunctionCall(ASKED, self.name, loss, has_aux, [], [], structure).run(args)
             check_scalar(ASKED, self.name, y)
             check_output(ASKED, y, False)
             others, self._aux = jax.tree.flatten(aux)
@@ -98,10 +98,14 @@ class Diagnosis:
         args = [_typed(x) for x in (*(x for _, x in paths), *leaves)]
         self._program, self._closed = lifted(trace(flat, *args))
         self.batch_size = next((x.shape[0] for x in args[n:] if x.shape), 0)
-        marks = [Mark(frozenset([(i, 0)])) for i in range(n)]
-        marks = [*[Mark()] * len(self._closed), *marks, *[Mark(batch=True)] * len(leaves)]
-        self._level: Level = level(self._program, marks)
-        self.rows: list[Row] = self._level.rows
+        inputs = [Dependence(frozenset([(i, 0)])) for i in range(n)]
+        inputs = [
+            *[Dependence()] * len(self._closed),
+            *inputs,
+            *[Dependence(batch=True)] * len(leaves),
+        ]
+        self._level: Level = level(self._program, inputs)
+        self.rows: list[NestedLayer] = self._level.rows
         if not any(row.layer.kind == "layer" for row in self.rows):
             raise WrongArgument(
                 f"{ASKED} of {self.name}",
@@ -188,7 +192,7 @@ class Diagnosis:
             ordered.append(with_name)
         return judged(ordered)
 
-    def _row(self, row: Row, place: int, trip: tuple[int, ...], values: Any,
+    def _row(self, row: NestedLayer, place: int, trip: tuple[int, ...], values: Any,
              norms: Sequence[dict[tuple[int, int], Any]]) -> LayerHealth | None:  # fmt: skip
         layer, sums = row.layer, dict(zip(readings.NAMES, values.tolist(), strict=True))
         runs = sums["runs"]

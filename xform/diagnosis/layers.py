@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.diagnosis.flow import Flow, Mark, Region, flow
+from xform.diagnosis.dependence import Dependence, DependenceMap, Region, dependence_map
 from xform.diagnosis.slices import Slice, activation, between, is_linear
 from xform.memory.attribute import scope
 from xform.program.arithmetic import differentiable
@@ -76,9 +76,9 @@ class Level:
     inner: dict[int, tuple[Level, ...]]
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[NestedLayer]:
         """All layers in program order, with the loops around them."""
-        rows: list[Row] = []
+        rows: list[NestedLayer] = []
         for place, eqn in enumerate(self.program.equations):
             params = eqn.params
             for i, level in enumerate(self.inner.get(id(eqn), ())):
@@ -86,13 +86,13 @@ class Level:
                     (place, params.get("length"), bool(params.get("reverse"))),
                     (i, None, False),
                 )
-                rows += [Row(r.layer, (*around, *r.around), r.place) for r in level.rows]
-            rows += [Row(layer, (), place) for layer in self.after.get(id(eqn), ())]
+                rows += [NestedLayer(r.layer, (*around, *r.around), r.place) for r in level.rows]
+            rows += [NestedLayer(layer, (), place) for layer in self.after.get(id(eqn), ())]
         return rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Row:
+class NestedLayer:
     """A layer, and the loops, branches and remat regions around it.
 
     Attributes:
@@ -121,46 +121,46 @@ class Row:
         return (*key, self.place)
 
 
-def level(prog: Program, marks: Sequence[Mark]) -> Level:
+def level(prog: Program, inputs: Sequence[Dependence]) -> Level:
     """Find the layers of a program whose first output is the loss.
 
-    `marks` tells for each input whether it depends on parameters, on the batch, or on both.
+    `inputs` tells for each input whether it depends on parameters, on the batch, or on both.
     """
-    return _level(flow(prog, marks, results=1), top=True)
+    return _level(dependence_map(prog, inputs, results=1), top=True)
 
 
-def _level(flow_: Flow, top: bool) -> Level:
+def _level(deps: DependenceMap, top: bool) -> Level:
     after: dict[int, list[Layer]] = {}
-    for region in flow_.regions:
-        layer = _layer(flow_, region, top)
+    for region in deps.regions:
+        layer = _layer(deps, region, top)
         if layer is not None:
-            after.setdefault(id(flow_.producer[layer.out]), []).append(layer)
-    inner = {key: tuple(_level(f, False) for f in flows) for key, flows in flow_.inner.items()}
-    return Level(flow_.program, after, inner)
+            after.setdefault(id(deps.producer[layer.out]), []).append(layer)
+    inner = {key: tuple(_level(m, False) for m in maps) for key, maps in deps.inner.items()}
+    return Level(deps.program, after, inner)
 
 
-def _layer(flow_: Flow, region: Region, top: bool) -> Layer | None:
+def _layer(deps: DependenceMap, region: Region, top: bool) -> Layer | None:
     if region.kind not in ("layer", "join"):
         return None
-    start = flow_.program.equations[region.equations[0]]
+    start = deps.program.equations[region.equations[0]]
     product = start.outvars[0]
     shape: Any = product.aval
     if not shape.shape or not differentiable(shape):
         return None
-    operands = tuple(dict.fromkeys(flow_.data(start)))
+    operands = tuple(dict.fromkeys(deps.data_operands(start)))
     is_sum = region.kind == "join"
     if is_sum and not (_is_linear_in(start, operands) and _same_shapes(operands, product)):
         return None
     # After the last layers comes the loss, whose elementwise functions are not activations.
-    last = top and not flow_.followed(region)
-    slope = None if last else activation(flow_, region)
-    ends = [v for v in region.values if v in flow_.left and differentiable(v.aval)]
+    last = top and not deps.has_later_layer(region)
+    slope = None if last else activation(deps, region)
+    ends = [v for v in region.values if v in deps.region_outputs and differentiable(v.aval)]
     end = product if is_sum or last or not ends else ends[0]
     out = end if slope is None else slope.output
     x = None if is_sum else next(iter(operands), None)
     body = None
     if x is not None and differentiable(x.aval):
-        body = between(flow_, region, x, out)
+        body = between(deps, region, x, out)
     return Layer(
         kind="sum" if is_sum else "layer",
         start=start,
@@ -168,12 +168,12 @@ def _layer(flow_: Flow, region: Region, top: bool) -> Layer | None:
         x=x,
         operands=operands if is_sum else (),
         out=out,
-        weights=frozenset(w for i in region.equations for w in flow_.weights(i)),
-        applied=frozenset(flow_.weights(region.equations[0])),
-        shape=_shape(flow_, start),
+        weights=frozenset(w for i in region.equations for w in deps.weights(i)),
+        applied=frozenset(deps.weights(region.equations[0])),
+        shape=_shape(deps, start),
         slope=slope,
         body=body,
-        bypassed=flow_.bypassed(start),
+        bypassed=deps.bypassed(start),
         where=frame(start),
         scope=scope(f"{start.source_info.name_stack}/"),
     )
@@ -191,6 +191,6 @@ def _same_shapes(operands: Sequence[Var], product: Var) -> bool:
     return all(shape(v) == shape(product) for v in operands)
 
 
-def _shape(flow_: Flow, eqn: JaxprEqn) -> str:
-    shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars if flow_.of(v).weight]
+def _shape(deps: DependenceMap, eqn: JaxprEqn) -> str:
+    shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars if deps.of(v).is_weight]
     return f"{eqn.primitive.name} {shapes or [getattr(eqn.outvars[0].aval, 'shape', ())]}"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.diagnosis.flow import calls_opened
+from xform.diagnosis.dependence import calls_opened
 from xform.interpret.emit import BACKWARD
 from xform.passes.structured import bodies, body, region
 from xform.program.arithmetic import Value

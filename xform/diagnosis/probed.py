@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.diagnosis.layers import Layer, Level, Row
+from xform.diagnosis.layers import Layer, Level, NestedLayer
 from xform.program.arithmetic import Value
 from xform.program.equation import scan_options, switch
 from xform.program.ir import bind, environment, evaluate, program, read, write
@@ -21,7 +21,7 @@ from xform.program.source import name_stack, source
 Probe = Callable[[Layer, Callable[[Var], Value], Value], Value]
 
 
-def sinks(rows: Sequence[Row], size: int) -> list[Value]:
+def sinks(rows: Sequence[NestedLayer], size: int) -> list[Value]:
     """Return zeros of shape `[*trip counts, size]` for each layer."""
     return [jnp.zeros((*row.trips, size), jnp.float32) for row in rows]
 

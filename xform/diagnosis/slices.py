@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, Var
-from xform.diagnosis.flow import Flow, Region
+from xform.diagnosis.dependence import DependenceMap, Region
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
@@ -94,9 +94,9 @@ def is_linear(function: Slice) -> bool:
     return not any(isinstance(v, Var) and v in dependent for e in joint.backward for v in e.invars)
 
 
-def between(flow: Flow, region: Region, x: Var, out: Var) -> Slice | None:
+def between(deps: DependenceMap, region: Region, x: Var, out: Var) -> Slice | None:
     """Return the part of a region from `x` to `out`; None if `out` does not depend on `x`."""
-    equations = [flow.program.equations[i] for i in region.equations]
+    equations = [deps.program.equations[i] for i in region.equations]
     needed, chosen = {out}, list[JaxprEqn]()
     for eqn in reversed(equations):
         if needed.intersection(eqn.outvars):
@@ -105,58 +105,58 @@ def between(flow: Flow, region: Region, x: Var, out: Var) -> Slice | None:
     return Slice((x,), tuple(reversed(chosen)), out) if x in needed else None
 
 
-def activation(flow: Flow, region: Region) -> Slice | None:
+def activation(deps: DependenceMap, region: Region) -> Slice | None:
     """Return the activation of a region, or None.
 
     This is the first nonlinear elementwise function that all paths through the region pass through.
     """
     inside = set(region.equations)
     for end in region.values:
-        readers = flow.readers.get(end, [])
-        elementwise = [_elementwise(flow.program.equations[i]) for i in readers]
+        readers = deps.readers.get(end, [])
+        elementwise = [_elementwise(deps.program.equations[i]) for i in readers]
         # Is it read only by an equation of the region that is not elementwise?
         ends_here = len(readers) == 1 and readers[0] in inside and not elementwise[0]
-        if not (end in flow.left or ends_here) or not differentiable(end.aval):
+        if not (end in deps.region_outputs or ends_here) or not differentiable(end.aval):
             continue
-        if _all_through(flow, region, end):
-            result = _nonlinear_chain(flow, region, end)
+        if _all_through(deps, region, end):
+            result = _nonlinear_chain(deps, region, end)
             if result is not None:
                 return result
     return None
 
 
-def _all_through(flow: Flow, region: Region, end: Var) -> bool:
+def _all_through(deps: DependenceMap, region: Region, end: Var) -> bool:
     """Return whether all paths through a region pass through a value.
 
     For example, not all paths through a normalization pass through its variance.
     """
-    equations = [flow.program.equations[i] for i in region.equations]
+    equations = [deps.program.equations[i] for i in region.equations]
     around = set(equations[0].outvars) - {end}
     for eqn in equations:
         if around.intersection(v for v in eqn.invars if isinstance(v, Var)):
             around.update(v for v in eqn.outvars if v is not end)
-    return not any(v in around for v in region.values if v in flow.left)
+    return not any(v in around for v in region.values if v in deps.region_outputs)
 
 
-def _nonlinear_chain(flow: Flow, region: Region, end: Var) -> Slice | None:
+def _nonlinear_chain(deps: DependenceMap, region: Region, end: Var) -> Slice | None:
     """Return the shortest chain of elementwise equations that ends in a value and is nonlinear."""
     shape = lambda v: getattr(v.aval, "shape", None)
     needed, chain = {end}, list[JaxprEqn]()
     for i in reversed(region.equations):
-        eqn = flow.program.equations[i]
+        eqn = deps.program.equations[i]
         if not needed.intersection(eqn.outvars):
             continue
         if not _elementwise(eqn) or shape(eqn.outvars[0]) != shape(end):
             return None
         chain.insert(0, eqn)
         needed.difference_update(eqn.outvars)
-        needed.update(v for v in eqn.invars if isinstance(v, Var) and flow.of(v).data)
+        needed.update(v for v in eqn.invars if isinstance(v, Var) and deps.of(v).is_data)
         if len(needed) != 1:
             continue
         (start,) = needed
         ids = set(map(id, chain))
-        only_chain = all(id(flow.program.equations[j]) in ids for j in flow.readers.get(start, []))
-        if not only_chain or start in flow.outputs or shape(start) != shape(end):
+        only_chain = all(id(deps.program.equations[j]) in ids for j in deps.readers.get(start, []))
+        if not only_chain or start in deps.outputs or shape(start) != shape(end):
             continue
         result = Slice((start,), tuple(chain), end)
         if differentiable(start.aval) and not is_linear(result):

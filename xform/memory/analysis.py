@@ -13,8 +13,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from xform.introspection.callables import check_callable
-from xform.memory.asked import asked, short
 from xform.memory.compilation import compile_for
+from xform.memory.description import describe, short
 from xform.memory.report import MemoryReport
 from xform.policies.budgets import bytes_of
 
@@ -82,7 +82,7 @@ def memory_analysis(
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
     shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
-    description = asked(f, args, kwargs)
+    description = describe(f, args, kwargs)
     if (
         mesh is not None
         and in_specs is None

@@ -29,9 +29,9 @@ from itertools import accumulate
 from typing import Any
 
 from xform.interpret.emit import BACKWARD, RECOMPUTE
-from xform.memory.buffers import COUNTED, DEVICE, Assignment, Buffer, Storage
+from xform.memory.buffers import COUNTED, DEVICE, Assignment, Buffer, MemoryChunk
+from xform.memory.dataflow import DataFlow
 from xform.memory.hlo import Index, Instruction
-from xform.memory.origin import Flow
 from xform.terminal.text import near
 
 FRAGMENTATION = "fragmentation"
@@ -60,7 +60,7 @@ class Argument:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class BufferRow:
     """One buffer.
 
     Attributes:
@@ -107,7 +107,7 @@ class Row:
 def rows(
     assignment: Assignment,
     arguments: Mapping[int, Argument] | Sequence[Argument] = (),
-) -> list[Row]:
+) -> list[BufferRow]:
     """List the buffers of a compiled program, largest first.
 
     Args:
@@ -121,10 +121,10 @@ def rows(
     Cost: plain Python, about 20 microseconds for each instruction.
     """
     known = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
-    return _Reader(assignment, known).rows()
+    return _BufferAttribution(assignment, known).rows()
 
 
-def fullest(found: Sequence[Row]) -> list[Row]:
+def fullest(found: Sequence[BufferRow]) -> list[BufferRow]:
     """The rows that are live at the step where all these rows together take the most bytes."""
     change: dict[int, int] = {}
     for row in found:
@@ -195,54 +195,54 @@ def operation(instruction: Instruction) -> str:
     return last
 
 
-class _Reader:
+class _BufferAttribution:
     def __init__(self, assignment: Assignment, arguments: Mapping[int, Argument]):
         self._assignment, self._module = assignment, assignment.module
         self._arguments = arguments
-        self._flow = Flow(assignment.module)
+        self._flow = DataFlow(assignment.module)
 
-    def rows(self) -> list[Row]:
-        table = [self._row(s) for s in self._assignment.storages]
+    def rows(self) -> list[BufferRow]:
+        table = [self._row(s) for s in self._assignment.chunks]
         if rest := self._assignment.fragmentation_bytes:
             last = len(self._assignment.live) - 1
-            table.append(Row(FRAGMENTATION, rest, "", (), "", "", "", "temporary", "", 0, last,
-                             True))  # fmt: skip
+            table.append(BufferRow(FRAGMENTATION, rest, "", (), "", "", "", "temporary", "", 0,
+                                   last, True))  # fmt: skip
         return sorted(table, key=lambda row: -row.bytes)
 
-    def _row(self, storage: Storage) -> Row:
-        kind = storage.allocation.kind
-        buffer, maker = self._value(storage)
+    def _row(self, chunk: MemoryChunk) -> BufferRow:
+        kind = chunk.allocation.kind
+        buffer, maker = self._value(chunk)
         own = self._module.instructions[buffer.instruction]
         shape = own.shape.at(buffer.index)
         index = "".join(f"{{{k}}}" for k in buffer.index)
         name, where = own.name + index, self._flow.where(maker)
         if kind == "argument":
-            number = (storage.allocation.parameter or (0, ()))[0]
+            number = (chunk.allocation.parameter or (0, ()))[0]
             argument = self._arguments.get(number, Argument())
             name, category = argument.name or own.op_name or own.name, argument.category
             first = min(self._readers(buffer), key=self._step, default=None)
             where, scopes, word = self._flow.where(first) if first else "", "", "parameter"
         else:
-            category = self._category(storage, buffer, maker)
+            category = self._category(chunk, buffer, maker)
             scopes, word = scope(maker.op_name), operation(maker)
         why = reason(maker.op_name) if category == "activation" else ""
         peak = self._assignment.peak_step
-        counted = storage.allocation.space == DEVICE and kind in COUNTED
-        at_peak = counted and storage.born <= peak <= storage.dies
-        return Row(name, storage.bytes, shape.dtype, shape.dims, word, near(where), scopes,
-                   category, why, storage.born, storage.dies, at_peak,
-                   storage.allocation.out, storage.allocation.space, counted)  # fmt: skip
+        counted = chunk.allocation.space == DEVICE and kind in COUNTED
+        at_peak = counted and chunk.born <= peak <= chunk.dies
+        return BufferRow(name, chunk.bytes, shape.dtype, shape.dims, word, near(where), scopes,
+                   category, why, chunk.born, chunk.dies, at_peak,
+                   chunk.allocation.out, chunk.allocation.space, counted)  # fmt: skip
 
-    def _value(self, storage: Storage) -> tuple[Buffer, Instruction]:
-        """The buffer that describes a storage, and the operation that made it.
+    def _value(self, chunk: MemoryChunk) -> tuple[Buffer, Instruction]:
+        """The buffer that describes a chunk, and the operation that made it.
 
-        Several values may use one storage in turn. Among those that fill the storage, the last one
+        Several values may use one chunk in turn. Among those that fill the chunk, the last one
         before the peak is chosen; for an output, the last one of the program. A value that a loop's
         body writes is preferred to the zeros that the loop started from, and the operation that
         writes a value to the loop state that carries it.
         """
-        origin = {b.id: self._flow.origin(b.instruction, b.index) for b, _ in storage.buffers}
-        is_output = storage.allocation.kind == "output"
+        origin = {b.id: self._flow.origin(b.instruction, b.index) for b, _ in chunk.buffers}
+        is_output = chunk.allocation.kind == "output"
         until = len(self._module.order) if is_output else self._assignment.peak_step
 
         def rank(entry: tuple[Buffer, int]) -> tuple[bool, bool, bool, bool, bool, int]:
@@ -250,41 +250,48 @@ class _Reader:
             maker, own = origin[buffer.id], self._module.instructions[buffer.instruction]
             state = own.opcode in ("while", "parameter")
             has_line = is_output or bool(self._module.where(maker))
-            full = buffer.bytes == storage.bytes
-            return full, not self._flow.filled(maker), has_line, born <= until, not state, born
+            full = buffer.bytes == chunk.bytes
+            return (
+                full,
+                not self._flow.only_initializes(maker),
+                has_line,
+                born <= until,
+                not state,
+                born,
+            )
 
-        own = [e for e in storage.buffers if e[0].instruction in self._argument_ids]
-        buffer = own[0][0] if own else max(storage.buffers, key=rank)[0]
+        own = [e for e in chunk.buffers if e[0].instruction in self._argument_ids]
+        buffer = own[0][0] if own else max(chunk.buffers, key=rank)[0]
         return buffer, origin[buffer.id]
 
-    def _category(self, storage: Storage, buffer: Buffer, maker: Instruction) -> str:
-        if storage.allocation.kind == "constant":
+    def _category(self, chunk: MemoryChunk, buffer: Buffer, maker: Instruction) -> str:
+        if chunk.allocation.kind == "constant":
             return "constant"
         readers = [(u, self._part(u)) for u in self._readers(buffer)]
         maker_part = self._part(maker)
-        if self._gradient(storage, buffer, maker):
+        if self._gradient(chunk, buffer, maker):
             return "gradient"
-        if storage.allocation.kind == "output":
-            return "gradient" if self._gradient_at_peak(storage) else "output"
+        if chunk.allocation.kind == "output":
+            return "gradient" if self._gradient_at_peak(chunk) else "output"
         if maker_part == "recompute":
             return maker_part
         return "activation" if not maker_part and any(p for _, p in readers) else "temporary"
 
-    def _gradient(self, storage: Storage, buffer: Buffer, maker: Instruction) -> bool:
+    def _gradient(self, chunk: MemoryChunk, buffer: Buffer, maker: Instruction) -> bool:
         """Whether a value is a parameter's gradient, complete or still accumulating."""
         shape = self._shape(buffer.instruction, buffer.index)
         if self._part(maker) != "backward" or shape not in self._parameters:
             return False
-        inside = {b.instruction for b, _ in storage.buffers}
+        inside = {b.instruction for b, _ in chunk.buffers}
         readers = [u for u in self._readers(buffer) if self._part(u) and u.id not in inside]
         return all(operation(u) in _HANDED_ON or u.opcode in _HANDED_ON for u in readers)
 
-    def _gradient_at_peak(self, storage: Storage) -> bool:
+    def _gradient_at_peak(self, chunk: MemoryChunk) -> bool:
         """Whether an output's memory holds a gradient at the peak, as for an update in place."""
         peak = self._assignment.peak_step
-        at_peak = [b for b, born in storage.buffers if born <= peak]
+        at_peak = [b for b, born in chunk.buffers if born <= peak]
         return bool(at_peak) and self._gradient(
-            storage, at_peak[-1], self._flow.origin(at_peak[-1].instruction, at_peak[-1].index)
+            chunk, at_peak[-1], self._flow.origin(at_peak[-1].instruction, at_peak[-1].index)
         )
 
     @cached_property

@@ -2,9 +2,9 @@
 
 XLA assigns memory to every value before the program runs. Each argument, output and constant has an
 allocation of its own. All temporary values share one block in each memory. A heap simulation gave
-each *storage* an offset in that block. The dump holds the events of the heap in program order:
-ALLOC and FREE of a buffer, and SHARE_WITH, if a buffer uses the storage of another one (for an
-operation in place, or the state of a loop). A storage is free when all buffers in it are. The
+each *chunk* an offset in that block. The dump holds the events of the heap in program order:
+ALLOC and FREE of a buffer, and SHARE_WITH, if a buffer uses the chunk of another one (for an
+operation in place, or the state of a loop). A chunk is free when all buffers in it are. The
 replay gives the live bytes at each step, their peak, and the buffers at the peak.
 Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 """
@@ -69,7 +69,7 @@ class Allocation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Storage:
+class MemoryChunk:
     """A part of an allocation that is in use from one step to another.
 
     Attributes:
@@ -91,12 +91,12 @@ class Assignment:
     Attributes:
       module: the program.
       allocations: every block of memory.
-      storages: every storage in the blocks, including the ones of arguments and outputs.
+      chunks: every chunk in the blocks, including the ones of arguments and outputs.
     """
 
     module: Module
     allocations: tuple[Allocation, ...]
-    storages: tuple[Storage, ...]
+    chunks: tuple[MemoryChunk, ...]
 
     @property
     def argument_bytes(self) -> int:
@@ -137,7 +137,7 @@ class Assignment:
     def live(self) -> list[int]:
         """Bytes in use at each step, arguments and outputs included."""
         change = [0] * (len(self.module.order) + 2)
-        for s in self.storages:
+        for s in self.chunks:
             if s.allocation.space == DEVICE and s.allocation.kind in COUNTED:
                 change[s.born] += s.bytes
                 change[s.dies + 1] -= s.bytes
@@ -201,16 +201,16 @@ def _assignment(module: Module, data: Message) -> Assignment:
     allocations = tuple(map(_allocation, data.messages(3)))
     home = {b: a for a in allocations for b in a.buffers}
     traces = [_replay(module, buffers, home, m.messages(1)) for m in data.messages(4)]
-    storages = [s for trace in traces for s in trace]
-    traced = {b.id for s in storages for b, _ in s.buffers}
+    chunks = [s for trace in traces for s in trace]
+    traced = {b.id for s in chunks for b, _ in s.buffers}
     end = len(module.order) - 1
     for a in allocations:
         # libtpu has an allocation without buffers for an unused memory: skip it.
         if a.buffers and traced.isdisjoint(a.buffers) and a.kind != "local":
             for size, inside in _regions(a, buffers):
                 steps = [(b, module.order.get(b.instruction, 0)) for b in inside]
-                storages.append(Storage(a, size, tuple(steps), 0, end))
-    return Assignment(module, allocations, tuple(storages))
+                chunks.append(MemoryChunk(a, size, tuple(steps), 0, end))
+    return Assignment(module, allocations, tuple(chunks))
 
 
 def _regions(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[Buffer]]]:
@@ -246,15 +246,15 @@ def _allocation(m: Message) -> Allocation:
 
 
 def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocation],
-            events: Iterable[Message]) -> Sequence[Storage]:  # fmt: skip
-    """Replay the events of one heap and return its storages.
+            events: Iterable[Message]) -> Sequence[MemoryChunk]:  # fmt: skip
+    """Replay the events of one heap and return its chunks.
 
     Every event names the instruction that makes the buffer, even if it frees the buffer. So a freed
     buffer counts as live up to the step of the last ALLOC or SHARE_WITH before the FREE. An
-    operation with several results may free an operand and then share its storage with a later
-    result; the storage then continues.
+    operation with several results may free an operand and then share its chunk with a later
+    result; the chunk then continues.
     """
-    by_first: dict[int, list[Storage]] = {}
+    by_first: dict[int, list[MemoryChunk]] = {}
     canonical: dict[int, int] = {}
     members: dict[int, list[tuple[Buffer, int]]] = {}
     users: dict[int, int] = {}
@@ -263,8 +263,8 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
     def free(first: int) -> None:
         inside = members.pop(first)
         size = max(b.bytes for b, _ in inside)
-        storage = Storage(home[first], size, tuple(inside), inside[0][1], now)
-        by_first.setdefault(first, []).append(storage)
+        chunk = MemoryChunk(home[first], size, tuple(inside), inside[0][1], now)
+        by_first.setdefault(first, []).append(chunk)
         del users[first]
 
     for event in events:
@@ -289,4 +289,4 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
     now = len(module.order) - 1
     for first in tuple(members):
         free(first)
-    return [s for storages in by_first.values() for s in storages]
+    return [s for chunks in by_first.values() for s in chunks]

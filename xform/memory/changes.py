@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from xform.memory.attribute import Row
-from xform.memory.independent import Batch
+from xform.memory.attribute import BufferRow
+from xform.memory.batch_axes import BatchAxis
 from xform.terminal.text import human_bytes, several
 
 # Categories of rows that are arguments of the compiled function, and of rows that it computes.
@@ -43,7 +43,7 @@ def changes(report: Any) -> Iterator[Change]:
     yield from _batch(report)
 
 
-def spared(report: Any, left: Callable[[Row], float]) -> int:
+def spared(report: Any, left: Callable[[BufferRow], float]) -> int:
     """Return by how many bytes the peak falls if some buffers shrink.
 
     The buffer of each row shrinks to the fraction `left(row)` of its bytes; 1 leaves it unchanged.
@@ -99,7 +99,7 @@ def _batch(report: Any) -> Iterator[Change]:
     )
 
 
-def _with_batch(report: Any, batch: Batch) -> set[int]:
+def _with_batch(report: Any, batch: BatchAxis) -> set[int]:
     """Return the `id` of each row whose buffer has the batch in its shape.
 
     Arguments, outputs and gradients keep the shapes of the traced program. Such a row has the batch
@@ -109,7 +109,7 @@ def _with_batch(report: Any, batch: Batch) -> set[int]:
     """
     counts = {math.prod(shape) for shape in batch.has}
 
-    def has_batch(row: Row) -> bool:
+    def has_batch(row: BufferRow) -> bool:
         if row.category in MADE:
             return math.prod(row.shape) in counts or not batch.sizes.isdisjoint(row.shape)
         return row.shape in batch.has and row.shape not in batch.lacks

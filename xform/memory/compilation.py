@@ -21,7 +21,7 @@ from xform.introspection.modules import compilable, holding
 from xform.memory import buffers
 from xform.memory.answers import Answer, answered
 from xform.memory.lowering import (
-    Arguments,
+    LoweringArguments,
     is_jitted,
     jitted,
     lower,
@@ -249,14 +249,14 @@ def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
-                mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
+                mesh: Mapping[str, int] | None, in_specs: Any) -> LoweringArguments:  # fmt: skip
     """The arguments, placed on devices of this process."""
     arguments = on_mesh(args, kwargs, goal, mesh, in_specs)
     named = mesh is not None or in_specs is not None
     abstract = named or any(map(_abstract, jax.tree.leaves((args, kwargs))))
     if abstract or goal.backend != jax.default_backend():
         return arguments.on(jax.devices(goal.backend))
-    return Arguments(tuple(args), dict(kwargs), arguments.mesh)
+    return LoweringArguments(tuple(args), dict(kwargs), arguments.mesh)
 
 
 @contextlib.contextmanager

@@ -31,8 +31,8 @@ class Difference:
         return sorted(changes, key=lambda r: (-abs(r[1] - r[2]), r[0]))
 
     def __str__(self) -> str:
-        names = [f"{r.function} on {r.target}" + (f", {r.asked.policy}" if r.asked.policy else "")
-                 for r in (self.one, self.other)]  # fmt: skip
+        policy = lambda r: f", {r.description.policy}" if r.description.policy else ""
+        names = [f"{r.function} on {r.target}{policy(r)}" for r in (self.one, self.other)]
         of = lambda k: tuple(getattr(r, f"{k}_bytes") for r in (self.one, self.other))
         lines = [["", *names, "change"], *(_changed(k, *of(k)) for k in KINDS)]
         parts = [columns(lines, right=(1, 2, 3))]

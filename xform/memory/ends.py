@@ -20,7 +20,7 @@ from xform.rules.contract import rest
 # For each axis of an operand: its axis in the result; or a number >= the result's number of axes if
 # it is summed, equal for axes that are summed together; or None if it is needed whole.
 Ends = tuple[int | None, ...]
-Row = Callable[[JaxprEqn], list[Ends]]
+EndsRule = Callable[[JaxprEqn], list[Ends]]
 
 
 def ends(eqn: JaxprEqn) -> list[Ends]:
@@ -58,7 +58,7 @@ def _without(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[E
     return out
 
 
-def _along(*names: str) -> Row:
+def _along(*names: str) -> EndsRule:
     """For primitives that work along some axes, which these parameters name: the others stay."""
 
     def row(eqn: JaxprEqn) -> list[Ends]:
@@ -166,7 +166,7 @@ def _gather(eqn: JaxprEqn) -> list[Ends]:
     return [tuple(place.get(i) for i in range(len(x))), (*outside[: len(indices) - 1], None)]
 
 
-def _scatter(adds: bool) -> Row:
+def _scatter(adds: bool) -> EndsRule:
     """The reverse of `_gather`. If `adds`, the other axes of the updates are summed."""
 
     def row(eqn: JaxprEqn) -> list[Ends]:
@@ -197,7 +197,7 @@ def _fixed(x: Sequence[int], sizes: Sequence[int], axes: Sequence[int], narrow: 
     return {i: j for i, j in inside if i not in named and sizes[i] == x[i]}
 
 
-_ROWS: dict[Row, str] = {
+_ROWS: dict[EndsRule, str] = {
     _sum: "reduce_sum",
     _reduction: "reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin",
     _along("dimension", "dimensions", "axis"): "sort rev concatenate split top_k cumsum cumprod "

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from xform.memory.attribute import Row
+from xform.memory.attribute import BufferRow
 from xform.memory.changes import ARGUMENTS, MADE
 from xform.memory.updates import waiting
 from xform.terminal.text import human_bytes, several
@@ -47,7 +47,7 @@ def _donations(report: Any) -> Iterator[Fact]:
     outputs = collections.Counter(
         (r.dtype, r.shape) for r in report.peak if r.category in ("output", "gradient") and r.output
     )
-    rows = list[Row]()
+    rows = list[BufferRow]()
     for row in report.peak:
         if row.category in ARGUMENTS and not row.output and outputs[row.dtype, row.shape]:
             outputs[row.dtype, row.shape] -= 1
@@ -135,7 +135,7 @@ def _constants(report: Any) -> Iterator[Fact]:
     )
 
 
-def _lines(rows: Sequence[Row]) -> str:
+def _lines(rows: Sequence[BufferRow]) -> str:
     """The source lines with the most bytes."""
     sizes = collections.Counter[str]()
     for row in rows:

@@ -29,7 +29,7 @@ _WRONG_OUTPUT = re.compile(r"returned a value of type <class '(?P<type>[^']+)'>(
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class LoweringArguments:
     """The arguments that a function is lowered for, and the mesh of their shardings, if any."""
 
     args: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Arguments:
         types = (t.name for t in self.mesh.axis_types)
         return [*zip(self.mesh.axis_sizes, self.mesh.axis_names, types, strict=True)]
 
-    def on(self, devices: Sequence[Any]) -> Arguments:
+    def on(self, devices: Sequence[Any]) -> LoweringArguments:
         """The same arguments on a mesh of these devices.
 
         Raises:
@@ -70,7 +70,7 @@ class Arguments:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=real, weak_type=weak)
 
         args, kwargs = jax.tree.map(placed, (self.args, self.kwargs))
-        return Arguments(args, kwargs, self.mesh)
+        return LoweringArguments(args, kwargs, self.mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
 
 
 def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
-            mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
+            mesh: Mapping[str, int] | None, in_specs: Any) -> LoweringArguments:  # fmt: skip
     """The arguments as types, on `mesh` or on the mesh of their own shardings.
 
     Without `in_specs` the arguments keep their own PartitionSpecs. Each argument keeps its memory
@@ -150,11 +150,11 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
         _check_size(named, target)
     typed = functools.partial(_type, named)
     placed = jax.tree.map(typed, tuple(args), *specs)
-    return Arguments(placed, jax.tree.map(typed, dict(kwargs)), named)
+    return LoweringArguments(placed, jax.tree.map(typed, dict(kwargs)), named)
 
 
 @contextlib.contextmanager
-def lowered_for(target: Target, arguments: Arguments) -> Generator[None]:
+def lowered_for(target: Target, arguments: LoweringArguments) -> Generator[None]:
     """Context that plans traces for a target that is not attached, on its mesh."""
     mesh = arguments.mesh
     manual = jax.sharding.use_abstract_mesh(mesh) if mesh else contextlib.nullcontext()
@@ -162,7 +162,7 @@ def lowered_for(target: Target, arguments: Arguments) -> Generator[None]:
         yield
 
 
-def lower(f: Any, arguments: Arguments, target: Target) -> tuple[Lowered, Any]:
+def lower(f: Any, arguments: LoweringArguments, target: Target) -> tuple[Lowered, Any]:
     """Lower a jitted function for a target, and return the program and its jaxpr.
 
     Raises:
@@ -205,7 +205,7 @@ def lower(f: Any, arguments: Arguments, target: Target) -> tuple[Lowered, Any]:
     return lowered, trace.jaxpr
 
 
-def traced(f: Any, arguments: Arguments) -> Any:
+def traced(f: Any, arguments: LoweringArguments) -> Any:
     """Trace a jitted function on its arguments, and return JAX's `Traced` object.
 
     Raises:

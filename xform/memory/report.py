@@ -11,12 +11,12 @@ from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory import advice, buffers
-from xform.memory.asked import Asked
-from xform.memory.attribute import Argument, Row, fullest, rows
+from xform.memory.attribute import Argument, BufferRow, fullest, rows
+from xform.memory.batch_axes import InputAxes, shown
 from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.compilation import Compilation
+from xform.memory.description import Description
 from xform.memory.difference import KINDS, LINES, Difference
-from xform.memory.independent import Shown, shown
 from xform.memory.page import write
 from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
@@ -24,7 +24,7 @@ from xform.memory.roles import role
 from xform.memory.traffic import Collective, collectives, moved_bytes
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
-_ASKED = ("compiled", "transform", "policy", "code", "given", "planned", "note")
+_DESCRIPTION = ("compiled", "transform", "policy", "code", "given", "planned", "note")
 # Kinds of bytes that are printed only if they are not 0.
 _RARE = ("constant", "host", "vmem")
 _NOTES = {
@@ -40,7 +40,7 @@ _HALF = ("bf16", "f16", "f8")
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class BufferGroup:
     """Buffers at the peak that have the same line, scope, category or operation.
 
     Attributes:
@@ -64,12 +64,12 @@ class MemoryReport:
     Attributes:
       compilation: the compiler's figures, and the target.
       shapes: dtypes and (global) shapes of the arguments.
-      asked: the transform, policy and arguments that were compiled.
+      description: the transform, policy and arguments that were compiled.
     """
 
     compilation: Compilation
     shapes: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
-    asked: Asked = dataclasses.field(default_factory=Asked)
+    description: Description = dataclasses.field(default_factory=Description)
 
     @property
     def function(self) -> str:
@@ -170,7 +170,7 @@ class MemoryReport:
         return None if module is None else buffers.read(module)
 
     @cached_property
-    def buffers(self) -> tuple[Row, ...]:
+    def buffers(self) -> tuple[BufferRow, ...]:
         """All buffers, largest first; empty without a buffer assignment."""
         if self.assignment is None:
             return ()
@@ -184,16 +184,16 @@ class MemoryReport:
         return tuple(rows(self.assignment, {n: Argument(x, role(x)) for n, x in labels.items()}))
 
     @property
-    def peak(self) -> tuple[Row, ...]:
+    def peak(self) -> tuple[BufferRow, ...]:
         """The buffers that are live at the peak; they add up to `total_bytes`."""
         return tuple(row for row in self.buffers if row.at_peak)
 
     @cached_property
-    def on_chip(self) -> tuple[Row, ...]:
+    def on_chip(self) -> tuple[BufferRow, ...]:
         """The buffers in the chip's fast memory (VMEM), at the step with the most bytes there."""
         return tuple(fullest([row for row in self.buffers if row.space in ON_CHIP]))
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[BufferRow]:
         return iter(self.peak)
 
     @cached_property
@@ -251,17 +251,17 @@ class MemoryReport:
         return max(each / speed, self.moved_bytes / device.bytes_per_second)
 
     @cached_property
-    def shown(self) -> Shown:
+    def shown(self) -> InputAxes:
         """The proven batches of the program, and the classes of its loss."""
         prog = self.compilation.program
-        return Shown() if prog is None else shown(prog)
+        return InputAxes() if prog is None else shown(prog)
 
     @cached_property
     def advice(self) -> list[str]:
         """How to reduce the memory, as sentences with numbers, most promising first."""
         return advice.advice(self)
 
-    def by(self, key: str) -> list[Group]:
+    def by(self, key: str) -> list[BufferGroup]:
         """Group the buffers at the peak, largest group first.
 
         Args:
@@ -277,7 +277,7 @@ class MemoryReport:
         by_name: dict[str, list[int]] = {}
         for row in self.peak:
             by_name.setdefault(getattr(row, key), []).append(row.bytes)
-        groups = [Group(name, sum(sizes), len(sizes)) for name, sizes in by_name.items()]
+        groups = [BufferGroup(name, sum(sizes), len(sizes)) for name, sizes in by_name.items()]
         return sorted(groups, key=lambda g: (-g.bytes, g.name))
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class MemoryReport:
         return {
             "function": self.function,
             "target": self.target,
-            **{k: getattr(self.asked, k) for k in _ASKED},
+            **{k: getattr(self.description, k) for k in _DESCRIPTION},
             "device": {
                 "name": device.name,
                 "capacity_bytes": device.capacity_bytes,
@@ -338,7 +338,7 @@ class MemoryReport:
         compilation = self.compilation
         many = f"{compilation.devices} x " if compilation.devices > 1 else ""
         head = f"{self.function} on {self.target} ({many}{compilation.target.device.name})"
-        yield f"{head}\n{self.asked}".strip()
+        yield f"{head}\n{self.description}".strip()
         yield columns([*self._bytes(), *self._work()], right=(1,))
         if compilation.refused:
             yield "the compiler refused it and reports nothing else: use xform.memory.why_oom"
@@ -379,7 +379,7 @@ class MemoryReport:
         yield ["compile", f"{self.compile_seconds:.2f} s", ""]
 
 
-def _shares(groups: Sequence[Group]) -> str:
+def _shares(groups: Sequence[BufferGroup]) -> str:
     total = sum(g.bytes for g in groups)
     rows = [
         [g.name, human_bytes(g.bytes), f"{g.bytes / max(total, 1):.0%}", f"in {g.count}"]
@@ -388,7 +388,7 @@ def _shares(groups: Sequence[Group]) -> str:
     return columns(rows, right=(1, 2))
 
 
-def _largest(rows: Sequence[Row]) -> str:
+def _largest(rows: Sequence[BufferRow]) -> str:
     table = [["bytes", "type", "category", "operation", "line", "scope"]]
     for row in rows[:LINES]:
         shape = f"{row.dtype}[{','.join(map(str, row.shape))}]" if row.dtype else ""

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from xform.memory.attribute import Row
+from xform.memory.attribute import BufferRow
 from xform.memory.hlo import Instruction, Module
 
 
@@ -22,7 +22,7 @@ class Waiting(NamedTuple):
         computed.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[BufferRow]
     where: str
     spared: int
 
@@ -46,7 +46,9 @@ def waiting(report: Any) -> Waiting | None:
     return Waiting(read, module.where(number), spared)
 
 
-def _number_of_most(module: Module, rows: Sequence[Row]) -> tuple[Instruction | None, list[Row]]:
+def _number_of_most(
+    module: Module, rows: Sequence[BufferRow]
+) -> tuple[Instruction | None, list[BufferRow]]:
     """The first scalar that depends on the most gradients, by bytes, and these gradients."""
     own: dict[str, int] = {}
     for i, row in enumerate(rows):
@@ -65,7 +67,7 @@ def _number_of_most(module: Module, rows: Sequence[Row]) -> tuple[Instruction | 
     return number, [r for i, r in enumerate(rows) if best >> i & 1]
 
 
-def _peak_without(live: Sequence[int], rows: Sequence[Row]) -> int:
+def _peak_without(live: Sequence[int], rows: Sequence[BufferRow]) -> int:
     """The peak if each of these rows were freed right after the step that makes it."""
     gone = [0] * (len(live) + 1)
     for row in rows:

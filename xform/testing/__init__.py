@@ -23,20 +23,20 @@ import xform
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.program.arithmetic import differentiable
-from xform.testing.asked import check_modes, check_outputs, check_point
 from xform.testing.comparisons import (
-    Comparison,
+    CaseChecker,
     Fun,
     cast,
     differences,
     direction,
     directions,
     dot,
-    held,
     in_64_bits,
     twice,
+    with_fixed_arguments,
 )
 from xform.testing.grads import check_grads
+from xform.testing.validate import check_modes, check_outputs, check_point
 from xform.testing.watch import watch
 
 __all__ = ["MODES", "Case", "cast", "check_grads", "check_rule"]
@@ -129,17 +129,19 @@ def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
     sizes = range(1, len(inexact) + 1)
     subsets = [s for n in sizes for s in itertools.combinations(inexact, n)]  # the last has all
     for active in subsets if {"first", "eager"} & set(modes) else subsets[-1:]:
-        say = Comparison(case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2))
-        f, xs = held(case.fun, args, active), tuple(args[i] for i in active)
+        checker = CaseChecker(
+            case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2)
+        )
+        f, xs = with_fixed_arguments(case.fun, args, active), tuple(args[i] for i in active)
         d, all_active = directions(f, xs), len(active) == len(inexact)
         first = None
         if {"first", "eager"} & set(modes):
-            first = _check_first(case, f, xs, d, modes, say)
+            first = _check_first(case, f, xs, d, modes, checker)
             if all_active and len(args) > len(active):  # integers must get float0 derivatives
                 run = functools.partial(_first, xform, case.fun)
-                _check_types(_run(run, args, directions(case.fun, args)), args, say)
+                _check_types(_run(run, args, directions(case.fun, args)), args, checker)
         if all_active and set(modes) - {"first", "eager"}:
-            _check_compiled(case, f, xs, d, first, modes, say)
+            _check_compiled(case, f, xs, d, first, modes, checker)
 
 
 def _run(f: Fun, *xs: Any) -> Any:
@@ -179,7 +181,7 @@ def _second(ad: Any, f: Fun, xs: Any) -> dict[str, Any]:
 
 
 def _check_first(
-    case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], say: Comparison
+    case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], checker: CaseChecker
 ) -> Any:
     """Check first derivatives, compiled together with their references, and eagerly if requested.
 
@@ -193,33 +195,35 @@ def _check_first(
         slope = differences(f, xs, dxs) if case.differences and in_64_bits(xs) else None
         return _first(xform, f, xs, d), f(*xs), by_jax, slope
 
-    with watch(case.primitive, f, xs, say.fail):
+    with watch(case.primitive, f, xs, checker.fail):
         compiled, y, by_jax, slope = _run(everything, *xs)
     eager = [_first(xform, f, xs, d)] if "eager" in modes else []
     for results in eager:
         own = f(*xs)
-        say.same(
+        checker.same(
             "output, bit for bit", [results["output of jvp"], results["output of vjp"]], [own] * 2
         )
     for results in [compiled, *eager]:
-        say.close("output", [results["output of jvp"], results["output of vjp"]], [y, y])
-        say.close("<pull, dx> and <ct, push>", dot(results["vjp"], dxs), dot(cts, results["jvp"]))
+        checker.close("output", [results["output of jvp"], results["output of vjp"]], [y, y])
+        checker.close(
+            "<pull, dx> and <ct, push>", dot(results["vjp"], dxs), dot(cts, results["jvp"])
+        )
         if by_jax is not None:
-            say.close("against JAX", results, by_jax)
+            checker.close("against JAX", results, by_jax)
         if slope is not None:
-            loose = dataclasses.replace(say, tolerance=1e-6)
+            loose = dataclasses.replace(checker, tolerance=1e-6)
             loose.close("against differences: jvp", results["jvp"], slope)
-        _check_types(results, xs, say)
+        _check_types(results, xs, checker)
     return compiled
 
 
-def _check_types(results: Any, xs: Any, say: Comparison) -> None:
-    say.same_types("tangent of the output", results["jvp"], results["output of jvp"])
-    say.same_types("cotangents of the inputs", results["vjp"], xs)
+def _check_types(results: Any, xs: Any, checker: CaseChecker) -> None:
+    checker.same_types("tangent of the output", results["jvp"], results["output of jvp"])
+    checker.same_types("cotangents of the inputs", results["vjp"], xs)
 
 
 def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Collection[str],
-                    say: Comparison) -> None:  # fmt: skip
+                    checker: CaseChecker) -> None:  # fmt: skip
     """Check all other modes, in one computation.
 
     In vmap and scan there are two directions. The second one is -1/2 times the first.
@@ -248,12 +252,12 @@ def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Coll
     double = {key: twice(once[key], factor) for key, factor in factors.items()}
     for m in wanted:
         if m != "second":
-            say.close(f"under {m}", results[m], once if m == "jit" else double)
-            _check_types(results[m], xs if m == "jit" else twice(xs), say)
+            checker.close(f"under {m}", results[m], once if m == "jit" else double)
+            _check_types(results[m], xs if m == "jit" else twice(xs), checker)
         elif case.jax:
-            say.close("against JAX", results[m], results["JAX, second"])
+            checker.close("against JAX", results[m], results["JAX, second"])
         elif case.differences and in_64_bits(xs):
             g, args = _pulled(xform, f, xs)
-            loose = dataclasses.replace(say, tolerance=1e-6)
+            loose = dataclasses.replace(checker, tolerance=1e-6)
             expected = differences(g, args, direction(args, 4))
             loose.close("against differences: jvp of vjp", results[m]["jvp of vjp"], expected)

@@ -18,7 +18,7 @@ STEP = 1e-5  # step of central differences in 64 bits, which are then accurate t
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class CaseChecker:
     """Comparisons whose errors name the case, the dtype and the active inputs.
 
     Attributes:
@@ -87,7 +87,7 @@ def cast(x: Any, dtype: str, i: int) -> jax.Array:
     return jnp.asarray(x, wanted)
 
 
-def held(fun: Fun, args: Sequence[Any], active: Sequence[int]) -> Fun:
+def with_fixed_arguments(fun: Fun, args: Sequence[Any], active: Sequence[int]) -> Fun:
     """A function of the active arguments, with all other arguments fixed."""
 
     def f(*xs: Any) -> Any:

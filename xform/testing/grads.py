@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import xform
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, function_name
-from xform.testing.asked import check_modes, check_outputs, check_point, check_precision
-from xform.testing.comparisons import Comparison, Fun, differences, direction, dot
+from xform.testing.comparisons import CaseChecker, Fun, differences, direction, dot
+from xform.testing.validate import check_modes, check_outputs, check_point, check_precision
 from xform.transforms.function import as_tuple
 
 # The remedy for a function whose derivatives disagree.
@@ -62,14 +62,14 @@ def _check_grads(name: str, f: Fun, args: tuple[Any, ...], order: int, modes: Se
                  tolerance: float) -> None:  # fmt: skip
     dxs = direction(args, order)
     slope = differences(f, args, dxs)
-    say = Comparison(name, f"order {order}", tolerance, _OF_A_FUNCTION)
+    checker = CaseChecker(name, f"order {order}", tolerance, _OF_A_FUNCTION)
     for mode in modes:
         if mode == "jvp":
             derivative = lambda *xs: xform.jvp(f, xs, dxs)[1]
-            say.close("jvp against differences", derivative(*args), slope)
+            checker.close("jvp against differences", derivative(*args), slope)
         else:
             ct = direction(jax.eval_shape(f, *args), order)
             derivative = lambda *xs: xform.vjp(f, *xs)[1](ct)  # noqa: B023
-            say.close("vjp against differences", dot(derivative(*args), dxs), dot(ct, slope))
+            checker.close("vjp against differences", dot(derivative(*args), dxs), dot(ct, slope))
         if order > 1:
             _check_grads(name, derivative, args, order - 1, modes, tolerance)

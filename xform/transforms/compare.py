@@ -16,7 +16,7 @@ import jax
 from xform.errors import BudgetInfeasible, NotOneDerivative, WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import memory_analysis
-from xform.memory.asked import Asked, asked
+from xform.memory.description import Description, describe
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
@@ -38,8 +38,8 @@ from xform.terminal.text import (
 )
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
+from xform.transforms.planning_task import with_policy
 from xform.transforms.reverse import Policy
-from xform.transforms.subject import with_policy
 
 # The most compilations for one budget; the factor on the excess bytes when the next budget is made
 # smaller; the factor on the bytes already subtracted, if the last reduction changed nothing.
@@ -77,12 +77,12 @@ class Comparison:
     Attributes:
       function: the name of the function.
       entries: one entry for each policy on each target.
-      asked: the compiled transform and its arguments.
+      description: the compiled transform and its arguments.
     """
 
     function: str
     entries: tuple[Entry, ...]
-    asked: Asked = dataclasses.field(default_factory=Asked)
+    description: Description = dataclasses.field(default_factory=Description)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -94,8 +94,8 @@ class Comparison:
         """Return the whole comparison as plain data."""
         return {
             "function": self.function,
-            "compiled": self.asked.compiled,
-            "given": self.asked.given,
+            "compiled": self.description.compiled,
+            "given": self.description.given,
             "entries": [
                 {
                     "policy": e.policy,
@@ -144,7 +144,11 @@ class Comparison:
     def __str__(self) -> str:
         head = ["policy", "target", "total", "temp", "head-room", "FLOPs", "step (estimate)"]
         table = columns([head, *map(_cells, self.entries)], right=(2, 3, 4, 5, 6))
-        return f"{self.function}\n{self.asked}\n\n{table}" if self.asked.arguments else table
+        return (
+            f"{self.function}\n{self.description}\n\n{table}"
+            if self.description.arguments
+            else table
+        )
 
 
 def compare(
@@ -215,8 +219,8 @@ def compare(
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
     run, _ = with_policy(f, args, None, argnums)
-    note = next((e.report.asked.note for e in entries if e.report), "")
-    what = dataclasses.replace(asked(run, args, {}), policy="", note=note)
+    note = next((e.report.description.note for e in entries if e.report), "")
+    what = dataclasses.replace(describe(run, args, {}), policy="", note=note)
     return Comparison(function_name(f), tuple(entries), what)
 
 
@@ -258,8 +262,8 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
     """
     policy = min_cut if policy is None else _in_bytes(check(policy), target, options)
     report = _kept_on(target, f, args, policy, argnums, **options)
-    asked = dataclasses.replace(report.asked, policy=said(policy))
-    return dataclasses.replace(report, asked=asked)
+    description = dataclasses.replace(report.description, policy=said(policy))
+    return dataclasses.replace(report, description=description)
 
 
 def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
@@ -282,8 +286,8 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
         with timed() as spent:
             report = memory_analysis(run, *args, target=target, **extra, **options)
         work = policy.summary if isinstance(policy, Plan) else str(spent)
-        what = dataclasses.replace(report.asked, code=as_code(policy), planned=work)
-        return dataclasses.replace(report, asked=what)
+        what = dataclasses.replace(report.description, code=as_code(policy), planned=work)
+        return dataclasses.replace(report, description=what)
 
     if not isinstance(policy, Budget) or policy.of != "peak":
         return ask(policy)
@@ -293,7 +297,9 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
             report = ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
                               donate_argnums=donated))  # fmt: skip
             code = f"xform.plan(f, *args, policy={as_code(policy)}, target={report.target!r})"
-            return dataclasses.replace(report, asked=dataclasses.replace(report.asked, code=code))
+            return dataclasses.replace(
+                report, description=dataclasses.replace(report.description, code=code)
+            )
     default = ask(min_cut)
     if default.total_bytes is not None and default.total_bytes <= policy.bytes:
         return default

@@ -28,7 +28,7 @@ from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value, float0_zeros
 from xform.program.source import frame
 from xform.transforms.function import Function
-from xform.transforms.linear_map import Planned
+from xform.transforms.linear_map import PlannedRunner
 
 if TYPE_CHECKING:
     from xform.memory.targets import Target
@@ -75,7 +75,7 @@ def compiler_for(
         return None
     _check_shardings(budget, fun.signature.name, avals)
     measure = _Measure(fun, args, avals, asked, goal)
-    return Compiler(fun.problem, measure.bytes, goal.name, *measure.decides)
+    return Compiler(fun.problem, measure.bytes, goal.name, *measure.cache_key)
 
 
 class _Measure:
@@ -93,7 +93,7 @@ class _Measure:
         self.types += [argument(a) for a in self.cotangents or () if a.dtype != float0]
 
     @property
-    def decides(self) -> tuple[Any, ...]:
+    def cache_key(self) -> tuple[Any, ...]:
         """Return what the bytes of a plan depend on besides the program."""
         places = tuple(str(t.sharding) for t in self.types)
         return self.asked, places, tuple(x is None for x in self.known)
@@ -118,9 +118,9 @@ class _Measure:
         else:
             cts = [float0_zeros(a.shape) if a.dtype == float0 else next(rest)
                    for a in self.cotangents]  # fmt: skip
-        part = Planned(self.fun, candidate.schedule, push=False)
+        runner = PlannedRunner(self.fun, candidate.schedule, push=False)
         outs = outs[n:] if self.asked == "grad" else outs
-        return outs, part.run(part.arrays(kept, args), cts)
+        return outs, runner.run(runner.arrays(kept, args), cts)
 
 
 def _goal() -> Target | None:

@@ -49,8 +49,8 @@ from xform.program.source import frame
 from xform.registry.table import Rule
 from xform.registry.words import Bilinear, Pointwise
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, split_by_rule
-from xform.transforms.function import Call, Signature, Tree, as_array, check_outputs
-from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
+from xform.transforms.function import FunctionCall, Signature, Tree, as_array, check_outputs
+from xform.transforms.linear_map import LinearRunner, Pullback, Pushforward, dense
 from xform.transforms.residuals import Primals
 
 
@@ -125,7 +125,7 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
     return run
 
 
-class _Push(Watch):
+class _PushTrace(Watch):
     """A trace whose marks are tangents."""
 
     tracer_type = TangentTracer
@@ -155,7 +155,7 @@ class _Push(Watch):
         raise no_forward_mode(frame())
 
 
-class _Linearize(_Push):
+class _LinearizeTrace(_PushTrace):
     """A trace whose marks are staged tangents; primal and tangent part are kept apart."""
 
     tracer_type = MarkedTracer
@@ -171,7 +171,7 @@ class _Linearize(_Push):
         return _show(value, mark)
 
 
-class _Tape(Watch):
+class _TapeTrace(Watch):
     """A trace whose marks are variables; `tape` lists their equations with the pullbacks."""
 
     def __init__(self, below: Trace):
@@ -265,8 +265,8 @@ class _Type(Tracer[Any]):
         super().__init__(None, jax.typeof(value))
 
 
-class _Taped(Part):
-    """A tape as the `Part` of a linear map, until the map's arrays are needed."""
+class _TapeRunner(LinearRunner):
+    """Run a linear map by its tape, until the map's arrays are needed."""
 
     def __init__(self, tape: Any, inputs: Sequence[Var | None], outputs: Sequence[Var | None]):
         self._tape, self._inputs, self._outputs = tape, inputs, outputs
@@ -275,24 +275,26 @@ class _Taped(Part):
         cts = back(self._tape, self._outputs, seeds)
         return [cts.get(v) if v is not None else None for v in self._inputs]
 
-    def moving(self) -> Mask:
+    def active_outputs(self) -> Mask:
         return tuple(v is not None for v in self._outputs)
 
-    def settled(self, arrays: Any) -> tuple[Part, Any]:
+    def with_explicit_arrays(self, arrays: Any) -> tuple[LinearRunner, Any]:
         takes = tuple(v is not None for v in self._outputs)
         avals = [v.aval for v in self._outputs if v is not None]
-        return _staged(lambda cts: self.run(None, spread(cts, takes)), takes, avals, push=False)
+        return _stage_linear(
+            lambda cts: self.run(None, spread(cts, takes)), takes, avals, push=False
+        )
 
 
-class _Staged(Part):
-    """A linear program as the `Part` of a linear map; the arrays are the program's constants."""
+class _ProgramRunner(LinearRunner):
+    """Run a linear map as a program; the arrays are the program's constants."""
 
     def __init__(self, program: Program, takes: Mask, gives: Mask, push: bool,
                  places: dict[Any, str]):  # fmt: skip
         self._places = places
         self._program, self._takes, self._gives, self._push = program, takes, gives, push
 
-    def moving(self) -> Mask:
+    def active_outputs(self) -> Mask:
         return self._gives if self._push else self._takes
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
@@ -302,9 +304,9 @@ class _Staged(Part):
         return spread(results, self._gives)
 
 
-def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
-            ) -> tuple[Part, Any]:  # fmt: skip
-    """Stage a linear function, which returns None for a zero; return its part and its arrays."""
+def _stage_linear(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
+            ) -> tuple[LinearRunner, Any]:  # fmt: skip
+    """Stage a linear function, which returns None for a zero; return its runner and arrays."""
     gives: list[bool] = []
     places: dict[Any, str] = {}
 
@@ -321,12 +323,12 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
     read.update(v for v in prog.outputs if isinstance(v, Var))
     kept = tuple((v, x) for v, x in prog.consts if v in read)
     lifted_prog, consts = lifted(Program(prog.inputs, kept, equations, prog.outputs))
-    return _Staged(lifted_prog, takes, tuple(gives), push, places), [
+    return _ProgramRunner(lifted_prog, takes, tuple(gives), push, places), [
         as_array(x, "staging") for x in consts
     ]
 
 
-def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
+def _watched(at: FunctionCall, trace: Watch, marks: Sequence[Any]):
     """Run a call with marked arguments: return outputs, their marks, their tree, and `aux`."""
     with set_current_trace(trace):
         triples = zip(at.leaves, at.args, marks, strict=True)
@@ -347,23 +349,23 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
 
 def pushing() -> Watch:
     """Return a trace that pushes tangents."""
-    return _Push(current_trace())
+    return _PushTrace(current_trace())
 
 
-def jvp(at: Call, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tree, Tree]:
+def jvp(at: FunctionCall, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tree, Tree]:
     """Return output, tangent and auxiliary output of a call that runs under `trace`."""
     ys, dys, tree, aux = _watched(at, trace, dxs)
     dy = map(dense, dys, (tangent_aval(jax.typeof(y)) for y in ys))
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
 
-def vjp(at: Call, saveable: Mask) -> tuple[Tree, Pullback, Tree]:
+def vjp(at: FunctionCall, saveable: Mask) -> tuple[Tree, Pullback, Tree]:
     """Return output, pullback and auxiliary output; the pullback holds only `saveable` inputs."""
     inputs = [Var(jax.typeof(x)) if on else None for x, on in zip(at.args, at.active, strict=True)]
-    trace = _Tape(current_trace())
+    trace = _TapeTrace(current_trace())
     ys, outputs, tree, aux = _watched(at, trace, inputs)
-    part = _Taped(_leading_to(outputs, trace.tape), inputs, outputs)
-    pull = Pullback(_signature(at, ys, tree), part, (), Primals(at.args, saveable))
+    runner = _TapeRunner(_leading_to(outputs, trace.tape), inputs, outputs)
+    pull = Pullback(_signature(at, ys, tree), runner, (), Primals(at.args, saveable))
     return tree.unflatten(ys), pull, aux
 
 
@@ -373,22 +375,22 @@ def _leading_to(outputs: Sequence[Any], tape: Any) -> list[Any]:
     return [(eqn, by_equation[id(eqn)]) for eqn in live([eqn for eqn, _ in tape], outputs)]
 
 
-def linearize(at: Call) -> tuple[Tree, Pushforward, Tree]:
+def linearize(at: FunctionCall) -> tuple[Tree, Pushforward, Tree]:
     """Return output, pushforward and auxiliary output."""
     out: list[Any] = []
 
     def tangents(dxs: Sequence[Value]) -> list[Value]:
-        trace = _Linearize(current_trace())
+        trace = _LinearizeTrace(current_trace())
         ys, dys, tree, aux = _watched(at, trace, spread(dxs, at.active))
         out[:] = ys, tree, aux
         return dys
 
     avals = [tangent_aval(jax.typeof(x)) for x in gather(at.args, at.active)]
-    part, arrays = _staged(tangents, at.active, avals, push=True)
+    runner, arrays = _stage_linear(tangents, at.active, avals, push=True)
     ys, tree, aux = out
-    return tree.unflatten(ys), Pushforward(_signature(at, ys, tree), part, arrays), aux
+    return tree.unflatten(ys), Pushforward(_signature(at, ys, tree), runner, arrays), aux
 
 
-def _signature(at: Call, ys: Sequence[Value], out_tree: Any) -> Signature:
+def _signature(at: FunctionCall, ys: Sequence[Value], out_tree: Any) -> Signature:
     avals = list(map(jax.typeof, at.args)), list(map(jax.typeof, ys))
     return Signature(at.name, at.in_tree, out_tree, *avals)

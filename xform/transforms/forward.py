@@ -16,8 +16,8 @@ from xform.planner.decide import schedule
 from xform.program.arithmetic import Value, all_arrayed
 from xform.program.ir import seldom_collected
 from xform.transforms import eager
-from xform.transforms.function import Call, Tree, as_tuple, call, function
-from xform.transforms.linear_map import Planned, Pushforward, check_tangents, dense
+from xform.transforms.function import FunctionCall, Tree, as_tuple, call, function
+from xform.transforms.linear_map import PlannedRunner, Pushforward, check_tangents, dense
 
 
 def jvp(
@@ -69,7 +69,7 @@ def jvp(
 _REFUSALS = (MissingRule, UnsupportedParam, TypeError)
 
 
-def _pruned(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
+def _pruned(at: FunctionCall, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
     """Push tangents through the traced program, without the operations that no output needs.
 
     Such operations may lack a forward mode. Return None if an output needs one of them, or if the
@@ -127,6 +127,6 @@ def linearize(
         pushed = schedule(analyze(fun.program, fun.active(), push=True))
         outs, kept = emit.forward(pushed, args)
         y, aux = fun.outputs(outs)
-        part = Planned(fun, pushed, push=True)
-        push = Pushforward(fun.signature, part, part.arrays(kept, args))
+        runner = PlannedRunner(fun, pushed, push=True)
+        push = Pushforward(fun.signature, runner, runner.arrays(kept, args))
     return (y, push, aux) if has_aux else (y, push)

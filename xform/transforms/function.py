@@ -25,7 +25,7 @@ Tree = Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class FunctionCall:
     """A call of `f` that a transform differentiates: the `leaves` of its primals, as arrays `args`.
 
     `moving` says which primals may have a tangent; None for all.
@@ -62,8 +62,8 @@ class Call:
 
 
 def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False,
-         in_nzs: Any = None) -> Call:  # fmt: skip
-    """Return the `Call` of `f` at positional arguments that are pytrees of arrays.
+         in_nzs: Any = None) -> FunctionCall:  # fmt: skip
+    """Return the `FunctionCall` of `f` at positional arguments that are pytrees of arrays.
 
     `in_nzs` is a tree of bools, a prefix of the arguments: which are differentiated; None for all.
     """
@@ -73,7 +73,7 @@ def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bo
     leaves, in_tree = jax.tree.flatten(primals)
     args = [as_array(x, asked) for x in leaves]
     moving = None if in_nzs is None else flags(in_nzs, in_tree, asked, "in_nzs")
-    return Call(asked, name, f, has_aux, leaves, args, in_tree, moving)
+    return FunctionCall(asked, name, f, has_aux, leaves, args, in_tree, moving)
 
 
 def _moving(avals: Iterable[Any], moving: Mask | None) -> Mask:
@@ -103,7 +103,7 @@ class Function:
     """A traced call.
 
     The values that `f` closes over are the first inputs of the program (`n_consts` of them), so a
-    Program that outlives this trace holds no tracer. `moving` is that of the Call.
+    Program that outlives this trace holds no tracer. `moving` is that of the FunctionCall.
     """
 
     signature: Signature
@@ -140,7 +140,7 @@ class Function:
         return y, self.rebuild_aux(flat[n:])
 
 
-def function(at: Call) -> tuple[Function, list[Value]]:
+def function(at: FunctionCall) -> tuple[Function, list[Value]]:
     """Trace a call; return the traced function and the flat inputs of its program."""
     out: dict[str, Any] = {}
 
@@ -174,7 +174,7 @@ def function(at: Call) -> tuple[Function, list[Value]]:
 _ARRAYS = Tracer, jax.Array, jax.Ref  # a tuple: `isinstance` would build a union at each call
 
 
-def check_outputs(ys: Sequence[Any], at: Call) -> None:
+def check_outputs(ys: Sequence[Any], at: FunctionCall) -> None:
     """Raise WrongDtype if an output is not an array, a number or another JAX value."""
     for y in ys:
         if isinstance(y, _ARRAYS):

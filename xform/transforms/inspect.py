@@ -76,13 +76,13 @@ def residuals(
     (196608, 196608)
     """
     by = check(min_cut if policy is None else policy)
-    at = point("residuals", f, args, argnums, has_aux)
+    at = derivative_at("residuals", f, args, argnums, has_aux)
     title = f"kept for the backward pass of {at.name}, {said(in_bytes(by))}"
     return residuals_of(at.planned(by).schedule, at.inputs, title)
 
 
-class Arguments:
-    """The arguments of a function; leaves that are arrays, or types of arrays, may be traced."""
+class FlatArguments:
+    """The leaves of a function's arguments; arrays and types of arrays among them may be traced."""
 
     def __init__(self, args: Sequence[Tree]):
         self.paths, self._tree = jax.tree.flatten_with_path(tuple(args))
@@ -92,20 +92,20 @@ class Arguments:
         """Return the leaves that may be traced."""
         return gather([x for _, x in self.paths], self._traced)
 
-    def filled(self, arrays: Sequence[Any]) -> tuple[list[Any], tuple[Tree, ...]]:
+    def replace_arrays(self, arrays: Sequence[Any]) -> tuple[list[Any], tuple[Tree, ...]]:
         """Return the leaves, and the arguments, with new values in place of the arrays."""
         new = zip(spread(arrays, self._traced), self.paths, self._traced, strict=True)
         leaves = [n if t else x for n, (_, x), t in new]
         return leaves, jax.tree.unflatten(self._tree, leaves)
 
-    def of(self, positions: Sequence[int]) -> tuple[int, ...]:
+    def indices(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Return the indices in `arrays()` that belong to the arguments at some positions."""
         owners = gather([path[0].idx for path, _ in self.paths], self._traced)
         return tuple(i for i, owner in enumerate(owners) if owner in positions)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class At:
+class TracedDerivative:
     """The derivative of a function at a point, as `grad` would plan it under `jit`.
 
     `inputs` are the names of the inputs of its program. `closed` has an entry for each value that
@@ -137,19 +137,19 @@ class At:
         return self.function.signature.name
 
 
-def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
-          argnums: int | Sequence[int] | None, has_aux: bool) -> At:  # fmt: skip
+def derivative_at(asked: str, f: Callable[..., Any], args: Sequence[Tree],
+          argnums: int | Sequence[int] | None, has_aux: bool) -> TracedDerivative:  # fmt: skip
     """Trace `f` at arrays, or their types, and return its derivative there. Nothing is run."""
     check_callable(f, asked)
     at = None if argnums is None else positions(argnums, len(args), asked)
-    arguments = Arguments(args)
+    arguments = FlatArguments(args)
     names = argument_names(f, len(args))
     called = [names[path[0].idx] + keystr(path[1:]) for path, _ in arguments.paths]
-    points: list[At] = []
+    points: list[TracedDerivative] = []
 
     @functools.wraps(f, updated=())
     def run(*arrays: Any) -> None:
-        leaves, full = arguments.filled(arrays)
+        leaves, full = arguments.replace_arrays(arrays)
         bound, primals = (f, full) if at is None else partial(f, at, full, {})
         at_point = call(bound, primals, asked, has_aux)
         fun, flat = function(at_point)
@@ -159,7 +159,7 @@ def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
         order = range(len(args)) if at is None else at
         primal = jax.tree.flatten_with_path(jax.tree.unflatten(at_point.in_tree, at_point.args))[0]
         inputs = [names[order[path[0].idx]] + keystr(path[1:]) for path, _ in primal]
-        points.append(At(fun, [*consts, *inputs], closed))
+        points.append(TracedDerivative(fun, [*consts, *inputs], closed))
 
     jax.eval_shape(run, *arguments.arrays())
     return points[0]

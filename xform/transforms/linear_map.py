@@ -35,34 +35,34 @@ from xform.program.ir import Mask, seldom_collected
 from xform.transforms.function import Function, Signature, Tree, as_array
 from xform.transforms.gradient_refs import reference_argument, with_refs
 from xform.transforms.prefix import mirrored
-from xform.transforms.residuals import Primals, Residuals, residuals
+from xform.transforms.residuals import Primals, PullbackResiduals, residuals
 
 
-class Part(abc.ABC):
-    """How to run a linear map. The map's arrays are not part of it."""
+class LinearRunner(abc.ABC):
+    """Run a linear map. The map's arrays are not stored here, but passed to `run`."""
 
     @abc.abstractmethod
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
         """Return results from cotangents of the outputs (tangents of the primals); None is zero."""
 
     @abc.abstractmethod
-    def moving(self) -> Mask:
+    def active_outputs(self) -> Mask:
         """Return which outputs depend on a differentiated input."""
 
-    def settled(self, arrays: Any) -> tuple[Part, Any]:
-        """Return this part in a form whose values are all among the arrays, and those arrays."""
+    def with_explicit_arrays(self, arrays: Any) -> tuple[LinearRunner, Any]:
+        """Return a runner that reads values only from its arrays, and those arrays."""
         return self, arrays
 
 
-class Planned(Part):
-    """The backward part of a planned function. The arrays are its saved values and inputs."""
+class PlannedRunner(LinearRunner):
+    """Run the backward part of a planned function; the arrays are its saved values and inputs."""
 
     def __init__(self, fun: Function, schedule: Schedule, push: bool):
         self._schedule, self._n_consts, self._push = schedule, fun.n_consts, push
         self._program, self._active = fun.program, fun.active()
         self._n_outputs = len(fun.signature.out_avals)
 
-    def moving(self) -> Mask:
+    def active_outputs(self) -> Mask:
         """Return which outputs of the program are active."""
         return path(self._program, self._active).outputs[: self._n_outputs]
 
@@ -86,18 +86,18 @@ class Planned(Part):
 
 
 class LinearMap:
-    """A linear map: a part and its arrays, which are the leaves of the pytree."""
+    """A linear map: a runner and its arrays, which are the leaves of the pytree."""
 
-    def __init__(self, signature: Signature, part: Part, arrays: Any):
-        self._signature, self._part, self._arrays = signature, part, arrays
+    def __init__(self, signature: Signature, runner: LinearRunner, arrays: Any):
+        self._signature, self._runner, self._arrays = signature, runner, arrays
 
-    def tree_flatten(self) -> tuple[tuple[Any], tuple[Signature, Part]]:
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Signature, LinearRunner]]:
         """Return the arrays; everything else is static."""
-        self._part, self._arrays = self._part.settled(self._arrays)
-        return (self._arrays,), (self._signature, self._part)
+        self._runner, self._arrays = self._runner.with_explicit_arrays(self._arrays)
+        return (self._arrays,), (self._signature, self._runner)
 
     @classmethod
-    def tree_unflatten(cls, static: tuple[Signature, Part], children: tuple[Any]) -> Self:
+    def tree_unflatten(cls, static: tuple[Signature, LinearRunner], children: tuple[Any]) -> Self:
         """Return the map with other arrays."""
         return cls(*static, *children)
 
@@ -120,17 +120,22 @@ class Pullback:
         their arrays among the opaque ones.
     """
 
-    def __init__(self, signature: Signature, part: Part, arrays: Any, primals: Primals):
-        self._signature, self._part, self._arrays, self._primals = signature, part, arrays, primals
-        self._residuals: Residuals | None = None
+    def __init__(self, signature: Signature, runner: LinearRunner, arrays: Any, primals: Primals):
+        self._signature, self._runner, self._arrays, self._primals = (
+            signature,
+            runner,
+            arrays,
+            primals,
+        )
+        self._residuals: PullbackResiduals | None = None
         self._logs = False
         if not all(primals.saveable):
             self._apart()
 
-    def _apart(self) -> Residuals:
+    def _apart(self) -> PullbackResiduals:
         """Separate the arguments from the other arrays, and store them that way from now on."""
         if self._residuals is None:
-            self._part, arrays = self._part.settled(self._arrays)
+            self._runner, arrays = self._runner.with_explicit_arrays(self._arrays)
             self._arrays = None
             self._residuals = residuals(arrays, self._primals, self.in_tree)
         return self._residuals
@@ -148,7 +153,7 @@ class Pullback:
     @property
     def out_nzs(self) -> Any:
         """Whether each leaf of the output depends on the differentiated arguments."""
-        return mirrored(self.out_tree, self._part.moving())
+        return mirrored(self.out_tree, self._runner.active_outputs())
 
     @property
     def args_res(self) -> Any:
@@ -176,14 +181,14 @@ class Pullback:
     def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
         """Return the arrays; everything else is static."""
         of = self._apart()
-        return (of.args, of.opaque), (self._signature, self._part, of.tree, of.places, self._logs)
+        return (of.args, of.opaque), (self._signature, self._runner, of.tree, of.places, self._logs)
 
     @classmethod
     def tree_unflatten(cls, static: Any, children: tuple[Any, Any]) -> Pullback:
         """Return the map with other arrays."""
-        signature, part, tree, places, logs = static
-        new = cls(signature, part, None, Primals((), ()))
-        new._residuals, new._logs = Residuals(tree, places, *children), logs
+        signature, runner, tree, places, logs = static
+        new = cls(signature, runner, None, Primals((), ()))
+        new._residuals, new._logs = PullbackResiduals(tree, places, *children), logs
         return new
 
     @property
@@ -226,7 +231,7 @@ class Pullback:
             )
         checked = [_cotangent(x, a, of.name) for x, a in zip(cts, of.out_avals, strict=True)]
         apart = self._residuals
-        results = self._part.run(self._arrays if apart is None else apart.arrays(of), checked)
+        results = self._runner.run(self._arrays if apart is None else apart.arrays(of), checked)
         return list(map(dense, results, map(cotangent_aval, of.primal_avals)))
 
     def with_refs(self, *wishes: Any) -> Callable[[Tree], Tree]:
@@ -247,13 +252,13 @@ class Pushforward(LinearMap):
     @property
     def out_nzs(self) -> Any:
         """Whether each leaf of the output depends on the differentiated arguments."""
-        return mirrored(self._signature.out_tree, self._part.moving())
+        return mirrored(self._signature.out_tree, self._runner.active_outputs())
 
     def __call__(self, *tangents: Tree) -> Tree:
         """Return a tangent like the output, from tangents like the primals."""
         of = self._signature
         dxs = check_tangents(of.name, of.in_tree, of.primal_avals, "linearize", tangents)
-        results = self._part.run(self._arrays, dxs)
+        results = self._runner.run(self._arrays, dxs)
         return of.out_tree.unflatten(map(dense, results, map(tangent_aval, of.out_avals)))
 
 

@@ -28,8 +28,8 @@ from xform.policies.budgets import Budget, Fit
 from xform.policies.regions import opening
 from xform.terminal import alive
 from xform.transforms.function import Tree
+from xform.transforms.planning_task import PlanningTask, planning_task
 from xform.transforms.reverse import Policy
-from xform.transforms.subject import Subject, subject
 
 
 def plan(
@@ -113,20 +113,24 @@ def plan(
         policy = in_bytes(policy)
         unbounded = fitted and not isinstance(policy, Budget)
         name = f"auto, {called(policy)}" if unbounded else called(policy)
-        of = subject(f, args, argnums, has_aux, goal, donate_argnums, opening(policy))
+        task = planning_task(f, args, argnums, has_aux, goal, donate_argnums, opening(policy))
         compiling: list[float] = []
 
         def unverified(candidate: Candidate) -> Plan:
-            return _plan(of, name, candidate, goal)
+            return _plan(task, name, candidate, goal)
 
         def measure(candidate: Candidate) -> int | None:
             began = time.perf_counter()
-            total = of.compiled(unverified(candidate)).total_bytes
+            total = task.compile(unverified(candidate)).total_bytes
             compiling.append(time.perf_counter() - began)
             return total
 
         def finished(candidate: Candidate, **verified: Any) -> Plan:
-            least = least_flops(of.problem, policy, of.held) if isinstance(policy, Budget) else None
+            least = (
+                least_flops(task.problem, policy, task.outside_argument_bytes)
+                if isinstance(policy, Budget)
+                else None
+            )
             spent = time.perf_counter() - start - sum(compiling)
             return dataclasses.replace(
                 unverified(candidate),
@@ -137,28 +141,28 @@ def plan(
             )
 
         if not verify:
-            return finished(planned(of.problem, policy))
-        compiler = Compiler(of.problem, measure, goal.name, *of.decides)
-        candidate = planned(of.problem, policy, compiler)
+            return finished(planned(task.problem, policy))
+        compiler = Compiler(task.problem, measure, goal.name, *task.cache_key)
+        candidate = planned(task.problem, policy, compiler)
         size = compiler.bytes(candidate)
         return finished(candidate, compiles=compiler.compiles, refused=size == math.inf,
                         compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
 
 
-def _plan(of: Subject, policy: str, candidate: Candidate, goal: Target) -> Plan:
+def _plan(task: PlanningTask, policy: str, candidate: Candidate, goal: Target) -> Plan:
     """Return the `Plan` of a candidate, not verified by a compiler."""
     chosen = candidate.schedule
     simulated = liveness(chosen, goal.backend)
     return Plan(
-        function=of.name,
-        derivative=of.derivative,
+        function=task.name,
+        derivative=task.derivative,
         policy=policy,
         target=goal.name,
         rows=tuple(rows_of(chosen)),
         saved_bytes=waiting_bytes(chosen),
-        forward_flops=flops(of.problem.program),
+        forward_flops=flops(task.problem.program),
         recompute_flops=recompute_flops(chosen),
-        predicted_bytes=simulated.total_bytes + of.problem.beside,
+        predicted_bytes=simulated.total_bytes + task.problem.beside,
         compiled_bytes=None,
         compiles=0,
         live=simulated.live,

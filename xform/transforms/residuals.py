@@ -44,7 +44,7 @@ def _weakly(x: Value) -> Callable[[], Value]:
 
 
 @dataclasses.dataclass
-class Residuals:
+class PullbackResiduals:
     """The arrays that a pullback reads: arguments of the function, and all others.
 
     Attributes:
@@ -93,7 +93,7 @@ class Residuals:
         return self.tree.unflatten(next(others) if i is None else given[i] for i in self.places)
 
 
-def residuals(arrays: Any, primals: Primals, in_tree: Any) -> Residuals:
+def residuals(arrays: Any, primals: Primals, in_tree: Any) -> PullbackResiduals:
     """Separate the arrays of a pullback into arguments, found by identity, and all others."""
     leaves, tree = jax.tree.flatten(arrays)
     by_id = primals.places()
@@ -107,7 +107,7 @@ def residuals(arrays: Any, primals: Primals, in_tree: Any) -> Residuals:
 
     args = mirrored(in_tree, [argument(i) for i in range(in_tree.num_leaves)])
     opaque = [x for i, x in zip(places, leaves, strict=True) if i is None]
-    return Residuals(tree, places, list(args), opaque)
+    return PullbackResiduals(tree, places, list(args), opaque)
 
 
 def argument_name(of: Signature, i: int) -> str:

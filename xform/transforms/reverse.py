@@ -27,8 +27,8 @@ from xform.transforms import eager
 from xform.transforms.check import check_input, check_inputs, check_output, check_scalar
 from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
-    Call,
     Function,
+    FunctionCall,
     Tree,
     call,
     function,
@@ -36,7 +36,7 @@ from xform.transforms.function import (
     partial,
     positions,
 )
-from xform.transforms.linear_map import Planned, Pullback
+from xform.transforms.linear_map import PlannedRunner, Pullback
 from xform.transforms.prefix import flags
 from xform.transforms.residuals import Primals
 
@@ -96,7 +96,7 @@ def vjp(
     return _vjp(at, policy, flags(saveable_args, at.in_tree, "vjp", "saveable_args"))
 
 
-def _vjp(at: Call, policy: Policy, saveable: Mask | None = None) -> Any:
+def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
     saveable = saveable or (True,) * len(at.args)
     if policy is None and not staging():
         y, pull, aux = eager.vjp(at, saveable)
@@ -124,15 +124,15 @@ def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask
         chosen = planner()(fun.problem, by, compiler)
         outs, kept = emit.forward(chosen.schedule, args)
     y, aux = fun.outputs(outs)
-    part = Planned(fun, chosen.schedule, push=False)
-    return y, _pullback(fun, part, kept, args, saveable), aux
+    runner = PlannedRunner(fun, chosen.schedule, push=False)
+    return y, _pullback(fun, runner, kept, args, saveable), aux
 
 
-def _pullback(fun: Function, part: Planned, kept: list[Any], args: Sequence[Value],
+def _pullback(fun: Function, runner: PlannedRunner, kept: list[Any], args: Sequence[Value],
               saveable: Mask | None = None) -> Pullback:  # fmt: skip
     primals = args[fun.n_consts :]
     known = Primals(primals, saveable or (True,) * len(primals))
-    return Pullback(fun.signature, part, part.arrays(kept, args), known)
+    return Pullback(fun.signature, runner, runner.arrays(kept, args), known)
 
 
 def value_and_grad(
@@ -305,8 +305,8 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
     linear = schedule(joint)
     check_linear(linear, fun.active())
     _, kept = emit.forward(linear, args, (False,) * len(fun.program.outputs))
-    part = Planned(fun, linear, push=False)
-    return _pullback(fun, part, kept, args)
+    runner = PlannedRunner(fun, linear, push=False)
+    return _pullback(fun, runner, kept, args)
 
 
 def _zeros_like(x: Any) -> Value:

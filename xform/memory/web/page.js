@@ -38,7 +38,7 @@ function headline() {
   $$("function").textContent = `Memory of ${report.function}`;
   $$("about").textContent = `compiled for ${device.name} (${report.target})` +
     (device.count > 1 ? `, ${device.count} devices; bytes are per device` : "");
-  $$("asked").replaceChildren(`Compiled: ${report.compiled}`, make("br"),
+  $$("description").replaceChildren(`Compiled: ${report.compiled}`, make("br"),
     `Arguments: ${report.given}`,
     ...(report.planned ? [make("br"), `Planned: ${report.planned}`] : []),
     ...(report.note ? [make("br"), report.note] : []));

@@ -1,7 +1,7 @@
 """Find the operation that made a value in a compiled program, and the operations that read it.
 
 XLA adds copies, passes values through tuples and loop states, and writes the stacked outputs of a
-loop with dynamic updates in place. `Flow` looks through all of these in both directions. For
+loop with dynamic updates in place. `DataFlow` looks through all of these in both directions. For
 example, the origin of a stacked output is the operation in the loop's body that made one slice.
 """
 
@@ -24,7 +24,7 @@ _FILLS = frozenset(("broadcast", "constant", "iota", "parameter"))
 Place = tuple[int, Index]
 
 
-class Flow:
+class DataFlow:
     """Origins and readers of the values of a module.
 
     Cost: a few steps for each query.
@@ -59,7 +59,7 @@ class Flow:
                     queue.append(onto)
         return list(by_id.values())
 
-    def filled(self, instruction: Instruction) -> bool:
+    def only_initializes(self, instruction: Instruction) -> bool:
         """Whether an operation only initializes memory, such as zeros that a loop starts from."""
         return instruction.opcode in _FILLS or instruction.target == "AllocateBuffer"
 
@@ -111,7 +111,7 @@ class Flow:
                 return i if inner is None or not self._module.where(inner) else inner
             case "dynamic-update-slice":
                 slices = operand(1)
-                return i if slices is None or self.filled(slices) else slices
+                return i if slices is None or self.only_initializes(slices) else slices
             case "parameter":
                 return self._from_caller(i, index, seen)
             case _:

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import xform
-from xform.memory.independent import shown
+from xform.memory.batch_axes import shown
 from xform.program.ir import program
 
 

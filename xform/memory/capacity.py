@@ -24,7 +24,7 @@ _ROUNDED = 2**30 // 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class LargestBatch:
     """The largest batch that fits a target; prints as a line for each batch that was tried.
 
     Attributes:
@@ -56,7 +56,7 @@ class Batch:
         known = "the largest batch is" if self.over else "the largest batch known to fit is"
         head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
         head += f" ({self.of})" if self.of else ""
-        about = f"\n{self.fits.asked}".rstrip()
+        about = f"\n{self.fits.description}".rstrip()
         return f"{head}{about}\n\n" + columns([["batch", "bytes", ""], *rows], right=(0, 1))
 
 
@@ -97,7 +97,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
               batch_argnums: Argnums = "auto", multiple_of: int = 1, most: int = 2**20,
               inputs: Callable[..., Sequence[Any]] | None = None,
               progress: Callable[[int, str], None] | None = None,
-              **options: Any) -> Batch:  # fmt: skip
+              **options: Any) -> LargestBatch:  # fmt: skip
     """Find the largest batch size at which a function fits a target. Nothing is run.
 
     Args:
@@ -118,9 +118,9 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
       **options: options of `memory_analysis`.
 
     Returns:
-      A `Batch`: the largest size that fits, and the report of the next larger one, which does not.
-        If the bytes jump as the batch grows, eight compilations may not find the largest batch;
-        `over` is then None.
+      A `LargestBatch`: the largest size that fits, and the report of the next larger one, which
+        does not. If the bytes jump as the batch grows, eight compilations may not find the largest
+        batch; `over` is then None.
 
     Raises:
       WrongArgument: not even the smallest batch fits, the arguments have no such axis, or no batch
@@ -175,7 +175,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
             "use a policy that saves less, shard over more devices, or name a larger device",
         )
     over = tried.get(low + 1) or unplannable.get(low + 1)
-    return Batch(low * multiple_of, tried[low], over, sizes, resizer.of)
+    return LargestBatch(low * multiple_of, tried[low], over, sizes, resizer.of)
 
 
 def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Reason:
@@ -204,15 +204,15 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     <lambda> needs 8.0 MiB of each cpu, which has 6.0 MiB: it is over by 2.0 MiB
     ...
     """
-    asked = fits(f, *args, target=target, **options)
-    report = asked
-    for other in _roomier(asked) if asked.assignment is None else ():
+    target_report = fits(f, *args, target=target, **options)
+    report = target_report
+    for other in _roomier(target_report) if target_report.assignment is None else ():
         # The advice is for the capacity of the original target.
-        capped: dict[str, Any] = {**options, "capacity": asked.capacity_bytes}
+        capped: dict[str, Any] = {**options, "capacity": target_report.capacity_bytes}
         report = memory_analysis(f, *args, target=other, **capped)
         if report.assignment is not None:
             break
-    return Reason(asked, report)
+    return Reason(target_report, report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,18 +220,20 @@ class Reason:
     """Why a function does not fit; prints the verdict and the report with its advice.
 
     Attributes:
-      asked: the report for the target; it has no buffers if the compiler refused the program.
+      target_report: the report for the target; it has no buffers if the compiler refused the
+        program.
       report: a report with the buffers at the peak, for the device `report.target`.
     """
 
-    asked: MemoryReport
+    target_report: MemoryReport
     report: MemoryReport
 
     def __str__(self) -> str:
-        verdict = self.asked.compilation.verdict()
-        if self.report is not self.asked:
-            verdict += (f". {self.asked.compilation.target.device.name}'s compiler reports nothing "
-                        f"else; the report below is for {self.report.target}")  # fmt: skip
+        compilation = self.target_report.compilation
+        verdict = compilation.verdict()
+        if self.report is not self.target_report:
+            verdict += (f". {compilation.target.device.name}'s compiler reports nothing else; "
+                        f"the report below is for {self.report.target}")  # fmt: skip
         return f"{verdict}\n\n{self.report}"
 
 

@@ -2,8 +2,8 @@
 
 from tests.memory.dumps import dumped
 from xform.memory.buffers import read
+from xform.memory.dataflow import DataFlow
 from xform.memory.hlo import Module
-from xform.memory.origin import Flow
 
 
 def entry(m: Module, number: int) -> int:
@@ -13,10 +13,10 @@ def entry(m: Module, number: int) -> int:
 
 def test_a_stacked_value_comes_from_the_operation_in_the_loop() -> None:
     a = read(dumped("scan")[0])
-    flow = Flow(a.module)
+    flow = DataFlow(a.module)
     stacks = [
         flow.origin(b.instruction, b.index)
-        for s in a.storages
+        for s in a.chunks
         if s.allocation.kind == "temp" and s.bytes == 4 * 32 * 64 * 4
         for b, _ in s.buffers
     ]
@@ -27,14 +27,14 @@ def test_a_stacked_value_comes_from_the_operation_in_the_loop() -> None:
 
 def test_an_argument_goes_into_loops_to_its_readers() -> None:
     m = read(dumped("scan")[0]).module
-    readers = Flow(m).readers([(entry(m, 0), ())])
+    readers = DataFlow(m).readers([(entry(m, 0), ())])
     assert len({r.computation for r in readers}) == 2
     assert m.entry not in {r.computation for r in readers}
 
 
 def test_the_state_of_a_while_loop() -> None:
     m = read(dumped("while")[0]).module
-    flow = Flow(m)
+    flow = DataFlow(m)
     made = flow.origin(m.root(m.entry).id)
     assert made.opcode not in ("while", "get-tuple-element", "parameter", "tuple", "copy")
     assert "(<lambda>)" in flow.where(made)
@@ -46,5 +46,5 @@ def test_the_state_of_a_while_loop() -> None:
 def test_an_argument_is_its_own_origin() -> None:
     m = read(dumped("odd")[0]).module
     x = entry(m, 0)
-    assert Flow(m).origin(x) is m.instructions[x]
-    assert Flow(m).filled(m.instructions[x])
+    assert DataFlow(m).origin(x) is m.instructions[x]
+    assert DataFlow(m).only_initializes(m.instructions[x])

@@ -39,7 +39,7 @@ _KEEPS = frozenset(("broadcast_in_dim", "convert_element_type", "abs", "stop_gra
 _NONE, _SUM, _MORE = 0, 1, 2
 
 
-class Batch(NamedTuple):
+class BatchAxis(NamedTuple):
     """A batch: an axis of the inputs that is proven to be one.
 
     Attributes:
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
     sizes: frozenset[int]
 
 
-class _Step(NamedTuple):
+class _AxisOperation(NamedTuple):
     """One operation: the values that it reads and makes.
 
     Attributes:
@@ -73,7 +73,7 @@ class _Step(NamedTuple):
     derivative: bool = False
 
 
-class Shown(NamedTuple):
+class InputAxes(NamedTuple):
     """What a program shows about the axes of its inputs.
 
     Attributes:
@@ -82,24 +82,24 @@ class Shown(NamedTuple):
         over classes.
     """
 
-    batches: Sequence[Batch] = ()
+    batches: Sequence[BatchAxis] = ()
     classes: Sequence[int] = ()
 
 
-def shown(prog: Program) -> Shown:
+def shown(prog: Program) -> InputAxes:
     """Find the batches and the classes in the program of a derivative.
 
     Cost: plain Python, a few operations for each pair of an equation and an axis that may be a
     batch.
     """
-    walk = _Walk()
+    walk = _AxisCollector()
     inputs = [walk.value(v) for v in prog.inputs]
     outputs = walk.run(prog, inputs, False)
     proof = _Proof(walk, inputs, outputs)
-    return Shown([*proof.batches()], proof.classes())
+    return InputAxes([*proof.batches()], proof.classes())
 
 
-class _Walk:
+class _AxisCollector:
     """Reads programs and collects the axes of every value and all operations.
 
     A value is identified by a number. A variable of a program that is called twice is two values.
@@ -109,7 +109,7 @@ class _Walk:
         self.axes = Axes()
         self.values: list[tuple[Factors, ...]] = []
         self.shapes: list[tuple[int, ...]] = []
-        self.steps: list[_Step] = []
+        self.steps: list[_AxisOperation] = []
         # For exponentials and sums of them: the factors that are summed over. `classes` has these
         # factors for the sums whose logarithm is taken.
         self._terms: dict[int, Factors] = {}
@@ -151,9 +151,9 @@ class _Walk:
         self._classes(eqn, xs, ys)
         if eqn.primitive.name in _RESHAPES:
             self.axes.same(*([f for axis in self.values[v] for f in axis] for v in (xs[0], ys[0])))
-            self.steps.append(_Step(xs, ys, "linear", (), of))
+            self.steps.append(_AxisOperation(xs, ys, "linear", (), of))
         else:
-            self.steps.append(_Step(xs, ys, _how(eqn), self._ends(eqn, xs, ys), of))
+            self.steps.append(_AxisOperation(xs, ys, _how(eqn), self._ends(eqn, xs, ys), of))
         return ys
 
     def _classes(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> None:
@@ -189,7 +189,7 @@ class _Walk:
         """Record that a value is passed on as another one of the same type."""
         for mine, other in zip(self.values[a], self.values[b], strict=True):
             self.axes.same(mine, other)
-        self.steps.append(_Step([a], [b], derivative=of))
+        self.steps.append(_AxisOperation([a], [b], derivative=of))
 
     def _looped(self, prog: Program, consts: Sequence[int], carry: Sequence[int],
                 slices: Sequence[int], of: bool) -> tuple[list[int], list[int]]:  # fmt: skip
@@ -208,13 +208,13 @@ class _Walk:
         first = consts + carried
         slices = [self.value(v, self.values[x][1:])
                   for v, x in zip(prog.inputs[first:], xs[first:], strict=True)]  # fmt: skip
-        self.steps += [_Step([x], [s], derivative=of)
+        self.steps += [_AxisOperation([x], [s], derivative=of)
                        for x, s in zip(xs[first:], slices, strict=True)]  # fmt: skip
         states, made = self._looped(prog, xs[:consts], xs[consts:first], slices, of)
         stacked: list[int] = []
         for v, y in zip(eqn.outvars[carried:], made, strict=True):
             stacked.append(self.value(v, (self.axes.new(shape(v)[0]), *self.values[y])))
-            self.steps.append(_Step([y], stacked[-1:], derivative=of))
+            self.steps.append(_AxisOperation([y], stacked[-1:], derivative=of))
         for x in (*xs[first:], *stacked):
             self.axes.mix(self.values[x][0])
         return [*states, *stacked]
@@ -225,12 +225,12 @@ class _Walk:
             program(eqn.params["body_jaxpr"]), xs[n : n + m], xs[n + m :], (), of
         )
         condition = self.run(program(eqn.params["cond_jaxpr"]), [*xs[:n], *states], of)
-        self.steps.append(_Step(condition, states, "other", (), of))
+        self.steps.append(_AxisOperation(condition, states, "other", (), of))
         return states
 
     def _branches(self, eqn: JaxprEqn, xs: list[int], of: bool) -> list[int]:
         ys = [self.value(v) for v in eqn.outvars]
-        self.steps.append(_Step(xs[:1], ys, "other", (), of))
+        self.steps.append(_AxisOperation(xs[:1], ys, "other", (), of))
         for branch in eqn.params["branches"]:
             for made, y in zip(self.run(program(branch), xs[1:], of), ys, strict=True):
                 self._alike(made, y, of)
@@ -238,7 +238,7 @@ class _Walk:
 
 
 def _how(eqn: JaxprEqn) -> str:
-    """How an operation depends on its operands, see `_Step`."""
+    """How an operation depends on its operands, see `_AxisOperation`."""
     name, rule = eqn.primitive.name, rule_of(eqn.primitive)
     if name in _PRODUCTS or isinstance(rule, Bilinear):
         return "over" if name == "div" else "product"
@@ -249,7 +249,7 @@ def _how(eqn: JaxprEqn) -> str:
 class _Proof:
     """Proofs about the axes of a program's inputs, from the values and steps of a walk."""
 
-    def __init__(self, walk: _Walk, inputs: Sequence[int], outputs: Sequence[int]):
+    def __init__(self, walk: _AxisCollector, inputs: Sequence[int], outputs: Sequence[int]):
         resolve = walk.axes.factors
         self._walk, self._inputs, self._outputs = walk, inputs, outputs
         self._values = [tuple(map(resolve, axes)) for axes in walk.values]
@@ -263,7 +263,7 @@ class _Proof:
         outside = {x for s in self._steps if not s.derivative for x in s.reads}
         return made & (outside | {*self._outputs})
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[BatchAxis]:
         """All axes that are proven to be batches, in the order of the inputs.
 
         Only axes of a single factor are tested.
@@ -309,7 +309,7 @@ class _Proof:
         out = {shapes[y] for y in self._outputs if has[y]}
         return any(has[x] and shapes[x] in out for x in self._inputs)
 
-    def _batch(self, factor: int) -> Batch:
+    def _batch(self, factor: int) -> BatchAxis:
         places = ((k, i) for k, x in enumerate(self._inputs)
                   for i, axis in enumerate(self._values[x]) if axis == (factor,))  # fmt: skip
         shapes = self._walk.shapes
@@ -318,10 +318,12 @@ class _Proof:
         rest = frozenset(s for i, s in enumerate(shapes) if i not in {*has})
         sizes = (n for i in has for n, a in zip(shapes[i], self._values[i], strict=True)
                  if factor in a)  # fmt: skip
-        return Batch(self._walk.axes.size(factor), tuple(places), with_axis, rest, frozenset(sizes))
+        return BatchAxis(
+            self._walk.axes.size(factor), tuple(places), with_axis, rest, frozenset(sizes)
+        )
 
 
-def _status(step: _Step, reads: Iterable[int], factor: int) -> int:
+def _status(step: _AxisOperation, reads: Iterable[int], factor: int) -> int:
     """How the results of a step depend on the parts: `_NONE`, `_SUM` or `_MORE`."""
     on = [*reads]
     most = max(on, default=_NONE)

@@ -15,7 +15,7 @@ import xform
 from tests.reference import close
 from xform import errors, policies
 from xform.memory.targets import parse_target
-from xform.transforms.subject import subject, with_policy
+from xform.transforms.planning_task import planning_task, with_policy
 
 W = np.cos(np.arange(8 * 64 * 64.0)).reshape(8, 64, 64).astype(np.float32) / 40
 X = np.sin(np.arange(256 * 64.0)).reshape(256, 64).astype(np.float32)
@@ -152,7 +152,7 @@ def two(w, v, x, policy=None):
 def test_a_step_has_one_derivative(f: Any, args: Any, problem: str) -> None:
     with pytest.raises(errors.NotOneDerivative, match=problem) as caught:
         xform.plan(f, *args)
-    assert "test_subject.py" in str(caught.value)
+    assert "test_planning_task.py" in str(caught.value)
 
 
 def test_a_budget_of_several_derivatives_is_compared_all_the_same() -> None:
@@ -172,14 +172,14 @@ def test_a_step_says_itself_what_it_differentiates(options: dict[str, Any]) -> N
 def test_what_is_beside_a_derivative() -> None:
     """Adam's two moments are live all the time; if they are donated, the new ones cost nothing."""
     goal = parse_target(None)
-    donated = subject(step, arguments(), 0, False, goal, (0, 1), "marked")
-    free = subject(step, arguments(), 0, False, goal, (), "marked")
+    donated = planning_task(step, arguments(), 0, False, goal, (0, 1), "marked")
+    free = planning_task(step, arguments(), 0, False, goal, (), "marked")
     moments = 2 * W.nbytes
-    assert moments <= donated.held <= moments + 64
+    assert moments <= donated.outside_argument_bytes <= moments + 64
     assert moments - 64 <= donated.problem.beside <= 1.2 * moments
     assert free.problem.beside > donated.problem.beside
-    of_loss = subject(loss, (W, X), 0, False, goal, (0,), "marked")
-    assert of_loss.problem.beside == of_loss.held == -W.nbytes
+    of_loss = planning_task(loss, (W, X), 0, False, goal, (0,), "marked")
+    assert of_loss.problem.beside == of_loss.outside_argument_bytes == -W.nbytes
 
 
 def test_what_is_compiled_under_a_policy() -> None:

@@ -6,7 +6,7 @@ Words:
 - a *data value* depends on parameters and on the batch, like the result of a layer;
 - a *region* is a group of equations that compute data values: a layer, for example. It is no remat
   region, which this file always names in full;
-- a *mark* records the dependence of one value, and the region that computes the value.
+- a *dependence* says what one value depends on, and which region computes the value.
 
 Only equations that compute data values belong to a region. A new region begins at
 
@@ -42,7 +42,7 @@ Weight = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class Dependence:
     """The parameters and the batch that one value depends on, and its region.
 
     Attributes:
@@ -57,19 +57,19 @@ class Mark:
     region: int = -1
 
     @property
-    def weight(self) -> bool:
+    def is_weight(self) -> bool:
         """Whether the value depends on parameters and not on the batch."""
         return bool(self.weights) and not self.batch
 
     @property
-    def data(self) -> bool:
+    def is_data(self) -> bool:
         """Whether the value is a data value: it depends on parameters and on the batch."""
         return bool(self.weights) and self.batch
 
 
-_NONE = Mark()
-# `Mark.weights` of every data value. The parameters behind a data value do not matter, and the set
-# of all of them would be long.
+_NONE = Dependence()
+# `Dependence.weights` of every data value. The parameters behind a data value do not matter, and
+# the set of all of them would be long.
 _SOME = frozenset[Weight]({(-1, 0)})
 
 
@@ -92,43 +92,43 @@ class Region:
 
 
 @dataclasses.dataclass(eq=False)
-class Flow:
+class DependenceMap:
     """The dependence of all values of a program, and the program's regions.
 
     Attributes:
       program: the program, with its calls inlined.
-      marks: the mark of each value.
+      by_value: the dependence of each value.
       results: number of leading outputs that count as results; None means all outputs. The other
         outputs are auxiliary. An auxiliary output that no other region reads is not the result of
         its layer.
       regions: the regions of the program, in program order.
       inner: for each loop, branch and remat region that computes data values, by `id` of its
-        equation: the flows of the programs inside it.
+        equation: the dependence maps of the programs inside it.
     """
 
     program: Program
-    marks: dict[Var, Mark]
+    by_value: dict[Var, Dependence]
     results: int | None = None
     regions: list[Region] = dataclasses.field(default_factory=list[Region])
-    inner: dict[int, tuple[Flow, ...]] = dataclasses.field(default_factory=lambda: {})
+    inner: dict[int, tuple[DependenceMap, ...]] = dataclasses.field(default_factory=lambda: {})
 
-    def of(self, atom: Atom) -> Mark:
-        """Return the mark of a value. A literal depends on nothing and has no region."""
-        return _NONE if isinstance(atom, Literal) else self.marks.get(atom, _NONE)
+    def of(self, atom: Atom) -> Dependence:
+        """Return the dependence of a value. A literal depends on nothing and has no region."""
+        return _NONE if isinstance(atom, Literal) else self.by_value.get(atom, _NONE)
 
-    def data(self, eqn: JaxprEqn) -> list[Var]:
+    def data_operands(self, eqn: JaxprEqn) -> list[Var]:
         """Return the data values that an equation reads.
 
         If it reads no data value, as the first layer does, return the values that it reads and that
         depend on the batch.
         """
         read = [v for v in eqn.invars if isinstance(v, Var) and self.of(v).batch]
-        return [v for v in read if self.of(v).data] or read
+        return [v for v in read if self.of(v).is_data] or read
 
     def weights(self, index: int) -> Iterable[Weight]:
         """Yield the parameters behind the weights that the equation at position `index` reads."""
         read = map(self.of, self.program.equations[index].invars)
-        return (w for mark in read if mark.weight for w in mark.weights)
+        return (w for x in read if x.is_weight for w in x.weights)
 
     @cached_property
     def producer(self) -> dict[Var, JaxprEqn]:
@@ -150,7 +150,7 @@ class Flow:
         return readers
 
     @cached_property
-    def left(self) -> frozenset[Var]:
+    def region_outputs(self) -> frozenset[Var]:
         """The values that are results of the program, or that other regions read."""
         out = set(self.outputs)
         for number, region_ in enumerate(self.regions):
@@ -160,12 +160,12 @@ class Flow:
                     out.add(v)
         return frozenset(out)
 
-    def followed(self, region_: Region) -> bool:
+    def has_later_layer(self, region_: Region) -> bool:
         """Return whether a layer, a loop, a branch or a remat region later depends on `region_`."""
-        return self._followed[self.regions.index(region_)]
+        return self._has_later_layer[self.regions.index(region_)]
 
     @cached_property
-    def _followed(self) -> list[bool]:
+    def _has_later_layer(self) -> list[bool]:
         reads: list[set[int]] = [set() for _ in self.regions]
         for number, region_ in enumerate(self.regions):
             first = self.program.equations[region_.equations[0]]
@@ -196,14 +196,15 @@ class Flow:
         prime.
         """
         # Number of paths from the first layers to each value, and to each equation.
-        to: dict[Var, int] = {v: 1 for v, m in self.marks.items() if m.data and self._is_input(v)}
+        data = (v for v, m in self.by_value.items() if m.is_data)
+        to: dict[Var, int] = {v: 1 for v in data if self._is_input(v)}
         to_equation: dict[int, int] = {}
         for eqn in self.program.equations:
             read = [v for v in eqn.invars if isinstance(v, Var) and v in to and _has_derivative(v)]
-            count = sum(to[v] for v in read) or int(any(self.of(v).data for v in eqn.outvars))
+            count = sum(to[v] for v in read) or int(any(self.of(v).is_data for v in eqn.outvars))
             count += self._batch_operands(eqn) if read else 0
             to_equation[id(eqn)] = count
-            outs = (v for v in eqn.outvars if self.of(v).data and _has_derivative(v))
+            outs = (v for v in eqn.outvars if self.of(v).is_data and _has_derivative(v))
             to.update((v, count % _PRIME) for v in outs)
         # Number of paths from each value, and from each equation, to the results.
         onward: dict[Var, int] = dict.fromkeys(self.outputs, 1)
@@ -211,7 +212,7 @@ class Flow:
         for eqn in reversed(self.program.equations):
             from_equation[id(eqn)] = sum(onward.get(v, 0) for v in eqn.outvars) % _PRIME
             for v in eqn.invars:
-                if isinstance(v, Var) and self.of(v).data and _has_derivative(v):
+                if isinstance(v, Var) and self.of(v).is_data and _has_derivative(v):
                     onward[v] = (onward.get(v, 0) + from_equation[id(eqn)]) % _PRIME
         total = sum(to.get(v, 0) for v in self.outputs) % _PRIME
         avoided = {
@@ -227,7 +228,7 @@ class Flow:
         result with its input, as in an autoencoder, and this is no path around a layer.
         """
         region_ = self.of(eqn.outvars[0]).region
-        if region_ < 0 or not self._followed[region_]:
+        if region_ < 0 or not self._has_later_layer[region_]:
             return 0
         return sum(isinstance(v, Var) and v in self._batch_inputs for v in eqn.invars)
 
@@ -237,7 +238,7 @@ class Flow:
         starts = [self.program.equations[r.equations[0]] for r in self.regions if r.kind == "layer"]
         read = [v for eqn in starts for v in eqn.invars if isinstance(v, Var)]
         return frozenset(
-            v for v in read if _has_derivative(v) and self.of(v).batch and not self.of(v).data
+            v for v in read if _has_derivative(v) and self.of(v).batch and not self.of(v).is_data
         )
 
     def _is_input(self, v: Var) -> bool:
@@ -251,31 +252,32 @@ def _has_derivative(v: Any) -> bool:
     return differentiable(v.aval)
 
 
-def flow(prog: Program, marks: Sequence[Mark], results: int | None = None) -> Flow:
+def dependence_map(prog: Program, inputs: Sequence[Dependence], results: int | None = None
+                   ) -> DependenceMap:  # fmt: skip
     """Return the dependence of each value of a program on parameters and batch, and its regions.
 
     Args:
       prog: the program of a loss, or a program inside it.
-      marks: for each input of the program, the parameters and the batch that it depends on.
-      results: number of leading outputs that count as results; None means all outputs. See `Flow`.
+      inputs: for each input of the program, the parameters and the batch that it depends on.
+      results: number of leading outputs that count as results, as in a `DependenceMap`.
 
     Raises:
       NotDifferentiable: the program has effects, such as a print. A diagnosis runs the loss several
         times and would repeat them.
     """
     prog = calls_opened(prog)
-    result = Flow(prog, dict(zip(prog.inputs, marks, strict=True)), results)
+    result = DependenceMap(prog, dict(zip(prog.inputs, inputs, strict=True)), results)
     for i, eqn in enumerate(prog.equations):
         _check_effects(eqn)
         read = [result.of(v) for v in eqn.invars]
         weights = frozenset[Weight]().union(*(m.weights for m in read))
         batch = any(m.batch for m in read)
-        inner = _inner_flows(eqn, read) if weights and batch else ()
+        inner = _inner_maps(eqn, read) if weights and batch else ()
         if inner:
             result.inner[id(eqn)] = inner
         number = _region(result, eqn, read, bool(inner)) if weights and batch else -1
-        mark = Mark(_SOME if weights and batch else weights, batch, number)
-        result.marks.update((v, mark) for v in eqn.outvars)
+        dependence = Dependence(_SOME if weights and batch else weights, batch, number)
+        result.by_value.update((v, dependence) for v in eqn.outvars)
         if number >= 0:
             result.regions[number].equations.append(i)
             result.regions[number].values.extend(eqn.outvars)
@@ -299,23 +301,23 @@ def _check_effects(eqn: JaxprEqn) -> None:
         )
 
 
-def _region(of: Flow, eqn: JaxprEqn, read: Sequence[Mark], has_inner: bool) -> int:
+def _region(of: DependenceMap, eqn: JaxprEqn, read: Sequence[Dependence], has_inner: bool) -> int:
     """Return the index of an equation's region, and add a new region if one begins here."""
-    sources = {m.region for m in read if m.data and m.region >= 0}
+    sources = {m.region for m in read if m.is_data and m.region >= 0}
     if has_inner:
         kind = "inner"
     elif begins(eqn, read):
         kind = "layer"
-    elif len(sources) == 1 and not any(m.data and m.region < 0 for m in read):
+    elif len(sources) == 1 and not any(m.is_data and m.region < 0 for m in read):
         return sources.pop()
     else:
-        kind = "join" if any(m.data for m in read) else "other"
+        kind = "join" if any(m.is_data for m in read) else "other"
     of.regions.append(Region(kind))
     return len(of.regions) - 1
 
 
-def begins(eqn: JaxprEqn, read: Sequence[Mark]) -> bool:
-    """Return whether an equation begins a layer. `read` has the marks of its inputs.
+def begins(eqn: JaxprEqn, read: Sequence[Dependence]) -> bool:
+    """Return whether an equation begins a layer. `read` has the dependences of its inputs.
 
     An equation begins a layer if it is a product of a weight with a value that depends on the
     batch, unless the product is elementwise, or if it looks up a weight by such a value. A custom
@@ -326,16 +328,16 @@ def begins(eqn: JaxprEqn, read: Sequence[Mark]) -> bool:
         return False
     known = rule.traits
     if known.calls == "custom" and known.call:
-        combines = any(m.weight for m in read) and any(m.batch for m in read)
+        combines = any(m.is_weight for m in read) and any(m.batch for m in read)
         return combines and _has_product(body(eqn))
     if known.fusion == "elementwise":
         return False
     if rule.word == "bilinear":
         a, b = read[:2]
-        return (a.weight and b.batch) or (b.weight and a.batch)
+        return (a.is_weight and b.batch) or (b.is_weight and a.batch)
     if isinstance(rule, Linear) and rule.over and len(read) > 1:
         looked_up = read[rule.over[0]]
-        return looked_up.weight and any(m.batch for m in read[1:])
+        return looked_up.is_weight and any(m.batch for m in read[1:])
     return False
 
 
@@ -351,48 +353,48 @@ def _has_product(prog: Program) -> bool:
     return False
 
 
-def _inner_flows(eqn: JaxprEqn, read: Sequence[Mark]) -> tuple[Flow, ...]:
-    """Return the flows of the programs inside a loop, branch or remat region, else `()`."""
+def _inner_maps(eqn: JaxprEqn, read: Sequence[Dependence]) -> tuple[DependenceMap, ...]:
+    """Return the maps of the programs inside a loop, branch or remat region, else `()`."""
     inner: tuple[Program, ...] = (body(eqn),) if region(eqn) else bodies(eqn)
     if not inner:
         return ()
     enter = [dataclasses.replace(m, region=-1) for m in read]
     if "branches" in eqn.params:
-        return tuple(flow(p, enter[1:]) for p in inner)
+        return tuple(dependence_map(p, enter[1:]) for p in inner)
     if "cond_nconsts" in eqn.params:
         a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        return (_loop_flow(inner[-1], [*enter[a:]], b, len(enter) - a - b),)
+        return (_loop_map(inner[-1], [*enter[a:]], b, len(enter) - a - b),)
     if "length" in eqn.params:
         nc, nk = scan_counts(eqn.params)
         sliced = [_sliced(m, v) for m, v in zip(enter, eqn.invars, strict=True)]
-        return (_loop_flow(inner[0], [*enter[: nc + nk], *sliced[nc + nk :]], nc, nk),)
-    return (flow(inner[0], enter),)
+        return (_loop_map(inner[0], [*enter[: nc + nk], *sliced[nc + nk :]], nc, nk),)
+    return (dependence_map(inner[0], enter),)
 
 
-def _sliced(mark: Mark, v: Any) -> Mark:
-    """Return the mark that a scanned input `v` has inside the scan, where it is one slice.
+def _sliced(of: Dependence, v: Any) -> Dependence:
+    """Return the dependence that a scanned input `v` has inside the scan, where it is one slice.
 
     An input that depends on exactly one parameter counts as that parameter, with one more leading
     axis that the surrounding scans iterate over. So each iteration gets its own slice.
     """
-    one = len(mark.weights) == 1 and bool(v.aval.shape)
-    return dataclasses.replace(mark, weights=frozenset((w, n + one) for w, n in mark.weights))
+    one = len(of.weights) == 1 and bool(v.aval.shape)
+    return dataclasses.replace(of, weights=frozenset((w, n + one) for w, n in of.weights))
 
 
-def _loop_flow(prog: Program, marks: list[Mark], consts: int, carries: int) -> Flow:
-    """Return the flow of a loop's body, where a carry depends on all that any iteration gives it.
+def _loop_map(prog: Program, inputs: list[Dependence], consts: int, carries: int) -> DependenceMap:
+    """Return the map of a loop's body, where a carry depends on all that any iteration gives it.
 
     The inputs of the body are constants, carries and scanned slices, in this order; `consts` and
-    `carries` are their numbers. The marks of the carries that the body returns are merged into the
-    marks of the carries that it reads, and the flow is computed again until they do not change.
+    `carries` are their numbers. What the returned carries depend on is merged into what the read
+    carries depend on, and the map is computed again until this changes nothing.
     """
     while True:
-        result = flow(prog, marks)
+        result = dependence_map(prog, inputs)
         carried = slice(consts, consts + carries)
         merged = [
-            Mark(m.weights | result.of(v).weights, m.batch or result.of(v).batch)
-            for m, v in zip(marks[carried], result.program.outputs, strict=False)
+            Dependence(m.weights | result.of(v).weights, m.batch or result.of(v).batch)
+            for m, v in zip(inputs[carried], result.program.outputs, strict=False)
         ]
-        if merged == marks[carried]:
+        if merged == inputs[carried]:
             return result
-        marks = [*marks[:consts], *merged, *marks[consts + carries :]]
+        inputs = [*inputs[:consts], *merged, *inputs[consts + carries :]]

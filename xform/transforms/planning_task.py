@@ -35,12 +35,12 @@ from xform.policies.budgets import Regions
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import Mask, program
 from xform.transforms.function import Tree, numbers, partial, positions
-from xform.transforms.inspect import Arguments, At, point
+from xform.transforms.inspect import FlatArguments, TracedDerivative, derivative_at
 from xform.transforms.reverse import grad, value_and_grad, vjp
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Subject:
+class PlanningTask:
     """A derivative and the program around it.
 
     Attributes:
@@ -48,21 +48,23 @@ class Subject:
       derivative: a description of the compiled function, such as "grad by argument 0".
       problem: the derivative as a planning problem. It includes a simulation of the bytes outside
         the derivative at its peak.
-      held: bytes of the arguments outside the derivative; negative if arguments are donated.
-      decides: what the bytes of a compiled plan depend on besides the derivative.
-      compiled: compiles the whole program under a plan.
+      outside_argument_bytes: bytes of the arguments outside the derivative; negative if arguments
+        are donated.
+      cache_key: what the bytes of a compiled plan depend on besides the derivative.
+      compile: compiles the whole program under a plan.
     """
 
     name: str
     derivative: str
     problem: Problem
-    held: int
-    decides: tuple[Hashable, ...]
-    compiled: Callable[[Policy], Compilation]
+    outside_argument_bytes: int
+    cache_key: tuple[Hashable, ...]
+    compile: Callable[[Policy], Compilation]
 
 
-def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
-            goal: Target, donate_argnums: Any, regions: Regions) -> Subject:  # fmt: skip
+def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
+                  goal: Target, donate_argnums: Any, regions: Regions
+                  ) -> PlanningTask:  # fmt: skip
     """Trace what `xform.plan` plans, with the arguments of `plan`. Nothing is compiled yet.
 
     Raises:
@@ -70,7 +72,7 @@ def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: 
     """
     donate = positions(numbers(donate_argnums, "plan", "donate_argnums"), len(args), "plan")
     if not takes_policy(f, len(args)):
-        return _loss(f, args, argnums, has_aux, goal, donate)
+        return _loss_task(f, args, argnums, has_aux, goal, donate)
     if has_aux or argnums != 0:
         raise WrongArgument(
             f"plan of {function_name(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
@@ -78,7 +80,7 @@ def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: 
             definition_site(f),
             "drop that option, or rename the argument `policy`",
         )
-    return _step(f, args, goal, donate, regions)
+    return _step_task(f, args, goal, donate, regions)
 
 
 def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums: Any
@@ -91,10 +93,10 @@ def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnum
     return functools.wraps(f)(functools.partial(f, policy=policy)), {}
 
 
-def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool, goal: Target,
-          donate: Sequence[int]) -> Subject:  # fmt: skip
-    at, arguments = point("plan", f, args, argnums, has_aux), Arguments(args)
-    donated, arrays = arguments.of(donate), arguments.arrays()
+def _loss_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
+               goal: Target, donate: Sequence[int]) -> PlanningTask:  # fmt: skip
+    at, arguments = derivative_at("plan", f, args, argnums, has_aux), FlatArguments(args)
+    donated, arrays = arguments.indices(donate), arguments.arrays()
     grads = gather(at.function.program.in_avals, at.function.active())
     by = range(len(args)) if argnums is None else positions(argnums, len(args), "plan")
     scalar = argnums is not None and at.function.signature.is_scalar
@@ -102,9 +104,9 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
     over = _over([jax.typeof(arrays[i]) for i in donated], outputs)
     saved = sum(aval_bytes(a) for a in gather(outputs, over))
 
-    def compiled(policy: Policy) -> Compilation:
+    def compile_under(policy: Policy) -> Compilation:
         run = (_gradient if scalar else _vjp)(f, by, argnums is None, has_aux, policy)
-        flat = lambda ct, *arrays: run(arguments.filled(arrays)[1], ct)
+        flat = lambda ct, *arrays: run(arguments.replace_arrays(arrays)[1], ct)
         flat.__name__ = at.name
         step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
         return compile_for(step, (_cotangent(at), *arrays), target=goal)
@@ -113,8 +115,8 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
     several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
     derivative = f"{'grad' if scalar else 'vjp'} by {several}"
     problem = dataclasses.replace(at.problem, beside=-saved)
-    decides = donated, places, argnums is None
-    return Subject(at.name, derivative, problem, -saved, decides, compiled)
+    cache_key = donated, places, argnums is None
+    return PlanningTask(at.name, derivative, problem, -saved, cache_key, compile_under)
 
 
 class _Undecided:
@@ -124,18 +126,18 @@ class _Undecided:
         return min_cut(prim, *avals, **params)
 
 
-def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Sequence[int],
-          regions: Regions) -> Subject:  # fmt: skip
-    asked, others, problems = _Undecided(), planner(), dict[Hashable, Problem]()
+def _step_task(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Sequence[int],
+               regions: Regions) -> PlanningTask:  # fmt: skip
+    placeholder, others, problems = _Undecided(), planner(), dict[Hashable, Problem]()
     default = dataclasses.replace(min_cut, regions=regions)
 
     def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
-        if policy is not asked:
+        if policy is not placeholder:
             return others(problem, policy, compiler)
         problems[fingerprint(problem.marked), problem.active, problem.wanted] = problem
         return planned(problem, default)
 
-    run, options = with_policy(f, args, asked, 0)
+    run, options = with_policy(f, args, placeholder, 0)
     with planning(by):
         trace = trace_for(run, args, options, goal, donate)
     problem = _one(f, list(problems.values()))
@@ -145,15 +147,17 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
     outer = simulate(whole, goal.backend, over=over)
     inner = liveness(planned(problem, default).schedule, goal.backend)
 
-    def compiled(policy: Policy) -> Compilation:
+    def compile_under(policy: Policy) -> Compilation:
         run, options = with_policy(f, args, policy, 0)
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
     places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
     problem = dataclasses.replace(problem, beside=outer.total_bytes - inner.total_bytes)
-    held = outer.argument_bytes - inner.argument_bytes
-    decides = fingerprint(whole), donated, places
-    return Subject(function_name(f), "the whole step", problem, held, decides, compiled)
+    outside = outer.argument_bytes - inner.argument_bytes
+    cache_key = fingerprint(whole), donated, places
+    return PlanningTask(
+        function_name(f), "the whole step", problem, outside, cache_key, compile_under
+    )
 
 
 def _one(f: Callable[..., Any], problems: Sequence[Problem]) -> Problem:
@@ -204,7 +208,7 @@ def _vjp(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) 
     return both
 
 
-def _cotangent(at: At) -> Tree:
+def _cotangent(at: TracedDerivative) -> Tree:
     signature = at.function.signature
     types = [argument(cotangent_aval(a)) for a in signature.out_avals]
     return jax.tree.unflatten(signature.out_tree, types)

@@ -20,7 +20,7 @@ _MOST_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Description:
     """A description of what was compiled; prints as lines, or as nothing if it is empty.
 
     Attributes:
@@ -62,12 +62,12 @@ class Asked:
         return "\n".join(filter(None, lines))
 
 
-def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
+def describe(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Description:
     """Describe what is compiled for a call of `f`.
 
     >>> import xform
-    >>> from xform.memory.asked import asked
-    >>> print(asked(xform.grad(lambda w, x: w @ x), (jnp.ones(3), jnp.ones(3)), {}))
+    >>> from xform.memory.description import describe
+    >>> print(describe(xform.grad(lambda w, x: w @ x), (jnp.ones(3), jnp.ones(3)), {}))
     compiled: its grad by argument 0, policy min_cut
     arguments: w f32[3], x f32[3]
     """
@@ -79,11 +79,13 @@ def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
         words.append(f"and {len(rest)} more, {_type([x for _, x in rest])}")
     arguments = ", ".join(words) or "none"
     if derivative is None:
-        return Asked(arguments=arguments)
+        return Description(arguments=arguments)
     by = derivative.argnums if isinstance(derivative.argnums, Sequence) else (derivative.argnums,)
     several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
     policy = min_cut if derivative.policy is None else derivative.policy
-    return Asked(f"{derivative.transform} by {several}", said(policy), as_code(policy), arguments)
+    return Description(
+        f"{derivative.transform} by {several}", said(policy), as_code(policy), arguments
+    )
 
 
 def short(dtype: Any) -> str:

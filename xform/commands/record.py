@@ -1,8 +1,8 @@
 """Record the functions that a program differentiates: their lines, saved bytes and failures.
 
-`Met.doors` are the transforms of `everywhere`, with two additions. They record each use. And a
-program that runs without xform still runs: if planning fails, everything is saved, and if a
-transform of xform fails, JAX's transform is called.
+`DerivativeRecorder.replacements` are the transforms of `everywhere`, with two additions. They
+record each use. And a program that runs without xform still runs: if planning fails, everything is
+saved, and if a transform of xform fails, JAX's transform is called.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HEAD = ("function", "line", "transform", "traced", "eager", "JAX saves", "xform
 
 
 @dataclasses.dataclass
-class Row:
+class FunctionRecord:
     """One function under one transform.
 
     Attributes:
@@ -60,12 +60,12 @@ class Row:
       jax_bytes: bytes saved for the backward pass if everything is saved.
       bytes: bytes that xform saves for the backward pass.
       recompute_flops: recomputed FLOPs.
-      left: how often it was left to JAX.
-      kept: the table of saved values, if `detailed`.
-      seen: the input types that it was planned for.
+      left_to_jax: how often it was left to JAX.
+      saved_table: the table of saved values, if `detailed`.
+      planned_types: the input types that it was planned for.
       notes: problems, and how often each occurred.
-      apart: for each compared part, the largest difference from JAX, relative to JAX's largest
-        number.
+      differences: for each compared part, the largest difference from JAX, relative to JAX's
+        largest number.
     """
 
     name: str
@@ -77,12 +77,12 @@ class Row:
     jax_bytes: int | None = None
     bytes: int | None = None
     recompute_flops: int | None = None
-    left: int = 0
+    left_to_jax: int = 0
     policy: str = ""
-    kept: str = ""
-    seen: set[str] = dataclasses.field(default_factory=set[str])
+    saved_table: str = ""
+    planned_types: set[str] = dataclasses.field(default_factory=set[str])
     notes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
-    apart: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    differences: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
     def plan(self, problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         """Plan, or save everything if that fails, and record the figures of the largest program."""
@@ -93,8 +93,8 @@ class Row:
             chosen = planned(problem, policy)
             self.notes[f"everything is saved, because planning failed: {_line(error)}"] += 1
         types = str(problem.marked.in_avals)
-        if types not in self.seen:  # a function that runs eagerly is planned at each call
-            self.seen.add(types)
+        if types not in self.planned_types:  # a function that runs eagerly is planned at each call
+            self.planned_types.add(types)
             everything = planned(problem, save_everything)
             self._measure(chosen.schedule, waiting_bytes(everything.schedule), policy)
         return chosen
@@ -107,11 +107,11 @@ class Row:
         if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
             names = [f"input {i}" for i, _ in enumerate(schedule.joint.inputs)]
-            self.kept = str(residuals_of(schedule, names, title))
+            self.saved_table = str(residuals_of(schedule, names, title))
 
-    def differs(self, by: Any, what: str) -> None:
+    def record_difference(self, by: Any, what: str) -> None:
         """Record a difference from JAX."""
-        self.apart[what] = max(self.apart.get(what, 0.0), float(by))
+        self.differences[what] = max(self.differences.get(what, 0.0), float(by))
 
     @property
     def place(self) -> str:
@@ -122,14 +122,14 @@ class Row:
         """The cells of this row in the table."""
         size = lambda n: "" if n is None else human_bytes(n)
         recompute = "" if self.recompute_flops is None else human_flops(self.recompute_flops)
-        whose = "JAX's" if self.left == self.traced + self.eager else "not planned: eager"
+        whose = "JAX's" if self.left_to_jax == self.traced + self.eager else "not planned: eager"
         policy = self.policy or whose
         return (self.name, near(self.where), self.transform, str(self.traced), str(self.eager),
                 size(self.jax_bytes), size(self.bytes), recompute, policy)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work:
+class _TransformUse:
     """A use of a transform by the program.
 
     Attributes:
@@ -146,7 +146,7 @@ class _Work:
     theirs: Callable[..., Any]
 
 
-class Met:
+class DerivativeRecorder:
     """Records every function that a program differentiates.
 
     Args:
@@ -156,40 +156,40 @@ class Met:
     """
 
     def __init__(self, policy: Any = None, compared: bool = False, detailed: bool = False):
-        self.rows: dict[tuple[str, str, str], Row] = {}
+        self.rows: dict[tuple[str, str, str], FunctionRecord] = {}
         self._policy, self._compared, self._detailed = policy, compared, detailed
 
-    def doors(self) -> dict[str, Callable[..., Any]]:
+    def replacements(self) -> dict[str, Callable[..., Any]]:
         """The recording transforms that replace JAX's, by name."""
-        ours = everywhere.doors(self._policy)
-        replacements = {name: self._door(name, name, ours[name]) for name in ours}
+        ours = everywhere.replacements(self._policy)
+        replacements = {name: self._replacement(name, name, ours[name]) for name in ours}
         if self._compared:  # to compare the value too, which `grad` does not return
             both = "value_and_grad"
-            replacements["grad"] = _without_value(self._door("grad", both, ours[both]))
+            replacements["grad"] = _without_value(self._replacement("grad", both, ours[both]))
         return replacements
 
-    def _door(self, name: str, by: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    def _replacement(self, name: str, by: str, ours: Callable[..., Any]) -> Callable[..., Any]:
         theirs = everywhere.THEIRS[by]
 
         @functools.wraps(theirs)
-        def door(*args: Any, **options: Any) -> Any:
+        def replacement(*args: Any, **options: Any) -> Any:
             f = args[0] if args else next(iter(options.values()), None)
             if by == "fwd_and_bwd":
                 return self._passes(f, ours, theirs, args, options)
             if by not in _LATER:
-                return self._do(_Work(name, by, f, ours, theirs), args, options)
+                return self._call(_TransformUse(name, by, f, ours, theirs), args, options)
             jaxs = theirs(*args, **options)  # raises JAX's errors at once
             mine = lambda *xs, **named: ours(*args, **options)(*xs, **named)
-            work = _Work(name, by, f, mine, jaxs)
+            use = _TransformUse(name, by, f, mine, jaxs)
 
             @functools.wraps(jaxs, updated=())
             def derived(*xs: Any, **named: Any) -> Any:
-                return self._do(work, xs, named)
+                return self._call(use, xs, named)
 
             return derived
 
-        door.__module__ = "jax"
-        return door
+        replacement.__module__ = "jax"
+        return replacement
 
     def _passes(self, f: Any, ours: Any, theirs: Any, args: Any, options: Any) -> Any:
         """The two passes of `fwd_and_bwd`; if JAX does the forward pass, it does the other too."""
@@ -200,44 +200,44 @@ class Met:
             left[0] = True
             return jaxs[0](*xs, **named)
 
-        work = _Work("fwd_and_bwd", "fwd_and_bwd", f, mine[0], theirs_forward)
+        use = _TransformUse("fwd_and_bwd", "fwd_and_bwd", f, mine[0], theirs_forward)
 
         def forward(*xs: Any, **named: Any) -> Any:
-            return self._do(work, xs, named, compared=False)
+            return self._call(use, xs, named, compared=False)
 
         def backward(*xs: Any) -> Any:
             return (jaxs if left[0] else mine)[1](*xs)
 
         return forward, backward
 
-    def _do(self, work: _Work, xs: Any, named: Any, compared: bool = True) -> Any:
+    def _call(self, use: _TransformUse, xs: Any, named: Any, compared: bool = True) -> Any:
         """Do the work by xform; if that fails, by JAX, whose errors pass through."""
-        row, result, why = self._row(work), None, ""
+        row, result, why = self._row(use), None, ""
         try:
             with planning(row.plan):
-                result = work.ours(*xs, **named)
+                result = use.ours(*xs, **named)
         except Exception as error:
             why = f"left to JAX: {_line(error)}"
         if why:
-            result = work.theirs(*xs, **named)
-            row.left += 1
+            result = use.theirs(*xs, **named)
+            row.left_to_jax += 1
             row.notes[why] += 1
-        elif compared and self._compared and work.by not in (*_REGIONS, "linear_transpose"):
-            _compare(row, work.by, result, work.theirs(*xs, **named))
+        elif compared and self._compared and use.by not in (*_REGIONS, "linear_transpose"):
+            _compare(row, use.by, result, use.theirs(*xs, **named))
         if staging():
             row.traced += 1
         else:
             row.eager += 1
         return result
 
-    def _row(self, work: _Work) -> Row:
-        name, where = _place(work.f)
-        key = name, where, work.name
+    def _row(self, use: _TransformUse) -> FunctionRecord:
+        name, where = _place(use.f)
+        key = name, where, use.name
         if key not in self.rows:
-            self.rows[key] = Row(name, where, work.name, self._detailed)
+            self.rows[key] = FunctionRecord(name, where, use.name, self._detailed)
         return self.rows[key]
 
-    def _shown(self) -> list[Row]:
+    def _shown(self) -> list[FunctionRecord]:
         return [r for r in self.rows.values() if r.transform not in _REGIONS or r.notes]
 
     def __str__(self) -> str:
@@ -247,16 +247,16 @@ class Met:
         lines = [columns([_HEAD, *(r.cells() for r in rows)], right=(3, 4, 5, 6, 7))]
         lines += [f"{r.place}, {r.transform}, {n}x {note}"
                   for r in rows for note, n in r.notes.items()]  # fmt: skip
-        apart = [f"{r.place}: " + ", ".join(f"{k} {x:.2g}" for k, x in r.apart.items())
-                 for r in rows if r.apart]  # fmt: skip
+        apart = [f"{r.place}: " + ", ".join(f"{k} {x:.2g}" for k, x in r.differences.items())
+                 for r in rows if r.differences]  # fmt: skip
         if self._compared:
             lines += ["largest relative difference from JAX:", *(apart or ["nothing compared"])]
         return "\n".join(lines)
 
     def save_html(self, path: Path) -> None:
         """Write an HTML page with the table and the saved values of each function."""
-        kept = [f"<h2>{html.escape(r.place)}</h2>\n<pre>{html.escape(r.kept)}</pre>"
-                for r in self._shown() if r.kept]  # fmt: skip
+        kept = [f"<h2>{html.escape(r.place)}</h2>\n<pre>{html.escape(r.saved_table)}</pre>"
+                for r in self._shown() if r.saved_table]  # fmt: skip
         head = '<!doctype html>\n<meta charset="utf-8">\n<title>Values saved by the program</title>'
         page = "\n".join([head, f"<pre>{html.escape(str(self))}</pre>", *kept, ""])
         with whole(path) as partial:
@@ -297,19 +297,19 @@ def _line(error: Exception) -> str:
     return " ".join([f"{type(error).__name__}:", *text.strip().splitlines()[:1]])
 
 
-def _compare(row: Row, name: str, ours: Any, theirs: Any) -> None:
+def _compare(row: FunctionRecord, name: str, ours: Any, theirs: Any) -> None:
     """Record by how much results differ, as soon as they are computed."""
     parts = _PARTS.get(name)
     pairs = zip(parts, ours, theirs, strict=False) if parts else [("derivative", ours, theirs)]
     try:
         for what, a, b in pairs:
-            record = functools.partial(row.differs, what=what)
-            jax.debug.callback(record, apart(jax.tree.leaves(a), jax.tree.leaves(b)))
+            record = functools.partial(row.record_difference, what=what)
+            jax.debug.callback(record, largest_difference(jax.tree.leaves(a), jax.tree.leaves(b)))
     except Exception as error:  # the program goes on
         row.notes[f"could not be compared: {_line(error)}"] += 1
 
 
-def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
+def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
     """The largest difference of two lists of arrays, relative to the largest number in its array.
 
     A difference up to the rounding error of the largest number of all arrays counts as 0. For

@@ -11,7 +11,8 @@ import pytest
 
 import xform
 from xform.errors import BudgetInfeasible, WrongArgument
-from xform.memory import questions
+from xform.memory import capacity as capacity_module
+from xform.memory.capacity import LargestBatch
 from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
@@ -173,15 +174,15 @@ def test_a_batch_says_what_its_reports_say(capacity: int | None) -> None:
     device = dataclasses.replace(target.device, capacity_bytes=capacity)
     target = dataclasses.replace(target, device=device)
     fits = MemoryReport(Compilation("f", target, 1, {}, 0, 0.0, None))
-    lines = str(questions.Batch(8, fits, None, {4: 100, 8: 200, 16: 400})).splitlines()
+    lines = str(LargestBatch(8, fits, None, {4: 100, 8: 200, 16: 400})).splitlines()
     assert [line.split()[-1] for line in lines[-3:]] == ["fits", "fits", "over"]
 
 
 def test_why_not() -> None:
     reason = xform.memory.why_oom(step, f32(64, 64), f32(512, 64), target="cpu", capacity="100 KiB")
-    assert reason.report is reason.asked
+    assert reason.report is reason.target_report
     text = str(reason)
-    for part in ("it is over by", "live at the peak", "test_questions.py:", "- "):
+    for part in ("it is over by", "live at the peak", "test_capacity.py:", "- "):
         assert part in text
 
 
@@ -198,10 +199,10 @@ def test_where_else_a_refused_program_is_compiled(
     asked: str, installed: bool, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacks = lambda target: [] if installed or target.platform == "cpu" else ["a package"]
-    monkeypatch.setattr(questions, "missing", lacks)
+    monkeypatch.setattr(capacity_module, "missing", lacks)
     target = parse_target(asked)
     compilation = Compilation("f", target, target.count, {}, 0, 0.0, None, refused="too big")
-    assert [*questions._roomier(MemoryReport(compilation))] == others
+    assert [*capacity_module._roomier(MemoryReport(compilation))] == others
 
 
 def test_a_target_that_is_no_name() -> None:

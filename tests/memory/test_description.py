@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import xform
-from xform.memory.asked import asked
+from xform.memory.description import describe
 
 W, X = jnp.ones((4, 3)), jax.ShapeDtypeStruct((2, 4), jnp.bfloat16)
 
@@ -15,7 +15,7 @@ def loss(w, x):
 
 
 def described(f, *args, **kwargs) -> list[str]:
-    return str(asked(f, args, kwargs)).splitlines()
+    return str(describe(f, args, kwargs)).splitlines()
 
 
 def test_transforms_and_policies() -> None:
@@ -54,7 +54,7 @@ def test_a_comparison_says_it_once() -> None:
     assert str(table).splitlines()[:4] == [
         "loss", "compiled: its value_and_grad by argument 0",
         "arguments: w (1 array, 48 B), x f32[2,4]", ""]  # fmt: skip
-    assert [e.report.asked.policy for e in table] == ["min_cut", "save_nothing"]
+    assert [e.report.description.policy for e in table] == ["min_cut", "save_nothing"]
     one, other = (e.report for e in table)
     assert "loss on cpu, min_cut" in str(one.diff(other)).splitlines()[0]
 
@@ -62,7 +62,7 @@ def test_a_comparison_says_it_once() -> None:
         return xform.grad(loss, policy=policy)(w, x)
 
     (entry,) = xform.compare(step, *args, policies=[None])
-    assert entry.report.asked.compiled == "the function as it is, policy min_cut"
+    assert entry.report.description.compiled == "the function as it is, policy min_cut"
 
 
 @pytest.mark.parametrize("target", [None, "cpu:2"])
@@ -77,7 +77,7 @@ def test_what_is_no_array_is_held(target) -> None:
     report = xform.memory_analysis(f, "train", W, {"kind": "k", "by": 2.0}, Config(), name="n",
                                    target=target)  # fmt: skip
     assert report.output_bytes == 48
-    assert report.asked.arguments == (
+    assert report.description.arguments == (
         "mode 'train', w f32[4,3], options (0 arrays, 0 B), config Config, name 'n'")  # fmt: skip
     specs = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data"), None, None
     halved = xform.memory_analysis(f, "train", W, {"kind": "k", "by": 2.0}, Config(), name="n",
