@@ -449,8 +449,8 @@ def test_text_and_types(name: str) -> None:
     error = caught.value
     assert isinstance(error, jaxs)
     assert isinstance(error, errors.XformError)
-    assert error.asked
-    assert error.blocked
+    assert error.request
+    assert error.problem
     assert error.remedy
     if text is not None:
         line = inspect.getsourcelines(call)[1]

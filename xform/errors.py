@@ -16,26 +16,26 @@ class XformError(Exception):
     """The base class of all errors of xform.
 
     Args:
-      asked: the request, such as "derivative of sort".
-      blocked: the problem.
+      request: what the user asked for, such as "derivative of sort".
+      problem: why it cannot be done.
       where: the line of the user's code, as `file:line (function)`; empty if unknown.
       remedy: what to do about it.
     """
 
-    def __init__(self, asked: str, blocked: str, where: str, remedy: str):
-        self.asked, self.blocked, self.where, self.remedy = asked, blocked, where, remedy
-        lines = [asked, f"  problem: {blocked}"]
+    def __init__(self, request: str, problem: str, where: str, remedy: str):
+        self.request, self.problem, self.where, self.remedy = request, problem, where, remedy
+        lines = [request, f"  problem: {problem}"]
         if where:
             lines.append(f"  where:   {where}")
         # Not `super().__init__`: JAX's exception types take a tracer and build their own text.
         Exception.__init__(self, "\n".join([*lines, f"  remedy:  {remedy}"]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.asked, self.blocked, self.where, self.remedy)
+        return type(self), (self.request, self.problem, self.where, self.remedy)
 
     def at(self, where: str) -> XformError:
         """The same error with another `where`."""
-        return type(self)(self.asked, self.blocked, where, self.remedy)
+        return type(self)(self.request, self.problem, where, self.remedy)
 
 
 class MissingRule(XformError, NotImplementedError):
@@ -97,12 +97,12 @@ class BudgetInfeasible(XformError, ValueError):
       floor_bytes: bytes of the plan with the lowest memory.
     """
 
-    def __init__(self, asked: str, blocked: str, where: str, remedy: str, floor_bytes: int = 0):
-        super().__init__(asked, blocked, where, remedy)
+    def __init__(self, request: str, problem: str, where: str, remedy: str, floor_bytes: int = 0):
+        super().__init__(request, problem, where, remedy)
         self.floor_bytes = floor_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.asked, self.blocked, self.where, self.remedy, self.floor_bytes)
+        return type(self), (self.request, self.problem, self.where, self.remedy, self.floor_bytes)
 
 
 class NotSolved(XformError, RuntimeError):

@@ -98,7 +98,7 @@ def one_line() -> Iterator[None]:
     except BudgetInfeasible:
         raise
     except XformError as error:
-        parts = f"{error.asked}: {error.blocked}; {error.remedy}"
+        parts = f"{error.request}: {error.problem}; {error.remedy}"
         raise InputError(" ".join(parts.split())) from None
 
 

@@ -56,7 +56,7 @@ def test_what_is_not_found_names_the_option() -> None:
     fixed = lambda x: jnp.sum(x * jnp.ones((8, 2)))
     with pytest.raises(WrongArgument) as caught:
         by_axis(fixed, (f32(8, 2),), "auto", 0)
-    assert "with size 16 instead of 8 on axis 0 of x" in caught.value.blocked
+    assert "with size 16 instead of 8 on axis 0 of x" in caught.value.problem
     assert "--batch-argnums 1,2" in caught.value.remedy
 
 

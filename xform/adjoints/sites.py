@@ -84,6 +84,7 @@ def level(prog: Program, names: frozenset[str]) -> Program:
 
 
 def _to_inline(eqn: JaxprEqn) -> Program | None:
+    """Return the program that replaces a call; None for a call with shardings, or no call."""
     return None if placed(eqn) else called(eqn) or small(eqn)
 
 

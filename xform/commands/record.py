@@ -293,7 +293,7 @@ def _place(f: Any) -> tuple[str, str]:
 
 def _line(error: Exception) -> str:
     """An error in one line: its type, and the problem that it names."""
-    text = getattr(error, "blocked", None) or str(error)
+    text = getattr(error, "problem", None) or str(error)
     return " ".join([f"{type(error).__name__}:", *text.strip().splitlines()[:1]])
 
 

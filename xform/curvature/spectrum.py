@@ -79,7 +79,7 @@ class Spectrum:
         Args:
           at: evaluation points, an array of any shape.
           width: standard deviation of the normal distribution that replaces each eigenvalue; None:
-            a hundredth of the range of the eigenvalues.
+            the property `width`.
         """
         deviation = self.width if width is None else width
         points = jnp.asarray(at, self.nodes.dtype)
@@ -96,7 +96,7 @@ class Spectrum:
     def width(self) -> Value:
         """Default `width` of `density`: a hundredth of the range of the eigenvalues.
 
-        If all eigenvalues are equal, it is a hundredth of their absolute value.
+        If all eigenvalues are equal, it is a hundredth of their absolute value, but at least 1e-8.
         """
         spread = self.largest - self.smallest
         return 0.01 * jnp.where(spread > 0, spread, jnp.maximum(jnp.abs(self.largest), 1e-6))

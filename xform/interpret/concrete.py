@@ -142,13 +142,13 @@ class Watch(Trace, abc.ABC):
         super().__init__()
         self.below = self.parent_trace = below
         self.requires_low = False  # `below` decides what is lowered
-        self.asked = False  # whether JAX or a library has read the tag
+        self.tag_was_read = False  # whether JAX or a library has read the tag
         self.refers = False  # whether there may be references
 
     @property
     def tag(self) -> Any:
-        """The identity of this trace for JAX and libraries; reading it sets `asked`."""
-        self.asked = True
+        """The identity of this trace for JAX and libraries; reading it sets `tag_was_read`."""
+        self.tag_was_read = True
         return self
 
     @abc.abstractmethod

@@ -203,6 +203,7 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
 
 
 def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
+    """Trace a program with its pullback, and split the trace into a Joint."""
     results: list[bool] = []
     places: dict[Any, str] = {}
 
@@ -221,6 +222,7 @@ def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
 
 
 def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
+    """Trace a program with its pushforward, and split the trace into a Joint."""
     results: list[bool] = []
 
     def joint(*args: Value) -> list[Value]:

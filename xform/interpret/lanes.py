@@ -138,6 +138,7 @@ def _final_jvp(primals: Sequence[Value], tangents: Sequence[Any], *, where: str)
 
 
 def _refuse(*_: Any, where: str) -> Any:
+    """Raise NotDifferentiable: JAX asked for reverse mode through the result of such a loop."""
     raise NotDifferentiable(
         "reverse-mode derivative, by JAX, of a while_loop that xform has differentiated",
         "JAX has no reverse mode for loops of unknown length",

@@ -61,6 +61,7 @@ def _inexact(v: Var) -> bool:
 
 
 def _not_linear(why: str, eqn: JaxprEqn) -> NotLinear:
+    """Return the error for a function that is not linear at an equation."""
     return NotLinear(
         "linear_transpose",
         f"the function is not linear: {why}",

@@ -76,6 +76,7 @@ def log_without(places: Mapping[Any, str], operation: str, where: str) -> None:
 
 
 def _check_new(logs: Logs, keys: Mapping[Any, Any], operation: str, where: str) -> None:
+    """Raise WrongCotangent if one of `keys` has been logged before."""
     for key in keys:
         if key in logs.entries or key in logs.without:
             raise WrongCotangent(

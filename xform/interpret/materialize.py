@@ -34,6 +34,7 @@ def materialize(x: Value, where: Where = "everywhere") -> Value:
 
 
 def _loop(x: Value, where: Where) -> Value:
+    """Pass `x` through a loop that never runs: XLA:CPU writes the values that a loop carries."""
     if not holds(where, "cpu"):
         return x
     never = lax.bitwise_not(opaque_true(x))
@@ -42,6 +43,7 @@ def _loop(x: Value, where: Where) -> Value:
 
 
 def _barrier(x: Value, where: Where) -> Value:
+    """Pass `x` through an optimization barrier, which a GPU's compiler does not fuse across."""
     return lax.optimization_barrier(x) if holds(where, "gpu") else x
 
 

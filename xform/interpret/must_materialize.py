@@ -78,6 +78,7 @@ def _of_constants(schedule: Schedule, v: Var, available: set[Var]) -> bool:
 
 
 def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
+    """Whether a compiler would keep much larger values to recompute `v` from them."""
     eqn = schedule.joint.producer.get(v)
     if eqn is None or not _repeated(eqn) or not plain(v):
         return False
@@ -98,6 +99,7 @@ def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
 
 
 def _repeated(eqn: JaxprEqn) -> bool:
+    """Whether XLA recomputes an operation rather than keep its result."""
     of = traits(eqn.primitive)
     return of.fusion in _REPEATED and of.pure and not of.expensive and len(eqn.outvars) == 1
 

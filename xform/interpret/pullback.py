@@ -81,40 +81,42 @@ def back(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
             for v, ct in zip(eqn.invars, in_cts, strict=True):
                 if isinstance(v, Var):
                     _accumulate(env_ct, v, ct)
-    return {v: ct for v, ct in env_ct.items() if ct is not NOTHING}
+    return {v: ct for v, ct in env_ct.items() if ct is not RULE_RETURNED_NONE}
 
 
-# A zero that a user's rule returned as None. As in JAX, other users' rules are still called on it.
-NOTHING: Any = object()
+# The cotangent of an input for which a user's rule returned None. It is a symbolic zero that other
+# equations pass on, so that users' rules behind them are still called, as in JAX. At the end of a
+# nested program it becomes None, which means that no cotangent arrives.
+RULE_RETURNED_NONE: Any = object()
 
 
 def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
     """Return the cotangents of an equation's inputs."""
     users = lookup(eqn).users  # as in JAX, a user's rule gets a Python number unchanged
-    some = [None if ct is NOTHING else ct if users else arrayed(ct) for ct in cts]
+    some = [None if ct is RULE_RETURNED_NONE else ct if users else arrayed(ct) for ct in cts]
     if all(ct is None for ct in some) and not users:
-        return [NOTHING if differentiable(v.aval) else None for v in eqn.invars]
+        return [RULE_RETURNED_NONE if differentiable(v.aval) else None for v in eqn.invars]
     results = pull(some)
     for v, ct in zip(eqn.invars, results, strict=True):
-        if isinstance(v, Var) and ct is not None and ct is not NOTHING:
+        if isinstance(v, Var) and ct is not None and ct is not RULE_RETURNED_NONE:
             check_cotangent(eqn, v, ct)
     return results
 
 
 def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
+    """Add a cotangent to that of a variable; None and `RULE_RETURNED_NONE` add nothing."""
     if ct is None:
         return
-    before = env_ct.get(v, NOTHING)
-    if before is NOTHING:
+    before = env_ct.get(v, RULE_RETURNED_NONE)
+    if before is RULE_RETURNED_NONE:
         env_ct[v] = ct
-    elif ct is not NOTHING:
+    elif ct is not RULE_RETURNED_NONE:
         env_ct[v] = add([before, ct])
 
 
 def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     """Raise WrongCotangent if a rule's result is not a cotangent of the input `v`."""
     aval: Any = v.aval
-    # JAX lets a custom_vjp return any float dtype for a float input, and passes it on.
     ct_aval = jax.typeof(ct)
     if is_vector(aval) and ct_aval == cotangent_aval(aval):
         return
@@ -124,8 +126,10 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     off = getattr(jax.config, "jax_disable_bwd_checks", False)
     custom = traits(eqn.primitive).calls == "custom"
     floats = all(jax.numpy.issubdtype(d, np.floating) for d in (dtype, aval.dtype))
-    excess = floats and (custom or itemsize(aval.dtype) < 4)
-    if not (off and custom) and (shape != aval.shape or not excess):
+    # JAX lets a custom_vjp return any float dtype for a float input, and other rules pass it on.
+    # Here other rules may do so only for inputs below 32 bits, such as those of fp8 operations.
+    other_float = floats and (custom or itemsize(aval.dtype) < 4)
+    if not (off and custom) and (shape != aval.shape or not other_float):
         raise WrongCotangent(
             f"pullback of {operation(eqn)}",
             f"its rule returned a cotangent {dtype}{list(shape)} for an input of type "

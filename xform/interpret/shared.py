@@ -43,6 +43,7 @@ def shared(schedule: Schedule) -> dict[Var, Where]:
 
 
 def _shared(schedule: Schedule) -> Iterator[Var]:
+    """Yield the values that `shared` describes, in the order of the backward part."""
     reads = [(eqn, frozenset(reads_of(eqn, schedule.inner))) for eqn in schedule.order]
     products = Counter(v for eqn, read in reads if is_work(eqn) for v in read)
     sums = {v for eqn, read in reads if eqn.primitive in _SUMS for v in read}

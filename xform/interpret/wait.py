@@ -64,12 +64,14 @@ def waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
 
 
 def _once(schedule: Schedule) -> Waits:
+    """Return one wait at the start: all recomputed values wait for the first cotangents."""
     forward = {id(e) for e in schedule.joint.forward}
     saved = cover([e for e in schedule.order if id(e) in forward], schedule)
     return {0: [Wait(saved, schedule.joint.seeds)]} if saved else {}
 
 
 def _each(schedule: Schedule, together: bool) -> Waits:
+    """Return a wait for each run of consecutive recomputed equations, by its first index."""
     written = {v for eqn in schedule.order if is_work(eqn) for v in reads_of(eqn, schedule.inner)}
     anchors = _anchors(schedule, written)
     forward = {id(e) for e in schedule.joint.forward}

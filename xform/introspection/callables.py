@@ -97,14 +97,14 @@ def definition_site(f: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code else ""
 
 
-def check_callable(f: Any, asked: str) -> None:
+def check_callable(f: Any, request: str) -> None:
     """Raise an error if `f` is not callable, or is a generator or coroutine function."""
     if not callable(f):
-        raise WrongArgument(asked, f"{f!r} is not callable", "", "pass a function of arrays")
+        raise WrongArgument(request, f"{f!r} is not callable", "", "pass a function of arrays")
     if inspect.isgeneratorfunction(f) or inspect.iscoroutinefunction(f):
         kind = "generator" if inspect.isgeneratorfunction(f) else "coroutine"
         raise WrongArgument(
-            asked,
+            request,
             f"{getattr(f, '__name__', 'it')} is a {kind} function: calling it returns a {kind}, "
             "not arrays",
             definition_site(f),

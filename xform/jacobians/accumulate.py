@@ -21,6 +21,7 @@ from xform.program.ir import environment, read
 
 # The Jacobian by output leaf and input leaf; each block has shape `[*output, *input]`.
 Leaves = list[list[Value]]
+# By first and last step: a segment of a chain, and its derivative as a linear map.
 Maps = dict[tuple[int, int], tuple[Segment, Linear]]
 
 

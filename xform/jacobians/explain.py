@@ -162,4 +162,5 @@ def _steps(order: Order, links: tuple[Link, ...], each: int) -> Iterator[Step]:
 
 
 def _flops(n: float) -> str:
+    """Return a number of FLOPs as text; "none" for infinity."""
     return human_flops(int(n)) if n < math.inf else "none"

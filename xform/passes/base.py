@@ -158,6 +158,8 @@ def size(prog: Program) -> int:
 
 
 def _optimized(by: Pass, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that traces `f`, applies a pass and evaluates the result."""
+
     @functools.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))

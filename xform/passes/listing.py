@@ -78,6 +78,7 @@ def listing(prog: Program, lines: bool = False, note: Callable[[JaxprEqn], str] 
 
 def _rows(prog: Program, names: VariableNames, indent: str, lines: bool,
           note: Callable[[JaxprEqn], str] | None) -> Iterator[list[str]]:  # fmt: skip
+    """Yield the columns of each line of a listing; nested programs are indented."""
     for eqn in prog.equations:
         row = [indent + line(eqn, names)]
         row += [note(eqn)] if note else []
@@ -150,6 +151,7 @@ def literal(atom: Any) -> str:
 
 
 def _name(i: int) -> str:
+    """Return the name of the variable number `i`: a, b, ... z, ba, bb."""
     letters = ""
     while True:
         letters = _ALPHABET[i % 26] + letters

@@ -75,6 +75,8 @@ class Simplify(Pass):
 
 
 def _traced(eqn: JaxprEqn, simpler: Replacement) -> Program:
+    """Return the replacement of an equation as a program from the values that it reads."""
+
     def run(*xs: Any) -> list[Any]:
         with source(eqn, name_stack()), eqn.ctx.manager:
             return [simpler.f(*xs)]
@@ -154,6 +156,7 @@ def _same(eqn: JaxprEqn, by: Producers) -> Atom | None:
 
 
 def _select(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    """Simplify a selection if all cases are equal, or if the selector is a known number."""
     which, *cases = eqn.invars
     if all(c is cases[0] for c in cases):
         return cases[0]
@@ -169,6 +172,7 @@ def _unless(changes: Callable[[JaxprEqn], bool]) -> Rule:
 
 
 def _power(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    """Simplify x ** 1 to x."""
     return eqn.invars[0] if eqn.params["y"] == 1 else None
 
 
@@ -304,6 +308,8 @@ def _slices(eqn: JaxprEqn) -> bool:
 
 
 def _part(which: int) -> Rule:
+    """Simplify the real (0) or imaginary (1) part of `complex(a, b)` to `a` or `b`."""
+
     def rule(eqn: JaxprEqn, by: Producers) -> Atom | None:
         before = _before(eqn.invars[0], by, lax.complex_p)
         return None if before is None else before.invars[which]

@@ -81,6 +81,7 @@ def listing(prog: Program) -> tuple[str, ...]:
 
 def _listing(inputs: Sequence[Any], consts: Sequence[Any], equations: Sequence[JaxprEqn],
              outputs: Sequence[Atom]) -> Iterator[str]:  # fmt: skip
+    """Yield the lines of a program: its equations, then its inputs, constants and outputs."""
     variables = dict.fromkeys((*inputs, *consts))
     names = {v: f"i{n}" for n, v in enumerate(variables)}
     yield from lines(equations, names)
@@ -102,6 +103,7 @@ def lines(equations: Iterable[JaxprEqn], names: dict[Any, str]) -> Iterator[str]
 
 
 def _atom(v: Atom, names: dict[Any, str]) -> str:
+    """Return the text of a literal, or the name of a variable; an unknown variable gets a name."""
     if isinstance(v, Literal):
         return literal(v)
     if v not in names:  # defined outside these equations

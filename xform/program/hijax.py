@@ -128,6 +128,7 @@ def settle_all(jaxpr: Any) -> Any:
 
 
 def _settle_nested(eqn: JaxprEqn) -> JaxprEqn:
+    """Return an equation with the operation objects in its nested programs settled."""
     of = lambda x: settle_all(x) if hasattr(x, "eqns") else x
     changed: dict[str, Any] = {}
     for name, value in eqn.params.items():

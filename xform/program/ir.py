@@ -80,6 +80,7 @@ def lifted(prog: Program) -> tuple[Program, list[Any]]:
 
 
 def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
+    """Return a jaxpr as a Program, without mutable references and operation objects."""
     if makes_references(jaxpr):
         jaxpr, consts = closed(pure(jaxpr, consts))
     variables = (*jaxpr.constvars, *jaxpr.invars)

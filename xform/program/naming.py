@@ -76,6 +76,7 @@ def itself(x: Any) -> str:
     return once(x, lambda _: f"<{_PROCESS}:{next(_numbers)}>", keep=True)
 
 
+# By name: the first object that was given the name. Later objects get a name with a number.
 _claims: dict[str, weakref.ref[Any]] = {}
 _numbers = itertools.count()
 _PROCESS = uuid.uuid4().hex[:12]

@@ -95,7 +95,10 @@ class Rule:
                     f"derivative of {eqn.primitive.name}",
                     f"its rule does not support the parameter {name}={value!r}",
                     frame(eqn),
-                    "declare a rule with xform.extend that takes it as a keyword-only argument",
+                    "wrap the call in jax.custom_jvp or jax.custom_vjp"
+                    if self.own  # `add_rule` does not replace it
+                    else "declare a rule with xform.extend that takes it as a keyword-only "
+                    "argument",
                 )
 
     def call(self, formula: Formula, eqn: JaxprEqn, *args: Any) -> Any:

@@ -33,7 +33,7 @@ from xform.interpret.cost import flops
 from xform.interpret.jvp import jvp
 from xform.interpret.logs import log
 from xform.interpret.node import Structured, gather, spread
-from xform.interpret.pullback import NOTHING, pull_of_jvp, pullback
+from xform.interpret.pullback import RULE_RETURNED_NONE, pull_of_jvp, pullback
 from xform.passes.structured import body
 from xform.program.arithmetic import Value, all_arrayed, arrayed, differentiable, instantiate
 from xform.program.ir import Mask, apply, program, trace
@@ -98,7 +98,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         out, entries = pull_custom_vjp(bwd, residuals, _fill_zeros(together(cts), avals, symbolic))
         log(entries, "custom_vjp", frame())
-        cotangent = lambda ct: NOTHING if none_if_zero(ct) is None else ct
+        cotangent = lambda ct: RULE_RETURNED_NONE if none_if_zero(ct) is None else ct
         return [cotangent(ct) if on else None for ct, on in zip(out, active, strict=True)]
 
     return ys, residuals, pull
@@ -197,6 +197,7 @@ def moving_outputs(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: M
 
 
 def _moving(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask) -> Mask:
+    """Trace a jvp rule with tangents for `active` inputs; return which `outs` get a tangent."""
     moving: list[bool] = []
 
     def push(*values: Value) -> list[Value]:

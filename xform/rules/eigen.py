@@ -30,6 +30,7 @@ from xform.rules.linalg import (
 
 
 def unsupported(name: str, what: str) -> UnsupportedParam:
+    """Return the error for a decomposition that has no derivative rule."""
     return UnsupportedParam(
         f"derivative of {name}",
         f"{what} has no derivative rule",

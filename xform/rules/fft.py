@@ -36,6 +36,7 @@ def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int
 
 
 def _flops(eqn: JaxprEqn) -> float:
+    """Return 5 n log2(n) for each complex signal of n elements, half of it for a real one."""
     kind, n = eqn.params["fft_type"], math.prod(eqn.params["fft_lengths"])
     real = kind.name in ("RFFT", "IRFFT")
     signal = eqn.invars[0] if kind.name != "IRFFT" else eqn.outvars[0]

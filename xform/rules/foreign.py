@@ -86,6 +86,7 @@ def _params(eqn: JaxprEqn) -> dict[str, Any]:
 
 
 def _refusal(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
+    """Return the error for a primitive whose library gave JAX no rule of this kind."""
     return NotDifferentiable(
         f"derivative of {eqn.primitive.name}",
         f"its library registered a rule with JAX, but none to {what}: jax.interpreters.{table} "

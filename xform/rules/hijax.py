@@ -18,7 +18,7 @@ from xform.errors import NotDifferentiable, WrongCotangent
 from xform.interpret.absent import together
 from xform.interpret.logs import log
 from xform.interpret.node import Pull, Structured
-from xform.interpret.pullback import NOTHING, check_cotangent, pull_of_jvp, pullback
+from xform.interpret.pullback import RULE_RETURNED_NONE, check_cotangent, pull_of_jvp, pullback
 from xform.program.arithmetic import Value, add
 from xform.program.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
 from xform.program.ir import Mask, apply, program, trace
@@ -125,7 +125,7 @@ class HiPrimitive(Structured):
             _log(eqn, "vjp_bwd", entries)
             totals = [s.total() if on else None for s, on in zip(sums, active, strict=True)]
             # As in JAX, the rule that computed an input is called even for a zero cotangent.
-            return [NOTHING if on and ct is None else ct
+            return [RULE_RETURNED_NONE if on and ct is None else ct
                     for ct, on in zip(totals, active, strict=True)]  # fmt: skip
 
         residuals = indexable(list(map(number, residuals)))
@@ -210,6 +210,7 @@ def _log(eqn: JaxprEqn, method: str, entries: Any) -> None:
 
 
 def _refusal(eqn: JaxprEqn, what: str) -> NotDifferentiable:
+    """Return the error for an operation class without the needed method."""
     return NotDifferentiable(
         f"derivative of {operation(eqn)}",
         f"its class has no method to {what}",

@@ -120,6 +120,7 @@ class Places:
 
 def places(indices: Value, updates: Value, dimension_numbers: Any, indices_are_sorted: bool,
            unique_indices: bool, mode: Any) -> Places:  # fmt: skip
+    """Return the `Places` of a scatter, from its operands and parameters."""
     params = {
         "indices_are_sorted": indices_are_sorted,
         "unique_indices": unique_indices,

@@ -357,6 +357,7 @@ class _ScanNode(Node):
 
 
 def _flops(eqn: JaxprEqn) -> int:
+    """Return the FLOPs of all iterations."""
     return eqn.params["length"] * flops(program(eqn.params["jaxpr"]))
 
 

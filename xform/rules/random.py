@@ -31,6 +31,7 @@ _gamma_grad: Any = lax.random_gamma_grad  # `Any`, because its decorator hides t
 
 
 def _by_shape(y: Any, key: Any, a: Any, *, log_space: bool):
+    """Return the partial derivative of a gamma sample by the shape parameter `a`."""
     if not log_space:
         return _gamma_grad(a, y)
     # y = log s. The sample s may underflow; then it counts as the smallest positive number.

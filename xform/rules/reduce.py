@@ -105,6 +105,7 @@ def fold(combine: Combine, xs: list[Any], axis: int) -> list[Any]:
 
 
 def _product(x: Any, *, axes: tuple[int, ...]):
+    """Return the product over some axes, multiplied pairwise."""
     if not x.size:  # an empty product is 1, whatever x
         return [lax.broadcast(np.ones((), x.dtype), tuple(np.delete(x.shape, axes)))]
     for axis in sorted(axes, reverse=True):
@@ -113,6 +114,7 @@ def _product(x: Any, *, axes: tuple[int, ...]):
 
 
 def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation: Any):
+    """Return the results of `lax.reduce`, combined pairwise by the user's function."""
     del computation  # the reducer as a function; jaxpr is the same reducer as data
     n = len(operands) // 2
     xs, inits, combine = list(operands[:n]), operands[n:], elementwise(jaxpr)
@@ -141,6 +143,7 @@ composite("reduce", defined_by(_reduce), Traits(
 
 
 def _extremum(name: str):
+    """Return the jvp rule of a maximum or minimum; equal largest elements share the tangent."""
     reduced = getattr(lax, name)
 
     def push(xs: Any, dxs: Any, *, axes: tuple[int, ...], out_sharding: Any = None):

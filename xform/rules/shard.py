@@ -352,6 +352,7 @@ class _Shards:
 
 
 def _flops(eqn: JaxprEqn) -> int:
+    """Return the FLOPs over all devices."""
     return _Devices(eqn).count * flops(program(eqn.params["jaxpr"]))
 
 

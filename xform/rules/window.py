@@ -38,6 +38,7 @@ Sizes = Sequence[int]
 
 
 def _flops(eqn: JaxprEqn) -> int:
+    """Return the FLOPs of combining all elements of each window."""
     inside = cost.flops(program(eqn.params["jaxpr"])) if "jaxpr" in eqn.params else 1
     elements = min(cost.operand_size(eqn), cost.size(eqn.outvars[0]))
     return elements * math.prod(eqn.params["window_dimensions"]) * inside

@@ -30,7 +30,7 @@ from xform.interpret.concrete import Mark, MarkedTracer, Results, TangentTracer,
 from xform.interpret.jvp import push
 from xform.interpret.logs import collected, log_without
 from xform.interpret.node import EagerToken, Node, Pull, fork_p, gather, join_p, spread
-from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
+from xform.interpret.pullback import RULE_RETURNED_NONE, back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.interpret.staged import Split, stage
 from xform.passes.dce import live
@@ -113,7 +113,7 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
         def later(*values: Value) -> list[Value]:
             held, seeds = values[: len(residuals)], values[len(residuals) :]
             cts = pull(held, spread(seeds, active))
-            results = [None if ct is NOTHING else ct for ct in gather(cts, on)]
+            results = [None if ct is RULE_RETURNED_NONE else ct for ct in gather(cts, on)]
             for v, ct in zip(inputs, results, strict=True):
                 if ct is not None:
                     check_cotangent(eqn, v, ct)

@@ -59,7 +59,7 @@ def jvp(
             y, dy, aux = eager.jvp(at, dxs, trace)
     except _REFUSALS:
         # No retry if `f` asked which values have tangents: a trace would give another answer.
-        if not staging() or trace.asked or (result := _pruned(at, dxs)) is None:
+        if not staging() or trace.tag_was_read or (result := _pruned(at, dxs)) is None:
             raise
         y, dy, aux = result
     return (y, dy, aux) if has_aux else (y, dy)

@@ -25,6 +25,7 @@ def recompute_flops(schedule: Schedule) -> int:
 
 
 def _flops(eqn: JaxprEqn, schedule: Schedule) -> int:
+    """Return the FLOPs that an equation of a schedule recomputes, in its nested programs too."""
     if eqn.primitive is join_p:
         node, schedules = eqn.params["node"], schedule.inner[eqn.params["node"]]
         runs = node.iterations * node.device_count

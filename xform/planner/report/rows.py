@@ -184,4 +184,5 @@ class _MarginalFlops:
 
 
 def _flops(eqn: JaxprEqn) -> int:
+    """Return the FLOPs of the user's equation."""
     return equation_flops(user_equation(eqn))
