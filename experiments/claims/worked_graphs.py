@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 import xform
 from experiments.claims.claim import Claim, Finding, verdict
-from xform.adjoints.computational_graph import Graph
-from xform.adjoints.parts import Step
+from xform.adjoints.computational_graph import ComputationalGraph
+from xform.adjoints.parts import AdjointUpdate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +57,12 @@ GRAPHS = {
 }
 
 
-def adjoints(graph: Graph, steps: tuple[Step, ...]) -> dict[int, float]:
+def adjoints(graph: ComputationalGraph, steps: tuple[AdjointUpdate, ...]) -> dict[int, float]:
     """Return the adjoint of each value after the last step."""
     return {graph.edges[s.edge].source: float(s.total) for s in steps}
 
 
-def ordered(graph: Graph, steps: tuple[Step, ...]) -> bool:
+def ordered(graph: ComputationalGraph, steps: tuple[AdjointUpdate, ...]) -> bool:
     """Return whether each edge is used only after all edges that leave its operation's result."""
     done = set[int]()
     for step in steps:
@@ -144,7 +144,7 @@ def measure(quick: bool) -> Finding:
     )
 
 
-def draw(figure: Figure, graphs: dict[str, Graph]) -> None:
+def draw(figure: Figure, graphs: dict[str, ComputationalGraph]) -> None:
     """Draw how the adjoints of the inputs grow, edge by edge, in both orders."""
     panels = figure.subplots(1, len(graphs))
     for axes, (name, graph) in zip(panels, graphs.items(), strict=True):

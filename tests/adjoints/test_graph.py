@@ -14,19 +14,19 @@ from jax import lax
 
 import xform
 from tests.reference import close
-from xform.adjoints.computational_graph import Graph
+from xform.adjoints.computational_graph import ComputationalGraph
 from xform.errors import NotScalar, WrongArgument, WrongDtype
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def partials_of(g: Graph) -> dict[tuple[str, str], float]:
+def partials_of(g: ComputationalGraph) -> dict[tuple[str, str], float]:
     """Return the local derivatives of a graph of scalars, by the letters of consumer and value."""
     name = lambda e: (g.values[g.operations[e.target].outputs[0]].name, g.values[e.source].name)
     return {name(e): e.partial.value for e in g.edges if e.partial and e.partial.value is not None}
 
 
-def adjoints_of(g: Graph) -> dict[str, float]:
+def adjoints_of(g: ComputationalGraph) -> dict[str, float]:
     return {v.name: float(v.adjoint) for v in g.values if v.adjoint is not None}
 
 
@@ -64,9 +64,9 @@ def test_worked_three() -> None:
     """A value that is squared, and read by a stop: t = x^2; tanh(t) stop(t) + x."""
     g = xform.adjoints.graph(lambda x: (t := x * x, jnp.tanh(t) * lax.stop_gradient(t) + x)[1], 0.5)
     t, th = 0.25, np.tanh(0.25)
-    colours = {v.name: v.colour for v in g.values}
-    assert colours == {"a": "active", "b": "active", "c": "active", "d": "stopped", "e": "active",
-                       "f": "active"}  # fmt: skip
+    activities = {v.name: v.activity for v in g.values}
+    assert activities == {"a": "active", "b": "active", "c": "active", "d": "stopped",
+                          "e": "active", "f": "active"}  # fmt: skip
     assert g.operations[g["d"].operation].text == "stop_gradient"
     assert g["d"].adjoint is None
     squares = [e for e in g.edges if g.operations[e.target].text == "mul" and e.source == 0]
@@ -102,7 +102,7 @@ def random_program(seed: int, shape: tuple[int, ...]) -> Callable[..., Any]:
     return f
 
 
-def orders_agree(g: Graph) -> None:
+def orders_agree(g: ComputationalGraph) -> None:
     """Check that both orders use each edge once, after all consumers, with equal final sums."""
     flows = [e.id for e in g.edges if e.flow is not None]
     assert sorted(s.edge for s in g.pushed) == sorted(s.edge for s in g.pulled) == flows
@@ -178,7 +178,7 @@ def test_nested_programs_opened_and_not(expand: int | None) -> None:
     close(g["params['w']"].adjoint, want[0]["w"], 1e-9)
     close(g["params['b']"].adjoint, want[0]["b"], 1e-9)
     close(g["x"].adjoint, want[1], 1e-9)
-    assert g["n"].colour == "constant"
+    assert g["n"].activity == "constant"
     assert float(g.values[g.output].array) == pytest.approx(float(everything(*ARGS)))
     closed = {op.text.partition("[")[0] for op in g.operations if op.closed}
     if expand is None:
@@ -242,7 +242,7 @@ def test_local_derivatives_of_arrays() -> None:
 
 def test_a_value_that_does_not_reach_the_output() -> None:
     g = xform.adjoints.graph(lambda x: (xform.adjoints.name(x * 2, "lost"), x * 3)[1], 1.0)
-    assert g["lost"].colour == "active"
+    assert g["lost"].activity == "active"
     assert g["lost"].adjoint is None
     assert float(g["x"].adjoint) == 3.0
 
@@ -251,7 +251,7 @@ def test_argnums_and_what_is_held() -> None:
     f = lambda x, how, y, *, z: getattr(jnp, how)(x) * y * z
     g = xform.adjoints.graph(f, 0.5, "sin", 2.0, z=3.0, argnums=0)
     assert float(g["x"].adjoint) == pytest.approx(6 * np.cos(0.5))
-    assert [v.label for v in g.values if v.colour == "active" and v.label] == ["x"]
+    assert [v.label for v in g.values if v.activity == "active" and v.label] == ["x"]
     assert float(xform.adjoints.graph(f, 0.5, "sin", 2.0, z=3.0)["y"].adjoint) == pytest.approx(
         3 * np.sin(0.5)
     )
@@ -316,7 +316,7 @@ def test_the_dict() -> None:
     d = xform.adjoints.graph(lambda x, y: jnp.sum(x * y), np.ones(3), 2.0).to_dict()
     assert json.loads(json.dumps(d, allow_nan=False)) == d
     x, *_ = d["values"]
-    assert (x["name"], x["label"], x["type"], x["colour"]) == ("a", "x", "f64[3]", "active")
+    assert (x["name"], x["label"], x["type"], x["activity"]) == ("a", "x", "f64[3]", "active")
     assert x["norm"] == pytest.approx(np.sqrt(3))
     assert x["adjoint"] == {"shape": [3], "norm": pytest.approx(2 * np.sqrt(3))}
     assert [s["edge"] for s in d["pushed"]]

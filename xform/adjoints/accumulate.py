@@ -6,8 +6,8 @@ Words:
 - an *edge* leads from a value to an operation that reads the value. Its *contribution* is the part
   of the value's adjoint that comes from this operation;
 - a value is *active* if it depends differentiably on an input that is differentiated;
-- a *step* adds the contribution of one edge to the adjoint of a value. The list of all steps shows
-  the order of the backward pass.
+- an *update* adds the contribution of one edge to the adjoint of a value. The list of all updates
+  shows the order of the backward pass.
 
 Both orders visit the graph backward. In the "pushed" order, the backward pass visits operations,
 and each operation adds a contribution to the adjoint of each of its inputs. In the "pulled" order,
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from xform.adjoints.parts import Edge, Operation, Step, Value
+from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue
 from xform.program.arithmetic import Value as Array
 from xform.program.ir import gather
 
@@ -32,8 +32,9 @@ Adjoints = dict[int, Array]
 Flows = dict[int, Array]
 
 
-def pushed(values: Sequence[Value], operations: Sequence[Operation], edges: Sequence[Edge],
-           output: int) -> tuple[Adjoints, Flows, list[Step]]:  # fmt: skip
+def pushed(values: Sequence[GraphValue], operations: Sequence[GraphOperation],
+           edges: Sequence[Edge], output: int
+           ) -> tuple[Adjoints, Flows, list[AdjointUpdate]]:  # fmt: skip
     """Sum adjoints in the pushed order, operation by operation.
 
     Args:
@@ -43,7 +44,7 @@ def pushed(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
       output: the `id` of the value that is differentiated. Its adjoint is an array of ones.
 
     Returns:
-      The adjoints, the contributions and the steps. A value without a path of derivatives to the
+      The adjoints, the contributions and the updates. A value without a path of derivatives to the
       output has no adjoint, and an edge outside all such paths has no contribution.
 
     Cost: one pullback for each operation with an adjoint.
@@ -51,7 +52,7 @@ def pushed(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
     into = _edges_by(edges, "target")
     adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
     flows: Flows = {}
-    steps: list[Step] = []
+    updates: list[AdjointUpdate] = []
     for op in reversed(operations):
         cts = _cotangents(op, values, adjoints)
         if op.pull is None or cts is None:
@@ -61,12 +62,12 @@ def pushed(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
             before = adjoints.get(edge.source)
             adjoints[edge.source] = flow if before is None else before + flow
             flows[edge.id] = flow
-            steps.append(Step(edge.id, adjoints[edge.source]))
-    return adjoints, flows, steps
+            updates.append(AdjointUpdate(edge.id, adjoints[edge.source]))
+    return adjoints, flows, updates
 
 
-def pulled(values: Sequence[Value], operations: Sequence[Operation], edges: Sequence[Edge],
-           output: int) -> tuple[Adjoints, list[Step]]:  # fmt: skip
+def pulled(values: Sequence[GraphValue], operations: Sequence[GraphOperation],
+           edges: Sequence[Edge], output: int) -> tuple[Adjoints, list[AdjointUpdate]]:  # fmt: skip
     """Sum adjoints in the pulled order, value by value.
 
     If the local derivative of an edge is a single number, the contribution is that number times the
@@ -74,14 +75,14 @@ def pulled(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
     are those of `pushed`.
 
     Returns:
-      The adjoints and the steps. The contributions are those of `pushed`.
+      The adjoints and the updates. The contributions are those of `pushed`.
 
     Cost: one product of numbers or one pullback for each edge. So the pullback of an operation with
     several array inputs runs several times.
     """
     out_of, into = _edges_by(edges, "source"), _edges_by(edges, "target")
     adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
-    steps: list[Step] = []
+    updates: list[AdjointUpdate] = []
     for value in reversed(values):
         for edge in sorted(out_of[value.id], key=lambda e: (-e.target, e.operand)):
             op = operations[edge.target]
@@ -95,8 +96,8 @@ def pulled(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
                 flow = op.pull(cts)[position]
             before = adjoints.get(value.id)
             adjoints[value.id] = flow if before is None else before + flow
-            steps.append(Step(edge.id, adjoints[value.id]))
-    return adjoints, steps
+            updates.append(AdjointUpdate(edge.id, adjoints[value.id]))
+    return adjoints, updates
 
 
 def _edges_by(edges: Sequence[Edge], end: str) -> dict[int, list[Edge]]:
@@ -107,14 +108,16 @@ def _edges_by(edges: Sequence[Edge], end: str) -> dict[int, list[Edge]]:
     return grouped
 
 
-def _cotangents(op: Operation, values: Sequence[Value], adjoints: Adjoints) -> list[Array] | None:
+def _cotangents(
+    op: GraphOperation, values: Sequence[GraphValue], adjoints: Adjoints
+) -> list[Array] | None:
     """Return the adjoints of an operation's active outputs, which its pullback takes.
 
     An active output without an adjoint gets zeros. If no active output has an adjoint, return None:
     the operation does not contribute to the result.
     """
     outs = [values[i] for i in op.outputs]
-    active = gather(outs, [v.colour == "active" for v in outs])
+    active = gather(outs, [v.activity == "active" for v in outs])
     if not any(v.id in adjoints for v in active):
         return None
     return [adjoints.get(v.id, jnp.zeros_like(v.array)) for v in active]

@@ -14,7 +14,7 @@ from jax.tree_util import keystr
 from xform._jax import Tracer
 from xform.adjoints.accumulate import pulled, pushed
 from xform.adjoints.page import write
-from xform.adjoints.parts import Edge, Operation, Step, Value, measure
+from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue, measure
 from xform.adjoints.printed import dot, text
 from xform.adjoints.walk import Recorder
 from xform.errors import WrongArgument
@@ -27,7 +27,7 @@ from xform.transforms.function import call, function, positions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Graph:
+class ComputationalGraph:
     """A computational graph at a point: print it, or use `to_dict`, `to_dot` or `save_html`.
 
     Attributes:
@@ -42,14 +42,14 @@ class Graph:
     """
 
     function: str
-    values: tuple[Value, ...]
-    operations: tuple[Operation, ...]
+    values: tuple[GraphValue, ...]
+    operations: tuple[GraphOperation, ...]
     edges: tuple[Edge, ...]
     output: int
-    pushed: tuple[Step, ...]
-    pulled: tuple[Step, ...]
+    pushed: tuple[AdjointUpdate, ...]
+    pulled: tuple[AdjointUpdate, ...]
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> GraphValue:
         """The value with this name: an argument, a name set by `xform.adjoints.name`, or a letter.
 
         Raises:
@@ -114,20 +114,20 @@ class Graph:
         write(self.to_dict(), path)
 
 
-def _value(v: Value) -> dict[str, Any]:
+def _value(v: GraphValue) -> dict[str, Any]:
     return {
         "id": v.id,
         "name": v.name,
         "label": v.label,
         "type": v.type,
-        "colour": v.colour,
+        "activity": v.activity,
         "operation": v.operation,
         **measure(v.array),
         "adjoint": None if v.adjoint is None else measure(v.adjoint),
     }
 
 
-def _operation(op: Operation) -> dict[str, Any]:
+def _operation(op: GraphOperation) -> dict[str, Any]:
     lists = {k: list(getattr(op, k)) for k in ("inputs", "outputs", "scope")}
     return {k: getattr(op, k) for k in ("id", "text", "where", "closed")} | lists
 
@@ -149,7 +149,7 @@ def graph(
     argnums: int | Sequence[int] | None = None,
     expand: int | None = 64,
     **kwargs: Any,
-) -> Graph:
+) -> ComputationalGraph:
     """Compute the computational graph of a scalar function at a point.
 
     Each operation that the function runs is a vertex, shown with its result. Each edge leads from a
@@ -172,8 +172,8 @@ def graph(
       **kwargs: keyword arguments of `f`, which stay constant.
 
     Returns:
-      A `Graph`, with `graph["x"].adjoint`, `print(graph)`, `graph.to_dict()`, `graph.to_dot()` and
-      `graph.save_html(path)`.
+      A `ComputationalGraph`, with `graph["x"].adjoint`, `print(graph)`, `graph.to_dict()`,
+      `graph.to_dot()` and `graph.save_html(path)`.
 
     Raises:
       NotScalar: `f` returned something other than a scalar.
@@ -191,7 +191,7 @@ def graph(
     3.0
     >>> print(g)
     graph of <lambda>: 2 operations, 2 active inputs, output 0.0
-    variable     operation  value  adjoint  local derivatives  colour
+    variable     operation  value  adjoint  local derivatives  activity
     a:f32[]   x  input      0.0    3.0                         active
     b:f32[]   y  input      3.0    0.0                         active
     c:f32[]      sin a      0.0    3.0      ∂a 1.0             active
@@ -232,10 +232,12 @@ def graph(
     return _adjoints(function_name(f), record, output)
 
 
-def _adjoints(name: str, record: Recorder, output: int) -> Graph:
+def _adjoints(name: str, record: Recorder, output: int) -> ComputationalGraph:
     adjoints, flows, pushes = pushed(record.values, record.operations, record.edges, output)
     _, pulls = pulled(record.values, record.operations, record.edges, output)
     values = [dataclasses.replace(v, adjoint=adjoints.get(v.id)) for v in record.values]
     edges = [dataclasses.replace(e, flow=flows.get(e.id)) for e in record.edges]
     operations = tuple(record.operations)
-    return Graph(name, tuple(values), operations, tuple(edges), output, tuple(pushes), tuple(pulls))
+    return ComputationalGraph(
+        name, tuple(values), operations, tuple(edges), output, tuple(pushes), tuple(pulls)
+    )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import staging, zeros
-from xform.adjoints.perturb import Mark, run
+from xform.adjoints.perturb import ProgramEdit, run
 from xform.adjoints.sites import Site, listed, sites
 from xform.errors import NotDifferentiable, WrongArgument
 from xform.interpret.activity import path
@@ -172,8 +172,8 @@ def _answer(request: _Request, targets: Sequence[Site], via: str | int | None, s
     """Return the gradient (or the dict of shares) of each target, and the auxiliary output."""
     if shares:
         uses = [(s, i) for s in targets for i in range(len(s.uses))]
-        marks = [_use(k, s, i) for k, (s, i) in enumerate(uses)]
-        cts, aux = _gradients(request, marks, [s for s, _ in uses], require_path=False)
+        edits = [_use(k, s, i) for k, (s, i) in enumerate(uses)]
+        cts, aux = _gradients(request, edits, [s for s, _ in uses], require_path=False)
         rest = iter(cts)
         return [{f"{i}: {use.label}": next(rest) for i, use in enumerate(s.uses)}
                 for s in targets], aux  # fmt: skip
@@ -186,30 +186,30 @@ def _answer(request: _Request, targets: Sequence[Site], via: str | int | None, s
                     s.where,
                     "pass the number of one of these uses, counted from 0",
                 )
-        marks = [_use(k, s, via) for k, s in enumerate(targets)]
-        return _gradients(request, marks, targets, require_path=False)
+        edits = [_use(k, s, via) for k, s in enumerate(targets)]
+        return _gradients(request, edits, targets, require_path=False)
     if via is None:
         return _gradients(request, _perturbations(targets), targets)
     consumers = sites(request.fun.program, via, request.names, request.caller)
     return _through(request, targets, consumers, via)
 
 
-def _perturbations(targets: Sequence[Site]) -> list[Mark]:
-    return [Mark(k, s.path, s.index, "perturb") for k, s in enumerate(targets)]
+def _perturbations(targets: Sequence[Site]) -> list[ProgramEdit]:
+    return [ProgramEdit(k, s.path, s.index, "perturb") for k, s in enumerate(targets)]
 
 
-def _use(key: int, site: Site, i: int) -> Mark:
-    return Mark(key, site.path, site.uses[i].index, "read", site.index)
+def _use(key: int, site: Site, i: int) -> ProgramEdit:
+    return ProgramEdit(key, site.path, site.uses[i].index, "read", site.index)
 
 
-def _gradients(request: _Request, marks: Sequence[Mark], targets: Sequence[Site],
+def _gradients(request: _Request, edits: Sequence[ProgramEdit], targets: Sequence[Site],
                require_path: bool = True) -> tuple[list[Value], Tree]:  # fmt: skip
     """Return the gradient with respect to each perturbation, and the auxiliary output.
 
-    `marks` has one mark for each target. With `require_path`, a target from which no path of
+    `edits` has one edit for each target. With `require_path`, a target from which no path of
     derivatives leads to the output causes an error.
     """
-    fun, args = _perturbable(request, marks, targets, ())
+    fun, args = _perturbable(request, edits, targets, ())
     if require_path:
         _check_paths(request, fun, targets, "the output")
     y, pull, aux = _planned_vjp(fun, args, request.policy)
@@ -224,15 +224,15 @@ def _through(request: _Request, targets: Sequence[Site], consumers: Sequence[Sit
     The gradients at the consumers are pulled back to the targets.
     """
     cts, aux = _gradients(request, _perturbations(consumers), consumers)
-    cuts = [Mark(k, s.path, s.index, "cut") for k, s in enumerate(consumers)]
+    cuts = [ProgramEdit(k, s.path, s.index, "cut") for k, s in enumerate(consumers)]
     fun, args = _perturbable(request, _perturbations(targets), targets, cuts)
     _check_paths(request, fun, targets, f"a value named {via!r}")
     _, pull, _ = _planned_vjp(fun, args, request.policy)
     return list(pull(cts)), aux
 
 
-def _perturbable(request: _Request, marks: Sequence[Mark], targets: Sequence[Site],
-                 cuts: Sequence[Mark]) -> tuple[Function, list[Value]]:  # fmt: skip
+def _perturbable(request: _Request, edits: Sequence[ProgramEdit], targets: Sequence[Site],
+                 cuts: Sequence[ProgramEdit]) -> tuple[Function, list[Value]]:  # fmt: skip
     """Return a function of the perturbations alone, and its arguments, with zero perturbations.
 
     The function returns the values at the `cuts`, or the outputs of `f` if there are no cuts.
@@ -242,7 +242,7 @@ def _perturbable(request: _Request, marks: Sequence[Mark], targets: Sequence[Sit
 
     def flat(*xs: Value) -> list[Value]:
         by_key = dict(enumerate(xs[n:]))
-        outs, values = run(prog, xs[:n], [*marks, *cuts], by_key, request.names)
+        outs, values = run(prog, xs[:n], [*edits, *cuts], by_key, request.names)
         return [values[m.key] for m in cuts] if cuts else outs
 
     new = trace(flat, *prog.in_types, *map(jax.typeof, perturbations))

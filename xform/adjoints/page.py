@@ -20,7 +20,7 @@ def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
     completely or not at all.
 
     Args:
-      graph: the result of `Graph.to_dict()`.
+      graph: the result of `ComputationalGraph.to_dict()`.
       path: the file to write.
 
     Cost: about 700 bytes of the file per operation.
@@ -38,7 +38,7 @@ def _packed(graph: dict[str, Any]) -> dict[str, Any]:
     """Return the data of the page: the graph with its numbers formatted as text."""
     partials = local_derivatives(graph)
     groups, members = _groups(graph["operations"])
-    copied = ("id", "name", "label", "type", "colour", "operation")
+    copied = ("id", "name", "label", "type", "activity", "operation")
     values = [
         {k: v[k] for k in copied} | {"said": said(v), "adjoint": said(v["adjoint"])}
         for v in graph["values"]

@@ -1,4 +1,4 @@
-"""The parts of a computational graph: values, operations, edges and steps."""
+"""The parts of a computational graph: values, operations, edges and updates of adjoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xform.adjoints.colour import Colour
+from xform.adjoints.activity import Activity
 from xform.program.arithmetic import Value as Array
 
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
@@ -49,16 +49,17 @@ def plain(x: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Value:
+class GraphValue:
     """A value of the graph, with its adjoint.
 
     Attributes:
-      id: index in `Graph.values`.
+      id: index in `ComputationalGraph.values`.
       name: a letter, or the text of a literal.
       label: name of the argument, or the name given by `xform.adjoints.name`; may be empty.
       array: the value itself.
-      colour: "active", "stopped" or "constant".
-      operation: index in `Graph.operations` of the operation that computes it; -1 for a literal.
+      activity: "active", "stopped" or "constant".
+      operation: index in `ComputationalGraph.operations` of the operation that computes it; -1
+        for a literal.
       adjoint: gradient of the output with respect to this value; None if no path of derivatives
         leads from it to the output.
     """
@@ -67,7 +68,7 @@ class Value:
     name: str
     label: str
     array: Array
-    colour: Colour
+    activity: Activity
     operation: int
     adjoint: Array | None = None
 
@@ -78,13 +79,13 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Operation:
+class GraphOperation:
     """An operation of the graph.
 
     Attributes:
-      id: index in `Graph.operations`, which are in execution order.
+      id: index in `ComputationalGraph.operations`, which are in execution order.
       text: name and parameters of the primitive; "input" or "constant" for a given value.
-      inputs, outputs: indices in `Graph.values`.
+      inputs, outputs: indices in `ComputationalGraph.values`.
       scope: the calls, loop iterations and named scopes around it, outermost first.
       where: the line of the user's code.
       closed: number of equations in the programs inside it, if it was not expanded; 0 if it has
@@ -132,7 +133,7 @@ class Edge:
     """An edge from a value to an operation that reads it.
 
     Attributes:
-      id: index in `Graph.edges`.
+      id: index in `ComputationalGraph.edges`.
       source: index of the value.
       target: index of the operation.
       operand: position of the value among the operation's inputs.
@@ -149,12 +150,12 @@ class Edge:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """A step of the backward pass, which adds the contribution of one edge.
+class AdjointUpdate:
+    """An addition to an adjoint in the backward pass: of the contribution of one edge.
 
     Attributes:
       edge: index of the edge.
-      total: adjoint of the edge's source value after this step.
+      total: adjoint of the edge's source value after the addition.
     """
 
     edge: int

@@ -43,7 +43,7 @@ def _(primals: tuple[Value, Value], tangents: tuple[Value, Value]) -> tuple[Valu
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class ProgramEdit:
     """An instruction to perturb or to return one value.
 
     Attributes:
@@ -51,37 +51,37 @@ class Mark:
       path: the nested program that holds the equation.
       index: position of the equation in that program; the number of equations stands for the
         outputs of the program.
-      does: "perturb": perturb the equation's result, for all its readers. "read": perturb the
-        value `of` as this equation reads it, and for no other reader. "cut": return the equation's
-        result, and stop derivatives there.
-      of: for "read", position of the equation that computes the value that is read.
+      action: "perturb": perturb the equation's result, for all its readers. "read": perturb the
+        result of `producer` as this equation reads it, and for no other reader. "cut": return
+        the equation's result, and stop derivatives there.
+      producer: for "read", position of the equation that computes the value that is read.
     """
 
     key: int
     path: Path
     index: int
-    does: Literal["perturb", "read", "cut"]
-    of: int = -1
+    action: Literal["perturb", "read", "cut"]
+    producer: int = -1
 
 
-def run(prog: Program, args: Sequence[Value], marks: Sequence[Mark], by: Values,
+def run(prog: Program, args: Sequence[Value], edits: Sequence[ProgramEdit], by: Values,
         names: frozenset[str]) -> tuple[list[Value], Values]:  # fmt: skip
-    """Evaluate a program under some marks.
+    """Evaluate a program under some edits.
 
     Args:
       prog: the program. Paths and positions refer to it after `level(prog, names)`, which inlines
         the calls that hold one of the names.
       args: inputs of the program.
-      marks: the values to perturb or to return.
+      edits: the values to perturb or to return.
       by: the perturbations, by key.
       names: the names that the user asked for.
 
     Returns:
-      The outputs of the program, and the values returned by "cut" marks, by key.
+      The outputs of the program, and the values returned by "cut" edits, by key.
     """
     prog = level(prog, names)
-    by_equation: dict[int, list[Mark]] = collections.defaultdict(list)
-    for m in marks:
+    by_equation: dict[int, list[ProgramEdit]] = collections.defaultdict(list)
+    for m in edits:
         by_equation[m.path[0][0] if m.path else m.index].append(m)
     env = environment(prog, args)
     cut_values: Values = {}
@@ -98,49 +98,49 @@ def run(prog: Program, args: Sequence[Value], marks: Sequence[Mark], by: Values,
         else:
             ys = bind(eqn, xs, outer)
         if own:
-            ys = [_apply_marks(ys[0], own, by, cut_values), *ys[1:]]
+            ys = [_apply_edits(ys[0], own, by, cut_values), *ys[1:]]
         write(env, eqn.outvars, ys)
     at_outputs = [m for m in by_equation.get(len(prog.equations), ()) if not m.path]
     return _read(prog, env, prog.outputs, at_outputs, by), cut_values
 
 
-def _read(prog: Program, env: dict[Var, Value], atoms: Sequence[Any], marks: Sequence[Mark],
+def _read(prog: Program, env: dict[Var, Value], atoms: Sequence[Any], edits: Sequence[ProgramEdit],
           by: Values) -> list[Value]:  # fmt: skip
     values = [read(env, v) for v in atoms]
-    for m in marks:
-        if m.does == "read":
-            v = prog.equations[m.of].outvars[0]
+    for m in edits:
+        if m.action == "read":
+            v = prog.equations[m.producer].outvars[0]
             values = [perturbed(x, by[m.key]) if a is v else x
                       for a, x in zip(atoms, values, strict=True)]  # fmt: skip
     return values
 
 
-def _apply_marks(y: Value, marks: Sequence[Mark], by: Values, cut_values: Values) -> Value:
+def _apply_edits(y: Value, edits: Sequence[ProgramEdit], by: Values, cut_values: Values) -> Value:
     """Return the value to use in place of `y`, and record `y` in `cut_values` if it is cut."""
-    for m in marks:
-        if m.does == "cut":
+    for m in edits:
+        if m.action == "cut":
             cut_values[m.key] = y
-    if any(m.does == "cut" for m in marks):
+    if any(m.action == "cut" for m in edits):
         y = lax.stop_gradient(y)
-    for m in marks:
-        if m.does == "perturb":
+    for m in edits:
+        if m.action == "perturb":
             y = perturbed(y, by[m.key])
     return y
 
 
-def _inside(marks: Sequence[Mark], k: int) -> list[Mark]:
-    """Return the marks in program number `k` of an equation, with paths relative to it."""
-    return [dataclasses.replace(m, path=m.path[1:]) for m in marks if m.path[0][1] == k]
+def _inside(edits: Sequence[ProgramEdit], k: int) -> list[ProgramEdit]:
+    """Return the edits in program number `k` of an equation, with paths relative to it."""
+    return [dataclasses.replace(m, path=m.path[1:]) for m in edits if m.path[0][1] == k]
 
 
 Evaluated = tuple[list[Value], Values]  # outputs of an equation, and cut values inside it
 
 
-def _scan(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
+def _scan(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit], by: Values,
           names: frozenset[str]) -> Evaluated:  # fmt: skip
     (steps,), (nc, nk) = bodies(eqn), scan_counts(eqn.params)
     consts, start, seq = list(xs[:nc]), list(xs[nc : nc + nk]), list(xs[nc + nk :])
-    own = _inside(marks, 0)
+    own = _inside(edits, 0)
 
     def step(carry: list[Value], x: Any) -> tuple[list[Value], Any]:
         ys, cut_values = run(steps, [*consts, *carry, *x[0]], own, x[1], names)
@@ -150,17 +150,17 @@ def _scan(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
     return [*carry, *ys], cut_values
 
 
-def _branch(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
+def _branch(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit], by: Values,
             names: frozenset[str]) -> Evaluated:  # fmt: skip
     index, *operands = xs
 
     def branch(k: int, prog: Program) -> Callable[..., Evaluated]:
-        return lambda xs, by: run(prog, xs, _inside(marks, k), by, names)
+        return lambda xs, by: run(prog, xs, _inside(edits, k), by, names)
 
     runs = [branch(k, prog) for k, prog in enumerate(bodies(eqn))]
     types: dict[int, Any] = {}
     for k, f in enumerate(runs):
-        keys = sorted(m.key for m in _inside(marks, k) if m.does == "cut")
+        keys = sorted(m.key for m in _inside(edits, k) if m.action == "cut")
         cuts = trace(lambda *xs, f=f, keys=keys: [f(xs, by)[1][key] for key in keys], *operands)
         types |= dict(zip(keys, cuts.out_avals, strict=True))
 
@@ -176,18 +176,18 @@ def _branch(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Value
     return switch(eqn.params, index, list(map(with_zeros, runs)), operands, by)
 
 
-def _call(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
+def _call(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit], by: Values,
           names: frozenset[str]) -> Evaluated:  # fmt: skip
     """Rebuild a jitted call that has input or output shardings."""
     where = ([sharding(s) for s in eqn.params[f"{end}_shardings"]] for end in ("in", "out"))
     ins, outs = ((w, None) for w in where)
-    f = lambda xs, by: run(bodies(eqn)[0], xs, _inside(marks, 0), by, names)
+    f = lambda xs, by: run(bodies(eqn)[0], xs, _inside(edits, 0), by, names)
     return jax.jit(f, in_shardings=ins, out_shardings=outs)(list(xs), by)
 
 
-def _region(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
+def _region(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit], by: Values,
             names: frozenset[str]) -> Evaluated:  # fmt: skip
-    own = _inside(marks, 0)
+    own = _inside(edits, 0)
     if eqn.params["differentiated"]:  # JAX lowers such a region with an optimization barrier
         return run(bodies(eqn)[0], lax.optimization_barrier(list(xs)), own, by, names)
     trees: list[Any] = []
@@ -205,14 +205,14 @@ def _region(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Value
     return trees[0].unflatten(region(jaxpr, leaves, eqn.params["policy"], prevent_cse))
 
 
-def _custom(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
+def _custom(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit], by: Values,
             names: frozenset[str]) -> Evaluated:  # fmt: skip
     """Evaluate a call of a function with a custom derivative.
 
     The derivative with respect to the inputs is the custom rule. The derivative with respect to a
     value inside is that of the function's body.
     """
-    if any(m.does == "cut" for m in marks):
+    if any(m.action == "cut" for m in edits):
         raise NotDifferentiable(
             "partials with `via` at a value inside a function with a custom derivative",
             "the custom rule does not tell which part of the gradient passes through that value",
@@ -220,7 +220,7 @@ def _custom(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Value
             "name an argument or the result of the function instead",
         )
     stopped = [lax.stop_gradient(x) for x in xs]
-    inner, _ = run(bodies(eqn)[0], stopped, _inside(marks, 0), by, names)
+    inner, _ = run(bodies(eqn)[0], stopped, _inside(edits, 0), by, names)
     pairs = zip(bind(eqn, xs), inner, strict=True)
     return [perturbed(y, z) if differentiable(jax.typeof(y)) else y for y, z in pairs], {}
 

@@ -1,4 +1,4 @@
-"""A graph, as returned by `Graph.to_dict`, as text: a table, or Graphviz's language."""
+"""A computational graph (`ComputationalGraph.to_dict`) as text: a table, or Graphviz's language."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from xform.terminal.text import columns, near
 
-# The pen of Graphviz for each colour of a value.
+# The pen of Graphviz for each activity of a value.
 _PENS = {"active": "darkgreen", "stopped": "darkorange", "constant": "gray50"}
 
 
@@ -45,7 +45,7 @@ def headline(graph: dict[str, Any]) -> str:
     """Return the numbers of operations and active inputs of a graph, and its output, as text."""
     leaves = [v for v in graph["values"] if v["operation"] >= 0
               and not graph["operations"][v["operation"]]["inputs"]]  # fmt: skip
-    active = sum(v["colour"] == "active" for v in leaves)
+    active = sum(v["activity"] == "active" for v in leaves)
     n = sum(bool(op["inputs"]) for op in graph["operations"])
     out = said(graph["values"][graph["output"]])
     inputs = f"{active} active input{'s' * (active != 1)}"
@@ -53,7 +53,7 @@ def headline(graph: dict[str, Any]) -> str:
 
 
 def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
-    """Format a graph as a table with one line for each value; see `Graph.text`."""
+    """Format a graph as a table with one line for each value; see `ComputationalGraph.text`."""
     operations = graph["operations"]
     every = [v for v in graph["values"] if v["operation"] >= 0]
     first, omitted = len(every), 0
@@ -62,7 +62,7 @@ def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
     shown = [*every[:first], *every[first + omitted :]]
     partials = local_derivatives(graph)
     table: list[list[str]] = [
-        ["variable", "", "operation", "value", "adjoint", "local derivatives", "colour", "line"]
+        ["variable", "", "operation", "value", "adjoint", "local derivatives", "activity", "line"]
     ]
     scope: list[str] = []
     for i, v in enumerate(shown):
@@ -95,7 +95,7 @@ def _row(graph: dict[str, Any], v: dict[str, Any], op: dict[str, Any],
     line = near(op["where"]) if op["where"] else ""
     indent = "  " * bool(op["scope"])
     return [f"{indent}{v['name']}:{v['type']}", v["label"], applied, said(v),
-            said(v["adjoint"]), partials.get(op["id"], ""), v["colour"], line]  # fmt: skip
+            said(v["adjoint"]), partials.get(op["id"], ""), v["activity"], line]  # fmt: skip
 
 
 def local_derivatives(graph: dict[str, Any]) -> dict[int, str]:
@@ -122,7 +122,7 @@ def dot(graph: dict[str, Any]) -> str:
         if edge["flow"] is not None:
             label += f"\nflow {said(edge['flow'])}"
         style = "" if passes else ", style=dashed"
-        pen = f"color={_PENS[source['colour']]}{style}"
+        pen = f"color={_PENS[source['activity']]}{style}"
         ends = f"o{source['operation']} -> o{edge['target']}"
         lines.append(f"  {ends} [label={_quoted(label)}, {pen}];")
     return "\n".join([*lines, "}"])
@@ -141,8 +141,8 @@ def _clusters(operations: Sequence[dict[str, Any]], values: Sequence[dict[str, A
         label = f"{names} = {op['text']} {inputs}\n" + "\n".join(
             f"{said(v)}" + (f"; adjoint {said(v['adjoint'])}" if v["adjoint"] else "") for v in outs
         )
-        colour = next((v["colour"] for v in outs), "constant")
-        yield f"{indent}o{op['id']} [label={_quoted(label)}, color={_PENS[colour]}];"
+        activity = next((v["activity"] for v in outs), "constant")
+        yield f"{indent}o{op['id']} [label={_quoted(label)}, color={_PENS[activity]}];"
     for scope, inside in groups.items():
         yield f"{indent}subgraph cluster{next(numbers)} {{ label={_quoted(scope)};"
         yield from _clusters(inside, values, depth + 1, f"{indent}  ", numbers)

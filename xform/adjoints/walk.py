@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import JaxprEqn, Literal, Var, cond_p, name_p, scan_counts, scan_p, while_p
-from xform.adjoints.colour import Colour, made_by
+from xform.adjoints.activity import Activity, equation_activities
 from xform.adjoints.local import partials_of
-from xform.adjoints.parts import Edge, Operation, Pull, Value
+from xform.adjoints.parts import Edge, GraphOperation, GraphValue, Pull
 from xform.passes.inline import small
 from xform.passes.listing import VariableNames, literal, operation, programs
 from xform.passes.structured import body, called, region
@@ -36,19 +36,19 @@ class Recorder:
     """
 
     def __init__(self, expand: int | None):
-        self.values: list[Value] = []
-        self.operations: list[Operation] = []
+        self.values: list[GraphValue] = []
+        self.operations: list[GraphOperation] = []
         self.edges: list[Edge] = []
         self._expand = expand
         self._names = VariableNames()
 
-    def given(self, array: Array, label: str, colour: Colour) -> int:
+    def given(self, array: Array, label: str, activity: Activity) -> int:
         """Record an argument (with its label) or a constant (with an empty label); return its id.
 
         A constant is a value that the function closes over.
         """
         text = "input" if label else "constant"
-        (value,) = self._add(text, (), [array], [colour], label)
+        (value,) = self._add(text, (), [array], [activity], label)
         return value
 
     def run(self, prog: Program, inputs: Sequence[int], scope: Scope = ()) -> list[int]:
@@ -68,25 +68,26 @@ class Recorder:
             return env[atom]
         aval: Any = atom.aval
         array = jnp.asarray(read({}, atom), aval.dtype)
-        value = Value(len(self.values), literal(atom), "", array, "constant", -1)
+        value = GraphValue(len(self.values), literal(atom), "", array, "constant", -1)
         self.values.append(value)
         return value.id
 
     def _add(self, text: str, inputs: Sequence[int], arrays: Sequence[Array],
-             colours: Sequence[Colour], label: str = "", **fields: Any) -> list[int]:  # fmt: skip
+             activities: Sequence[Activity], label: str = "", **fields: Any
+             ) -> list[int]:  # fmt: skip
         first, at = len(self.values), len(self.operations)
-        for i, (x, colour) in enumerate(zip(arrays, colours, strict=True), first):
-            self.values.append(Value(i, self._names.plain(i), label, x, colour, at))
+        for i, (x, activity) in enumerate(zip(arrays, activities, strict=True), first):
+            self.values.append(GraphValue(i, self._names.plain(i), label, x, activity, at))
         outputs = list(range(first, first + len(arrays)))
-        self.operations.append(Operation(at, text, tuple(inputs), tuple(outputs), **fields))
+        self.operations.append(GraphOperation(at, text, tuple(inputs), tuple(outputs), **fields))
         return outputs
 
     def _single(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
         """Evaluate an equation and record it as one operation with its edges; return output ids."""
         xs = [self.values[i].array for i in ids]
-        colours = made_by(eqn, [self.values[i].colour for i in ids], {})
-        active = [self.values[i].colour == "active" for i in ids]
-        wanted = [c == "active" for c in colours]
+        activities = equation_activities(eqn, [self.values[i].activity for i in ids], {})
+        active = [self.values[i].activity == "active" for i in ids]
+        wanted = [c == "active" for c in activities]
         pull: Pull | None = None
         if any(wanted):
             ys, pull = _vjp_of(eqn, xs, active, wanted)
@@ -101,7 +102,7 @@ class Recorder:
         for operand, (i, partial) in enumerate(zip(ids, partials, strict=True)):
             self.edges.append(Edge(len(self.edges), i, at, operand, partial))
         label = eqn.params["name"] if eqn.primitive is name_p else ""
-        return self._add(operation(eqn), ids, ys, colours, label, scope=scope,
+        return self._add(operation(eqn), ids, ys, activities, label, scope=scope,
                          where=frame(eqn), closed=_inner_work(eqn), pull=pull)  # fmt: skip
 
     def _expanded(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from xform.adjoints.colour import COLOURS, Colour, colours, of
+from xform.adjoints.activity import ACTIVITIES, Activity, activities, activity_of
 from xform.commands.function import (
     BoundFunction,
     add_function,
@@ -45,7 +45,7 @@ class _ArrayFunction:
 
 
 # Terminal codes for the colours of values: green, yellow, dim.
-_CODES: dict[Colour, str] = {"active": "32", "stopped": "33", "constant": "2"}
+_CODES: dict[Activity, str] = {"active": "32", "stopped": "33", "constant": "2"}
 
 
 def run(args: argparse.Namespace) -> str:
@@ -104,14 +104,14 @@ def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
         argnums = range(len(on.args))
     at = of_call(argnums, len(on.args), "show --argnums")
     active = {*given.indices(at), *range(n, len(prog.inputs))}  # and cotangents and tangents
-    inputs: list[Colour] = [
+    inputs: list[Activity] = [
         "active" if i in active and differentiable(v.aval) else "constant"
         for i, v in enumerate(prog.inputs)
     ]
-    known = colours(prog, inputs)
-    painted = lambda colour, text: f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
-    text = listing(prog, args.lines, paint=lambda v, text: painted(of(v, known), text))
-    return f"{text}\ncolours {' '.join(painted(c, c) for c in reversed(COLOURS))}"
+    known = activities(prog, inputs)
+    painted = lambda activity, text: f"\x1b[{_CODES[activity]}m{text}\x1b[0m"
+    text = listing(prog, args.lines, paint=lambda v, text: painted(activity_of(v, known), text))
+    return f"{text}\ncolours {' '.join(painted(c, c) for c in reversed(ACTIVITIES))}"
 
 
 def _in_colour(asked: bool | None) -> bool:

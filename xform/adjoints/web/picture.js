@@ -108,7 +108,7 @@ function makePicture(place, graph, changed) {
     const [a, b] = points.slice(-2);
     const text = e.edges.length > 1 ? `${e.edges.length} edges` : clipped(e.edges[0].short, 16);
     const label = svg("text", { x: a[0] + (b[0] - a[0]) * 0.62, y: a[1] + (b[1] - a[1]) * 0.62 + 4 }, text);
-    const kind = passes ? "active" : source.colour === "active" ? "stopped" : source.colour;
+    const kind = passes ? "active" : source.activity === "active" ? "stopped" : source.activity;
     const element = svg("g", { class: `edge ${kind}` }, svg("path", { d, "marker-end": "url(#arrow)" }), label);
     element.addEventListener("pointermove", (event) => showTip(event.clientX, event.clientY, factTable(e.edges.length > 1 ? [["edges", String(e.edges.length)]] : [
       ["from", nameOf(source)], ["read by", written(graph, graph.operations[e.edges[0].target])],
@@ -122,7 +122,7 @@ function makePicture(place, graph, changed) {
   function vertexOf(v, spot) {
     const outs = v.operations.flatMap((op) => op.outputs.map((i) => graph.values[i]));
     const group = v.group === null ? null : graph.groups[v.group];
-    const strongest = ["active", "stopped", "constant"].find((c) => outs.some((o) => o.colour === c)) ?? "constant";
+    const strongest = ["active", "stopped", "constant"].find((c) => outs.some((o) => o.activity === c)) ?? "constant";
     const [op] = v.operations;
     const title = group ? `▸ ${group.name}` : op.inputs.length ? written(graph, op, true) : `${outs[0].name} = ${outs[0].label || op.text}`;
     const left = spot.x - BOX.width / 2, line = (k, name) => svg("text", { x: left + 9, y: spot.y + 17 + 17 * k, class: name });

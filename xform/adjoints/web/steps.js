@@ -44,7 +44,7 @@ function sentence(graph, steps, n) {
   if (step.kind === "seed") return ["Backward pass: the adjoint of the output ", make("strong", {}, nameOf(graph.values[graph.output])), " is 1."];
   const edge = graph.edges[step.edge], source = graph.values[edge.source];
   const op = graph.operations[edge.target];
-  const outs = op.outputs.filter((i) => graph.values[i].colour === "active").map((i) => graph.values[i]);
+  const outs = op.outputs.filter((i) => graph.values[i].activity === "active").map((i) => graph.values[i]);
   const consumer = outs.map((v) => v.name).join(", ");
   const way = step.kind === "pushed" ? `${consumer} pushes to ${source.name}` : `${source.name} pulls from ${consumer}`;
   const product = edge.number

@@ -10,7 +10,7 @@ const COLUMNS = [
   ["Value", (v) => [v.said], "number"],
   ["Adjoint", (v) => [v.adjoint], "number"],
   ["Local derivatives", (v, op) => [op.partials]],
-  ["Colour", (v) => [v.colour]],
+  ["Activity", (v) => [v.activity]],
   ["Line", (v, op) => [make("span", { title: op.where }, op.near)]],
   ["Scope", (v, op) => [op.scope.join(" / ")]],
 ];
@@ -19,7 +19,7 @@ function makeTable(place, more, graph) {
   const all = graph.values.filter((v) => v.operation >= 0);
   for (const v of all) {
     const op = graph.operations[v.operation];
-    v.searched = [v.name, v.label, v.type, v.colour, op.text, op.where, op.scope.join(" / ")].join("\n").toLowerCase();
+    v.searched = [v.name, v.label, v.type, v.activity, op.text, op.where, op.scope.join(" / ")].join("\n").toLowerCase();
   }
   let found = all, rows = ROWS, current = -1, shown = new Map();
   const heads = COLUMNS.map(([title, , kind = ""]) => make("th", { class: kind, scope: "col" }, title));
@@ -39,7 +39,7 @@ function makeTable(place, more, graph) {
     body.replaceChildren(...found.slice(0, rows).map((v) => {
       const op = graph.operations[v.operation];
       const cells = COLUMNS.map(([title, cell, kind = ""]) =>
-        make("td", { class: title === "Colour" ? v.colour : kind }, ...cell(v, op, graph)));
+        make("td", { class: title === "Activity" ? v.activity : kind }, ...cell(v, op, graph)));
       const row = make("tr", {}, ...cells);
       shown.set(v.id, row);
       return row;

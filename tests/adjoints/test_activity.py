@@ -1,4 +1,4 @@
-"""Colours of values agree with JAX's gradients, and with stops and constants."""
+"""Activities of values agree with JAX's gradients, and with stops and constants."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from jax import lax
 
 from xform import passes
 from xform._jax import Primitive
-from xform.adjoints.colour import Colour, colours, of, outputs_of
+from xform.adjoints.activity import Activity, activities, activity_of, output_activities
 from xform.program.ir import trace
 
 X, C = jnp.array([0.4, -0.2, 0.9]), jnp.array(2.0)
 
 
-def outputs(f: Any, *args: Any, active: Any = (0,)) -> list[Colour]:
-    inputs: list[Colour] = ["active" if i in active else "constant" for i in range(len(args))]
-    return outputs_of(trace(f, *args), inputs, {})
+def outputs(f: Any, *args: Any, active: Any = (0,)) -> list[Activity]:
+    inputs: list[Activity] = ["active" if i in active else "constant" for i in range(len(args))]
+    return output_activities(trace(f, *args), inputs, {})
 
 
-CASES: dict[str, tuple[Any, list[Colour]]] = {
+CASES: dict[str, tuple[Any, list[Activity]]] = {
     "sin": (lambda x, c: [jnp.sin(x)], ["active"]),
     "stop_gradient": (lambda x, c: [lax.stop_gradient(x) * 2], ["stopped"]),
     "past a stop": (lambda x, c: [lax.stop_gradient(x) * x], ["active"]),
@@ -88,11 +88,11 @@ def test_active_is_what_jax_can_move_and_constant_what_nothing_moves(case: str) 
     f, want = CASES[case]
     g = lambda x: jax.tree.leaves(f(x, C))
     tangents = jax.jvp(g, (X,), (jnp.ones(3),))[1]
-    for tangent, colour in zip(tangents, want, strict=True):
+    for tangent, activity in zip(tangents, want, strict=True):
         moves = tangent.dtype != jax.dtypes.float0 and bool(np.any(tangent))
-        assert not moves or colour == "active"
-    for (a, b), colour in zip(zip(g(X), g(-3 * X), strict=True), want, strict=True):
-        assert np.array_equal(a, b) or colour != "constant"
+        assert not moves or activity == "active"
+    for (a, b), activity in zip(zip(g(X), g(-3 * X), strict=True), want, strict=True):
+        assert np.array_equal(a, b) or activity != "constant"
 
 
 @pytest.mark.parametrize("active", [(), (0,), (1,), (0, 1)])
@@ -103,12 +103,14 @@ def test_all_inputs(active: tuple[int, ...]) -> None:
     assert got == [say(0), say(1), say(0, 1)]
 
 
-def test_values_inside_bodies_have_colours_too() -> None:
+def test_values_inside_bodies_have_activities_too() -> None:
     f = lambda x: [lax.scan(lambda s, t: (jnp.sin(s) * t, (s > 0)), x, jnp.ones(2))[0]]
     prog = trace(f, X)
-    known = colours(prog, ["active"])
+    known = activities(prog, ["active"])
     said: list[str] = []
-    passes.listing(prog, paint=lambda v, text: (said.append(f"{text} {of(v, known)}"), text)[1])
+    passes.listing(
+        prog, paint=lambda v, text: (said.append(f"{text} {activity_of(v, known)}"), text)[1]
+    )
     kinds = {text.partition(":")[2] for text in said if ":" in text}
     assert {"bool[3] stopped", "f32[] constant", "f32[3] active"} <= kinds
     assert "bool[3] active" not in kinds

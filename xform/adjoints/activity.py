@@ -1,0 +1,124 @@
+"""The activity of a value: whether derivatives with respect to the inputs pass through it.
+
+It corresponds to `requires_grad` of a PyTorch tensor. An "active" value depends differentiably on
+an active input. A "stopped" value is computed from active values, but no derivative passes
+(`stop_gradient`, integers, comparisons). A "constant" value depends on no active input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
+from xform.errors import MissingRule, UnsupportedParam
+from xform.passes.listing import programs
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Program
+from xform.registry.table import lookup
+
+Activity = Literal["constant", "stopped", "active"]
+ACTIVITIES: tuple[Activity, ...] = ("constant", "stopped", "active")
+Activities = dict[Var, Activity]
+
+
+def strongest(activities: Sequence[Activity]) -> Activity:
+    """Return "active" if one of the activities is, else "stopped" if one is, else "constant"."""
+    return ACTIVITIES[max(map(ACTIVITIES.index, activities), default=0)]
+
+
+def activity_of(atom: Any, activities: Activities) -> Activity:
+    """Return the activity of a variable; a literal is constant."""
+    return activities.get(atom, "constant") if isinstance(atom, Var) else "constant"
+
+
+def activities(prog: Program, inputs: Sequence[Activity]) -> Activities:
+    """Return the activity of each value of a program, including its loops, branches and calls."""
+    known: Activities = {}
+    output_activities(prog, inputs, known)
+    return known
+
+
+def output_activities(
+    prog: Program, inputs: Sequence[Activity], known: Activities
+) -> list[Activity]:
+    """Return the activities of the outputs, and record the activities of all values in `known`.
+
+    If a program runs several times, `known` holds the strongest activity of each value.
+    """
+    local: Activities = dict(zip(prog.inputs, inputs, strict=True))
+    for eqn in prog.equations:
+        results = equation_activities(eqn, [activity_of(v, local) for v in eqn.invars], known)
+        local.update(zip(eqn.outvars, results, strict=True))
+    known.update({v: strongest([activity_of(v, known), activity]) for v, activity in local.items()})
+    return [activity_of(v, local) for v in prog.outputs]
+
+
+def equation_activities(
+    eqn: JaxprEqn, inputs: Sequence[Activity], known: Activities
+) -> list[Activity]:
+    """Return the activities of an equation's outputs.
+
+    A primitive without a rule is assumed to be differentiable in all its inputs.
+    """
+    depends = _nested(eqn, inputs, known) or [strongest(inputs)] * len(eqn.outvars)
+    pairs = zip(_differentiable_outputs(eqn, inputs, depends), depends, strict=True)
+    return ["active" if on else "stopped" if c != "constant" else c for on, c in pairs]
+
+
+def _differentiable_outputs(eqn: JaxprEqn, inputs: Sequence[Activity], depends: Sequence[Activity]
+                            ) -> Sequence[bool]:  # fmt: skip
+    """Return, for each output, whether it depends differentiably on an active input."""
+    ins = tuple(c == "active" for c in inputs)
+    if not any(ins):
+        return (False,) * len(eqn.outvars)
+    try:
+        return lookup(eqn).active(eqn, ins)
+    except (MissingRule, UnsupportedParam):
+        pairs = zip(eqn.outvars, depends, strict=True)
+        return [c == "active" and differentiable(v.aval) for v, c in pairs]
+
+
+def _nested(eqn: JaxprEqn, inputs: Sequence[Activity], known: Activities) -> list[Activity]:
+    """Return the activities of an equation's outputs, computed from the programs inside it.
+
+    An empty list if there are none, or if their inputs and outputs do not match the equation's.
+    """
+    bodies = [prog for _, prog in programs(eqn)]
+    if eqn.primitive is scan_p:
+        nc, nk = scan_counts(eqn.params)
+        return _loop(bodies[0], inputs[:nc], inputs[nc : nc + nk], inputs[nc + nk :], known)
+    if eqn.primitive is while_p:
+        a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        condition, steps = bodies
+        carry = _loop(steps, inputs[a : a + b], inputs[a + b :], (), known)
+        (predicate,) = output_activities(condition, [*inputs[:a], *carry], known)
+        return [_controlled(predicate, c) for c in carry]
+    if eqn.primitive is cond_p:
+        index, operands = inputs[0], inputs[1:]
+        results = [output_activities(b, operands, known) for b in bodies]
+        return [_controlled(index, strongest(column)) for column in zip(*results, strict=True)]
+    if len(bodies) == 1 and len(bodies[0].inputs) == len(eqn.invars):
+        outs = output_activities(bodies[0], inputs, known)
+        return outs if len(outs) == len(eqn.outvars) else []
+    return []
+
+
+def _controlled(predicate: Activity, result: Activity) -> Activity:
+    """Return "stopped" for a constant result of control flow that depends on an active input."""
+    return "stopped" if result == "constant" and predicate != "constant" else result
+
+
+def _loop(steps: Program, consts: Sequence[Activity], carry: Sequence[Activity],
+          seq: Sequence[Activity], known: Activities) -> list[Activity]:  # fmt: skip
+    """Return the activities of a loop's outputs.
+
+    The activity of a carry is its strongest activity over all iterations.
+    """
+    n = len(carry)
+    while True:
+        outs = output_activities(steps, [*consts, *carry, *seq], known)
+        merged: list[Activity] = [strongest(pair) for pair in zip(carry, outs[:n], strict=True)]
+        if merged == list(carry):
+            return [*merged, *outs[n:]]
+        carry = merged
