@@ -17,7 +17,7 @@ from experiments.jacobians.problems import PROBLEMS
 from experiments.report import write_table
 from experiments.timing import paired
 from xform.jacobians import elimination
-from xform.jacobians.chain import Link, best, dense, forward, reverse
+from xform.jacobians.chain import ChainLink, best, dense, forward, reverse
 from xform.jacobians.scalars import graph_of
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ HOURGLASS = (10, 512, 8, 512, 10)
 SCALES = (4, 12, 24, 40)
 
 
-def chain(sizes: Sequence[int]) -> list[Link]:
+def chain(sizes: Sequence[int]) -> list[ChainLink]:
     """Return dense factors between values of these sizes."""
     return [dense(a, b) for a, b in itertools.pairwise(sizes)]
 

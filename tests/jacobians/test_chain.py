@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from xform.jacobians.chain import Link, Order, Product, best, dense, forward, reverse
+from xform.jacobians.chain import ChainLink, Order, Product, best, dense, forward, reverse
 
 MODES = {"forward": forward, "reverse": reverse}
 
 
-def cheapest(links: Sequence[Link]) -> float:
+def cheapest(links: Sequence[ChainLink]) -> float:
     """Return the fewest FLOPs over all bracketings."""
     if len(links) == 1:
         return min(links[0].forward, links[0].reverse)
@@ -31,7 +31,7 @@ def cheapest(links: Sequence[Link]) -> float:
     return min(found)
 
 
-def counted(order: Order, links: Sequence[Link]) -> float:
+def counted(order: Order, links: Sequence[ChainLink]) -> float:
     """Return the FLOPs of an order, step by step."""
     if isinstance(order, Product):
         inside = counted(order.left, links) + counted(order.right, links)
@@ -45,21 +45,21 @@ def counted(order: Order, links: Sequence[Link]) -> float:
     return flops - n * (through[0].first if order.mode == "forward" else through[-1].last)
 
 
-def chain_of(sizes: Sequence[int]) -> list[Link]:
+def chain_of(sizes: Sequence[int]) -> list[ChainLink]:
     return [dense(a, b) for a, b in itertools.pairwise(sizes)]
 
 
-def any_chain(draw: random.Random, n: int, none: float = 0.0) -> list[Link]:
+def any_chain(draw: random.Random, n: int, none: float = 0.0) -> list[ChainLink]:
     """Return links with random costs; some lack a mode."""
     links = []
     for a, b in itertools.pairwise(draw.randint(1, 40) for _ in range(n + 1)):
         push, pull = draw.randint(1, 2 * a * b), draw.randint(1, 2 * a * b)
         first, last = draw.choice([0, push]), draw.choice([0, pull])
-        link = Link(a, b, push, pull, first, last)
+        link = ChainLink(a, b, push, pull, first, last)
         if draw.random() < none:
-            link = Link(a, b, math.inf, pull, 0, last)
+            link = ChainLink(a, b, math.inf, pull, 0, last)
         elif draw.random() < none:
-            link = Link(a, b, push, math.inf, first)
+            link = ChainLink(a, b, push, math.inf, first)
         links.append(link)
     return links
 

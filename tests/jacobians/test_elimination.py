@@ -15,14 +15,14 @@ import xform
 from experiments.jacobians.problems import PROBLEMS
 from tests.reference import close
 from xform.errors import WrongArgument
-from xform.jacobians.elimination import Graph, eliminate, fewest, forward, markowitz, reverse
+from xform.jacobians.elimination import ScalarGraph, eliminate, fewest, forward, markowitz, reverse
 from xform.jacobians.scalars import graph_of
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compilation")
 X = np.linspace(0.2, 0.9, 4)
 
 
-def jacobian_by_paths(graph: Graph, values: list[float]) -> Any:
+def jacobian_by_paths(graph: ScalarGraph, values: list[float]) -> Any:
     """Return the sum over all paths of the products of their edges."""
     total = {v: {v: 1.0} for v in graph.inputs}  # by vertex and input
     for (a, b), value in sorted(zip(graph.edges, values, strict=True), key=lambda e: e[0][1]):
@@ -31,14 +31,14 @@ def jacobian_by_paths(graph: Graph, values: list[float]) -> Any:
     return [[total.get(y, {}).get(x, 0.0) for x in graph.inputs] for y in graph.outputs]
 
 
-def any_graph(draw: random.Random) -> tuple[Graph, list[float]]:
+def any_graph(draw: random.Random) -> tuple[ScalarGraph, list[float]]:
     inside = draw.randint(0, 12)
     inputs, outputs = range(3), range(3 + inside, 5 + inside)
     edges = [(a, b) for b in range(3, 5 + inside) for a in range(min(b, 3 + inside))
              if draw.random() < 0.35]  # fmt: skip
     values = [draw.choice([1.0, -1.0, draw.uniform(-2, 2)]) for _ in edges]
     unit = tuple(abs(v) == 1 for v in values)
-    return Graph(tuple(edges), unit, tuple(inputs), tuple(outputs)), values
+    return ScalarGraph(tuple(edges), unit, tuple(inputs), tuple(outputs)), values
 
 
 def test_every_order_gives_the_jacobian() -> None:

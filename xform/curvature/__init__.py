@@ -1,12 +1,12 @@
 """Products with curvature matrices, and estimates and steps that need only those products.
 
 `hutchinson`, `hessian_spectrum` and `newton_step` accept the matrices `Hessian(f)`,
-`GaussNewton(model, loss)` and `Fisher(model, distribution)`. `Spectrum`, `Step` and
+`GaussNewton(model, loss)` and `Fisher(model, distribution)`. `Spectrum`, `SecondOrderStep` and
 `TraceAndDiagonal` are results.
 """
 
 from xform.curvature.matrices import Fisher, GaussNewton, Hessian, Matrix
-from xform.curvature.newton import Step, natural_gradient_step, newton_step
+from xform.curvature.newton import SecondOrderStep, natural_gradient_step, newton_step
 from xform.curvature.products import fisher_vp, ggnvp
 from xform.curvature.spectrum import Spectrum, hessian_spectrum
 from xform.curvature.trace import TraceAndDiagonal, hutchinson
@@ -16,8 +16,8 @@ __all__ = [
     "GaussNewton",
     "Hessian",
     "Matrix",
+    "SecondOrderStep",
     "Spectrum",
-    "Step",
     "TraceAndDiagonal",
     "fisher_vp",
     "ggnvp",

@@ -26,7 +26,7 @@ from xform.transforms.function import Tree, as_array
 from xform.transforms.reverse import grad
 from xform.transforms.within import run_within
 
-# Why a solve ended; `Step.code` is an index into this tuple.
+# Why a solve ended; `SecondOrderStep.code` is an index into this tuple.
 REASONS = ("iterations", "converged", "negative curvature", "boundary")
 # `solver(product, rhs)` returns `p` with `product(p) == rhs`. See `newton_step`.
 Solver = Callable[[Callable[[Tree], Tree], Tree], Tree]
@@ -34,7 +34,7 @@ Solver = Callable[[Callable[[Tree], Tree], Tree], Tree]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Step:
+class SecondOrderStep:
     """A step of a second-order method, and why its computation ended.
 
     The attributes besides `step` are scalar arrays.
@@ -80,7 +80,7 @@ def newton_step(
     iterations: int = 100,
     solver: Solver | None = None,
     policy: Any = None,
-) -> Step:
+) -> SecondOrderStep:
     """Compute a Newton step by truncated conjugate gradients.
 
     This function minimizes the quadratic model `g^T p + 1/2 p^T (H + damping I) p` of `f` over
@@ -119,7 +119,7 @@ def newton_step(
         a policy, each product differentiates the gradient again and takes less memory.
 
     Returns:
-      A `Step`, a pytree. Add its `step` to the primals.
+      A `SecondOrderStep`, a pytree. Add its `step` to the primals.
 
     Raises:
       WrongArgument: both `solver` and `radius` are given, or `primals` is not a tuple or list.
@@ -156,7 +156,7 @@ def natural_gradient_step(
     iterations: int = 100,
     solver: Solver | None = None,
     policy: Any = None,
-) -> Step:
+) -> SecondOrderStep:
     """Compute a natural-gradient step `-(F + damping I)^-1 g`, with the Fisher matrix `F`.
 
     The gradient `g` is that of `loss(model(*primals))`. The linear system is solved by truncated
@@ -188,7 +188,7 @@ def natural_gradient_step(
         linearizes `model` once and stores the linear map, so that all products share it.
 
     Returns:
-      A `Step`, a pytree. Add its `step` to the primals.
+      A `SecondOrderStep`, a pytree. Add its `step` to the primals.
 
     Raises:
       WrongArgument: the distribution is unknown, both `solver` and `radius` are given, or `primals`
@@ -215,7 +215,7 @@ def natural_gradient_step(
 
 
 def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[Any, Any, Any],
-           iterations: int, solver: Solver | None, policy: Any) -> Step:  # fmt: skip
+           iterations: int, solver: Solver | None, policy: Any) -> SecondOrderStep:  # fmt: skip
     """Compute the step of the public function `caller`, which errors name.
 
     `numbers` are its arguments `damping`, `radius` and `tolerance`.
@@ -232,7 +232,7 @@ def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[
     scalars = [as_array(x, caller) for x in numbers if x is not None]
 
     def run(policy: Any) -> Any:
-        def step(*flat: Any) -> Step:
+        def step(*flat: Any) -> SecondOrderStep:
             point, rest = tree.unflatten(flat[: len(leaves)]), iter(flat[len(leaves) :])
             damping, radius, tolerance = [None if x is None else next(rest) for x in numbers]
             gradient = grad(f, tuple(range(len(point))), policy=policy)(*point)
@@ -248,18 +248,18 @@ def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[
     return dataclasses.replace(result, step=unwrapped(result.step))
 
 
-def _solve_with(solver: Solver, product: Product, gradient: Tree) -> Step:
+def _solve_with(solver: Solver, product: Product, gradient: Tree) -> SecondOrderStep:
     """Solve `product(p) = -gradient` by the user's solver; one more product gives the residual."""
     p = solver(product, scaled(gradient, -1))
     image = product(p)
     decrease = -dot(gradient, p) - dot(p, image) / 2
     residual = _relative(norm(plus(image, gradient)), norm(gradient))
     converged = jnp.int32(REASONS.index("converged"))
-    return Step(p, decrease, residual, jnp.int32(0), converged)
+    return SecondOrderStep(p, decrease, residual, jnp.int32(0), converged)
 
 
 def truncated_cg(product: Product, gradient: Tree, radius: Value | None, tolerance: Value | None,
-                 iterations: int) -> Step:  # fmt: skip
+                 iterations: int) -> SecondOrderStep:  # fmt: skip
     """Solve `product(p) = -gradient` by conjugate gradients within a trust region.
 
     Args:
@@ -271,7 +271,7 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
       iterations: largest number of iterations.
 
     Returns:
-      The `Step`, with `p` as its `step`.
+      The `SecondOrderStep`, with `p` as its `step`.
     """
     gradient_norm = norm(gradient)
     relative = jnp.minimum(0.5, jnp.sqrt(gradient_norm)) if tolerance is None else tolerance
@@ -312,7 +312,7 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
     state = (zero, gradient, scaled(gradient, -1), zero_decrease, jnp.int32(0), start)
     p, r, _, decrease, i, code = lax.while_loop(unfinished, step, state)
     code = jnp.where(code == running, 0, code)
-    return Step(p, decrease, _relative(norm(r), gradient_norm), i, code)
+    return SecondOrderStep(p, decrease, _relative(norm(r), gradient_norm), i, code)
 
 
 def _to_boundary(p: Tree, d: Tree, radius: Value) -> Value:

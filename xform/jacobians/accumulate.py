@@ -13,7 +13,7 @@ from jax import lax
 
 from xform._jax import Var, cotangent_aval, tangent_aval, weak_as
 from xform.jacobians.chain import Order, Product, Sweep
-from xform.jacobians.segments import Chain, Segment
+from xform.jacobians.segments import CutProgram, Segment
 from xform.jacobians.units import Linear, of_rows, of_units
 from xform.jacobians.work import linear
 from xform.program.arithmetic import Value, common_dtype
@@ -25,26 +25,27 @@ Leaves = list[list[Value]]
 Maps = dict[tuple[int, int], tuple[Segment, Linear]]
 
 
-def accumulate(chain: Chain, order: Order, args: Sequence[Value], chunk: int | None = None,
-               policy: Any = None) -> tuple[list[Value], Leaves]:  # fmt: skip
-    """The outputs of a chain's program at `args`, and its Jacobian.
+def accumulate(cut_program: CutProgram, order: Order, args: Sequence[Value],
+               chunk: int | None = None, policy: Any = None
+               ) -> tuple[list[Value], Leaves]:  # fmt: skip
+    """The outputs of a program at `args`, and its Jacobian.
 
     `chunk` is the maximum number of tangents (cotangents) that a sweep computes at once. `policy`
     decides what reverse sweeps save.
     """
-    env = environment(chain.program, args)
+    env = environment(cut_program.program, args)
     maps: Maps = {}
     for sweep in sorted(_sweeps(order), key=lambda s: s.first):
-        segment = chain.segment(sweep.first, sweep.last)
+        segment = cut_program.segment(sweep.first, sweep.last)
         inputs = [env[v] for v in (*segment.active, *segment.inactive)]
         outs, push = linear(segment, sweep.mode, inputs, policy)
         ends = zip((*segment.wanted, *segment.others), outs, strict=True)
         env.update((v, y) for v, y in ends if isinstance(v, Var) and v not in env)
         maps[sweep.first, sweep.last] = segment, push
-    full = chain.segment(0, len(chain) - 1)
+    full = cut_program.segment(0, len(cut_program) - 1)
     outs, ins = ([v.aval for v in ends] for ends in (full.wanted, full.active))
     jacobian = split(_parts(order, maps, chunk), outs, ins) if outs and ins else _empty(outs)
-    return [read(env, v) for v in chain.program.outputs], jacobian
+    return [read(env, v) for v in cut_program.program.outputs], jacobian
 
 
 def swept(mode: str, linear: Linear, outs: Sequence[Any], ins: Sequence[Any], chunk: int | None

@@ -23,7 +23,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
+class ChainLink:
     """One factor of a chain: the Jacobian of the program part between two cuts.
 
     Attributes:
@@ -55,7 +55,7 @@ class Link:
         return self.rows * (self.pull - self.last) if self.pull < math.inf else math.inf
 
 
-def dense(columns: int, rows: int) -> Link:
+def dense(columns: int, rows: int) -> ChainLink:
     """The link of a multiplication by a known matrix.
 
     >>> from xform.jacobians.chain import best, dense, reverse
@@ -65,7 +65,7 @@ def dense(columns: int, rows: int) -> Link:
     (82720.0, 133120.0)
     """
     each = 2.0 * columns * rows
-    return Link(columns, rows, each, each, each, each)
+    return ChainLink(columns, rows, each, each, each, each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,19 +127,19 @@ class Product:
 Order = Sweep | Product
 
 
-def forward(links: Sequence[Link]) -> Sweep:
+def forward(links: Sequence[ChainLink]) -> Sweep:
     """The order that uses forward mode for all links."""
     through = links[0].columns * sum(k.push for k in links[1:])
     return Sweep("forward", 0, len(links) - 1, None, links[0].forward + through)
 
 
-def reverse(links: Sequence[Link]) -> Sweep:
+def reverse(links: Sequence[ChainLink]) -> Sweep:
     """The order that uses reverse mode for all links."""
     through = links[-1].rows * sum(k.pull for k in links[:-1])
     return Sweep("reverse", 0, len(links) - 1, None, links[-1].reverse + through)
 
 
-def best(links: Sequence[Link]) -> Order:
+def best(links: Sequence[ChainLink]) -> Order:
     """The order with the fewest FLOPs. At equal FLOPs, reverse mode comes first, then forward mode.
 
     Cost: cubic in the number of links; the innermost loop is in NumPy.
@@ -152,7 +152,7 @@ def best(links: Sequence[Link]) -> Order:
 class _Table:
     """The fewest FLOPs for each range of links, and how; at equal FLOPs, the fewest steps."""
 
-    def __init__(self, links: Sequence[Link]):
+    def __init__(self, links: Sequence[ChainLink]):
         self.links = links
         n = len(links)
         # pushes[i, j]: FLOPs of one tangent through links i to j; pulls likewise.

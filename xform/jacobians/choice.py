@@ -3,9 +3,9 @@
 Words:
 
 - a *cut* is a value that every path from the differentiated inputs to the outputs goes through. The
-  cuts divide a program into *segments*. The program with its cuts is a *chain*;
-- a *link* is the Jacobian of one segment. A `Link` object has its shape and the FLOPs to push or
-  pull a vector through it. The Jacobian of the program is the product of all links;
+  cuts divide a program into *segments*. Their Jacobians form a *chain* of factors;
+- a *link* is the Jacobian of one segment. A `ChainLink` object has its shape and the FLOPs to push
+  or pull a vector through it. The Jacobian of the program is the product of all links;
 - a *sweep* pushes tangents (forward mode) or pulls cotangents (reverse mode) through some
   neighbouring links. These tangents or cotangents are its vectors: one for each column or row of
   the matrix that it computes;
@@ -21,8 +21,8 @@ from typing import Any
 
 from xform.interpret.cost import size
 from xform.jacobians.accumulate import Leaves, accumulate
-from xform.jacobians.chain import Link, Order, Sweep, best, forward, reverse
-from xform.jacobians.segments import Chain, chain
+from xform.jacobians.chain import ChainLink, Order, Sweep, best, forward, reverse
+from xform.jacobians.segments import CutProgram, cut_program
 from xform.jacobians.work import links
 from xform.passes.inline import Inline
 from xform.planner.device import in_bytes
@@ -43,7 +43,7 @@ class Choice:
     """How to evaluate a Jacobian.
 
     Attributes:
-      chain: the program, cut into segments.
+      cut_program: the program, cut into segments.
       order: the sweeps and matrix products that multiply the links.
       links: the costs of the links; empty if they were not counted.
       chunk: how many vectors a sweep computes at once, for example 8; None means all of them.
@@ -51,9 +51,9 @@ class Choice:
         of `vjp`.
     """
 
-    chain: Chain
+    cut_program: CutProgram
     order: Order
-    links: tuple[Link, ...] = ()
+    links: tuple[ChainLink, ...] = ()
     chunk: int | None = None
     policy: Any = None
 
@@ -63,7 +63,7 @@ class Choice:
         The Jacobian has a list for each output leaf. This list has, for each input leaf, an array
         of the shape of the output leaf followed by the shape of the input leaf.
         """
-        return accumulate(self.chain, self.order, args, self.chunk, self.policy)
+        return accumulate(self.cut_program, self.order, args, self.chunk, self.policy)
 
 
 def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, policy: Any,
@@ -91,7 +91,7 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
     """
     policy = in_bytes(check(policy)) if policy is not None else None
     prog = Inline().program(fun.program)
-    full = chain(prog, fun.active(), fun.differentiable(), holomorphic)
+    full = cut_program(prog, fun.active(), fun.differentiable(), holomorphic)
     mode = _required_mode(fun, full, mode, holomorphic, policy)
     mode = _clear(full) if mode == "auto" else mode
     ways = _ways(full, mode, count)
@@ -109,7 +109,9 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
     )
 
 
-def _required_mode(fun: Function, full: Chain, mode: str, holomorphic: bool, policy: Any) -> str:
+def _required_mode(
+    fun: Function, full: CutProgram, mode: str, holomorphic: bool, policy: Any
+) -> str:
     """Return `mode`, but "reverse" instead of "auto" where only reverse mode is possible.
 
     Complex inputs of a function that is not holomorphic, and integer inputs, have a Jacobian only
@@ -124,7 +126,7 @@ def _required_mode(fun: Function, full: Chain, mode: str, holomorphic: bool, pol
     return "reverse" if mode == "auto" and only_reverse else mode
 
 
-def _clear(full: Chain) -> str:
+def _clear(full: CutProgram) -> str:
     """Return "reverse" if the numbers of elements alone show that it is best; else "auto"."""
     ends = full.segment(0, len(full) - 1)
     rows, columns = ends.rows, ends.columns
@@ -135,14 +137,14 @@ def _clear(full: Chain) -> str:
     return "reverse" if wide and _CLEAR * rows <= columns else "auto"
 
 
-def _ways(full: Chain, mode: str, count: bool) -> list[Choice]:
-    """Return the ways to evaluate a chain: one for a given mode, up to three for "auto".
+def _ways(full: CutProgram, mode: str, count: bool) -> list[Choice]:
+    """Return the ways to evaluate the Jacobian: one for a given mode, up to three for "auto".
 
     For "auto", the first way has the fewest FLOPs. The ways by reverse mode alone and by forward
     mode alone follow, if they differ from it and exist, in order of increasing FLOPs. Without
     `count`, a given mode is one sweep through the uncut program, and its FLOPs are not counted.
     """
-    single = Chain(full.program, full.active, full.wanted, ())
+    single = CutProgram(full.program, full.active, full.wanted, ())
     pure = lambda way: Choice(single, Sweep(way, 0, 0, None, math.nan))
     if mode != "auto" and not count:
         return [pure(mode)]
@@ -166,13 +168,13 @@ def _ladders(ways: Sequence[Choice], chunk: int | None) -> Iterator[list[Choice]
     """
     for policy in (None, save_nothing):
         for way in ways:
-            most = max(_seeds(way.order, way.chain))
+            most = max(_seeds(way.order, way.cut_program))
             halves = [None, *(most >> i for i in range(1, most.bit_length()))]
             chunks = halves if chunk is None else [chunk]
             yield [dataclasses.replace(way, chunk=c, policy=policy) for c in chunks]
 
 
-def _seeds(order: Order | None, full: Chain) -> Iterator[int]:
+def _seeds(order: Order | None, full: CutProgram) -> Iterator[int]:
     """Yield the number of vectors of each sweep in an order."""
     if order is None:
         return

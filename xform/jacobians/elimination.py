@@ -19,7 +19,7 @@ Edge = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Graph:
+class ScalarGraph:
     """A graph of scalar derivatives. Vertices are numbered in the order of the program.
 
     Attributes:
@@ -61,7 +61,7 @@ class Elimination:
     left: dict[Edge, int]
 
 
-def eliminate(graph: Graph, name: str, order: Iterable[int]) -> Elimination:
+def eliminate(graph: ScalarGraph, name: str, order: Iterable[int]) -> Elimination:
     """Eliminate vertices in the given order."""
     state = _State(graph)
     for v in order:
@@ -69,17 +69,17 @@ def eliminate(graph: Graph, name: str, order: Iterable[int]) -> Elimination:
     return state.result(name)
 
 
-def forward(graph: Graph) -> Elimination:
+def forward(graph: ScalarGraph) -> Elimination:
     """Eliminate all inner vertices in the order of the program."""
     return eliminate(graph, "forward", graph.inside)
 
 
-def reverse(graph: Graph) -> Elimination:
+def reverse(graph: ScalarGraph) -> Elimination:
     """Eliminate all inner vertices in the opposite order of the program."""
     return eliminate(graph, "reverse", reversed(graph.inside))
 
 
-def markowitz(graph: Graph) -> Elimination:
+def markowitz(graph: ScalarGraph) -> Elimination:
     """Eliminate next the vertex that takes the fewest multiplications (Markowitz' order).
 
     Ties are broken by the order of the program.
@@ -103,7 +103,7 @@ def markowitz(graph: Graph) -> Elimination:
     return state.result("markowitz")
 
 
-def fewest(graph: Graph) -> Elimination:
+def fewest(graph: ScalarGraph) -> Elimination:
     """The order with the fewest multiplications of the three; on a tie, Markowitz' order."""
     found: Sequence[Elimination] = [markowitz(graph), reverse(graph), forward(graph)]
     return min(found, key=lambda e: e.multiplications)
@@ -115,7 +115,7 @@ class _State:
     `before` and `after` map each vertex to its neighbours and the slots of the edges to these.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: ScalarGraph):
         vertices = {v for edge in graph.edges for v in edge}.union(graph.inputs, graph.outputs)
         self.before: dict[int, dict[int, int]] = {v: {} for v in vertices}
         self.after: dict[int, dict[int, int]] = {v: {} for v in vertices}

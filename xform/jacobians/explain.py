@@ -9,7 +9,7 @@ from typing import Any
 
 from xform._jax import itemsize
 from xform.interpret.cost import aval_bytes
-from xform.jacobians.chain import Link, Order, Product, Sweep, forward, reverse
+from xform.jacobians.chain import ChainLink, Order, Product, Sweep, forward, reverse
 from xform.jacobians.choice import Choice
 from xform.jacobians.segments import Segment
 from xform.program.source import frame
@@ -17,7 +17,7 @@ from xform.terminal.text import columns, human_bytes, human_flops, near
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
+class ChainValue:
     """The inputs, the outputs, or a cut: a value that every path between them goes through.
 
     Attributes:
@@ -36,7 +36,7 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class EvaluationStep:
     """One step of the evaluation.
 
     Attributes:
@@ -69,10 +69,10 @@ class Explanation:
     """
 
     function: str
-    values: tuple[Value, ...]
-    links: tuple[Link, ...]
+    values: tuple[ChainValue, ...]
+    links: tuple[ChainLink, ...]
     order: str
-    steps: tuple[Step, ...]
+    steps: tuple[EvaluationStep, ...]
     flops: dict[str, float]
     chosen: str
     chunk: int | None
@@ -106,9 +106,9 @@ class Explanation:
 
 def explained(function: str, choice: Choice) -> Explanation:
     """The explanation of a choice. Its links must have been counted."""
-    chain, links = choice.chain, choice.links
-    full = chain.segment(0, len(chain) - 1)
-    inner = [_cut(chain.program.equations[at - 1], v) for at, v in chain.cuts]
+    cut_program, links = choice.cut_program, choice.links
+    full = cut_program.segment(0, len(cut_program) - 1)
+    inner = [_cut(cut_program.program.equations[at - 1], v) for at, v in cut_program.cuts]
     values = (_end("inputs", full.active), *inner, _end("outputs", full.wanted))
     pure = {"forward": forward(links).flops, "reverse": reverse(links).flops}
     mode = choice.order.mode if isinstance(choice.order, Sweep) and choice.order.of is None else ""
@@ -124,9 +124,9 @@ def _element_bytes(full: Segment) -> int:
     return max(itemsize(a.dtype) for a in avals)
 
 
-def _end(name: str, variables: Any, where: str = "") -> Value:
+def _end(name: str, variables: Any, where: str = "") -> ChainValue:
     avals = [v.aval for v in variables]
-    return Value(
+    return ChainValue(
         name,
         tuple(a.str_short(short_dtypes=True) for a in avals),
         sum(math.prod(a.shape) for a in avals),
@@ -135,11 +135,11 @@ def _end(name: str, variables: Any, where: str = "") -> Value:
     )
 
 
-def _cut(eqn: Any, v: Any) -> Value:
+def _cut(eqn: Any, v: Any) -> ChainValue:
     return _end(eqn.primitive.name, [v], frame(eqn))
 
 
-def _steps(order: Order, links: tuple[Link, ...], each: int) -> Iterator[Step]:
+def _steps(order: Order, links: tuple[ChainLink, ...], each: int) -> Iterator[EvaluationStep]:
     """The steps in the order of evaluation."""
     if isinstance(order, Product):
         inside = [order.left, order.right]
@@ -158,7 +158,7 @@ def _steps(order: Order, links: tuple[Link, ...], each: int) -> Iterator[Step]:
         n, kind = (width, "columns") if order.mode == "forward" else (rows, "rows")
         seeds = f"{n} unit vectors" if order.of is None else f"the {n} {kind}"
         what, text = order.mode, f"{seeds} through {through}"
-    yield Step(what, text, int(own), rows * width * each)
+    yield EvaluationStep(what, text, int(own), rows * width * each)
 
 
 def _flops(n: float) -> str:

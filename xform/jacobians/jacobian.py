@@ -32,7 +32,7 @@ Mode = Literal["auto", "forward", "reverse"]
 _MODES = ("auto", "forward", "reverse")
 
 
-class Jacobian:
+class JacobianTransform:
     """The Jacobian of a function, by the cheapest order of the chain rule.
 
     A value that every path from inputs to outputs goes through cuts the program in two. The
@@ -96,7 +96,7 @@ class Jacobian:
 
         @functools.wraps(f, updated=())
         def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-            at = _Point(f, argnums, args, kwargs, mode, holomorphic, allow_int)
+            at = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, allow_int)
             budget = isinstance(policy, Budget | Fit)
             traced = at.traced(has_aux) if mode == "auto" or budget else None
             if elimination is not None:
@@ -164,7 +164,7 @@ class Jacobian:
         found: list[Explanation] = []
 
         def explain(*args: Any, **kwargs: Any) -> None:
-            at = _Point(f, argnums, args, kwargs, mode, holomorphic, False)
+            at = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, False)
             fun, _ = function(call(at.f, at.primals, "jacobian.explain", has_aux))
             at.check_output(fun.signature.out_avals)
             choice = choose(fun, mode, holomorphic, chunk, policy, count=True)
@@ -174,7 +174,7 @@ class Jacobian:
         return found[0]
 
 
-jacobian = Jacobian()
+jacobian = JacobianTransform()
 
 
 def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any, policy: Any) -> None:
@@ -210,7 +210,7 @@ def _check_elimination(elimination: Any, mode: str, chunk: Any, policy: Any) -> 
         )
 
 
-class _Point:
+class _FunctionAtPoint:
     """A function and its arguments, as a function of the differentiated arguments alone."""
 
     def __init__(self, f: Any, argnums: Any, args: Sequence[Any], kwargs: dict[str, Any],

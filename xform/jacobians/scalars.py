@@ -16,7 +16,7 @@ from xform.interpret.activity import path
 from xform.interpret.cost import size
 from xform.interpret.jvp import push
 from xform.jacobians.accumulate import Leaves, Parts, split
-from xform.jacobians.elimination import Edge, Elimination, Graph, fewest
+from xform.jacobians.elimination import Edge, Elimination, ScalarGraph, fewest
 from xform.passes.inline import Inline
 from xform.program.arithmetic import Value, common_dtype, differentiable
 from xform.program.ir import Mask, Program, bind, environment, gather, read, trace
@@ -40,7 +40,7 @@ def eliminated(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
     return [read(env, v) for v in prog.outputs], jacobian, order
 
 
-def graph_of(f: Callable[..., Any], *args: Value) -> Graph:
+def graph_of(f: Callable[..., Any], *args: Value) -> ScalarGraph:
     """The graph of scalar derivatives of a function that returns one array, in all arguments."""
     prog = Inline().program(trace(lambda *xs: [f(*xs)], *args))
     ends = (True,) * len(args), (True,)
@@ -53,10 +53,10 @@ def _ends(prog: Program, active: Mask, wanted: Mask) -> tuple[list[Any], list[An
 
 
 def _built(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
-           ) -> tuple[dict[Var, Value], _Builder]:  # fmt: skip
+           ) -> tuple[dict[Var, Value], _ScalarGraphBuilder]:  # fmt: skip
     """Run a program; returns the values of its variables, and a builder with its scalar graph."""
     env = environment(prog, args)
-    build = _Builder(prog, active, wanted, holomorphic)
+    build = _ScalarGraphBuilder(prog, active, wanted, holomorphic)
     outer = name_stack()
     for i, eqn in enumerate(prog.equations):
         xs = [read(env, v) for v in eqn.invars]
@@ -67,7 +67,7 @@ def _built(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], hol
     return env, build
 
 
-class _Builder:
+class _ScalarGraphBuilder:
     """Collects the vertices, the edges and the local derivatives, equation by equation."""
 
     def __init__(self, prog: Program, active: Mask, wanted: Mask, holomorphic: bool):
@@ -127,7 +127,7 @@ class _Builder:
                 "drop elimination; the default works on arrays, and suits large programs",
             )
 
-    def graph(self, ins: Sequence[Var], outs: Sequence[Any]) -> Graph:
+    def graph(self, ins: Sequence[Var], outs: Sequence[Any]) -> ScalarGraph:
         """The graph, with an additional vertex for each element of an output."""
         inputs = [self.first[v] + i for v in ins for i in range(size(v))]
         begin = self.vertices
@@ -138,7 +138,7 @@ class _Builder:
                 self._edges(self.first[v] + each, self.vertices + each, np.ones(n))
             self.vertices += n
         outputs = range(begin, self.vertices)
-        return Graph(tuple(self.slots), tuple(self.unit), tuple(inputs), tuple(outputs))
+        return ScalarGraph(tuple(self.slots), tuple(self.unit), tuple(inputs), tuple(outputs))
 
     def matrix(self, order: Elimination, rows: int, columns: int) -> Value:
         """The Jacobian, by all products of a level at once, level by level."""

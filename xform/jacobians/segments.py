@@ -58,7 +58,7 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chain:
+class CutProgram:
     """A program and its cuts.
 
     Attributes:
@@ -103,8 +103,8 @@ class Chain:
         return Segment(inner, tuple(active), inactive, tuple(wanted), tuple(others))
 
 
-def chain(prog: Program, active: Mask, wanted: Mask, holomorphic: bool = False) -> Chain:
-    """Cut a program into a chain. Cost: linear in the number of equations.
+def cut_program(prog: Program, active: Mask, wanted: Mask, holomorphic: bool = False) -> CutProgram:
+    """Cut a program into segments. Cost: linear in the number of equations.
 
     Among neighbouring cuts of the same size, with only fusible equations between them, one is kept.
     In a function of real numbers, complex values are not cuts, as they have two derivatives.
@@ -122,7 +122,7 @@ def chain(prog: Program, active: Mask, wanted: Mask, holomorphic: bool = False) 
     if len(cuts) >= MOST:
         narrow = sorted(range(len(cuts)), key=lambda i: size(cuts[i][1]))[: MOST - 1]
         cuts = [cuts[i] for i in sorted(narrow)]
-    return Chain(prog, active, wanted, tuple(cuts))
+    return CutProgram(prog, active, wanted, tuple(cuts))
 
 
 def _candidates(prog: Program, active: Mask, wanted: Mask, holomorphic: bool

@@ -11,8 +11,8 @@ from xform._jax import Var, cotangent_aval, tangent_aval
 from xform.errors import XformError
 from xform.interpret.barrier import barrier_p
 from xform.interpret.cost import equation_flops
-from xform.jacobians.chain import Link
-from xform.jacobians.segments import Chain, Segment
+from xform.jacobians.chain import ChainLink
+from xform.jacobians.segments import CutProgram, Segment
 from xform.jacobians.units import meets_first, of_rows, stacked, vary
 from xform.passes.dce import live
 from xform.passes.inline import Inline
@@ -23,15 +23,15 @@ from xform.transforms.forward import linearize
 from xform.transforms.reverse import vjp
 
 
-def links(chain: Chain) -> list[Link]:
-    """A link for each segment of a chain; equal segments are counted once.
+def links(cut_program: CutProgram) -> list[ChainLink]:
+    """A link for each segment of a program; equal segments are counted once.
 
     Cost: two traces of the derivative of each segment.
     """
-    known: dict[Any, Link] = {}
-    found: list[Link] = []
-    for i in range(len(chain)):
-        segment = chain.segment(i, i)
+    known: dict[Any, ChainLink] = {}
+    found: list[ChainLink] = []
+    for i in range(len(cut_program)):
+        segment = cut_program.segment(i, i)
         key = fingerprint(segment.program), len(segment.active), len(segment.wanted)
         if key not in known:
             known[key] = link(segment)
@@ -39,11 +39,11 @@ def links(chain: Chain) -> list[Link]:
     return found
 
 
-def link(segment: Segment) -> Link:
+def link(segment: Segment) -> ChainLink:
     """The link of one segment."""
     push, first = _counted(segment, "forward")
     pull, last = _counted(segment, "reverse")
-    return Link(segment.columns, segment.rows, push, pull, first, last)
+    return ChainLink(segment.columns, segment.rows, push, pull, first, last)
 
 
 def linear(segment: Segment, mode: str, args: Sequence[Value], policy: Any = None):

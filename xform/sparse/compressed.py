@@ -17,7 +17,7 @@ from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
 from xform.introspection.callables import definition_site, function_name
 from xform.program.ir import gather
 from xform.sparse.coloring import Coloring, color_hessian, color_jacobian
-from xform.sparse.detection import dense, subject
+from xform.sparse.detection import dense, derivative_matrix
 from xform.sparse.forest import solved
 from xform.sparse.pattern import Pattern, pattern_of
 from xform.storage.recent import Recent
@@ -27,7 +27,7 @@ from xform.transforms.reverse import grad, vjp
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PatternAndColoring:
     """The pattern and the colouring for some argument types.
 
     Attributes:
@@ -43,7 +43,7 @@ class Prepared:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sparse:
+class SparseMatrixFunction:
     """A function that returns a sparse Jacobian or Hessian.
 
     The pattern and the colouring depend on the types of the arguments only, and are computed once
@@ -60,7 +60,7 @@ class Sparse:
     _format: str
     _cache: dict[Hashable, Any] = dataclasses.field(default_factory=Recent, repr=False)
 
-    def prepare(self, *args: Any, **kwargs: Any) -> Prepared:
+    def prepare(self, *args: Any, **kwargs: Any) -> PatternAndColoring:
         """The pattern and the colouring for the types of these arguments.
 
         Args:
@@ -68,7 +68,7 @@ class Sparse:
           **kwargs: likewise; not differentiated.
 
         Returns:
-          A `Prepared`, with `pattern` and `coloring`.
+          A `PatternAndColoring`, with `pattern` and `coloring`.
         """
         return self._prepared(args, kwargs)[0]
 
@@ -96,21 +96,21 @@ class Sparse:
         return f"sparse.{self._of} of {function_name(self._f)}"
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        call = Call.of(args, kwargs)
+        call = SplitArguments.of(args, kwargs)
         if (key := call.key(self._asked)) not in self._cache:
             prepared = self._prepare(call)
             self._cache[key] = prepared, self._runner(prepared, call)
         prepared, run = self._cache[key]
         return prepared, run, call
 
-    def _prepare(self, call: Call) -> Prepared:
+    def _prepare(self, call: SplitArguments) -> PatternAndColoring:
         asked, (args, kwargs) = self._asked, call.rebuilt(call.traced)
         where = positions(self._argnums, len(args), f"sparse.{self._of}")
         for x in jax.tree.leaves([args[i] for i in where]):
             _check_real(getattr(x, "dtype", jnp.result_type(x)), asked, "an input")
         f = lambda *args: self._f(*args[:-1], **args[-1])
         f.__name__ = function_name(self._f)
-        of = subject(f, (*args, kwargs), where, self._of, f"sparse.{self._of}")
+        of = derivative_matrix(f, (*args, kwargs), where, self._of, f"sparse.{self._of}")
         for aval in of.program.out_avals:
             _check_real(aval.dtype, asked, "an output")
         m, n = of.shape
@@ -130,11 +130,13 @@ class Sparse:
                 )
         if self._of == "hessian":
             _check_symmetric(pattern, asked)
-            return Prepared(pattern, color_hessian(pattern, self._coloring, self._order))
+            return PatternAndColoring(pattern, color_hessian(pattern, self._coloring, self._order))
         forward = self._coloring != "auto" or self._pushes(call)
-        return Prepared(pattern, color_jacobian(pattern, self._coloring, self._order, forward))
+        return PatternAndColoring(
+            pattern, color_jacobian(pattern, self._coloring, self._order, forward)
+        )
 
-    def _pushes(self, call: Call) -> bool:
+    def _pushes(self, call: SplitArguments) -> bool:
         """Whether the function has forward mode. A function with a `custom_vjp` has none."""
 
         def push(traced: list[Any]) -> Any:
@@ -147,7 +149,7 @@ class Sparse:
             return False
         return True
 
-    def _runner(self, prepared: Prepared, call: Call) -> Callable[..., Any]:
+    def _runner(self, prepared: PatternAndColoring, call: SplitArguments) -> Callable[..., Any]:
         """A function that computes values and indices. Index arrays are arguments of the jit.
 
         As constants they would be part of the compiled code.
@@ -162,11 +164,11 @@ class Sparse:
         run = jax.jit(lambda arrays, traced: self._values(prepared, arrays, call, traced))
         return lambda traced: (run(arrays, traced), indices)
 
-    def _ends(self, call: Call, traced: list[Any]) -> tuple[Any, Any]:
+    def _ends(self, call: SplitArguments, traced: list[Any]) -> tuple[Any, Any]:
         g, x, _ = self._flat_function(call, traced)
         return x, g(x)
 
-    def _flat_function(self, call: Call, traced: list[Any]):
+    def _flat_function(self, call: SplitArguments, traced: list[Any]):
         """The function as one of a flat vector to a flat vector, the vector, and its pytree."""
         args, kwargs = call.rebuilt(traced)
         where = positions(self._argnums, len(args), self._asked)
@@ -175,7 +177,9 @@ class Sparse:
             f = grad(f, tuple(range(len(primals))))
         return lambda x: _flat(f(*_shaped(x, primals))), _flat(primals), primals
 
-    def _values(self, prepared: Prepared, arrays: Any, call: Call, traced: list[Any]) -> Any:
+    def _values(
+        self, prepared: PatternAndColoring, arrays: Any, call: SplitArguments, traced: list[Any]
+    ) -> Any:
         """The values of the nonzeros, in the order of the pattern."""
         places, columns, rows = arrays
         coloring, (g, x, _) = prepared.coloring, self._flat_function(call, traced)
@@ -203,7 +207,7 @@ def _seeds(colors: np.ndarray, count: int, dtype: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class SplitArguments:
     """Arguments of a call, split into traced leaves (arrays, floats, complex) and static leaves."""
 
     tree: Any
@@ -212,12 +216,12 @@ class Call:
     static: list[Any]
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> SplitArguments:
         """Split the arguments of a call."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         is_traced = tuple(hasattr(x, "dtype") or isinstance(x, float | complex) for x in leaves)
         static = gather(leaves, tuple(not on for on in is_traced))
-        return Call(tree, is_traced, gather(leaves, is_traced), static)
+        return SplitArguments(tree, is_traced, gather(leaves, is_traced), static)
 
     def rebuilt(self, traced: list[Any]) -> Any:
         """Positional and keyword arguments, with the traced leaves replaced."""

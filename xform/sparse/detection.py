@@ -19,7 +19,7 @@ from xform.program.arithmetic import differentiable
 from xform.program.ir import Mask, Program, gather, lifted, spread, trace
 from xform.program.source import frame
 from xform.sparse import sets as S
-from xform.sparse.nested import walk
+from xform.sparse.nested import set_propagator
 from xform.sparse.pattern import Pattern, pattern_from
 from xform.transforms.function import as_array, numbers, positions
 from xform.transforms.reverse import grad
@@ -88,7 +88,7 @@ def sparsity(
         )
     if at is not None:
         args = _placed(args, argnums, at)
-    return subject(f, args, argnums, of, "sparsity").pattern(at is not None)
+    return derivative_matrix(f, args, argnums, of, "sparsity").pattern(at is not None)
 
 
 def _placed(args: tuple[Any, ...], argnums: int | Sequence[int], at: Any) -> tuple[Any, ...]:
@@ -102,8 +102,8 @@ def _placed(args: tuple[Any, ...], argnums: int | Sequence[int], at: Any) -> tup
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Subject:
-    """A traced function whose Jacobian or Hessian is wanted.
+class DerivativeMatrix:
+    """The Jacobian or Hessian of a traced function, not computed.
 
     Attributes:
       name: title of the matrix, such as "Jacobian of f".
@@ -140,7 +140,7 @@ class Subject:
                 for s, v in zip(seeds, self._inputs(), strict=True)]  # fmt: skip
         known = [x if local or i < self.constants else None for i, x in enumerate(self.values)]
         known = [None if isinstance(x, jax.ShapeDtypeStruct | Tracer) else x for x in known]
-        outs = walk().follow(self.program, spread(real, self.columns), known)
+        outs = set_propagator().follow(self.program, spread(real, self.columns), known)
         none = S.inputs((0,), 0, n)
         whole = [none.at(np.zeros(shape(v), int)) if y is None else y
                  for v, y in zip(self.program.outputs, outs, strict=True)]  # fmt: skip
@@ -151,8 +151,8 @@ class Subject:
         return pattern_from(rows + rows.T if self.square else rows, self.name)
 
 
-def subject(f: Callable[..., Any], args: Sequence[Any], argnums: int | Sequence[int], of: str,
-            transform: str) -> Subject:  # fmt: skip
+def derivative_matrix(f: Callable[..., Any], args: Sequence[Any], argnums: int | Sequence[int],
+                      of: str, transform: str) -> DerivativeMatrix:  # fmt: skip
     """Trace a function at arguments or their types; leaves that are not arrays are static."""
     asked = f"{transform} of {function_name(f)}"
     where = positions(argnums, len(args), transform)
@@ -177,7 +177,9 @@ def subject(f: Callable[..., Any], args: Sequence[Any], argnums: int | Sequence[
     _refuse_effects(prog, asked)
     columns = (*[False] * len(consts), *gather(mine, typed))
     name = f"{of.title()} of {function_name(f)}"
-    return Subject(name, asked, prog, len(consts), [*consts, *arrays], columns, of == "hessian")
+    return DerivativeMatrix(
+        name, asked, prog, len(consts), [*consts, *arrays], columns, of == "hessian"
+    )
 
 
 def dense(asked: str, blocked: str) -> WrongArgument:

@@ -48,7 +48,7 @@ class Facts:
     slopes: list[np.ndarray | None]
 
 
-class Known:
+class KnownValues:
     """The known values of a program, given the values of its inputs (None: unknown)."""
 
     def __init__(self, prog: Program, inputs: Values):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
 from xform.sparse.coloring import HESSIAN, JACOBIAN, ORDERS
-from xform.sparse.compressed import Sparse
+from xform.sparse.compressed import SparseMatrixFunction
 from xform.transforms.function import numbers
 
 
@@ -20,7 +20,7 @@ def jacobian(
     order: Literal["best", "natural", "largest_first", "smallest_last", "saturation"] = "best",
     chunk: int | None = None,
     format: Literal["bcoo", "scipy"] = "bcoo",
-) -> Sparse:
+) -> SparseMatrixFunction:
     """The Jacobian of `f` as a sparse matrix, from a few products instead of one for each column.
 
     Columns that share no row are computed together by one jvp (a push), rows that share no column
@@ -63,7 +63,7 @@ def jacobian(
     [[1.0, 0.0, 0.0, 0.0], [0.0, 2.0, 1.0, 0.0], [0.0, 0.0, 3.0, 2.0]]
     """
     _check(f, "sparse.jacobian", argnums, coloring, JACOBIAN, order, chunk, format)
-    return Sparse(f, argnums, "jacobian", pattern, coloring, order, chunk, format)
+    return SparseMatrixFunction(f, argnums, "jacobian", pattern, coloring, order, chunk, format)
 
 
 def hessian(
@@ -74,7 +74,7 @@ def hessian(
     order: Literal["best", "natural", "largest_first", "smallest_last", "saturation"] = "best",
     chunk: int | None = None,
     format: Literal["bcoo", "scipy"] = "bcoo",
-) -> Sparse:
+) -> SparseMatrixFunction:
     """The Hessian of a scalar function as a sparse matrix, from a few Hessian-vector products.
 
     Args:
@@ -107,7 +107,7 @@ def hessian(
     [[0.0, 2.0, 0.0], [2.0, 0.0, 4.0], [0.0, 4.0, 2.0]]
     """
     _check(f, "sparse.hessian", argnums, coloring, HESSIAN, order, chunk, format)
-    return Sparse(f, argnums, "hessian", pattern, coloring, order, chunk, format)
+    return SparseMatrixFunction(f, argnums, "hessian", pattern, coloring, order, chunk, format)
 
 
 def _check(f: Any, asked: str, argnums: Any, coloring: str, colorings: Sequence[str], order: str,

@@ -21,7 +21,7 @@ from xform.sparse import sets as S
 from xform.sparse.known import Facts
 from xform.sparse.sets import Sets
 from xform.sparse.steps import MaybeSets
-from xform.sparse.walk import Walk, flat
+from xform.sparse.walk import SetPropagator, flat
 
 # Maximum number of equations, over all iterations, for following a loop iteration by iteration.
 _STEPS = 20_000
@@ -29,13 +29,15 @@ _STEPS = 20_000
 _GROWTH = 32
 
 
-def _cond(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
+def _cond(
+    propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: Facts
+) -> list[Sets | None]:
     """A cond: the sets of the branch that is taken, if known; else the union over all branches."""
     branches = list(map(program, eqn.params["branches"]))
     which, *values = facts.values
     if which is not None:
         branches = [branches[min(max(int(which), 0), len(branches) - 1)]]
-    results = [walk.follow(b, sets[1:], values) for b in branches]
+    results = [propagator.follow(b, sets[1:], values) for b in branches]
     return [_either(alternatives) for alternatives in zip(*results, strict=True)]
 
 
@@ -44,17 +46,19 @@ def _either(alternatives: Sequence[Sets | None]) -> Sets | None:
     return S.either(some) if some else None
 
 
-def _scan(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
+def _scan(
+    propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: Facts
+) -> list[Sets | None]:
     """A scan: in one of three ways, see the docstring of the module."""
     body, length = program(eqn.params["jaxpr"]), eqn.params["length"]
     a, n = scan_counts(eqn.params)
     b = a + n
     if not length:
         return [*sets[a:b], *[None] * (len(eqn.outvars) - n)]
-    if not _carries(walk, body, sets, a, b):
-        return _as_vmap(walk, eqn, body, sets, facts, a, b)
+    if not _carries(propagator, body, sets, a, b):
+        return _as_vmap(propagator, eqn, body, sets, facts, a, b)
     if length * len(flat(body).equations) > _STEPS:
-        return _by_fixed_point(walk, eqn, body, sets, facts, a, b)
+        return _by_fixed_point(propagator, eqn, body, sets, facts, a, b)
     carry, known = list(sets[a:b]), list(facts.values[a:b])
     steps = range(length)[:: -1 if eqn.params["reverse"] else 1]
     stacked: list[MaybeSets] = [()] * length
@@ -62,7 +66,7 @@ def _scan(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets
         seq = [None if x is None else x.at(x.ids[t]) for x in sets[b:]]
         values = [*facts.values[:a], *known, *(None if v is None else v[t]
                                                for v in facts.values[b:])]  # fmt: skip
-        outs, found = walk.run(body, [*sets[:a], *carry, *seq], values)
+        outs, found = propagator.run(body, [*sets[:a], *carry, *seq], values)
         carry, known, stacked[t] = outs[:n], found[:n], outs[n:]
     return [*carry, *(_stack(column) for column in zip(*stacked, strict=True))]
 
@@ -77,16 +81,16 @@ def _stack(column: MaybeSets) -> Sets | None:
     return Sets(np.stack([none if x is None else next(rows) for x in column]), table)
 
 
-def _carries(walk: Walk, body: Program, sets: MaybeSets, a: int, b: int) -> bool:
+def _carries(propagator: SetPropagator, body: Program, sets: MaybeSets, a: int, b: int) -> bool:
     """Whether the carry of a scan depends on an input element, at the start or later."""
     if any(x is not None for x in sets[a:b]):
         return True
     seq = [None if x is None else S.over(x, (0,)) for x in sets[b:]]
-    outs = walk.follow(body, [*sets[:b], *seq], [None] * len(sets))
+    outs = propagator.follow(body, [*sets[:b], *seq], [None] * len(sets))
     return any(x is not None for x in outs[: b - a])
 
 
-def _as_vmap(walk: Walk, eqn: JaxprEqn, body: Program, sets: MaybeSets, facts: Facts,
+def _as_vmap(propagator: SetPropagator, eqn: JaxprEqn, body: Program, sets: MaybeSets, facts: Facts,
              a: int, b: int) -> list[Sets | None]:  # fmt: skip
     """A scan whose carry depends on no input element: all iterations at once, as a vmap."""
     length = eqn.params["length"]
@@ -96,18 +100,18 @@ def _as_vmap(walk: Walk, eqn: JaxprEqn, body: Program, sets: MaybeSets, facts: F
     many = [aval.update(shape=(length, *aval.shape)) for aval in avals[a:b]]
     prog = trace(steps, *avals[:a], *many, *avals[b:])
     values = [*facts.values[:a], *[None] * (b - a), *facts.values[b:]]
-    ys = walk.follow(prog, sets, values)[b - a :]
+    ys = propagator.follow(prog, sets, values)[b - a :]
     return [*[None] * (b - a), *ys]
 
 
-def _by_fixed_point(walk: Walk, eqn: JaxprEqn, body: Program, sets: MaybeSets, facts: Facts,
-                    a: int, b: int) -> list[Sets | None]:  # fmt: skip
+def _by_fixed_point(propagator: SetPropagator, eqn: JaxprEqn, body: Program, sets: MaybeSets,
+                    facts: Facts, a: int, b: int) -> list[Sets | None]:  # fmt: skip
     """A scan by a fixed point. Each iteration counts as reading the scanned inputs of all."""
     seq = [None if x is None else S.over(x, (0,)) for x in sets[b:]]
     values = [*facts.values[:a], *[None] * (len(sets) - a)]
 
     def step(carry: MaybeSets) -> list[Sets | None]:
-        return walk.follow(body, [*sets[:a], *carry, *seq], values)
+        return propagator.follow(body, [*sets[:a], *carry, *seq], values)
 
     carry = _fixed_point(lambda carry: step(carry)[: b - a], list(sets[a:b]))
     outs = step(carry)[b - a :]
@@ -150,7 +154,9 @@ def _all(x: Sets | None) -> Sets | None:
     return None if x is None else x.at(np.full_like(x.ids, S.ALL))
 
 
-def _while(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
+def _while(
+    propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: Facts
+) -> list[Sets | None]:
     """A while loop: iteration by iteration while the condition is known, then by a fixed point."""
     until, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
     a = eqn.params["cond_nconsts"]
@@ -159,18 +165,18 @@ def _while(walk: Walk, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Set
     constants = facts.values[a:b]
     for _ in range(_STEPS // max(len(flat(body).equations), 1)):
         none = [None] * len(until.inputs)
-        ((more,),) = [walk.run(until, none, [*facts.values[:a], *known])[1]]
+        ((more,),) = [propagator.run(until, none, [*facts.values[:a], *known])[1]]
         if more is None:
             break
         if not more:
             return carry
-        carry, known = walk.run(body, [*consts, *carry], [*constants, *known])
+        carry, known = propagator.run(body, [*consts, *carry], [*constants, *known])
     unknown = [None] * len(known)
     return _fixed_point(
-        lambda now: walk.follow(body, [*consts, *now], [*constants, *unknown]), carry
+        lambda now: propagator.follow(body, [*consts, *now], [*constants, *unknown]), carry
     )
 
 
-def walk() -> Walk:
-    """A `Walk` that handles loops and branches."""
-    return Walk({cond_p: _cond, scan_p: _scan, while_p: _while})
+def set_propagator() -> SetPropagator:
+    """A `SetPropagator` that handles loops and branches."""
+    return SetPropagator({cond_p: _cond, scan_p: _scan, while_p: _while})

@@ -28,17 +28,17 @@ from xform.program.ir import Mask, Program, bind, gather, lifted, spread, trace
 from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Composite
 from xform.sparse import sets as S
-from xform.sparse.known import Facts, Known, active_equations, dependence_of
+from xform.sparse.known import Facts, KnownValues, active_equations, dependence_of
 from xform.sparse.sets import Sets
 from xform.sparse.steps import MaybeSets, dense, step
 from xform.transforms.reverse import vjp
 
 # How deeply the derivative of a primitive is followed if it contains the same primitive.
 _LEVELS = 2
-Nested = Callable[["Walk", JaxprEqn, MaybeSets, Facts], list[Sets | None]]
+Nested = Callable[["SetPropagator", JaxprEqn, MaybeSets, Facts], list[Sets | None]]
 
 
-class Walk:
+class SetPropagator:
     """Propagates sets through programs.
 
     Args:
@@ -65,7 +65,7 @@ class Walk:
         prog = flat(prog)
         mask = tuple(x is not None for x in sets)
         equations = active_equations(prog, mask)
-        facts, known = Known(prog, values).ask(equations, outputs)
+        facts, known = KnownValues(prog, values).ask(equations, outputs)
         env = {v: x for v, x in zip(prog.inputs, sets, strict=True) if x is not None}
         for eqn, _ in equations:
             here = [env.get(v) if isinstance(v, Var) else None for v in eqn.invars]
