@@ -71,7 +71,7 @@ class _Context:
 
 
 def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
-         available: Mask | None = None) -> Schedule:  # fmt: skip
+             available: Mask | None = None) -> Schedule:  # fmt: skip
     """Return the Schedule of a Joint under a policy; None saves everything the backward part reads.
 
     `backend` is given for a whole function, whose loops are not recomputed. `available` says which
@@ -162,7 +162,7 @@ def _by_cut(joint: Joint, policy: MinCut, context: _Context) -> Schedule:
 def _cheapest(joint: Joint, policy: MinCut, inner: Inner, context: _Context) -> Schedule:
     graph, prices = _graph(joint, inner), _prices(joint, policy, context.top)
     sizes = _sizes(joint, policy, inner, context.available)
-    saved = graph.cheapest(prices[graph.places], sizes, policy.written)
+    saved = graph.cheapest(prices[graph.places], sizes, policy.fused_save_price)
     for i, eqn in joint.forks.items():
         if eqn.outvars[-1] not in saved and prices[i] < math.inf:
             inner[eqn.params["node"]] = _save_all_reads(eqn.params["node"])
@@ -238,12 +238,12 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
     if isinstance(policy, Decision) and node in policy.inner:
         decisions = zip(node.joints, policy.inner[node], strict=True)
         return tuple(schedule(j, decision) for j, decision in decisions)
-    opened = isinstance(policy, MinCut) and policy.free and free_region(node.eqn)
+    opened = isinstance(policy, MinCut) and policy.in_regions and free_region(node.eqn)
     if node.region and not opened:
         policy = of_region(check(node.policy), frame(node.eqn))
-    if isinstance(policy, MinCut) and policy.rounds and node.loop:
+    if isinstance(policy, MinCut) and policy.rounds_operands and node.loop:
         # A loop stacks its saved values: they are in memory, unrounded, in any case.
-        policy = dataclasses.replace(policy, written=0.0, rounds=False)
+        policy = dataclasses.replace(policy, fused_save_price=0.0, rounds_operands=False)
     if isinstance(policy, MinCut | Decision):
         if node.eqn.primitive is while_p:
             return _save_all_reads(node)  # values saved in a step are freed after that step
@@ -280,10 +280,10 @@ def _sizes(joint: Joint, policy: MinCut, inner: Inner, available: Mask | None) -
     """
     inputs = zip(joint.inputs, available or (True,) * len(joint.inputs), strict=True)
     sizes = {v: 0 if there else aval_bytes(v.aval) for v, there in inputs}
-    if policy.apart:
-        narrow = bottlenecks(joint)[policy.apart - 1 :: policy.apart]
+    if policy.bottleneck_stride:
+        narrow = bottlenecks(joint)[policy.bottleneck_stride - 1 :: policy.bottleneck_stride]
         sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)
-    if policy.rounds:
+    if policy.rounds_operands:
         sizes |= {v: n // 2 for v in rounded(joint) if (n := sizes.get(v, aval_bytes(v.aval)))}
     tokens = {eqn.outvars[-1]: token(node, inner[node]) for eqn, node in _nodes(joint)}
     return sizes | {v: held_bytes(values) for v, values in tokens.items()}
@@ -291,8 +291,8 @@ def _sizes(joint: Joint, policy: MinCut, inner: Inner, available: Mask | None) -
 
 def _prices(joint: Joint, policy: MinCut, top: bool) -> np.ndarray:
     """The price of recomputing each equation of the forward part."""
-    early_price = np.arange(len(joint.forward)) < policy.at * len(joint.forward)
-    prices = _priced(joint).at(np.where(early_price, policy.price, policy.then))
+    early_price = np.arange(len(joint.forward)) < policy.switch_at * len(joint.forward)
+    prices = _priced(joint).at(np.where(early_price, policy.early_price, policy.late_price))
     nodes = ((i, eqn.params["node"]) for i, eqn in joint.forks.items())
     prices[[i for i, node in nodes if node.region or (node.loop and top)]] = math.inf
     return prices

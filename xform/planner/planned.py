@@ -50,7 +50,11 @@ def _resolve_for_backend(policy: Policy, device: Device) -> Policy:
         min_cut, regions=policy.regions
     ):
         compiler = profile(device.backend)
-        return dataclasses.replace(policy, written=compiler.written, rounds=compiler.rounds)
+        return dataclasses.replace(
+            policy,
+            fused_save_price=compiler.fused_save_price,
+            rounds_operands=compiler.rounds_operands,
+        )
     return policy
 
 

@@ -20,55 +20,59 @@ from xform.policies.budgets import Regions, of_regions
 
 @dataclasses.dataclass(frozen=True)
 class MinCut:
-    """A policy that minimizes the saved bytes plus `price` times the recomputed FLOPs.
+    """A policy that minimizes the saved bytes plus a price times the recomputed FLOPs.
 
     The sum counts the FLOPs of operations that XLA does not fuse, such as products. Operations that
     XLA fuses have a small price for each byte instead. The saved bytes are those of the values'
-    types, except for `apart`, `written` and `rounds`, which change the price of saving some values.
+    types, but `bottleneck_stride`, `fused_save_price` and `rounds_operands` change the price of
+    saving some values.
 
     The policy decides about all values of a program at once. JAX calls a policy for one primitive
     at a time, without the program. This policy then saves products and convolutions.
 
     Attributes:
-      price: the price, in bytes, of each recomputed FLOP of operations that XLA does not fuse. With
-        an infinite price they are never recomputed.
-      then: the price that replaces `price` after the fraction `at` of each program.
-      at: a fraction between 0 and 1. `price` holds for this fraction of the equations, from the
-        first one, and `then` for the rest. With 1.0, `price` holds for the whole program.
-      written: an extra price, for each byte, of saving a value that XLA would otherwise fuse into
-        its readers and never write to memory. So if the result of a product and a fused value take
-        equal bytes, the result of the product is saved, because it is in memory in any case.
-      apart: which bottlenecks have no price. At these, the values that cross are free to save. With
-        0 there are no such bottlenecks, with 1 all, with 2 every second one in program order, with
-        3 every third one, and so on.
-      free: whether the cut also decides inside remat regions without a policy. Otherwise these
-        regions save nothing.
+      early_price: the price, in bytes, of each recomputed FLOP of operations that XLA does not
+        fuse. With an infinite price they are never recomputed. It holds up to the place
+        `switch_at`.
+      late_price: the price that replaces `early_price` after the place `switch_at`.
+      switch_at: a fraction between 0 and 1. `early_price` holds for this fraction of the equations
+        of each program, from the first one, and `late_price` for the rest. With 1.0, `early_price`
+        holds for the whole program.
+      fused_save_price: an extra price, for each byte, of saving a value that XLA would otherwise
+        fuse into its readers and never write to memory. So if the result of a product and a fused
+        value take equal bytes, the result of the product is saved, because it is in memory in any
+        case.
+      bottleneck_stride: which bottlenecks have no price. At these, the values that cross are free
+        to save. With 0 there are no such bottlenecks, with 1 all, with 2 every second one in
+        program order, with 3 every third one, and so on.
+      in_regions: whether the cut also decides inside remat regions without a policy. Otherwise
+        these regions save nothing.
       regions: "marked" keeps the remat regions of the program, which then decide what they save;
         "open" dissolves them first, see `open_regions`.
-      rounds: whether the compiler rounds the operands of products to half their bits, as on TPUs,
-        and stores only the rounded value if nothing else reads the operand. Then the price of
-        saving a value that only products read is half its bytes.
+      rounds_operands: whether the compiler rounds the operands of products to half their bits, as
+        on TPUs, and stores only the rounded value if nothing else reads the operand. Then the price
+        of saving a value that only products read is half its bytes.
     """
 
-    price: float = math.inf
-    then: float = math.inf
-    at: float = 1.0
-    written: float = 0.0
-    apart: int = 0
-    free: bool = False
+    early_price: float = math.inf
+    late_price: float = math.inf
+    switch_at: float = 1.0
+    fused_save_price: float = 0.0
+    bottleneck_stride: int = 0
+    in_regions: bool = False
     regions: Regions = "marked"
-    rounds: bool = False
+    rounds_operands: bool = False
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
         """Return whether JAX saves the primitive's result: true for a product or a convolution."""
         return prim in (dot_general_p, conv_general_dilated_p)
 
     def __repr__(self) -> str:
-        price = "" if self.price == math.inf else f"(price={self.price:.3g} bytes/FLOP)"
+        price = "" if self.early_price == math.inf else f"(price={self.early_price:.3g} bytes/FLOP)"
         return of_regions(self.regions, f"min_cut{price}")
 
 
-min_cut = MinCut(apart=2)
+min_cut = MinCut(bottleneck_stride=2)
 """The default policy. Its price is infinite, so it recomputes only operations that XLA fuses.
 
 Among the choices that do this, it saves the fewest bytes, where the values that cross every second

@@ -8,12 +8,12 @@ from jax import lax
 from tests.kernels import kernels
 from tests.planner.simulate.test_loop_fusion import steps_of
 from xform.interpret.barrier import barrier
-from xform.planner.simulate.breadth_first import breadth_first
+from xform.planner.simulate.breadth_first import breadth_first_order
 from xform.planner.simulate.flat import flatten
-from xform.planner.simulate.fusion import Group
+from xform.planner.simulate.fusion import FusionGroup
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU
-from xform.planner.simulate.steps import Flat
+from xform.planner.simulate.steps import FlatProgram
 from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
@@ -69,16 +69,16 @@ PROGRAMS = [readers_as_xla_comes_to_them, a_barrier_of_two_readers, a_barrier_an
             what_is_repeated_in_loops_and_before_a_product, a_softmax_run_again]  # fmt: skip
 
 
-def run(f) -> tuple[Flat, LoopFusion, list[Group]]:
+def run(f) -> tuple[FlatProgram, LoopFusion, list[FusionGroup]]:
     flat = flatten(trace(lambda x: jax.tree.leaves(f(x)), X), CPU)
     fusion = LoopFusion(flat, CPU)
-    return flat, fusion, breadth_first(fusion, flat.inputs)
+    return flat, fusion, breadth_first_order(fusion, flat.inputs)
 
 
-def words(group: Group) -> tuple[str, ...]:
+def words(group: FusionGroup) -> tuple[str, ...]:
     """Return the operations of a group that tell kernels apart."""
     steps = steps_of(group)
-    return tuple(sorted(WORDS[s.does.name] for s in steps if s.does.name in WORDS))
+    return tuple(sorted(WORDS[s.primitive.name] for s in steps if s.primitive.name in WORDS))
 
 
 @pytest.mark.parametrize("f", PROGRAMS)
@@ -96,4 +96,4 @@ def test_a_group_runs_when_its_operands_are_there() -> None:
     there = set(flat.inputs)
     for group in order:
         assert there.issuperset(group.reads)
-        there.update(group.root.makes)
+        there.update(group.root.results)

@@ -10,9 +10,9 @@ from jax import lax
 
 from tests.kernels import kernels
 from xform.interpret.barrier import barrier
-from xform.planner.simulate.flat import counts, flatten, flatten_trip
+from xform.planner.simulate.flat import flatten, flatten_iteration, loop_counts
 from xform.planner.simulate.profiles import CPU, GPU, TPU
-from xform.planner.simulate.steps import Flat
+from xform.planner.simulate.steps import FlatProgram
 from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -22,13 +22,13 @@ WORDS = {"mul": "multiply", "div": "divide", "dot_general": "dot", "sin": "sine"
 COUNTED = {"multiply", "divide", "add", "subtract", "dot", "sine", "exponential", "transpose"}
 
 
-def of(f, *args, by=CPU, n_seeds: int = 0) -> Flat:
+def of(f, *args, by=CPU, n_seeds: int = 0) -> FlatProgram:
     prog = trace(lambda *xs: jax.tree.leaves(f(*xs)), *(args or (X,)))
     return flatten(prog, by, n_seeds)
 
 
-def names(flat: Flat) -> list[str]:
-    return [s.does.name for s in flat.steps]
+def names(flat: FlatProgram) -> list[str]:
+    return [s.primitive.name for s in flat.steps]
 
 
 KINDS = {
@@ -76,9 +76,9 @@ def test_bytes_of_small_empty_and_narrow_values(shape, dtype, size: int) -> None
 def test_products_of_narrow_numbers_are_wide_where_the_compiler_widens_them() -> None:
     x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
     f = lambda x: x @ x
-    (cpu,), (gpu,) = ([s.makes[0].bytes for s in of(f, x, by=by).steps if s.does.name
+    (cpu,), (gpu,) = ([s.results[0].bytes for s in of(f, x, by=by).steps if s.primitive.name
                        == "dot_general"] for by in (CPU, GPU))  # fmt: skip
-    assert (cpu, gpu) == (ONE if CPU.widens else ONE // 2, ONE // 2)
+    assert (cpu, gpu) == (ONE if CPU.widens_products else ONE // 2, ONE // 2)
 
 
 def test_a_barrier_is_nothing_where_it_is_none() -> None:
@@ -112,24 +112,24 @@ def test_what_is_sent_to_the_host_is_there_on_a_cpu() -> None:
 def test_a_loop_is_one_step_that_starts_from_its_state_and_its_stacks(length: int) -> None:
     f = lambda x, w: lax.scan(lambda c, _: (c @ w, (c, jnp.sum(c))), x, None, length=length)
     flat = of(f, X, X)
-    (loop,) = (s for s in flat.steps if s.does.name == "scan")
-    assert counts(loop.eqn) == (1, 1)
+    (loop,) = (s for s in flat.steps if s.primitive.name == "scan")
+    assert loop_counts(loop.eqn) == (1, 1)
     assert [c.bytes for c in loop.starts] == [ONE, length * ONE, length * 4]
-    assert [c.bytes for c in loop.makes] == [ONE, length * ONE, length * 4]
+    assert [c.bytes for c in loop.results] == [ONE, length * ONE, length * 4]
     assert loop.starts[0] is flat.inputs[0]
 
 
 def test_a_while_loop_carries_all_that_it_makes() -> None:
     f = lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] @ x), (0, x))
-    (loop,) = (s for s in of(f).steps if s.does.name == "while")
-    assert counts(loop.eqn) == (1, 2)
+    (loop,) = (s for s in of(f).steps if s.primitive.name == "while")
+    assert loop_counts(loop.eqn) == (1, 2)
 
 
 def test_a_trip_slices_what_is_scanned_and_updates_its_stacks() -> None:
     prog = trace(lambda c, x: [jnp.sin(c) * x, jnp.exp(c), x], X, X)
     (eqn,) = trace(lambda c, xs: lax.scan(lambda c, x: (jnp.sin(c) * x, (jnp.exp(c), x)), c, xs),
                    X, jax.ShapeDtypeStruct((5, 64, 64), jnp.float32)).equations  # fmt: skip
-    flat = flatten_trip(prog, CPU, eqn, 1, 2)
+    flat = flatten_iteration(prog, CPU, eqn, 1, 2)
     found = collections.Counter(names(flat))
     assert found == {"dynamic_slice": 1, "sin": 1, "mul": 1, "exp": 1, "dynamic_update_slice": 2}
     # A stacked value is not written twice.

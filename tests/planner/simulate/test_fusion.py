@@ -8,24 +8,29 @@ from jax import lax
 
 from xform.interpret.barrier import barrier
 from xform.planner.simulate.flat import flatten
-from xform.planner.simulate.fusion import pointwise, post_order, spoiled, spoiled_operands
+from xform.planner.simulate.fusion import (
+    operands_not_elementwise,
+    pointwise,
+    post_order,
+    reads_not_elementwise,
+)
 from xform.planner.simulate.gain import GainFusion
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU, GPU
-from xform.planner.simulate.steps import Flat, Step
+from xform.planner.simulate.steps import FlatProgram, FlatStep
 from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 
 
-def flat_of(f, *args, by=CPU) -> Flat:
+def flat_of(f, *args, by=CPU) -> FlatProgram:
     return flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), by)
 
 
-def recursive(step: Step, done: dict[Step, None]) -> dict[Step, None]:
+def recursive(step: FlatStep, done: dict[FlatStep, None]) -> dict[FlatStep, None]:
     """Walk in post order, by the definition."""
     if step not in done:
-        for c in step.reads:
+        for c in step.operands:
             if c.maker:
                 recursive(c.maker, done)
         done[step] = None
@@ -45,10 +50,10 @@ def test_operands_come_first_in_their_order(seed: int) -> None:
 
     flat = flat_of(f, X)
     ends = [c.maker for c in flat.outputs if c.maker]
-    expected: dict[Step, None] = {}
+    expected: dict[FlatStep, None] = {}
     for end in ends:
         recursive(end, expected)
-    assert [*post_order(ends, lambda s: s.reads)] == [*expected]
+    assert [*post_order(ends, lambda s: s.operands)] == [*expected]
 
 
 def test_a_deep_program_needs_no_recursion() -> None:
@@ -58,7 +63,7 @@ def test_a_deep_program_needs_no_recursion() -> None:
         return x
 
     flat = flat_of(f, X)
-    assert len([*post_order([flat.steps[-1]], lambda s: s.reads)]) == 3_000
+    assert len([*post_order([flat.steps[-1]], lambda s: s.operands)]) == 3_000
 
 
 # For one operation: the operands that its last step does not read element by element.
@@ -77,21 +82,21 @@ READ = {
 def test_what_is_not_read_element_by_element(name: str) -> None:
     f, places = READ[name]
     last = flat_of(f, X, X).steps[-1]
-    assert [*spoiled_operands(last, True)] == [last.reads[i] for i in places]
+    assert [*operands_not_elementwise(last, True)] == [last.operands[i] for i in places]
     assert pointwise(last) == (not places or name == "what waits")
 
 
 def test_an_update_in_a_loop_of_others_reads_all_of_its_operands() -> None:
     f = lambda x, y: lax.dynamic_update_slice(x, y[:1], (3, 0))
     update = flat_of(f, X, X).steps[-1]
-    assert [*spoiled_operands(update, False)] == update.reads
+    assert [*operands_not_elementwise(update, False)] == update.operands
 
 
 def test_in_a_group_all_is_lost_that_is_behind_what_is() -> None:
     steps = flat_of(lambda x, y: jnp.sin(x + 1).T * y, X, X).steps
-    x, y = (next(c for s in steps for c in s.reads if not c.maker and s.does.name == name)
+    x, y = (next(c for s in steps for c in s.operands if not c.maker and s.primitive.name == name)
             for name in ("add", "mul"))  # fmt: skip
-    lost = spoiled(steps[::-1])
+    lost = reads_not_elementwise(steps[::-1])
     assert x in lost
     assert y not in lost
 
@@ -101,7 +106,7 @@ def test_a_view_is_what_it_is_a_view_of(fusion, by) -> None:
     flat = flat_of(lambda x, y: ((x @ y).reshape(32, 128).reshape(-1), x.reshape(-1)), X, X, by=by)
     base = fusion(flat, by).base
     product, given = flat.outputs
-    assert base[product].maker.does.name == "dot_general"
+    assert base[product].maker.primitive.name == "dot_general"
     assert base[given] is flat.inputs[0]
 
 
@@ -109,6 +114,6 @@ def test_every_step_is_written_or_behind_what_is() -> None:
     flat = flat_of(lambda x, y: (jnp.sin(x) @ y, jnp.sum(jnp.cos(x) * y, 0)), X, X)
     for fusion in (LoopFusion(flat, CPU), GainFusion(flat, GPU)):
         assert fusion.place.keys() == {*flat.steps}
-        written = {c for g in fusion.groups for c in g.root.makes}
+        written = {c for g in fusion.groups for c in g.root.results}
         assert {c for c in flat.outputs if c.maker} <= written
         assert all(c in written or not c.maker for g in fusion.groups for c in g.reads)

@@ -19,7 +19,9 @@ def of(f, *args) -> GainFusion:
 
 def written(f, *args) -> list[str]:
     fusion = of(f, *args)
-    return sorted(g.root.does.name for g in fusion.groups if g.root.makes[0] not in fusion.base)
+    return sorted(
+        g.root.primitive.name for g in fusion.groups if g.root.results[0] not in fusion.base
+    )
 
 
 # The values that each program writes, by the rules in XLA's `priority_fusion.cc`.
@@ -45,7 +47,7 @@ def test_what_is_written(name: str) -> None:
 
 def test_a_group_reads_what_is_written_or_an_input() -> None:
     fusion = of(lambda x: (jnp.sin(x) @ x + jnp.exp(x), jnp.sum(jnp.cos(x), 1)), X)
-    roots = {c for g in fusion.groups for c in g.root.makes}
+    roots = {c for g in fusion.groups for c in g.root.results}
     assert all(c in roots or c.maker is None for g in fusion.groups for c in g.reads)
 
 

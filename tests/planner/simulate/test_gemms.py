@@ -6,28 +6,30 @@ import jax
 import jax.numpy as jnp
 
 from xform.planner.simulate.flat import flatten
-from xform.planner.simulate.gemms import as_run
+from xform.planner.simulate.gemms import merge_and_split
 from xform.planner.simulate.profiles import CPU, GPU
-from xform.planner.simulate.steps import Flat
+from xform.planner.simulate.steps import FlatProgram
 from xform.program.ir import trace
 
 
-def of(f, *args, by=GPU) -> tuple[Flat, Flat]:
+def of(f, *args, by=GPU) -> tuple[FlatProgram, FlatProgram]:
     flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), by)
-    before = Flat(flat.inputs, flat.steps, flat.outputs)
-    return before, as_run(flat, by)
+    before = FlatProgram(flat.inputs, flat.steps, flat.outputs)
+    return before, merge_and_split(flat, by)
 
 
-def products(flat: Flat) -> list[tuple[int, ...]]:
-    return [s.makes[0].shape for s in flat.steps if s.does.name == "dot_general"]
+def products(flat: FlatProgram) -> list[tuple[int, ...]]:
+    return [s.results[0].shape for s in flat.steps if s.primitive.name == "dot_general"]
 
 
-def ordered(flat: Flat) -> bool:
+def ordered(flat: FlatProgram) -> bool:
     """Return whether each step follows the steps that make its operands, and readers are right."""
     place = {s: i for i, s in enumerate(flat.steps)}
-    makers = all(place[c.maker] < place[s] for s in flat.steps for c in s.reads if c.maker)
-    cells = [*flat.inputs, *itertools.chain(*(s.makes for s in flat.steps))]
-    return makers and all({*c.readers} == {s for s in flat.steps if c in s.reads} for c in cells)
+    makers = all(place[c.maker] < place[s] for s in flat.steps for c in s.operands if c.maker)
+    values = [*flat.inputs, *itertools.chain(*(s.results for s in flat.steps))]
+    return makers and all(
+        {*c.readers} == {s for s in flat.steps if c in s.operands} for c in values
+    )
 
 
 def square(n: int = 256):
@@ -39,7 +41,7 @@ def test_products_that_share_an_operand_are_one_and_its_slices() -> None:
     assert len(products(before)) == 2
     (product,) = products(after)
     assert product[-1] == 2 * 256 * 256
-    assert [s.does.name for s in after.steps].count("slice") == 2
+    assert [s.primitive.name for s in after.steps].count("slice") == 2
     assert [c.bytes for c in after.outputs] == [4 * 256**2] * 2
     assert ordered(after)
 
@@ -66,8 +68,8 @@ def test_few_rows_and_columns_that_sum_much_are_cut_and_added_up() -> None:
     assert parts > 1
     assert rest == [32, 32]
     product, total = after.steps[-2:]
-    assert total.does.name == "reduce_sum"
-    assert (total.reads, product.makes[0].bytes) == (product.makes, 4 * parts * 32 * 32)
+    assert total.primitive.name == "reduce_sum"
+    assert (total.operands, product.results[0].bytes) == (product.results, 4 * parts * 32 * 32)
     assert after.outputs[0].bytes == 4 * 32 * 32
     assert ordered(after)
 
@@ -82,4 +84,4 @@ def test_empty_products_and_other_backends_are_left_alone() -> None:
     _, after = of(lambda a, b: (a @ b, a @ b.T), empty, square(16))
     assert len(products(after)) == 2
     flat = flatten(trace(lambda x, v, w: [x @ v, x @ w], *[square()] * 3), CPU)
-    assert as_run(flat, CPU) is flat
+    assert merge_and_split(flat, CPU) is flat

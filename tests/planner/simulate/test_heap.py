@@ -9,7 +9,7 @@ import pytest
 from xform.memory import buffers
 from xform.memory.compilation import compile_for
 from xform.memory.proto import Message
-from xform.planner.simulate.heap import Value, heap_bytes
+from xform.planner.simulate.heap import HeapValue, heap_bytes
 from xform.planner.simulate.liveness import simulate
 from xform.program.ir import trace
 
@@ -43,8 +43,8 @@ def compiled(f) -> bytes:
     return module
 
 
-def heap_of(module: bytes) -> tuple[list[int], list[Value]]:
-    """Return the storages of a compiled program, and its values in steps of XLA's heap events."""
+def heap_of(module: bytes) -> tuple[list[int], list[HeapValue]]:
+    """Return the buffers of a compiled program, and its values in steps of XLA's heap events."""
     assignment = Message(module).message(3)
     size = {b.number(1): b.number(2) for b in assignment.messages(1)}
     (trace,) = assignment.messages(4)
@@ -59,7 +59,7 @@ def heap_of(module: bytes) -> tuple[list[int], list[Value]]:
             sizes.append(size[buffer])
         storage[buffer] = storage[event.number(5)] if kind == SHARE else len(sizes) - 1
         born[buffer] = i
-    return sizes, [Value(storage[b], born[b], dies[b], b) for b in born]
+    return sizes, [HeapValue(storage[b], born[b], dies[b], b) for b in born]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -76,29 +76,39 @@ def test_the_heap_and_all_that_is_put_in_it_are_the_compilers(seed: int) -> None
 
 
 def test_nothing_lies_unused_where_all_values_live_at_once() -> None:
-    values = [Value(i, i, 9, i) for i in range(4)]
+    values = [HeapValue(i, i, 9, i) for i in range(4)]
     assert heap_bytes([64, 256, 128, 64], values, 512) == 512
     assert heap_bytes([], [], 0) == 0
 
 
 def test_what_lies_unused_is_counted() -> None:
     """The large values are at offset 0, one after the other; each small one is above another."""
-    values = [Value(0, 1, 2, 0), Value(1, 3, 5, 1), Value(2, 2, 5, 2), Value(3, 0, 1, 3)]
+    values = [
+        HeapValue(0, 1, 2, 0),
+        HeapValue(1, 3, 5, 1),
+        HeapValue(2, 2, 5, 2),
+        HeapValue(3, 0, 1, 3),
+    ]
     assert heap_bytes([64, 256, 64, 256], values, 320) == 384
 
 
 def test_of_two_orders_that_which_takes_less_is_kept() -> None:
     """By falling size: 448 bytes; by falling lifetime the two earliest are at the bottom."""
-    values = [Value(0, 3, 5, 0), Value(1, 0, 3, 1), Value(2, 4, 5, 2), Value(3, 0, 3, 3)]
+    values = [
+        HeapValue(0, 3, 5, 0),
+        HeapValue(1, 0, 3, 1),
+        HeapValue(2, 4, 5, 2),
+        HeapValue(3, 0, 3, 3),
+    ]
     assert heap_bytes([128, 128, 192, 128], values, 384) == 384
 
 
-def test_values_of_one_storage_are_placed_once() -> None:
-    values = [Value(0, 0, 2, 0), Value(0, 2, 5, 1), Value(1, 3, 4, 2)]
+def test_values_of_one_buffer_are_placed_once() -> None:
+    values = [HeapValue(0, 0, 2, 0), HeapValue(0, 2, 5, 1), HeapValue(1, 3, 4, 2)]
     assert heap_bytes([512, 128], values, 640) == 640
 
 
 def test_what_is_small_beside_the_peak_is_only_counted() -> None:
     sizes = [2**20, *[64] * 50]
-    values = [Value(0, 0, 60, 0), *(Value(i, i, i + 1, i) for i in range(1, 51))]
+    values = [HeapValue(0, 0, 60, 0), *(HeapValue(i, i, i + 1, i) for i in range(1, 51))]
     assert heap_bytes(sizes, values, 2**20 + 128) == 2**20 + 128

@@ -7,7 +7,7 @@ from jax import lax
 
 from tests.kernels import kernels
 from xform.planner.simulate.flat import flatten
-from xform.planner.simulate.library import calls
+from xform.planner.simulate.library import library_calls
 from xform.planner.simulate.liveness import simulate
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU
@@ -21,7 +21,7 @@ def found(f, *args):
     """Return the flat program, and the calls in it."""
     flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), CPU)
     place = LoopFusion(flat, CPU).place
-    return flat, calls(flat, sorted(flat.steps, key=place.__getitem__), CPU)
+    return flat, library_calls(flat, sorted(flat.steps, key=place.__getitem__), CPU)
 
 
 def parts(does) -> list[str]:
@@ -49,7 +49,7 @@ ALONE = (jnp.exp, jnp.tanh, jnp.abs, jnp.log1p, jnp.floor, lax.logistic, lax.rsq
 def test_calls_are_those_of_the_compiler(name: str) -> None:
     """Compare the products and reductions in each call, except single products without readers."""
     _, made = found(TAKEN[name], X)
-    ours = sorted(parts(s.does.name for s in steps) for steps in made.values())
+    ours = sorted(parts(s.primitive.name for s in steps) for steps in made.values())
     theirs = sorted(parts(k.does) for k in kernels(TAKEN[name], X) if k.library)
     assert ours == [way for way in theirs if way != ["dot"]]
 
@@ -82,8 +82,8 @@ def test_each_step_is_in_one_call_of_which_only_the_last_is_read(f) -> None:
     assert len(set(steps)) == len(steps) > 2
     for root, members in made.items():
         assert members[0] is root
-        read = {c for s in flat.steps if s not in members for c in s.reads}
-        assert not read.union(flat.outputs) & {s.makes[0] for s in members[1:]}
+        read = {c for s in flat.steps if s not in members for c in s.operands}
+        assert not read.union(flat.outputs) & {s.results[0] for s in members[1:]}
 
 
 def test_without_a_product_or_a_reduction_there_is_no_call() -> None:

@@ -103,8 +103,8 @@ def test_small_and_empty_values_are_simulated(shape) -> None:
 def test_equal_bodies_of_loops_are_simulated_once(monkeypatch) -> None:
     lengths = iter((3, 5))
     seen: list[Any] = []
-    once = liveness.flatten_trip
-    monkeypatch.setattr(liveness, "flatten_trip", lambda *a: seen.append(a) or once(*a))
+    once = liveness.flatten_iteration
+    monkeypatch.setattr(liveness, "flatten_iteration", lambda *a: seen.append(a) or once(*a))
 
     def twice(x, factor: float):
         for _ in range(2):

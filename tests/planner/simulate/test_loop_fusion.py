@@ -8,10 +8,10 @@ from jax import lax
 from tests.calls import counted
 from tests.kernels import kernels
 from xform.planner.simulate.flat import flatten
-from xform.planner.simulate.fusion import Group
+from xform.planner.simulate.fusion import FusionGroup
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU, GPU
-from xform.planner.simulate.steps import Step
+from xform.planner.simulate.steps import FlatStep
 from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -24,8 +24,8 @@ def of(f, *args, by=CPU) -> LoopFusion:
 
 
 def written(fusion: LoopFusion) -> list[int]:
-    cells = [g.root.makes[0] for g in fusion.groups]
-    return sorted(c.bytes for c in cells if c not in fusion.base and c.bytes >= SMALL)
+    values = [g.root.results[0] for g in fusion.groups]
+    return sorted(c.bytes for c in values if c not in fusion.base and c.bytes >= SMALL)
 
 
 def square(x):
@@ -70,11 +70,11 @@ def test_narrow_numbers_and_none_at_all() -> None:
     assert of(lambda: ()).groups == []
 
 
-def steps_of(group: Group) -> set[Step]:
+def steps_of(group: FusionGroup) -> set[FlatStep]:
     """Return the steps between the values that a group reads and its result."""
     found, todo = {group.root}, [group.root]
     while todo:
-        made = {c.maker for c in todo.pop().reads if c.maker and c not in group.reads}
+        made = {c.maker for c in todo.pop().operands if c.maker and c not in group.reads}
         todo += made - found
         found |= made
     return found
@@ -85,7 +85,7 @@ def test_groups_hold_each_step_and_read_what_is_written(f) -> None:
     flat = flatten(trace(lambda x: jax.tree.leaves(f(x)), X), CPU)
     fusion = LoopFusion(flat, CPU)
     assert {s for g in fusion.groups for s in steps_of(g)} == set(flat.steps)
-    roots = {c for g in fusion.groups for c in g.root.makes}
+    roots = {c for g in fusion.groups for c in g.root.results}
     for group in fusion.groups:
         assert set(group.reads) <= roots | set(flat.inputs)
     made = {c for c in flat.outputs if c.maker}
@@ -143,16 +143,16 @@ def test_a_loop_reads_what_it_takes_in_by_the_steps_that_do_and_in_their_order()
         return jnp.exp(more * y.T) - more * y, square(more)
 
     flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), X, X), CPU)
-    by_result = {g.root.makes[0]: g for g in LoopFusion(flat, CPU).groups}
+    by_result = {g.root.results[0]: g for g in LoopFusion(flat, CPU).groups}
     group = by_result[flat.outputs[0]]
     a, b = flat.inputs
     assert list(group.reads) == [a, b]
     # Two steps of the loop take in the sum, which is in it once; `y` is read in two orders.
-    assert [[s.does.name for s in group.reads[c]] for c in (a, b)] == [
+    assert [[s.primitive.name for s in group.reads[c]] for c in (a, b)] == [
         ["add"],
         ["transpose", "mul"],
     ]
-    assert group.spoiled == {b}
+    assert group.not_elementwise == {b}
     assert group.replaceable() == {a}
 
 

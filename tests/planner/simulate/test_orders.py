@@ -10,7 +10,7 @@ import pytest
 from tests.calls import counted
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.gain import GainFusion
-from xform.planner.simulate.orders import _Orders, least_memory
+from xform.planner.simulate.orders import _Orders, least_memory_order
 from xform.planner.simulate.profiles import GPU
 from xform.program.ir import trace
 
@@ -38,12 +38,12 @@ def program(seed: int):
 
 def peak(order, base, outputs) -> int:
     """Return the most live bytes: each group's result, and earlier values that are still read."""
-    made = [[c for c in g.root.makes if c not in base] for g in order]
+    made = [[c for c in g.root.results if c not in base] for g in order]
     reads = [{base.get(c, c) for c in g.reads} for g in order]
     stay = {base.get(c, c) for c in outputs}
     most = 0
     for i in range(len(order)):
-        live = [c for cells in made[:i] for c in cells
+        live = [c for values in made[:i] for c in values
                 if c in stay or any(c in later for later in reads[i:])]  # fmt: skip
         most = max(most, sum(c.bytes for c in (*live, *made[i])))
     return most
@@ -51,11 +51,11 @@ def peak(order, base, outputs) -> int:
 
 def valid(order) -> bool:
     there: set = set()
-    makers = {c for g in order for c in g.root.makes}
+    makers = {c for g in order for c in g.root.results}
     for g in order:
         if not {c for c in g.reads if c in makers} <= there:
             return False
-        there.update(g.root.makes)
+        there.update(g.root.results)
     return True
 
 
@@ -70,7 +70,7 @@ def test_an_order_is_valid_and_the_best_of_three(seed: int) -> None:
         order = [groups[i] for i in way]
         assert valid(order)
         assert work.peak(way) == peak(order, base, outputs)
-    chosen = least_memory(groups, base, outputs, lambda g: 0)
+    chosen = least_memory_order(groups, base, outputs, lambda g: 0)
     assert valid(chosen)
     assert peak(chosen, base, outputs) == min(map(work.peak, ways))
 
@@ -84,7 +84,7 @@ def test_it_is_as_low_as_the_best_of_all_orders_where_those_are_few() -> None:
     assert len(groups) < 10
     every = (p for p in itertools.permutations(groups) if valid(p))
     least = min(peak(order, base, outputs) for order in itertools.islice(every, 3_000))
-    assert peak(least_memory(groups, base, outputs, lambda g: 0), base, outputs) <= least
+    assert peak(least_memory_order(groups, base, outputs, lambda g: 0), base, outputs) <= least
 
 
 def test_what_runs_inside_a_group_counts() -> None:
@@ -102,6 +102,6 @@ def test_it_is_near_linear() -> None:
             return x
 
         groups, base, outputs = groups_of(f, jnp.ones((8, 8)))
-        return counted(lambda: least_memory(groups, base, outputs, lambda g: 0))[0]
+        return counted(lambda: least_memory_order(groups, base, outputs, lambda g: 0))[0]
 
     assert work(400) < 6 * work(100)

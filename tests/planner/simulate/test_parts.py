@@ -15,7 +15,7 @@ from xform.planner.candidates.snapshots import stored
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.planner.simulate.flat import flatten
-from xform.planner.simulate.parts import flatten_plan
+from xform.planner.simulate.parts import flatten_schedule
 from xform.planner.simulate.profiles import profile
 from xform.policies import MinCut
 from xform.program.ir import trace
@@ -83,7 +83,7 @@ POLICIES = {
 
 def same(how, backend: str) -> None:
     n_seeds, by = len(how.joint.seeds), profile(backend)
-    flats = flatten_plan(how, by), flatten(emitted(how), by, n_seeds)
+    flats = flatten_schedule(how, by), flatten(emitted(how), by, n_seeds)
     assert len(flats[0].steps) > 3
     ours, theirs = (_written(flat) for flat in flats)
     assert ours == theirs
@@ -94,8 +94,10 @@ def _written(flat):
     names = {id(c): f"i{i}" for i, c in enumerate(flat.inputs)}
     lines = []
     for i, s in enumerate(flat.steps):
-        names |= {id(c): f"v{i}.{k}" for k, c in enumerate(s.makes)}
-        lines.append((s.does.name, [names[id(c)] for c in s.reads], [c.bytes for c in s.makes]))
+        names |= {id(c): f"v{i}.{k}" for k, c in enumerate(s.results)}
+        lines.append(
+            (s.primitive.name, [names[id(c)] for c in s.operands], [c.bytes for c in s.results])
+        )
     return lines, [names.get(id(c), "constant") for c in flat.outputs]
 
 

@@ -1,23 +1,27 @@
-"""Cells and steps compare by identity, even if they look equal."""
+"""Values and steps compare by identity, even if they look equal."""
 
 import jax.numpy as jnp
 import pytest
 
-from xform.planner.simulate.steps import Cell, Flat, Step, repeat_p, wait_p
+from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue, repeat_p, wait_p
 from xform.program.ir import trace
 from xform.registry.table import RULES, traits
 
 
-def step() -> Step:
+def step() -> FlatStep:
     (eqn,) = trace(lambda x: [jnp.sin(x)], jnp.ones(3)).equations
-    return Step(
-        eqn.primitive, traits(eqn.primitive), eqn, [Cell(12, "input", (3,))], [Cell(12, "made")]
+    return FlatStep(
+        eqn.primitive,
+        traits(eqn.primitive),
+        eqn,
+        [FlatValue(12, "input", (3,))],
+        [FlatValue(12, "made")],
     )
 
 
 def test_two_values_of_one_type_are_two() -> None:
     """They are keys of dictionaries."""
-    one, other = Cell(4, "made", (1,)), Cell(4, "made", (1,))
+    one, other = FlatValue(4, "made", (1,)), FlatValue(4, "made", (1,))
     assert one != other
     assert len({one, other, one}) == 2
     first, second = step(), step()
@@ -25,7 +29,7 @@ def test_two_values_of_one_type_are_two() -> None:
 
 
 def test_readers_are_each_cells_own() -> None:
-    one, other = Cell(4, "made"), Cell(4, "made")
+    one, other = FlatValue(4, "made"), FlatValue(4, "made")
     one.readers.append(step())
     assert other.readers == []
     assert (one.maker, one.shape, step().by_rows, step().starts) == (None, (), False, ())
@@ -35,7 +39,7 @@ def test_nothing_else_can_be_said_of_them() -> None:
     with pytest.raises(AttributeError):
         step().note = 1  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError):
-        Flat((), (), ()).steps = (step(),)  # pyright: ignore[reportAttributeAccessIssue]
+        FlatProgram((), (), ()).steps = (step(),)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_what_a_compiler_does_by_itself_is_in_no_program() -> None:

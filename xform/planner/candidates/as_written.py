@@ -42,9 +42,9 @@ _N_INTERVALS = 4
 _SWITCH_POINTS = (1 / 4, 1 / 2, 3 / 4)
 # Prices of a FLOP, in bytes.
 _PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
-# (MinCut.written, MinCut.apart): the extra price of saving a fused value instead of the product it
-# is computed from (a compiler that fuses it keeps the product live too), and which bottlenecks are
-# free to save.
+# (MinCut.fused_save_price, MinCut.bottleneck_stride): the extra price of saving a fused value
+# instead of the product it is computed from (a compiler that fuses it keeps the product live too),
+# and which bottlenecks are free to save.
 _CUT_OPTIONS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1),
                 (0.0, 4), (1 / 128, 4))  # fmt: skip
 
@@ -67,8 +67,8 @@ def cuts(problem: Problem) -> list[Schedule]:
     schedules: list[Schedule] = [plan(min_cut)]
     n_equations = size(schedules[0])
     large = n_equations > _MAX_MEDIUM
-    for written, apart in _CUT_OPTIONS[: _N_OPTIONS_LARGE if large else None]:
-        schedules += _priced(plan, written, apart)
+    for fused_price, stride in _CUT_OPTIONS[: _N_OPTIONS_LARGE if large else None]:
+        schedules += _priced(plan, fused_price, stride)
     sizes = list(map(kept_bytes, schedules))
     low, high = min(sizes), max(sizes)
     looped = any(node.loop for node in schedules[0].inner)
@@ -79,8 +79,10 @@ def cuts(problem: Problem) -> list[Schedule]:
         program = IntegerProgram(plan(MinCut()), problem.link)
         targets = [low + int(part * (high - low)) for part in parts]
         schedules += map(plan, _by_integer_programs(program, targets))
-    for written, apart in _CUT_OPTIONS[:_N_OPTIONS_REGIONS] if free_regions(schedules[0]) else ():
-        schedules += _priced(plan, written, apart, free=True)
+    for fused_price, stride in (
+        _CUT_OPTIONS[:_N_OPTIONS_REGIONS] if free_regions(schedules[0]) else ()
+    ):
+        schedules += _priced(plan, fused_price, stride, in_regions=True)
     key = lambda p: (frozenset(p.kept), kept_bytes(p), recompute_flops(p))
     distinct = {key(p): p for p in schedules}
     return sorted(distinct.values(), key=lambda p: (recompute_flops(p), kept_bytes(p)))
@@ -92,10 +94,10 @@ def free_regions(schedule: Schedule) -> bool:
     return any(free_region(n.eqn) or any(map(free_regions, schedules)) for n, schedules in pairs)
 
 
-def _priced(plan: Callable[[MinCut], Schedule], written: float, apart: int, free: bool = False
-            ) -> Iterator[Schedule]:  # fmt: skip
+def _priced(plan: Callable[[MinCut], Schedule], fused_price: float, stride: int,
+            in_regions: bool = False) -> Iterator[Schedule]:  # fmt: skip
     """Yield minimum cuts at a few prices of a FLOP, then cuts that switch between two of them."""
-    cut_at = lambda price, late, at: plan(MinCut(price, late, at, written, apart, free))
+    cut_at = lambda price, late, at: plan(MinCut(price, late, at, fused_price, stride, in_regions))
     schedules = _at_prices(lambda price: cut_at(price, price, 1.0), _PRICES)
     by_bytes = {kept_bytes(p): (price, p) for price, p in zip(_PRICES, schedules, strict=True)}
     chosen = _evenly_spaced(sorted(by_bytes))

@@ -74,7 +74,7 @@ def least_bytes(schedule: Schedule, backend: str) -> int:
     joint = schedule.joint
     size = lambda atoms: sum(aval_bytes(v.aval) for v in atoms)
     outputs = size(joint.outputs) + size(joint.backward_outputs)
-    return size(joint.inputs) + max(kept_bytes(schedule) - profile(backend).on_chip, outputs)
+    return size(joint.inputs) + max(kept_bytes(schedule) - profile(backend).on_chip_bytes, outputs)
 
 
 def sent_bytes(schedule: Schedule) -> int:

@@ -98,7 +98,7 @@ class Graph:
         return np.asarray(makers, np.int64)
 
     def cheapest(self, prices: Sequence[float] | np.ndarray, sizes: Mapping[Var, float],
-                 written: float = 0.0) -> frozenset[Var]:  # fmt: skip
+                 fused_save_price: float = 0.0) -> frozenset[Var]:  # fmt: skip
         """Return the values to save: those on the cheapest cut.
 
         Args:
@@ -106,13 +106,14 @@ class Graph:
             must not be recomputed.
           sizes: bytes of values whose price is not the bytes of their type: tokens, and inputs
             that cost something to read. Other inputs are free.
-          written: extra price, for each byte, of saving a value that would otherwise be fused.
+          fused_save_price: extra price, for each byte, of saving a value that would otherwise be
+            fused.
         """
         size = self._bytes.copy()
         for v, n in sizes.items():
             if v in self._index and size[self._index[v]] < math.inf:
                 size[self._index[v]] = n
-        size *= 1 + written * self._fused
+        size *= 1 + fused_save_price * self._fused
         read = [(self._vertex[v], sizes[v]) for v in self.joint.inputs if sizes.get(v)]
         if not len(self._needs):
             return frozenset()

@@ -16,7 +16,7 @@ from jax import lax
 from xform._jax import Primitive, dot_general_p
 from xform.planner.simulate.products import batch_and_summed
 from xform.planner.simulate.profiles import Profile
-from xform.planner.simulate.steps import Cell, Flat, Step
+from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue
 from xform.registry.table import traits
 
 # The numbers of parts into which a product may be split.
@@ -24,9 +24,9 @@ _PARTS = tuple(2**i for i in range(12))
 _TILE = 128
 
 
-def as_run(flat: Flat, profile: Profile) -> Flat:
-    """Return the program with its matrix products merged and split as the backend does."""
-    return _Products(flat, profile).flat() if profile.merges else flat
+def merge_and_split(flat: FlatProgram, profile: Profile) -> FlatProgram:
+    """Return the program with its matrix products merged and split as the backend prim."""
+    return _Products(flat, profile).flat() if profile.merge_bytes else flat
 
 
 class _Products:
@@ -35,52 +35,58 @@ class _Products:
     `_sizes` holds the batch size, rows, summed elements and columns of each product.
     """
 
-    def __init__(self, flat: Flat, profile: Profile):
+    def __init__(self, flat: FlatProgram, profile: Profile):
         self._flat, self._profile = flat, profile
-        sizes = {s: _sizes(s) for s in flat.steps if s.does is dot_general_p and len(s.reads) == 2}
+        sizes = {
+            s: _sizes(s)
+            for s in flat.steps
+            if s.primitive is dot_general_p and len(s.operands) == 2
+        }
         self._sizes = {s: size for s, size in sizes.items() if all(size)}
-        self._new, self._removed = dict[Step, None](), set[Step]()
+        self._new, self._removed = dict[FlatStep, None](), set[FlatStep]()
 
-    def flat(self) -> Flat:
+    def flat(self) -> FlatProgram:
         """Return the program with its products merged, then split."""
         self._before = self._depends()
-        values = (c for s in self._flat.steps for c in s.makes)
-        for cell in [*self._flat.inputs, *values]:
-            if _products(cell) > 1:
+        values = (c for s in self._flat.steps for c in s.results)
+        for value in [*self._flat.inputs, *values]:
+            if _products(value) > 1:
                 for summed_last in (True, False):
-                    products = (s for s in cell.readers if s in self._before)
-                    self._merge([s for s in products if _summed_last(s, cell) is summed_last], cell)
+                    products = (s for s in value.readers if s in self._before)
+                    self._merge(
+                        [s for s in products if _summed_last(s, value) is summed_last], value
+                    )
         for step in tuple(self._sizes):
             self._split(step)
         left = [s for s in self._flat.steps if s not in self._removed]
         return _sorted(self._flat, (*left, *self._new)) if self._new else self._flat
 
-    def _depends(self) -> dict[Step, int]:
+    def _depends(self) -> dict[FlatStep, int]:
         """For each product that shares an operand, the products that it depends on, as bits."""
-        shared = [s for s in self._sizes if any(_products(c) > 1 for c in s.reads)]
+        shared = [s for s in self._sizes if any(_products(c) > 1 for c in s.operands)]
         self._bit = {s: 1 << i for i, s in enumerate(shared)}
-        products: dict[Cell, int] = {}
-        before: dict[Step, int] = {}
+        products: dict[FlatValue, int] = {}
+        before: dict[FlatStep, int] = {}
         for step in self._flat.steps:
             bits = 0
-            for c in step.reads:
+            for c in step.operands:
                 bits |= products.get(c, 0)
             if step in self._bit:
                 before[step] = bits
                 bits |= self._bit[step]
             if bits:
-                products.update(dict.fromkeys(step.makes, bits))
+                products.update(dict.fromkeys(step.results, bits))
         return before
 
-    def _merge(self, steps: list[Step], shared: Cell) -> None:
+    def _merge(self, steps: list[FlatStep], shared: FlatValue) -> None:
         """Merge small products that share an operand, if they are independent of each other."""
         while len(steps) > 1:
             first = steps[0]
             merged, bits, before = [first], self._bit[first], self._before[first]
-            side = first.reads.index(shared)
+            side = first.operands.index(shared)
             for step in steps[1:]:
-                alike = step.reads.index(shared) == side or self._sizes[step][0] == 1
-                small = min(_bytes([step]), _bytes(merged)) <= self._profile.merges
+                alike = step.operands.index(shared) == side or self._sizes[step][0] == 1
+                small = min(_bytes([step]), _bytes(merged)) <= self._profile.merge_bytes
                 depends = before & self._bit[step] or self._before[step] & bits
                 if alike and small and not depends:
                     merged.append(step)
@@ -93,14 +99,14 @@ class _Products:
                     if seen & bits:
                         self._before[step] = seen | bits | before
 
-    def _join(self, merged: list[Step], shared: Cell) -> None:
+    def _join(self, merged: list[FlatStep], shared: FlatValue) -> None:
         """Replace products by one product. Their results become slices of it."""
-        others = [s.reads[1 - s.reads.index(shared)] for s in merged]
+        others = [s.operands[1 - s.operands.index(shared)] for s in merged]
         size = (
-            sum(s.makes[0].bytes for s in merged),
-            sum(math.prod(s.makes[0].shape) for s in merged),
+            sum(s.results[0].bytes for s in merged),
+            sum(math.prod(s.results[0].shape) for s in merged),
         )
-        joined = Cell(size[0], "made", (size[1],))
+        joined = FlatValue(size[0], "made", (size[1],))
         product = self._step(dot_general_p, merged[0], [shared, *others], [joined])
         batch, _, inner, _ = self._sizes[merged[0]]
         own = math.prod(shared.shape) // (batch * inner)
@@ -108,63 +114,65 @@ class _Products:
         for step in merged:
             del self._before[step], self._sizes[step]
             self._removed.add(step)
-            for c in dict.fromkeys(step.reads):
+            for c in dict.fromkeys(step.operands):
                 c.readers.remove(step)
-            self._step(lax.slice_p, step, [joined], step.makes)
+            self._step(lax.slice_p, step, [joined], step.results)
 
-    def _split(self, step: Step) -> None:
+    def _split(self, step: FlatStep) -> None:
         """Split a product into parts that are written and added up, if that takes less time."""
         parts = _parts(*self._sizes[step], self._profile)
         if parts > 1:
-            (cell,) = step.makes
-            size = 4 * parts * math.prod(cell.shape)
-            step.makes = [Cell(size, "made", (parts, *cell.shape), step)]
-            self._step(lax.reduce_sum_p, step, step.makes, [cell])
+            (value,) = step.results
+            size = 4 * parts * math.prod(value.shape)
+            step.results = [FlatValue(size, "made", (parts, *value.shape), step)]
+            self._step(lax.reduce_sum_p, step, step.results, [value])
 
-    def _step(self, does: Primitive, like: Step, reads: list[Cell], makes: list[Cell]) -> Step:
-        step = Step(does, traits(does), like.eqn, list(reads), list(makes))
-        for c in makes:
+    def _step(
+        self, prim: Primitive, like: FlatStep, operands: list[FlatValue], results: list[FlatValue]
+    ) -> FlatStep:
+        step = FlatStep(prim, traits(prim), like.eqn, list(operands), list(results))
+        for c in results:
             c.maker = step
-        for c in dict.fromkeys(reads):
+        for c in dict.fromkeys(operands):
             c.readers.append(step)
         self._new[step] = None
         return step
 
 
-def _sizes(step: Step) -> tuple[int, int, int, int]:
+def _sizes(step: FlatStep) -> tuple[int, int, int, int]:
     """Batch size, rows, summed elements and columns of a product."""
     batch, inner = batch_and_summed(step.eqn)
-    rows, columns = (math.prod(c.shape) // max(1, batch * inner) for c in step.reads)
+    rows, columns = (math.prod(c.shape) // max(1, batch * inner) for c in step.operands)
     return batch, rows, inner, columns
 
 
-def _summed_last(step: Step, operand: Cell) -> bool:
+def _summed_last(step: FlatStep, operand: FlatValue) -> bool:
     """Whether the summed axis of an operand is its last."""
-    return step.by_rows if step.reads[0] is operand else not step.right_by_rows
+    return step.by_rows if step.operands[0] is operand else not step.right_by_rows
 
 
-def _products(cell: Cell) -> int:
+def _products(value: FlatValue) -> int:
     """How many products read a value."""
-    return sum(s.does is dot_general_p for s in cell.readers)
+    return sum(s.primitive is dot_general_p for s in value.readers)
 
 
-def _bytes(steps: list[Step]) -> int:
+def _bytes(steps: list[FlatStep]) -> int:
     """Bytes of products and their operands, each value once."""
-    return sum(c.bytes for c in dict.fromkeys(c for s in steps for c in (*s.reads, *s.makes)))
+    return sum(c.bytes for c in dict.fromkeys(c for s in steps for c in (*s.operands, *s.results)))
 
 
-def _sorted(flat: Flat, steps: Iterable[Step]) -> Flat:
+def _sorted(flat: FlatProgram, steps: Iterable[FlatStep]) -> FlatProgram:
     """The flat program of these steps, each after the steps that make its operands."""
-    done: dict[Step, None] = {}
+    done: dict[FlatStep, None] = {}
     for first in steps:
         todo = [first]
         while todo:
-            late = [c.maker for c in todo[-1].reads if c.maker and c.maker not in done]
+            late = [c.maker for c in todo[-1].operands if c.maker and c.maker not in done]
             if late:
                 todo += late
             else:
                 done[todo.pop()] = None
-    return Flat(flat.inputs, tuple(done), flat.outputs)
+    return FlatProgram(flat.inputs, tuple(done), flat.outputs)
 
 
 def _parts(batch: int, rows: int, inner: int, columns: int, profile: Profile) -> int:

@@ -17,7 +17,7 @@ from jax import lax
 
 from xform._jax import broadcast_in_dim_p, dot_general_p
 from xform.planner.simulate.profiles import Profile
-from xform.planner.simulate.steps import Flat, Step, repeat_p
+from xform.planner.simulate.steps import FlatProgram, FlatStep, repeat_p
 
 _POINTWISE = frozenset({
     lax.abs_p, lax.ceil_p, lax.erf_p, lax.exp_p, lax.expm1_p, lax.floor_p, lax.log_p, lax.log1p_p,
@@ -30,7 +30,9 @@ _REDUCES = frozenset({lax.reduce_sum_p, lax.reduce_max_p, lax.reduce_min_p})
 _TYPES = frozenset(map(jnp.dtype, ("float32", "bfloat16", "int8", "uint8")))
 
 
-def calls(flat: Flat, steps: Sequence[Step], profile: Profile) -> dict[Step, list[Step]]:
+def library_calls(
+    flat: FlatProgram, steps: Sequence[FlatStep], profile: Profile
+) -> dict[FlatStep, list[FlatStep]]:
     """Return the library calls of a program, with their steps.
 
     Each key is the step whose result the call writes. It is also the first of the listed steps.
@@ -38,11 +40,13 @@ def calls(flat: Flat, steps: Sequence[Step], profile: Profile) -> dict[Step, lis
     """
     work = _LibraryFusion(flat, profile)
     for step in reversed(steps):
-        if step.does in _REDUCES and step not in work.home and work.knows(step):
+        if step.primitive in _REDUCES and step not in work.home and work.knows(step):
             work.grow(step)
-        elif step.does is dot_general_p:
+        elif step.primitive is dot_general_p:
             work.home.setdefault(step, {step: None})
-    homes = {id(m): m for m in work.home.values() if len(m) > 1 or next(iter(m)).does in _REDUCES}
+    homes = {
+        id(m): m for m in work.home.values() if len(m) > 1 or next(iter(m)).primitive in _REDUCES
+    }
     return {work.root[i]: [work.root[i], *(s for s in m if s is not work.root[i])]
             for i, m in homes.items()}  # fmt: skip
 
@@ -54,20 +58,20 @@ class _LibraryFusion:
     whose result it writes.
     """
 
-    def __init__(self, flat: Flat, profile: Profile):
-        self.outputs, self.least = frozenset(flat.outputs), profile.library
-        self.pointwise = _POINTWISE | _SINES if profile.sines else _POINTWISE
-        self.home: dict[Step, dict[Step, None]] = {}
-        self.root: dict[int, Step] = {}
+    def __init__(self, flat: FlatProgram, profile: Profile):
+        self.outputs, self.least = frozenset(flat.outputs), profile.library_elements
+        self.pointwise = _POINTWISE | _SINES if profile.library_sines else _POINTWISE
+        self.home: dict[FlatStep, dict[FlatStep, None]] = {}
+        self.root: dict[int, FlatStep] = {}
 
-    def grow(self, start: Step) -> None:
+    def grow(self, start: FlatStep) -> None:
         """Make a call of a reduction, and add neighbours until none can be added."""
-        members: dict[Step, None] = {start: None}
+        members: dict[FlatStep, None] = {start: None}
         self.home[start] = members
         root = start
         while True:
             before = len(members)
-            seen: set[Step] = {start}
+            seen: set[FlatStep] = {start}
             queue = collections.deque([(s, True) for s in self._above(members, members, seen)])
             queue += [(s, False) for s in self._below(root, seen)]
             while queue:
@@ -85,14 +89,14 @@ class _LibraryFusion:
                 break
         self.root[id(members)] = root
 
-    def _above(self, members: dict[Step, None], of: Sequence[Step] | dict[Step, None],
-               seen: set[Step], new: Step | None = None) -> list[Step]:  # fmt: skip
+    def _above(self, members: dict[FlatStep, None], of: Sequence[FlatStep] | dict[FlatStep, None],
+               seen: set[FlatStep], new: FlatStep | None = None) -> list[FlatStep]:  # fmt: skip
         """The steps that make operands of the steps `of`, and that only the call reads.
 
         The call consists of `members` and the step `new`. Adds the found steps to `seen`.
         """
-        makers: list[Step] = []
-        for c in [c for s in of for c in s.reads]:
+        makers: list[FlatStep] = []
+        for c in [c for s in of for c in s.operands]:
             step = c.maker
             if step is None or step in self.home or step in seen or c in self.outputs:
                 continue
@@ -101,42 +105,42 @@ class _LibraryFusion:
                 makers.append(step)
         return makers
 
-    def _below(self, step: Step, seen: set[Step]) -> list[Step]:
+    def _below(self, step: FlatStep, seen: set[FlatStep]) -> list[FlatStep]:
         """The reader of a step, if there is exactly one. Adds it to `seen`."""
-        cell = step.makes[0]
-        if cell in self.outputs or len(cell.readers) != 1:
+        value = step.results[0]
+        if value in self.outputs or len(value.readers) != 1:
             return []
-        (reader,) = cell.readers
+        (reader,) = value.readers
         if reader in self.home or reader in seen:
             return []
         seen.add(reader)
         return [reader]
 
-    def knows(self, step: Step) -> bool:
+    def knows(self, step: FlatStep) -> bool:
         """Whether the library supports a step, and XLA prefers it for values of this size."""
-        if len(step.makes) != 1 or not all(map(_typed, step.eqn.invars)):
+        if len(step.results) != 1 or not all(map(_typed, step.eqn.invars)):
             return False
         if not _typed(step.eqn.outvars[0]):
             return False
-        if step.does in _MOVES:
+        if step.primitive in _MOVES:
             return True
-        if step.does is dot_general_p:
+        if step.primitive is dot_general_p:
             return _matrices(step)
-        large = any(math.prod(c.shape) >= self.least for c in (*step.reads, *step.makes))
-        return large and (step.does in self.pointwise or step.does in _REDUCES)
+        large = any(math.prod(c.shape) >= self.least for c in (*step.operands, *step.results))
+        return large and (step.primitive in self.pointwise or step.primitive in _REDUCES)
 
 
 def _typed(v: object) -> bool:
     return getattr(getattr(v, "aval", None), "dtype", None) in _TYPES
 
 
-def _matrices(step: Step) -> bool:
+def _matrices(step: FlatStep) -> bool:
     """Whether the library runs a product: of two matrices, the left one by rows, not tiny."""
     rows, inner, columns = _sizes(step)
     return step.by_rows and 1 not in (rows, columns) and max(rows, inner, columns) >= 8
 
 
-def _sizes(step: Step) -> tuple[int, int, int]:
+def _sizes(step: FlatStep) -> tuple[int, int, int]:
     """Rows, summed elements and columns of a product."""
     (left, _), (batch, _) = step.eqn.params["dimension_numbers"]
     a, b = (v.aval.shape for v in step.eqn.invars)  # pyright: ignore[reportAttributeAccessIssue]

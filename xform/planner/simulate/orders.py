@@ -16,12 +16,16 @@ import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-from xform.planner.simulate.fusion import Group
-from xform.planner.simulate.steps import Cell
+from xform.planner.simulate.fusion import FusionGroup
+from xform.planner.simulate.steps import FlatValue
 
 
-def least_memory(groups: Sequence[Group], base: Mapping[Cell, Cell], outputs: Sequence[Cell],
-                 inside: Callable[[Group], int]) -> list[Group]:  # fmt: skip
+def least_memory_order(
+    groups: Sequence[FusionGroup],
+    base: Mapping[FlatValue, FlatValue],
+    outputs: Sequence[FlatValue],
+    inside: Callable[[FusionGroup], int],
+) -> list[FusionGroup]:
     """Return the groups of a program, views included, in the best of the three orders.
 
     Args:
@@ -46,16 +50,16 @@ class _Orders:
       roots: the groups that make outputs, or whose results are not read.
     """
 
-    def __init__(self, groups: Sequence[Group], base: Mapping[Cell, Cell],
-                 outputs: Sequence[Cell], inside: Callable[[Group], int]):  # fmt: skip
+    def __init__(self, groups: Sequence[FusionGroup], base: Mapping[FlatValue, FlatValue],
+                 outputs: Sequence[FlatValue], inside: Callable[[FusionGroup], int]):  # fmt: skip
         self.n = len(groups)
-        maker = {c: i for i, g in enumerate(groups) for c in g.root.makes}
+        maker = {c: i for i, g in enumerate(groups) for c in g.root.results}
         self.operands = [list(dict.fromkeys(maker[c] for c in g.reads if c in maker))
                          for g in groups]  # fmt: skip
-        values = [[c for c in g.root.makes if c not in base] for g in groups]
-        number = {c: k for k, c in enumerate(c for cells in values for c in cells)}
+        values = [[c for c in g.root.results if c not in base] for g in groups]
+        number = {c: k for k, c in enumerate(c for own in values for c in own)}
         self.sizes = [c.bytes for c in number]
-        self.values = [[number[c] for c in cells] for cells in values]
+        self.values = [[number[c] for c in own] for own in values]
         self.used = [list({number[b]: None for c in g.reads if (b := base.get(c, c)) in number})
                      for g in groups]  # fmt: skip
         self.roots = list(dict.fromkeys(maker[c] for c in outputs if c in maker))

@@ -19,33 +19,33 @@ from xform.interpret.barrier import Where, barrier, holds
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, present_mask, spread
 from xform.interpret.wait import Wait
-from xform.planner.simulate.flat import Flattening
+from xform.planner.simulate.flat import Flattener
 from xform.planner.simulate.profiles import Profile
-from xform.planner.simulate.steps import Cell, Flat
+from xform.planner.simulate.steps import FlatProgram, FlatValue
 from xform.program.fingerprint import typed
 from xform.program.ir import Mask, Program, trace
 
 
-def flatten_plan(schedule: Schedule, profile: Profile) -> Flat:
+def flatten_schedule(schedule: Schedule, profile: Profile) -> FlatProgram:
     """Return both parts as one flat program.
 
     Its inputs are the inputs and the cotangents. Its outputs are the outputs and the results of the
     backward part.
     """
-    joint, work = schedule.joint, Flattening(profile)
+    joint, work = schedule.joint, Flattener(profile)
     inputs, seeds = work.inputs(joint.inputs), work.seeds(joint.seeds)
     by = _Flatten(schedule, work)
-    with work.reading(joint.program):
+    with work.caching_facts(joint.program):
         outputs, kept = walk.forward(schedule, by, inputs)
         results = walk.backward(schedule, by, kept, inputs, seeds, together=True, whole=True)
-    return work.flat((*inputs, *seeds), (*outputs, *results))
+    return work.build((*inputs, *seeds), (*outputs, *results))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Token:
-    """The residuals of a node: the leaves of a pytree as cells, with its structure and types."""
+class _FlatToken:
+    """The residuals of a node: the leaves of a pytree as values, with its structure and types."""
 
-    cells: list[Cell]
+    values: list[FlatValue]
     tree: Any
     types: list[Any]
 
@@ -53,20 +53,20 @@ class _Token:
 class _Flatten(walk.BackEnd):
     """The back end of `walk` that adds the steps of equations to a flat program."""
 
-    def __init__(self, schedule: Schedule, work: Flattening):
+    def __init__(self, schedule: Schedule, work: Flattener):
         self.schedule, self.work = schedule, work
 
     def read(self, env: walk.Environment, v: Any) -> Any:
         return self.work.read(env, v)
 
-    def constants(self, prog: Program) -> Mapping[Var, Cell]:
+    def constants(self, prog: Program) -> Mapping[Var, FlatValue]:
         return self.work.constants(prog)
 
-    def results(self, eqn: JaxprEqn, xs: list[Cell]) -> list[Cell]:
-        return self.work.results(eqn, xs)[: len(eqn.outvars)]
+    def results(self, eqn: JaxprEqn, xs: list[FlatValue]) -> list[FlatValue]:
+        return self.work.add_equation(eqn, xs)[: len(eqn.outvars)]
 
     def fork(
-        self, eqn: JaxprEqn, schedules: Sequence[Schedule], xs: list[Cell], used: Mask
+        self, eqn: JaxprEqn, schedules: Sequence[Schedule], xs: list[FlatValue], used: Mask
     ) -> list[Any]:
         node, outputs = eqn.params["node"], used[:-1]
         trees: list[Any] = []
@@ -80,13 +80,20 @@ class _Flatten(walk.BackEnd):
         key, cache = ("fork", node, used, *schedules), self._cache(schedules)
         prog = _once(cache, key, run, [v.aval for v in eqn.invars])
         tree = cache.setdefault(("tree", key), *trees)
-        cells, n = self.work.run(prog, xs), sum(outputs)
-        return [*spread(cells[:n], outputs), _Token(cells[n:], tree, prog.out_avals[n:])]
+        values, n = self.work.add_program(prog, xs), sum(outputs)
+        return [*spread(values[:n], outputs), _FlatToken(values[n:], tree, prog.out_avals[n:])]
 
-    def join(self, eqn: JaxprEqn, schedules: Sequence[Schedule], token: _Token, xs: list[Cell],
-             seeds: list[Cell], together: bool) -> list[Cell]:  # fmt: skip
+    def join(
+        self,
+        eqn: JaxprEqn,
+        schedules: Sequence[Schedule],
+        token: _FlatToken,
+        xs: list[FlatValue],
+        seeds: list[FlatValue],
+        together: bool,
+    ) -> list[FlatValue]:
         node, given = eqn.params["node"], eqn.params["given"]
-        n, k, reads = len(node.eqn.invars), len(token.cells), present_mask(xs)
+        n, k, reads = len(node.eqn.invars), len(token.values), present_mask(xs)
         inputs = gather(eqn.invars[1 : 1 + n], reads)
 
         def run(*values: Any) -> list[Any]:
@@ -98,19 +105,19 @@ class _Flatten(walk.BackEnd):
         types = [*token.types, *(v.aval for v in (*inputs, *eqn.invars[1 + n :]))]
         key = "join", node, given, token.tree, *map(typed, types), *schedules
         prog = _once(self._cache(schedules), key, run, types)
-        return self.work.run(prog, [*token.cells, *gather(xs, reads), *seeds])
+        return self.work.add_program(prog, [*token.values, *gather(xs, reads), *seeds])
 
-    def delay(self, wait: Wait, saved: list[Cell], seeds: list[Cell]) -> list[Cell]:
+    def delay(self, wait: Wait, saved: list[FlatValue], seeds: list[FlatValue]) -> list[FlatValue]:
         n, types = len(saved), [v.aval for v in (*wait.saved, *wait.seeds)]
         key = "barrier", n, wait.where, *map(typed, types)
         run = lambda *xs: barrier(xs[:n], xs[n:], wait.where)
         prog = _once(self.schedule.joint.program.cache, key, run, types)
-        return self.work.run(prog, [*saved, *seeds])
+        return self.work.add_program(prog, [*saved, *seeds])
 
-    def materialize(self, eqn: JaxprEqn, x: Cell, where: Where) -> Cell:
-        return self.work.written(eqn, x) if holds(where, self.work.profile.name) else x
+    def materialize(self, eqn: JaxprEqn, x: FlatValue, where: Where) -> FlatValue:
+        return self.work.materialize(eqn, x) if holds(where, self.work.profile.name) else x
 
-    def transfer(self, schedule: Schedule, v: Var, x: Cell, back: bool) -> Cell:
+    def transfer(self, schedule: Schedule, v: Var, x: FlatValue, back: bool) -> FlatValue:
         def program(back: bool) -> Program:
             kind = program(False).out_avals[0] if back else v.aval
             return _once(
@@ -120,8 +127,8 @@ class _Flatten(walk.BackEnd):
                 [kind],
             )
 
-        (cell,) = self.work.run(program(back), [x])
-        return cell
+        (value,) = self.work.add_program(program(back), [x])
+        return value
 
     def _cache(self, schedules: Sequence[Schedule]) -> dict[Any, Any]:
         return schedules[0].cache if schedules else self.schedule.cache

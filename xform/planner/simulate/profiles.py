@@ -29,29 +29,31 @@ class Profile:
         does not merge them with the forward pass. They behave as if they had a barrier, even if
         the program has none on this backend.
       selects_barriers: a barrier is compiled to one select for each value that it delays.
-      library: reductions of at least this many elements become library calls. A call includes the
-        operations around the reduction. 0: there is no such library.
-      sines: the library has sines, cosines and tangents.
-      widens: products of 16-bit floats are computed with 32-bit floats, which are written to
-        memory. Operations that make 16-bit floats are not repeated in several readers.
-      kernel: bytes that the memory moves while a kernel starts. An operation is fused into all of
-        its readers or into none, whichever takes less time. 0: an operation may be fused into some
-        readers and also be written for others.
-      merges: products that share an operand and take at most this many bytes, operands included,
-        run as one product, and their results are slices of it. 0: products are never merged.
+      library_elements: reductions of at least this many elements become library calls. A call
+        includes the operations around the reduction. 0: there is no such library.
+      library_sines: the library has sines, cosines and tangents.
+      widens_products: products of 16-bit floats are computed with 32-bit floats, which are written
+        to memory. Operations that make 16-bit floats are not repeated in several readers.
+      kernel_bytes: bytes that the memory moves while a kernel starts. An operation is fused into
+        all of its readers or into none, whichever takes less time. 0: an operation may be fused
+        into some readers and also be written for others.
+      merge_bytes: products that share an operand and take at most this many bytes, operands
+        included, run as one product, and their results are slices of it. 0: products are never
+        merged.
       processors: number of processors that a product should keep busy. A product with few rows and
         columns is split into parts, which are written to memory and added up. 0: products are
         never split.
-      on_chip: bytes of a memory beside the processor. Values in it take no device memory.
+      on_chip_bytes: bytes of a memory beside the processor. Values in it take no device memory.
       margin: the share of a budget that is kept free, if possible, when the simulation alone
         decides, because it does not simulate everything. Source: `experiments/planner`, the budgets
         by simulation alone.
       lowers: the compiler is given the program of `Traits.lowered` in place of an operation.
       tiles: arrays are padded to tiles of 8 rows and 128 columns.
-      written: the default for `MinCut.written`: extra price of saving a value that would otherwise
-        be fused. Such a value takes memory beside the product that it is computed from.
-      rounds: the default for `MinCut.rounds`: 32-bit operands of products are rounded to 16 bits
-        right after they are computed.
+      fused_save_price: the default for `MinCut.fused_save_price`: extra price of saving a value
+        that would otherwise be fused. Such a value takes memory beside the product that it is
+        computed from.
+      rounds_operands: the default for `MinCut.rounds_operands`: 32-bit operands of products are
+        rounded to 16 bits right after they are computed.
     """
 
     name: str
@@ -59,18 +61,18 @@ class Profile:
     host_is_device: bool = False
     repeats: bool = False
     selects_barriers: bool = False
-    library: int = 0
-    sines: bool = False
-    widens: bool = False
-    kernel: int = 0
-    merges: int = 0
+    library_elements: int = 0
+    library_sines: bool = False
+    widens_products: bool = False
+    kernel_bytes: int = 0
+    merge_bytes: int = 0
     processors: int = 0
-    on_chip: int = 0
+    on_chip_bytes: int = 0
     margin: float = 0.05
     lowers: bool = True
     tiles: bool = False
-    written: float = 0.0
-    rounds: bool = False
+    fused_save_price: float = 0.0
+    rounds_operands: bool = False
 
     def bytes(self, aval: object) -> int:
         """Return the bytes of a value in memory."""
@@ -107,23 +109,23 @@ CPU = Profile(
     breadth_first=True,
     host_is_device=True,
     selects_barriers=True,
-    library=4096,
-    sines=jax.__version_info__ >= (0, 12),
-    widens=jax.__version_info__ < (0, 12),
+    library_elements=4096,
+    library_sines=jax.__version_info__ >= (0, 12),
+    widens_products=jax.__version_info__ < (0, 12),
     margin=0.01,
 )
 # For an H100, on which a kernel starts in a microsecond. Other GPUs are assumed to be alike.
-GPU = Profile("gpu", kernel=3_350_000, merges=32 * 2**20, processors=132)
+GPU = Profile("gpu", kernel_bytes=3_350_000, merge_bytes=32 * 2**20, processors=132)
 # For a TPU v5e, whose compiler leaves 112 of 128 MiB to values. Fusion is modelled as on a GPU.
 TPU = Profile(
     "tpu",
     repeats=True,
-    kernel=819_000,
-    on_chip=112 * 2**20,
+    kernel_bytes=819_000,
+    on_chip_bytes=112 * 2**20,
     lowers=False,
     tiles=True,
-    written=1 / 128,
-    rounds=True,
+    fused_save_price=1 / 128,
+    rounds_operands=True,
 )
 
 

@@ -1,4 +1,4 @@
-"""Data types of a flat program: its steps (operations) and its values (cells)."""
+"""Data types of a flat program: its steps (operations) and its values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ repeat_p, wait_p = Primitive("repeat"), Primitive("wait")
 
 
 @dataclasses.dataclass(eq=False, slots=True, repr=False)
-class Cell:
-    """A value.
+class FlatValue:
+    """A value of a flat program.
 
     Attributes:
       bytes: its size in memory.
@@ -28,39 +28,39 @@ class Cell:
     bytes: int
     kind: str
     shape: tuple[int, ...] = ()
-    maker: Step | None = None
-    readers: list[Step] = dataclasses.field(default_factory=list)
+    maker: FlatStep | None = None
+    readers: list[FlatStep] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(eq=False, slots=True, repr=False)
-class Step:
-    """One operation.
+class FlatStep:
+    """One operation of a flat program.
 
     Attributes:
-      does: its primitive. It may differ from the primitive of the equation.
-      of: the traits of the primitive.
+      primitive: its primitive. It may differ from the primitive of the equation.
+      traits: the traits of the primitive.
       eqn: the equation that it comes from.
-      reads: its operands, without constants.
-      makes: its results.
+      operands: its operands, without constants.
+      results: its results.
       by_rows: for a product: the last axis of the left operand is summed.
       right_by_rows: for a product: the first axis of the right operand is summed.
       starts: for a loop: the initial value of each of its first results.
     """
 
-    does: Primitive
-    of: Traits
+    primitive: Primitive
+    traits: Traits
     eqn: JaxprEqn
-    reads: list[Cell]
-    makes: list[Cell]
+    operands: list[FlatValue]
+    results: list[FlatValue]
     by_rows: bool = False
     right_by_rows: bool = False
-    starts: Sequence[Cell] = ()
+    starts: Sequence[FlatValue] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Flat:
+class FlatProgram:
     """The steps of a program in program order, with its inputs and outputs."""
 
-    inputs: tuple[Cell, ...]
-    steps: tuple[Step, ...]
-    outputs: tuple[Cell, ...]
+    inputs: tuple[FlatValue, ...]
+    steps: tuple[FlatStep, ...]
+    outputs: tuple[FlatValue, ...]

@@ -7,32 +7,32 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from xform.planner.simulate.adding import Adding, Operation
+from xform.planner.simulate.flat_builder import FlatBuilder, OperationKey
 from xform.planner.simulate.profiles import CPU, GPU, Profile
-from xform.planner.simulate.steps import Flat
+from xform.planner.simulate.steps import FlatProgram
 from xform.program.fingerprint import operation
 from xform.program.ir import Program, trace
 
 X = jnp.ones((3, 5))
 
 
-class Plainly(Adding):
+class Plainly(FlatBuilder):
     """Make each equation a step, unchanged."""
 
     def results(self, eqn, reads):
-        return self.step(eqn.primitive, (tuple(reads), self.operation(eqn)), eqn, reads)
+        return self.add_step(eqn.primitive, (tuple(reads), self.operation_key(eqn)), eqn, reads)
 
 
-def added(f, *args, by: Profile = CPU, n_seeds: int = 0) -> tuple[Plainly, Flat]:
+def added(f, *args, by: Profile = CPU, n_seeds: int = 0) -> tuple[Plainly, FlatProgram]:
     prog = args[0] if isinstance(args[0], Program) else trace(f, *args)
     work = Plainly(by)
     n = len(prog.inputs) - n_seeds
-    cells = [*work.inputs(prog.inputs[:n]), *work.seeds(prog.inputs[n:])]
-    return work, work.flat(cells, work.run(prog, cells))
+    values = [*work.inputs(prog.inputs[:n]), *work.seeds(prog.inputs[n:])]
+    return work, work.build(values, work.add_program(prog, values))
 
 
-def names(flat: Flat) -> list[str]:
-    return [s.does.name for s in flat.steps]
+def names(flat: FlatProgram) -> list[str]:
+    return [s.primitive.name for s in flat.steps]
 
 
 def test_what_is_equal_is_done_once() -> None:
@@ -57,7 +57,7 @@ def test_operations_are_equal_as_their_texts_are_and_said_only_if_compared(monke
         ]
 
     equations = trace(f, X).equations
-    of = [Operation(e) for e in equations]
+    of = [OperationKey(e) for e in equations]
     for (a, x), (b, y) in itertools.product(zip(of, equations, strict=True), repeat=2):
         assert (a == b) == (operation(x) == operation(y))
         assert a != b or hash(a) == hash(b)
@@ -65,7 +65,7 @@ def test_operations_are_equal_as_their_texts_are_and_said_only_if_compared(monke
     assert of[0] != operation(equations[0])
 
     asked: list[str] = []
-    module = "xform.planner.simulate.adding.operation"
+    module = "xform.planner.simulate.flat_builder.operation"
     monkeypatch.setattr(module, lambda e: asked.append(e.primitive.name) or operation(e))
     _, flat = added(lambda x: [jnp.sum(jnp.sin(x), 0), jnp.cos(x)], X)
     assert (names(flat), asked) == (["sin", "reduce_sum", "cos"], [])
@@ -75,7 +75,10 @@ def test_a_parameter_that_was_not_given_makes_no_difference() -> None:
     (eqn,) = trace(lambda x: [jnp.sin(x)], X).equations
     bare = eqn.replace(params={k: v for k, v in eqn.params.items() if v is not None})
     assert len(bare.params) < len(eqn.params)
-    assert (Operation(bare), hash(Operation(bare))) == (Operation(eqn), hash(Operation(eqn)))
+    assert (OperationKey(bare), hash(OperationKey(bare))) == (
+        OperationKey(eqn),
+        hash(OperationKey(eqn)),
+    )
 
 
 def test_what_no_output_needs_is_left_out_but_for_effects() -> None:
@@ -100,32 +103,35 @@ def test_what_no_output_needs_is_left_out_but_for_effects() -> None:
 def test_readers_are_steps_that_stay_each_once() -> None:
     _, flat = added(lambda x: [jnp.sin(x) * jnp.sin(x), jnp.exp(x)][:1], X)
     (x,) = flat.inputs
-    assert [s.does.name for s in x.readers] == ["sin"]
+    assert [s.primitive.name for s in x.readers] == ["sin"]
     sin, mul = flat.steps
-    assert sin.makes[0].readers == [mul]
-    assert mul.makes[0].maker is mul
-    assert (flat.outputs, mul.makes[0].readers) == ((mul.makes[0],), [])
+    assert sin.results[0].readers == [mul]
+    assert mul.results[0].maker is mul
+    assert (flat.outputs, mul.results[0].readers) == ((mul.results[0],), [])
 
 
 def test_constants_take_no_bytes_and_are_read_by_nobody() -> None:
     table = jnp.arange(15.0).reshape(3, 5)
     work, flat = added(lambda x: [x * table + 2.0], X)
-    assert [len(s.reads) for s in flat.steps] == [1, 1]
+    assert [len(s.operands) for s in flat.steps] == [1, 1]
     other = trace(lambda x: [jnp.sin(table) * jnp.cos(x)], X)
     work = Plainly(CPU)
-    cells = work.inputs(other.inputs)
-    (made,) = work.run(other, cells)
+    values = work.inputs(other.inputs)
+    (made,) = work.add_program(other, values)
     assert made.maker is not None
-    known = {s.does.name: work.known_early(s.makes[0]) for s in work.flat(cells, [made]).steps}
+    known = {
+        s.primitive.name: work.is_compile_time(s.results[0])
+        for s in work.build(values, [made]).steps
+    }
     assert known == {"sin": True, "cos": False, "mul": False}
 
 
 @pytest.mark.parametrize(("seed", "known"), [(jnp.float32(1), True), (jnp.ones(3), False)])
 def test_the_cotangent_of_a_scalar_is_seen(seed, known: bool) -> None:
     work, flat = added(lambda x, ct: [jnp.exp(ct * 2) * jnp.sum(x)], X, seed, n_seeds=1)
-    (exp,) = (s for s in flat.steps if s.does.name == "exp")
-    assert work.known_early(exp.makes[0]) is known
-    assert not work.known_early(flat.outputs[0])
+    (exp,) = (s for s in flat.steps if s.primitive.name == "exp")
+    assert work.is_compile_time(exp.results[0]) is known
+    assert not work.is_compile_time(flat.outputs[0])
 
 
 def test_bytes_are_those_of_the_type_and_none_on_the_host() -> None:
