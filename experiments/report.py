@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 
 
 def known(path: Path) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def known(path: Path) -> dict[str, Any]:
 def keep(path: Path, name: str, value: Any) -> dict[str, Any]:
     """Add a measurement to a file, and return all of them."""
     results = known(path) | {name: value}
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(json.dumps(results, indent=1) + "\n")
     return results
 

@@ -58,7 +58,7 @@ def unsolved():
     model.row((model.column(cost=1.0), 1.0))
     stopped = SimpleNamespace(status=1, message="it looked at too much", x=None)
     with mock.patch.object(highs.scipy.optimize, "milp", return_value=stopped):
-        model.solve(1.0, model.cost, 1.0, sure=True)
+        model.solve(1.0, model.cost, 1.0, exact=True)
 
 
 def other_program():

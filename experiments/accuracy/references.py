@@ -13,7 +13,7 @@ import numpy as np
 from mpmath import mp
 
 from experiments.accuracy.functions import Formula, Function
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 
 BITS = 200
 
@@ -88,6 +88,6 @@ def references(
             continue
         found[order] = exact(formula, xs)
         if path:
-            with whole(path) as partial, partial.open("wb") as file:
+            with atomic_write(path) as partial, partial.open("wb") as file:
                 np.savez(file, **dataclasses.asdict(found[order]))
     return found

@@ -10,10 +10,14 @@ from matplotlib.figure import Figure
 
 import xform
 from experiments.claims.claim import Claim, Finding, spread, verdict
-from xform.planner.hardware import GPUS, TPUS, Device
+from xform.planner.hardware import GPUS, TPUS, Hardware
 
 ROWS, WIDTH, DEPTH = 4096, 512, 8
-DEVICES: dict[str, Device] = {"v5e": TPUS["v5e"], "a100-80": GPUS["a100-80"], "h100": GPUS["h100"]}
+DEVICES: dict[str, Hardware] = {
+    "v5e": TPUS["v5e"],
+    "a100-80": GPUS["a100-80"],
+    "h100": GPUS["h100"],
+}
 
 
 def loss(ws: Any, x: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from experiments.report import write_table
 from xform.errors import BudgetInfeasible
 from xform.memory import compilation
 from xform.planner import compiler
-from xform.planner.planning import timed
+from xform.planner.planning import measure_planning
 from xform.policies import (
     budget,
     save_dots,
@@ -300,7 +300,7 @@ def sweep(name: str) -> list[str]:
         compiler._remembered.clear()  # each budget is the first
         before, start = len(_COMPILED), time.perf_counter()
         try:
-            with timed() as spent:
+            with measure_planning() as spent:
                 jax.eval_shape(xform.grad(f, policy=budget(int(n))), *args)
         except BudgetInfeasible:
             refused += 1

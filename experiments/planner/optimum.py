@@ -20,9 +20,9 @@ from experiments.report import write_table
 from tests.interpret.test_checkpoints import fewest
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, analyze
-from xform.planner.costs.outcome import kept_bytes, recompute_flops
-from xform.planner.cuts.fit import by_prices
-from xform.planner.decide import best, schedule
+from xform.planner.costs.outcome import recompute_flops, saved_bytes
+from xform.planner.cuts.fit import propose_by_prices
+from xform.planner.decide import best_of_proposals, schedule
 from xform.policies import MinCut
 from xform.program.ir import trace
 
@@ -135,13 +135,13 @@ def ratios(joint: Joint) -> list[tuple[float, float]]:
     """At each budget: the policy's work, and that of prices alone, to the optimum's."""
     make = lambda how: schedule(joint, how, "cpu")
     most, least = make(MinCut()), make(MinCut(0.0, 0.0))
-    low, high = kept_bytes(least), kept_bytes(most)
+    low, high = saved_bytes(least), saved_bytes(most)
     found = []
     for part in BUDGETS:
         n = low + int(part * (high - low))
         exact = recompute_flops(make(xform.policies.budget(n, of="saved", solver="exact")))
         usual = recompute_flops(make(xform.policies.budget(n, of="saved")))
-        priced = recompute_flops(best(joint, by_prices(least, n), "cpu"))
+        priced = recompute_flops(best_of_proposals(joint, propose_by_prices(least, n), "cpu"))
         if exact:
             found.append((usual / exact, priced / exact))
     return found

@@ -20,10 +20,10 @@ from experiments.bench_step.run import transformer
 from experiments.planner.optimum import joint_of
 from experiments.report import write_table
 from xform.interpret.joint import Joint, analyze
-from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.cuts import blocks
-from xform.planner.cuts.fit import by_prices
-from xform.planner.decide import best, schedule
+from xform.planner.cuts.fit import propose_by_prices
+from xform.planner.decide import best_of_proposals, schedule
 from xform.policies import MinCut
 from xform.program.ir import trace
 
@@ -99,19 +99,19 @@ def budgets(depth: int, part: float) -> list[str]:
     joint = joint_of(loss, args)
     make = lambda how: schedule(joint, how, backend="cpu")
     most, least = make(MinCut()), make(MinCut(0.0, 0.0))
-    n = int(part * kept_bytes(most))
+    n = int(part * saved_bytes(most))
     start = time.process_time()
     chosen = blocks.choose(most, n)
     assert chosen is not None
     made = make(chosen)
     solved = time.process_time()
-    priced = best(joint, by_prices(least, n), "cpu")
+    priced = best_of_proposals(joint, propose_by_prices(least, n), "cpu")
     end = time.process_time()
     work = recompute_flops(made) / recompute_flops(priced)
-    classes = blocks.classes(most)
+    classes = blocks.equal_blocks(most)
     return [f"{depth} layers, {part:.0%}", f"{len(joint.forward):,}",
             f"{sum(map(len, classes))} in {len(classes)} classes", f"{solved - start:.2f}",
-            f"{end - solved:.2f}", f"{kept_bytes(made) / n:.3f}", f"{work:.3f}"]  # fmt: skip
+            f"{end - solved:.2f}", f"{saved_bytes(made) / n:.3f}", f"{work:.3f}"]  # fmt: skip
 
 
 def lowered() -> float:

@@ -19,7 +19,7 @@ from experiments.report import write_table
 from xform.errors import BudgetInfeasible
 from xform.interpret.cost import flops
 from xform.planner.costs.outcome import recompute_flops
-from xform.planner.planned import planned
+from xform.planner.plan_program import plan_program
 from xform.policies import Budget, min_cut
 from xform.transforms.inspect import TracedDerivative, derivative_at
 
@@ -47,7 +47,7 @@ def measured(name: str, part: float) -> list[str]:
     most = at.problem.peak(at.planned(min_cut).schedule)
     middle = time.process_time()
     try:
-        made = planned(at.problem, Budget(int(part * most)))
+        made = plan_program(at.problem, Budget(int(part * most)))
         work = f"{recompute_flops(made.schedule) / flops(at.function.program):.2f}"
     except BudgetInfeasible:
         work = "refused: no plan takes so little"

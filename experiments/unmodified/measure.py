@@ -13,9 +13,9 @@ from experiments.timing import paired
 from experiments.unmodified.ways import BUDGETS, JAX, XFORM, Loss, Way, budget, ours
 from xform.errors import BudgetInfeasible, CompilationFailed
 from xform.planner.candidate import Candidate
-from xform.planner.costs.outcome import kept_bytes
-from xform.planner.planned import planned
-from xform.planner.planning import planning
+from xform.planner.costs.outcome import saved_bytes
+from xform.planner.plan_program import plan_program
+from xform.planner.planning import use_planner
 
 Size = dict[str, Any]
 
@@ -49,11 +49,11 @@ def size(way: Way, loss: Loss, args: Sequence[Any], target: str) -> Size:
     kept: list[int] = []
 
     def watched(*asked: Any) -> Candidate:
-        kept.append(kept_bytes((chosen := planned(*asked)).schedule))
+        kept.append(saved_bytes((chosen := plan_program(*asked)).schedule))
         return chosen
 
     try:
-        with planning(watched):
+        with use_planner(watched):
             report = xform.memory_analysis(step, *args, target=target)
     except CompilationFailed as refused:
         return {"refused": str(refused)}

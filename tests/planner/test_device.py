@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import xform
-from xform.planner.device import here, planned_for
+from xform.planner.device import current_device, planning_for
 from xform.planner.simulate.liveness import liveness
 
 X = np.ones((64, 64), np.float32)
 
 
 def test_is_the_default_unless_another_is_set() -> None:
-    assert here().backend == jax.default_backend()
-    with planned_for("tpu"):
-        assert here().backend == "tpu"
-        with planned_for("gpu"):
-            assert here().backend == "gpu"
-        assert here().backend == "tpu"
-    assert here().backend == jax.default_backend()
+    assert current_device().backend == jax.default_backend()
+    with planning_for("tpu"):
+        assert current_device().backend == "tpu"
+        with planning_for("gpu"):
+            assert current_device().backend == "gpu"
+        assert current_device().backend == "tpu"
+    assert current_device().backend == jax.default_backend()
 
 
 def test_a_function_is_traced_again_for_another() -> None:
@@ -27,11 +27,11 @@ def test_a_function_is_traced_again_for_another() -> None:
 
     @jax.jit
     def f(x):
-        seen.append(here().backend)
+        seen.append(current_device().backend)
         return x
 
     for name in ("cpu", "tpu", "cpu", "tpu"):
-        with planned_for(name):
+        with planning_for(name):
             f.trace(X)
     assert seen == ["cpu", "tpu"]
 
@@ -48,7 +48,7 @@ def test_a_budget_of_the_peak_is_simulated_for_it(monkeypatch: pytest.MonkeyPatc
     loss = lambda x: jnp.sum(jnp.sin(x @ x) @ x)
     step = jax.jit(xform.grad(loss, policy=policy))
     for name in ("cpu", "tpu", "gpu"):
-        with planned_for(name, f"a {name}"):
+        with planning_for(name, f"a {name}"):
             step.trace(X)
         assert seen == {name}
         seen.clear()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform.planner.candidates.as_written import cuts
+from xform.planner.candidates.as_written import cut_schedules
 from xform.planner.decide import schedule
-from xform.planner.front import Front, Listed, front
+from xform.planner.front import Front, LazyCandidates, front
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut
@@ -49,13 +49,13 @@ def peak(whole) -> int:
 
 def budgets(at) -> list[int]:
     most = liveness(schedule(at.joint(), min_cut, backend="cpu"), "cpu").total_bytes
-    return [int(n) for n in np.linspace(most, peak(front(at).lowest()[0]), 20)]
+    return [int(n) for n in np.linspace(most, peak(front(at).smallest()[0]), 20)]
 
 
 @pytest.mark.parametrize("f", [unrolled, scanned, two_loops])
 def test_twenty_budgets_are_kept_and_work_rises(f) -> None:
     at = ends(f)
-    found = [front(at).first(lambda w, n=n: peak(w) <= n) for n in budgets(at)]
+    found = [front(at).least_recompute(lambda w, n=n: peak(w) <= n) for n in budgets(at)]
     whole = [w for w in found if w is not None]
     assert len(whole) == 20
     sizes, works = [peak(w) for w in whole], [w.work for w in whole]
@@ -67,7 +67,7 @@ def test_twenty_budgets_are_kept_and_work_rises(f) -> None:
 @pytest.mark.parametrize("f", [unrolled, scanned, two_loops])
 def test_what_was_asked_before_changes_nothing(f) -> None:
     forwards, backwards = ends(f), ends(f)
-    said = lambda at, n: [(w.work, peak(w), w.shapes) for w in [front(at).first(
+    said = lambda at, n: [(w.work, peak(w), w.shapes) for w in [front(at).least_recompute(
         lambda w: peak(w) <= n)] if w]  # fmt: skip
     sizes = budgets(forwards)[::3]
     falling = [said(forwards, n) for n in sizes]
@@ -77,10 +77,10 @@ def test_what_was_asked_before_changes_nothing(f) -> None:
 
 def test_the_lowest_are_below_all_others() -> None:
     at = ends(scanned)
-    low = [peak(w) for w in front(at).lowest()]
+    low = [peak(w) for w in front(at).smallest()]
     assert low == sorted(low)
-    assert low[0] < min(liveness(how, "cpu").total_bytes for how in cuts(at))
-    assert front(at).first(lambda w: peak(w) < low[0]) is None
+    assert low[0] < min(liveness(how, "cpu").total_bytes for how in cut_schedules(at))
+    assert front(at).least_recompute(lambda w: peak(w) < low[0]) is None
 
 
 def test_plans_are_made_as_far_as_they_are_asked_for() -> None:
@@ -88,13 +88,13 @@ def test_plans_are_made_as_far_as_they_are_asked_for() -> None:
     at = ends(unrolled)
 
     def flat():
-        found = cuts(at)
+        found = cut_schedules(at)
         made.append(len(found))
         return found
 
     here = Front(at, flat, lambda how: liveness(how, "cpu").total_bytes)
     assert not made
-    assert here.first(lambda w: True) is here.first(lambda w: True)
+    assert here.least_recompute(lambda w: True) is here.least_recompute(lambda w: True)
     assert len(made) == 1
 
 
@@ -114,7 +114,7 @@ def test_what_was_interrupted_goes_on() -> None:
                 raise stops.pop()
             yield i
 
-    items = Listed(make)  # pyright: ignore[reportArgumentType]
+    items = LazyCandidates(make)  # pyright: ignore[reportArgumentType]
     for error in (MemoryError, KeyboardInterrupt):
         with pytest.raises(error):
             list(items)
@@ -128,5 +128,5 @@ def test_threads_share_a_list() -> None:
     assert found == [[*range(20)]] * 4
 
 
-def listed(items) -> Listed:
-    return Listed(lambda: iter(items))
+def listed(items) -> LazyCandidates:
+    return LazyCandidates(lambda: iter(items))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from xform.planner.hardware import GPUS, TPUS, known
+from xform.planner.hardware import GPUS, TPUS, find_hardware
 
 
 @pytest.mark.parametrize("name", [*TPUS, *GPUS])
@@ -33,9 +33,9 @@ def test_a_target_config_is_protocol_buffer_text() -> None:
     "NVIDIA GeForce RTX 4090": "NVIDIA RTX 4090", "Tesla V100-SXM2-16GB": "NVIDIA V100",
 }.items())  # fmt: skip
 def test_a_device_is_known_by_what_jax_calls_it(kind: str, name: str) -> None:
-    assert known(kind).name == name
+    assert find_hardware(kind).name == name
 
 
 @pytest.mark.parametrize("kind", ["cpu", "NVIDIA L40S", "", "TPU v9"])
 def test_another_device_is_not_known(kind: str) -> None:
-    assert known(kind) is None
+    assert find_hardware(kind) is None

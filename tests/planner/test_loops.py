@@ -15,7 +15,7 @@ from tests.reference import close
 from xform import errors, policies
 from xform._jax import JaxprEqn
 from xform.passes.structured import bodies
-from xform.planner.loops import loops, reshaped
+from xform.planner.loops import loops, reshape_loops
 from xform.planner.shape import fold
 from xform.program.ir import Program, evaluate, trace
 
@@ -52,7 +52,7 @@ def test_values_are_the_same(shape) -> None:
     assert [eqn.params["length"] for eqn in loops(prog)] == [30, 30]
     (want,) = evaluate(prog, [W, X, STEPS])
     for places in ((0,), (1,), (0, 1)):
-        apart = reshaped(prog, dict.fromkeys(places, shape))
+        apart = reshape_loops(prog, dict.fromkeys(places, shape))
         close(evaluate(apart, [W, X, STEPS])[0], want, 1e-12)
 
 
@@ -64,7 +64,7 @@ def test_values_are_the_same(shape) -> None:
 ])  # fmt: skip
 def test_unrolled_steps_stay_unrolled(shape, unrolled) -> None:
     loop = lambda x, xs: [lax.scan(lambda c, x: (c * x, None), x, xs, unroll=4)[0]]
-    apart = reshaped(trace(loop, X[0, 0], STEPS[:, 0, 0]), {0: shape})
+    apart = reshape_loops(trace(loop, X[0, 0], STEPS[:, 0, 0]), {0: shape})
     found = [eqn.params["unroll"] for eqn in every(apart) if eqn.primitive.name == "scan"]
     assert found == unrolled
 
@@ -78,7 +78,7 @@ def every(prog: Program) -> list[JaxprEqn]:
 def test_a_shape_of_another_length_is_refused() -> None:
     prog = trace(lambda *xs: [recurrent(*xs)], W, X, STEPS)
     with pytest.raises(ValueError, match="does not have the 30 steps of the loop"):
-        reshaped(prog, {0: ((4, 7),)})
+        reshape_loops(prog, {0: ((4, 7),)})
 
 
 def kept(shape, state: int, step: int) -> int:

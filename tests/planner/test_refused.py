@@ -9,7 +9,7 @@ from jax import lax
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.errors import BudgetInfeasible
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.refused import floor_rows, infeasible, over_budget
 from xform.terminal.text import human_bytes
@@ -42,10 +42,10 @@ def test_the_largest_values_are_named_with_their_trips_and_lines() -> None:
 
 def test_too_much_is_saved() -> None:
     floor = how()
-    error = over_budget(floor, policies.budget(100, of="saved"), kept_bytes(floor))
+    error = over_budget(floor, policies.budget(100, of="saved"), saved_bytes(floor))
     assert isinstance(error, BudgetInfeasible)
-    assert error.floor_bytes == kept_bytes(floor)
-    assert f"the smallest plan saves {human_bytes(kept_bytes(floor))}: float32[4,8] x 7" in str(
+    assert error.floor_bytes == saved_bytes(floor)
+    assert f"the smallest plan saves {human_bytes(saved_bytes(floor))}: float32[4,8] x 7" in str(
         error
     )
     assert "policy=budget('100 B', of='saved')" in str(error)
@@ -63,7 +63,8 @@ def test_the_peak_is_too_high() -> None:
     assert ", 2.0 KiB outside the derivative, the rest temporary" in said
     size = human_bytes(W.nbytes + X.nbytes + 4)
     assert (
-        f"arguments {size}, outputs {size}, saved values {human_bytes(kept_bytes(floor))} (" in said
+        f"arguments {size}, outputs {size}, saved values {human_bytes(saved_bytes(floor))} ("
+        in said
     )
 
 

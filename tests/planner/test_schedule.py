@@ -13,7 +13,7 @@ from xform._jax import Offloadable, Var
 from xform.interpret.joint import Joint, Schedule
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision
-from xform.planner.schedule import by_decision, by_policy
+from xform.planner.schedule import schedule_by_decision, schedule_by_policy
 from xform.policies import save_dots
 
 W, X = jnp.ones((8, 8)) / 9, jnp.ones((4, 8))
@@ -39,7 +39,7 @@ def joint(f) -> Joint:
 
 def cut(of: Joint, saved=(), sent=None) -> Schedule:
     decision = Decision(frozenset(saved), {}, sent or {})
-    return by_decision(of, decision, {}, schedule)
+    return schedule_by_decision(of, decision, {}, schedule)
 
 
 def made_by(of: Joint, primitive: str) -> list[Var]:
@@ -51,7 +51,7 @@ def made_by(of: Joint, primitive: str) -> list[Var]:
 def test_what_is_read_is_there(f, primitives) -> None:
     of = joint(f)
     made = cut(of, [v for p in primitives for v in made_by(of, p)])
-    there = {*of.inputs, *of.seeds, *made.kept}
+    there = {*of.inputs, *of.seeds, *made.saved}
     for eqn in made.order:
         reads = (v for v in eqn.invars if isinstance(v, Var))
         assert all(v in there or of.named.get(v) in there for v in reads)
@@ -72,16 +72,16 @@ def test_what_is_run_again_is_read() -> None:
 def test_only_what_is_decided_and_read_is_kept() -> None:
     of = joint(chain)
     products, cosines = made_by(of, "dot_general"), made_by(of, "cos")
-    assert cut(of).kept == ()
-    assert set(cut(of, products).kept) == set(products)
-    assert set(cut(of, products + cosines).kept) == {*cosines, *products[:-1]}
-    assert set(cut(of, of.producer).kept) < set(of.producer)
+    assert cut(of).saved == ()
+    assert set(cut(of, products).saved) == set(products)
+    assert set(cut(of, products + cosines).saved) == {*cosines, *products[:-1]}
+    assert set(cut(of, of.producer).saved) < set(of.producer)
 
 
 def test_a_constant_is_made_again_and_does_not_count() -> None:
     of = joint(masked)
     made = cut(of, of.producer)
-    assert not of.free.intersection(made.kept)
+    assert not of.free.intersection(made.saved)
     again = [e for e in made.order if id(e) not in of.backward_ids]
     assert {e.primitive.name for e in again} >= {"iota"}
     assert not made.recomputed
@@ -99,13 +99,13 @@ def test_what_is_sent_says_where_and_why() -> None:
 def test_a_name_stands_for_what_it_names() -> None:
     of = joint(named)
     (value,), (name,) = made_by(of, "exp"), made_by(of, "name")
-    assert cut(of, [value]).kept == cut(of, [name]).kept == (name,)
+    assert cut(of, [value]).saved == cut(of, [name]).saved == (name,)
 
 
 def test_a_policy_is_asked_and_is_the_reason() -> None:
     of = joint(chain)
-    made = by_policy(of, save_dots, (), {}, schedule)
-    assert set(made.kept) == set(made_by(of, "dot_general"))
+    made = schedule_by_policy(of, save_dots, (), {}, schedule)
+    assert set(made.saved) == set(made_by(of, "dot_general"))
     assert all(why.endswith("saves dot_general") for why in made.why.values())
 
 
@@ -114,4 +114,4 @@ def test_inputs_are_read_where_they_are() -> None:
     assert cut(of, made_by(of, "cos")).reads == (True, True)
     alone = joint_of(lambda w: jnp.sum(2 * w), W)
     assert cut(alone).reads == (False,)
-    assert jax.tree.leaves(cut(alone).kept) == []
+    assert jax.tree.leaves(cut(alone).saved) == []

@@ -14,10 +14,10 @@ import xform
 from xform import errors, policies
 from xform.memory.compilation import compile_for
 from xform.planner import search
-from xform.planner.compiler import Compiler, key_of
-from xform.planner.device import here, planned_for
+from xform.planner.compiler import Compiler, schedule_key
+from xform.planner.device import current_device, planning_for
 from xform.planner.front import front
-from xform.planner.planned import planned
+from xform.planner.plan_program import plan_program
 from xform.planner.simulate.liveness import liveness
 from xform.transforms.inspect import derivative_at
 
@@ -127,7 +127,7 @@ def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch)
     seen = set()
     for budget in np.linspace(1.1, 0.6, 60) * most:
         try:
-            made = planned(at.problem, policies.budget(int(budget)), compiler)
+            made = plan_program(at.problem, policies.budget(int(budget)), compiler)
         except errors.BudgetInfeasible:
             break
         assert compiler.bytes(made) <= budget
@@ -156,21 +156,21 @@ def looped(n: int):
 def layers_in_a_loop():
     """The derivative of layers in a loop, for a chip with a link to its host."""
     f, ws, x = looped(12)
-    with planned_for("tpu", "TPU v5e"):
+    with planning_for("tpu", "TPU v5e"):
         return derivative_at("plan", f, (ws, x), 0, False).problem
 
 
 @pytest.fixture
 def on_a_tpu(layers_in_a_loop):
     """The same, with plans for a chip with a link to its host."""
-    with planned_for("tpu", "TPU v5e"):
+    with planning_for("tpu", "TPU v5e"):
         yield layers_in_a_loop
 
 
 def searched(problem, measure, budget: int, *decides):
     """Return what is found within a budget by a compiler without cached answers."""
     compiler = Compiler(problem, measure, budget, *decides)
-    made = planned(problem, policies.budget(budget), compiler)
+    made = plan_program(problem, policies.budget(budget), compiler)
     assert compiler.bytes(made) <= budget
     return made, compiler.compiles
 
@@ -178,7 +178,7 @@ def searched(problem, measure, budget: int, *decides):
 def test_what_a_compiler_spares_is_learned(on_a_tpu) -> None:
     """Plans that offload take a quarter less than predicted, so less has to be recomputed."""
     problem, simulated = on_a_tpu, on_a_tpu.peak
-    most = simulated(planned(problem, policies.min_cut).schedule)
+    most = simulated(plan_program(problem, policies.min_cut).schedule)
     spares = lambda whole: int(simulated(whole.schedule) * (0.75 if whole.work[1] else 1))
     exact = lambda whole: simulated(whole.schedule)
     for budget in np.linspace(0.65, 0.4, 6) * most:
@@ -197,15 +197,15 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
     As on a TPU, where XLA copies stacks of offloaded values into another layout.
     """
     problem, simulated = on_a_tpu, on_a_tpu.peak
-    most = simulated(planned(problem, policies.min_cut).schedule)
+    most = simulated(plan_program(problem, policies.min_cut).schedule)
     rng, errs = np.random.default_rng(0), dict[str, float]()
 
     def measure(whole) -> int:
         sent = whole.work[1]
-        err = errs.setdefault(key_of(whole.schedule), rng.uniform(-off, off))
+        err = errs.setdefault(schedule_key(whole.schedule), rng.uniform(-off, off))
         return int(simulated(whole.schedule) * (1 + err) + bool(sent) * once * most + each * sent)
 
-    least = simulated(front(problem).lowest()[0].schedule)
+    least = simulated(front(problem).smallest()[0].schedule)
     still = [*front(dataclasses.replace(problem, offload=False))._plans]
     work, asked = (0, 0), list[bool]()
 
@@ -226,11 +226,11 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
 def test_where_nothing_may_be_sent_the_plan_is_that_without_a_host(on_a_tpu) -> None:
     problem, simulated = on_a_tpu, on_a_tpu.peak
     refuses = lambda whole: None if whole.work[1] else simulated(whole.schedule)
-    most = simulated(planned(problem, policies.min_cut).schedule)
+    most = simulated(plan_program(problem, policies.min_cut).schedule)
     for part in (0.9, 0.7, 0.5):
         made, _ = searched(problem, refuses, int(part * most), "refuses")
-        with planned_for("tpu", "a chip without a host"):
-            there = dataclasses.replace(problem, device=here())
+        with planning_for("tpu", "a chip without a host"):
+            there = dataclasses.replace(problem, device=current_device())
             alone, _ = searched(there, refuses, int(part * most), "alone")
         assert made.work == alone.work
 

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from xform._jax import scan_p
-from xform.planner.shape import fold, in_parts, levels
+from xform.planner.shape import fold, levels, scan_in_parts
 from xform.program.ir import trace
 
 STEPS = np.sin(np.arange(36.0, dtype=np.float32)).reshape(12, 3)
@@ -29,10 +29,10 @@ def test_a_loop_in_another_shape_makes_the_same(shape, reverse: bool) -> None:
     start = np.cos(np.arange(3.0, dtype=np.float32))
     prog = trace(lambda *xs: jax.tree.leaves(scanned(reverse, *xs)), start, STEPS)
     (eqn,) = prog.equations
-    found = in_parts(eqn, [start, STEPS], shape)
+    found = scan_in_parts(eqn, [start, STEPS], shape)
     for ours, theirs in zip(found, jax.tree.leaves(scanned(reverse, start, STEPS)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    again = trace(lambda *xs: in_parts(eqn, xs, shape), start, STEPS)
+    again = trace(lambda *xs: scan_in_parts(eqn, xs, shape), start, STEPS)
     outermost = sorted(e.params["length"] for e in again.equations if e.primitive is scan_p)
     assert outermost == sorted(next((n for n in part if n > 1), 1) for part in shape)
 
@@ -40,7 +40,7 @@ def test_a_loop_in_another_shape_makes_the_same(shape, reverse: bool) -> None:
 def test_a_shape_of_another_length_is_refused() -> None:
     (eqn,) = trace(lambda *xs: jax.tree.leaves(scanned(False, *xs)), STEPS[0], STEPS).equations
     with pytest.raises(ValueError, match="does not have the 12 steps of the loop"):
-        in_parts(eqn, [STEPS[0], STEPS], ((3, 3),))
+        scan_in_parts(eqn, [STEPS[0], STEPS], ((3, 3),))
 
 
 def test_a_loop_of_one_trip_is_no_level_but_when_it_is_alone() -> None:

@@ -15,9 +15,9 @@ from tests.planner.cuts.test_integer_program import joint_of
 from tests.sharding import mesh, shard
 from xform import policies
 from xform.interpret.cost import aval_bytes, device_flops
-from xform.planner.costs.link import Link
-from xform.planner.costs.outcome import kept_bytes, recompute_flops
-from xform.planner.costs.window import room
+from xform.planner.costs.link import HostLink
+from xform.planner.costs.outcome import recompute_flops, saved_bytes
+from xform.planner.costs.window import offloadable_values
 from xform.planner.decide import schedule
 from xform.policies import MinCut
 
@@ -139,7 +139,7 @@ def test_work_inside_shard_map_is_over_all_devices_and_bytes_on_each() -> None:
     joint = joint_of(shard(body), x, w)
     most, least = (schedule(joint, MinCut(price, price), "cpu") for price in (math.inf, 0.0))
     alone = joint_of(lambda x, w: jnp.sum(jnp.sin(jnp.sin(x @ w) @ w)), x[0], w)
-    assert kept_bytes(most) == kept_bytes(schedule(alone, MinCut(), "cpu"))
+    assert saved_bytes(most) == saved_bytes(schedule(alone, MinCut(), "cpu"))
     assert (
         recompute_flops(least) == 8 * recompute_flops(schedule(alone, MinCut(0.0, 0.0), "cpu")) > 0
     )
@@ -151,7 +151,9 @@ def test_time_is_that_of_one_device() -> None:
     seconds = {}
     for name, args in (("alone", (WS[0], X)), ("shared", (w, x))):
         joint = joint_of(f, *args)
-        seconds[name] = room(schedule(joint, MinCut(), "cpu"), Link(1.0, 1.0)).seconds
+        seconds[name] = offloadable_values(
+            schedule(joint, MinCut(), "cpu"), HostLink(1.0, 1.0)
+        ).seconds
         (dot, *_) = [e for e in joint.forward if e.primitive.name == "dot_general"]
         assert device_flops(dot) == 2 * N * N * ROWS / (1 if name == "alone" else 8)
     assert seconds["alone"] == pytest.approx(8 * seconds["shared"], rel=1e-3)

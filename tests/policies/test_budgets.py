@@ -14,8 +14,8 @@ from tests.reference import close
 from xform import commands, errors, policies
 from xform.commands import function
 from xform.planner import planning
-from xform.planner.device import Device, here, in_bytes, planned_for
-from xform.planner.planned import planned
+from xform.planner.device import Device, current_device, planning_for, resolve_fit
+from xform.planner.plan_program import plan_program
 
 X = np.sin(np.arange(48.0, dtype=np.float32)).reshape(8, 6)
 WS = np.cos(np.arange(6 * 36.0, dtype=np.float32)).reshape(6, 6, 6)
@@ -42,11 +42,11 @@ def peaks() -> Iterator[list[int]]:
     seen: list[int] = []
 
     def watched(*problem):
-        whole = planned(*problem)
+        whole = plan_program(*problem)
         seen.append(problem[0].peak(whole.schedule))
         return whole
 
-    with planning.planning(watched):
+    with planning.use_planner(watched):
         yield seen
 
 
@@ -98,9 +98,9 @@ def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_some_memory_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     device(monkeypatch, 10_000)
-    assert in_bytes(policies.fit("4 kB")) == policies.Budget(6000, device="a chip")
-    assert in_bytes(policies.fit("40 kB")) == policies.Budget(0, device="a chip")
-    assert in_bytes(policies.fit("4 kB", batch=3)) == policies.Budget(
+    assert resolve_fit(policies.fit("4 kB")) == policies.Budget(6000, device="a chip")
+    assert resolve_fit(policies.fit("40 kB")) == policies.Budget(0, device="a chip")
+    assert resolve_fit(policies.fit("4 kB", batch=3)) == policies.Budget(
         2000, batch=3, device="a chip"
     )
     for wrong in (lambda: policies.fit("much"), lambda: policies.fit(batch=0)):
@@ -111,14 +111,14 @@ def test_some_memory_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_whose_memory_it_is() -> None:
-    assert here().memory() == ("cpu", None)
-    assert in_bytes(policies.fit()) == policies.min_cut
-    with planned_for("tpu", "TPU v5e"):
-        assert in_bytes(policies.fit()).bytes == 15.75 * 2**30
-    with planned_for("gpu", "NVIDIA L4"):
-        assert repr(in_bytes(policies.fit())) == "auto, budget('22.0 GiB') of NVIDIA L4"
-    with planned_for("gpu", "some other"):
-        assert in_bytes(policies.fit()) == policies.min_cut
+    assert current_device().memory() == ("cpu", None)
+    assert resolve_fit(policies.fit()) == policies.min_cut
+    with planning_for("tpu", "TPU v5e"):
+        assert resolve_fit(policies.fit()).bytes == 15.75 * 2**30
+    with planning_for("gpu", "NVIDIA L4"):
+        assert repr(resolve_fit(policies.fit())) == "auto, budget('22.0 GiB') of NVIDIA L4"
+    with planning_for("gpu", "some other"):
+        assert resolve_fit(policies.fit()) == policies.min_cut
 
 
 def test_a_device_that_is_here_says_what_a_program_can_take(monkeypatch) -> None:
@@ -130,7 +130,7 @@ def test_a_device_that_is_here_says_what_a_program_can_take(monkeypatch) -> None
             return {"bytes_limit": 1234}
 
     monkeypatch.setattr(jax, "local_devices", lambda backend: [Chip])
-    assert here().memory() == ("chip", 1234)
+    assert current_device().memory() == ("chip", 1234)
 
 
 def test_of_one_example_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

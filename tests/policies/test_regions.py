@@ -6,7 +6,7 @@ import pytest
 import xform
 from xform import policies
 from xform.errors import WrongArgument
-from xform.planner.device import in_bytes, planned_for
+from xform.planner.device import planning_for, resolve_fit
 
 
 @pytest.mark.parametrize("policy", [policies.min_cut, policies.budget("1 MiB"), policies.fit(),
@@ -35,9 +35,9 @@ def test_auto_is_a_fit() -> None:
 
 
 def test_where_no_memory_is_known_they_are_opened_too() -> None:
-    with planned_for("cpu", "cpu"):  # an unknown kind of device
-        assert in_bytes(policies.open_regions(policies.fit())) == policies.open_regions()
-        assert in_bytes(policies.fit()) == policies.min_cut
+    with planning_for("cpu", "cpu"):  # an unknown kind of device
+        assert resolve_fit(policies.open_regions(policies.fit())) == policies.open_regions()
+        assert resolve_fit(policies.fit()) == policies.min_cut
 
 
 @pytest.mark.parametrize("policy", [policies.save_dots, policies.save_only_these_names("a")])

@@ -16,7 +16,7 @@ from tests.reference import close
 from xform.errors import NotDifferentiable
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import analyze
-from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision, decision_of
 from xform.policies import MinCut
@@ -111,7 +111,7 @@ def test_states_and_work_of_a_uniform_chain_are_those_of_revolve(snapshots) -> N
 
     _, how = gradient(chain, snapshots, (W, X))
     # Each stored state, and the state from which a step runs backward.
-    assert kept_bytes(how) == (snapshots + 1) * X.nbytes
+    assert saved_bytes(how) == (snapshots + 1) * X.nbytes
     # The first forward pass is no recompute. Each step is recomputed for its backward step.
     again = steps_run(17, snapshots) - 16 + 17
     assert recompute_flops(how) == again * 2 * math.prod((*X.shape, 6))

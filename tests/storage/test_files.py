@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from xform.errors import FileNotWritten
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 
 
 def test_a_file_takes_its_place(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     target.write_text("old")
-    with whole(target) as partial:
+    with atomic_write(target) as partial:
         assert partial.suffix == ".html"  # readers that derive the format from the name still work
         partial.write_text("new")
         assert target.read_text() == "old"
@@ -20,7 +20,7 @@ def test_a_file_takes_its_place(tmp_path: Path) -> None:
 
 
 def _break_off(target: Path) -> None:
-    with whole(target) as partial:
+    with atomic_write(target) as partial:
         partial.write_text("half")
         raise KeyboardInterrupt
 
@@ -32,7 +32,7 @@ def test_what_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
 
 
 def _write(target: Path) -> None:
-    with whole(target) as partial:
+    with atomic_write(target) as partial:
         partial.write_text("all")
 
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path) -> 
 
 
 def _fail(target: Path) -> None:
-    with whole(target):
+    with atomic_write(target):
         raise OSError(2, "of its own", "other")
 
 

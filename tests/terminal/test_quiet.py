@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from xform.terminal.quiet import hushed, is_command
+from xform.terminal.quiet import hide_stderr, is_command
 
 
 def say() -> None:
@@ -15,14 +15,14 @@ def say() -> None:
 
 
 def test_what_is_written_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
-    with hushed():
+    with hide_stderr():
         say()
     print("after", file=sys.stderr)
     assert capfd.readouterr().err == "after\n"
 
 
 def fails() -> None:
-    with hushed():
+    with hide_stderr():
         say()
         raise RuntimeError("no backend")
 

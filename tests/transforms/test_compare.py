@@ -144,7 +144,7 @@ def test_a_budget_of_nothing_is_refused() -> None:
 
 def test_a_pictures_labels_stay_in_its_frame_and_its_units_fit(monkeypatch, tmp_path) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(compare_module, "save", lambda figure, *_: figures.append(figure))
+    monkeypatch.setattr(compare_module, "save_figure", lambda figure, *_: figures.append(figure))
     kinds = {"all": policies.save_everything, "a policy of a long name": None, "default": None}
     table = xform.compare(loss, *ARGS, policies=kinds, targets=["cpu", "cpu:1"])
     table.plot(tmp_path / "a.png")

@@ -176,10 +176,10 @@ def test_what_is_beside_a_derivative() -> None:
     free = planning_task(step, arguments(), 0, False, goal, (), "marked")
     moments = 2 * W.nbytes
     assert moments <= donated.outside_argument_bytes <= moments + 64
-    assert moments - 64 <= donated.problem.beside <= 1.2 * moments
-    assert free.problem.beside > donated.problem.beside
+    assert moments - 64 <= donated.problem.outside_bytes <= 1.2 * moments
+    assert free.problem.outside_bytes > donated.problem.outside_bytes
     of_loss = planning_task(loss, (W, X), 0, False, goal, (0,), "marked")
-    assert of_loss.problem.beside == of_loss.outside_argument_bytes == -W.nbytes
+    assert of_loss.problem.outside_bytes == of_loss.outside_argument_bytes == -W.nbytes
 
 
 def test_what_is_compiled_under_a_policy() -> None:

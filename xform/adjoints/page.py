@@ -7,7 +7,7 @@ from typing import Any
 
 from xform.adjoints.printed import headline, local_derivatives, partial_said, said
 from xform.memory.page import assembled, part
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 from xform.terminal.text import near
 
 _SCRIPTS = ("steps", "layout", "picture", "values", "graph")
@@ -30,7 +30,7 @@ def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
     style = part("page.css") + own("graph.css")
     title = f"Graph of {graph['function']}"
     page = assembled(title, own("graph.html"), style, scripts, _packed(graph))
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from xform.errors import FailedFunction, WrongArgument, XformError
-from xform.terminal.quiet import hushed
+from xform.terminal.quiet import hide_stderr
 
 _MODULES = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
 COMMANDS: dict[str, Any] = {
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     if words[:1] != ["run"]:  # there the program initializes JAX itself
-        with contextlib.suppress(RuntimeError), hushed():
+        with contextlib.suppress(RuntimeError), hide_stderr():
             jax.devices()
     try:
         text, status = answer(argv)

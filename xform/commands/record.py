@@ -25,15 +25,15 @@ from xform.interpret.joint import Schedule
 from xform.introspection.callables import function_name
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.costs.outcome import recompute_flops, waiting_bytes
-from xform.planner.device import in_bytes
-from xform.planner.planned import planned
-from xform.planner.planning import planning
+from xform.planner.costs.outcome import recompute_flops, residual_bytes
+from xform.planner.device import resolve_fit
+from xform.planner.plan_program import plan_program
+from xform.planner.planning import use_planner
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import residuals_of
-from xform.policies import Policy, said, save_everything
+from xform.policies import Policy, policy_name, save_everything
 from xform.program.source import frame
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, near
 
 # The transforms that return a function, which does the work when it is called.
@@ -87,23 +87,26 @@ class FunctionRecord:
     def plan(self, problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         """Plan, or save everything if that fails, and record the figures of the largest program."""
         try:
-            chosen = planned(problem, policy, compiler)
+            chosen = plan_program(problem, policy, compiler)
         except Exception as error:  # the program must go on
             policy = save_everything
-            chosen = planned(problem, policy)
+            chosen = plan_program(problem, policy)
             self.notes[f"everything is saved, because planning failed: {_line(error)}"] += 1
         types = str(problem.marked.in_avals)
         if types not in self.planned_types:  # a function that runs eagerly is planned at each call
             self.planned_types.add(types)
-            everything = planned(problem, save_everything)
-            self._measure(chosen.schedule, waiting_bytes(everything.schedule), policy)
+            everything = plan_program(problem, save_everything)
+            self._measure(chosen.schedule, residual_bytes(everything.schedule), policy)
         return chosen
 
     def _measure(self, schedule: Schedule, every: int, policy: Policy) -> None:
         if self.jax_bytes is not None and every < self.jax_bytes:
             return
-        self.jax_bytes, self.bytes = every, waiting_bytes(schedule)
-        self.recompute_flops, self.policy = int(recompute_flops(schedule)), said(in_bytes(policy))
+        self.jax_bytes, self.bytes = every, residual_bytes(schedule)
+        self.recompute_flops, self.policy = (
+            int(recompute_flops(schedule)),
+            policy_name(resolve_fit(policy)),
+        )
         if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
             names = [f"input {i}" for i, _ in enumerate(schedule.joint.inputs)]
@@ -214,7 +217,7 @@ class DerivativeRecorder:
         """Do the work by xform; if that fails, by JAX, whose errors pass through."""
         row, result, why = self._row(use), None, ""
         try:
-            with planning(row.plan):
+            with use_planner(row.plan):
                 result = use.ours(*xs, **named)
         except Exception as error:
             why = f"left to JAX: {_line(error)}"
@@ -259,7 +262,7 @@ class DerivativeRecorder:
                 for r in self._shown() if r.saved_table]  # fmt: skip
         head = '<!doctype html>\n<meta charset="utf-8">\n<title>Values saved by the program</title>'
         page = "\n".join([head, f"<pre>{html.escape(str(self))}</pre>", *kept, ""])
-        with whole(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text(page, encoding="utf-8")
 
 

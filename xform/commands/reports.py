@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from xform.commands.function import ABOUT_POLICIES
 from xform.errors import FailedFunction, XformError
-from xform.planner.report.picture import figures
+from xform.planner.report.picture import figure_module
 
 
 def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
@@ -106,7 +106,7 @@ def picture(text: str) -> Path:
     path = file(text)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, .svg or .pdf")
-    figures(f"a picture in {text}")
+    figure_module(f"a picture in {text}")
     return path
 
 

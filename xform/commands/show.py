@@ -27,8 +27,8 @@ from xform.memory.printed import compiled_text, stablehlo_text
 from xform.passes import PASSES, PassResult, Pipeline, listing
 from xform.passes.base import size
 from xform.planner.decide import schedule
-from xform.planner.report.shown import shown
-from xform.policies import said
+from xform.planner.report.show import show_schedule
+from xform.policies import policy_name
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Program, trace
 from xform.terminal.text import columns
@@ -137,10 +137,11 @@ def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
     if args.transform == "linearize":
         fun = at.function
         pushed = schedule(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
-        return f"joint program of {on.name}, linearized\n{shown(pushed, args.lines, 'tangents')}"
+        text = show_schedule(pushed, args.lines, "tangents")
+        return f"joint program of {on.name}, linearized\n{text}"
     by = policy(args.policy or "min_cut")
     decided = at.planned(by).schedule
-    return f"joint program of {on.name}, {said(by)}\n{shown(decided, args.lines)}"
+    return f"joint program of {on.name}, {policy_name(by)}\n{show_schedule(decided, args.lines)}"
 
 
 def _of_arrays(on: BoundFunction) -> _ArrayFunction:

@@ -25,7 +25,7 @@ from xform.curvature.vectors import (
     size,
 )
 from xform.errors import WrongArgument
-from xform.planner.report.picture import BLUE, axes, save
+from xform.planner.report.picture import BLUE, new_axes, save_figure
 from xform.program.arithmetic import Value
 from xform.transforms.function import Tree
 from xform.transforms.within import run_within
@@ -111,14 +111,14 @@ class Spectrum:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the density on a logarithmic axis, in a PNG, SVG or PDF file."""
-        figure, ax = axes("Spectrum.plot")
+        figure, ax = new_axes("Spectrum.plot")
         at = np.asarray(self.grid(2000), np.float64)
         ax.semilogy(at, np.maximum(np.asarray(self.density(at), np.float64), 1e-12), color=BLUE)
         ax.set_ylim(bottom=1e-9)
         ax.set_title(f"{self.dimension:,} eigenvalues", loc="left")
         ax.set_xlabel("eigenvalue")
         ax.set_ylabel("density")
-        save(figure, "Spectrum.plot", path)
+        save_figure(figure, "Spectrum.plot", path)
 
     def __str__(self) -> str:
         return (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from xform.diagnosis.row import LayerHealth
 from xform.memory.page import digest, source_line
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 from xform.terminal.text import near
 
 _STYLE = """
@@ -86,7 +86,7 @@ def write(path: str | os.PathLike[str], function: str, losses: str, said: Sequen
         head="".join(_cells("th", ["layer", *(name for name, _ in _COLUMNS), "verdict", "where"])),
         rows="".join(map(_row, rows)),
     )
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xform.diagnosis.row import LayerHealth
-from xform.planner.report.picture import BLUE, GREY, ORANGE, plain, save, sheet
+from xform.planner.report.picture import BLUE, GREY, ORANGE, new_figure, save_figure, style_axes
 
 _CALLER = "health.plot"
 _MAX_NAMES = 30  # with more layers than this, the axis has numbers instead of names
@@ -24,7 +24,7 @@ def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) 
 
     Bands mark the layers at fault.
     """
-    figure = sheet(_CALLER, 8.4, 6.6)
+    figure = new_figure(_CALLER, 8.4, 6.6)
     top, middle, low = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
     _line(top, rows, lambda r: r.activation, "activation", BLUE, "o")
     _line(top, rows, lambda r: r.gradient, "gradient", ORANGE, "s")
@@ -41,12 +41,12 @@ def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) 
     low.set_ylabel("share")
     _bands((top, middle, low), rows)
     for ax in (top, middle, low):
-        plain(ax)
+        style_axes(ax)
         if ax.get_legend_handles_labels()[1]:
             ax.legend(frameon=False, fontsize=8, ncols=2, loc="best")
     _names(low, rows)
     figure.suptitle(textwrap.fill(title, 88), x=0.01, ha="left", fontsize=11, parse_math=False)
-    save(figure, _CALLER, path)
+    save_figure(figure, _CALLER, path)
 
 
 def _line(ax: Any, rows: Sequence[LayerHealth], of: Number, label: str, color: str, marker: str

@@ -12,7 +12,7 @@ from typing import Any
 from xform.diagnosis import page, plot
 from xform.diagnosis.nonfinite import Origin
 from xform.diagnosis.row import LayerHealth
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 from xform.terminal.text import columns, near
 
 # With more rows than this, only the rows at fault, rows near them, and the first and last are
@@ -70,7 +70,7 @@ class Report:
         Raises:
           FileNotWritten: the file cannot be written.
         """
-        with whole(path) as partial:
+        with atomic_write(path) as partial:
             lines = map(json.dumps, self.to_dict()["rows"])
             partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

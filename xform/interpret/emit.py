@@ -167,7 +167,7 @@ def _backward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
 def _reasons(schedule: Schedule) -> dict[Var, str]:
     """Return why each value is saved. A saved `checkpoint_name` counts for the value it names."""
     reasons: dict[Var, str] = {}
-    for kept in schedule.kept:
+    for kept in schedule.saved:
         v, reason = kept, schedule.why.get(kept, "")
         while isinstance(v, Var) and v not in reasons:
             reasons[v] = reason

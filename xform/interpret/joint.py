@@ -135,7 +135,7 @@ class Schedule:
 
     Attributes:
       joint: the Joint.
-      kept: forward values that are saved for the backward part, tokens of nodes among them.
+      saved: forward values that are saved for the backward part, tokens of nodes among them.
       offloaded: saved values that wait in another memory; in the body of a scan also inputs whose
         value in each iteration waits there.
       order: the backward part's equations in order, with the forward equations that it recomputes.
@@ -143,31 +143,33 @@ class Schedule:
       reads: which inputs of the program the backward part reads.
       inner: the Schedules of each node's Joints.
       why: for each saved value, the reason.
-      alike: schedules another Joint in the same way, for a program that appears after planning.
+      plan_other: schedules another Joint in the same way, for a program that appears after
+        planning.
       snapshots: for the body of a loop, how many states the loop stores in the forward pass; steps
         are recomputed from these, and saved values last for one step. None: each iteration saves
         its values, and the part of the state that the backward part reads.
-      asked: whether a policy decided about each value; otherwise a cut decided.
+      decided_per_value: whether a policy decided about each value; otherwise a cut decided about
+        all values together.
     """
 
     joint: Joint
-    kept: tuple[Var, ...]
+    saved: tuple[Var, ...]
     offloaded: dict[Var, Offloadable]
     order: tuple[JaxprEqn, ...]
     recomputed: frozenset[int]
     reads: Mask
     inner: dict[Node, tuple[Schedule, ...]]
     why: dict[Var, str]
-    alike: Callable[[Joint], Schedule]
+    plan_other: Callable[[Joint], Schedule]
     snapshots: int | None = None
-    asked: bool = False
+    decided_per_value: bool = False
     cache: dict[Any, Any] = dataclasses.field(default_factory=Recent, repr=False)
 
     @cached_property
-    def bare(self) -> Schedule:
+    def outputs_only(self) -> Schedule:
         """The same schedule with nothing saved and nothing read, to compute the outputs alone."""
         reads = (False,) * len(self.reads)
-        return dataclasses.replace(self, kept=(), offloaded={}, reads=reads, cache=Recent())
+        return dataclasses.replace(self, saved=(), offloaded={}, reads=reads, cache=Recent())
 
 
 # Whether the program that is being analyzed will run operation by operation.

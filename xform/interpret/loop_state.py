@@ -24,7 +24,7 @@ def needed(
     """
     joint, inputs = schedule.joint, set(schedule.joint.inputs)
     need = {*gather(joint.inputs, schedule.reads), *ahead}
-    need |= read_for(joint, schedule.kept, ahead.values())
+    need |= read_for(joint, schedule.saved, ahead.values())
     need &= inputs
     while True:
         goal = [carried[v] for v in need if v in carried]

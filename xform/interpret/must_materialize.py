@@ -36,11 +36,11 @@ def must_materialize(schedule: Schedule) -> dict[Var, Where]:
     and other saved values are in memory in any case, so they cost nothing.
     """
     if "must_materialize" not in schedule.cache:
-        available = {schedule.joint.named.get(v, v) for v in schedule.kept}
+        available = {schedule.joint.named.get(v, v) for v in schedule.saved}
         available |= {*schedule.joint.inputs, *(v for v, _ in schedule.joint.program.consts)}
         smaller = [
             v
-            for v in schedule.kept
+            for v in schedule.saved
             if v not in schedule.offloaded and _from_larger(schedule, v, available)
         ]
         pooled = [

@@ -133,7 +133,7 @@ class Node(abc.ABC):
         So custom functions run their forward rules, and a derivative of the outputs is a derivative
         of these rules, whatever a schedule recomputes.
         """
-        return self.forward([p.bare for p in schedules], xs, used)[0]
+        return self.forward([p.outputs_only for p in schedules], xs, used)[0]
 
     @abc.abstractmethod
     def reads(self, schedules: Schedules) -> Mask:
@@ -181,11 +181,11 @@ class Node(abc.ABC):
 
     def hoisted_values(self, schedule: Any) -> Mask:
         """Which saved values of a nested schedule the token holds once, not for each iteration."""
-        return (False,) * len(schedule.kept)
+        return (False,) * len(schedule.saved)
 
     def token_values(self, schedule: Any) -> Sequence[Any]:
         """Return the saved values of a nested schedule that the token holds."""
-        return schedule.kept
+        return schedule.saved
 
 
 def present_mask(values: Sequence[Value]) -> Mask:

@@ -91,7 +91,9 @@ def _each(schedule: Schedule, together: bool) -> Waits:
         last, at = max((anchors[v] for v in cts), key=lambda anchor: anchor[1], default=(None, 0))
         work = any(map(is_work, run))
         if saved and last is not None and (work or at >= 0):
-            fused = together and not (work or schedule.asked or _grows(run, schedule, written))
+            fused = together and not (
+                work or schedule.decided_per_value or _grows(run, schedule, written)
+            )
             by_start[start] = Wait(saved, (last,), "cpu and gpu" if fused else "everywhere")
             if work and at < 0 and together and (others := _operands(run, schedule, saved)):
                 shared[start] = [Wait(others, (last,), "gpu")]
@@ -103,7 +105,7 @@ def _each(schedule: Schedule, together: bool) -> Waits:
         run = []
     by_start |= early if expensive else {}
     remaining = _MERGED_FRACTION * sum(
-        (*sizes.values(), *(aval_bytes(v.aval) for v in schedule.kept))
+        (*sizes.values(), *(aval_bytes(v.aval) for v in schedule.saved))
     )
     for i in sorted(sizes, key=sizes.__getitem__):
         remaining -= sizes[i]

@@ -86,9 +86,9 @@ def forward(
     env = dict(zip(joint.inputs, args, strict=True))
     walk = _ScheduleWalk(schedule, by, env)
     out = walk.values(
-        [*outputs, *schedule.kept], must_materialize(schedule) if by.staged else {}, sends=True
+        [*outputs, *schedule.saved], must_materialize(schedule) if by.staged else {}, sends=True
     )
-    kept = [walk.sent.get(v, x) for v, x in zip(schedule.kept, out[len(outputs) :], strict=True)]
+    kept = [walk.sent.get(v, x) for v, x in zip(schedule.saved, out[len(outputs) :], strict=True)]
     return spread(out[: len(outputs)], used), kept
 
 
@@ -125,7 +125,7 @@ class _SavedValues(Environment):
 
     def __init__(self, schedule: Schedule, by: BackEnd, kept: Sequence[Any]):
         self._schedule, self._by = schedule, by
-        self._kept = dict(zip(schedule.kept, kept, strict=True))
+        self._kept = dict(zip(schedule.saved, kept, strict=True))
 
     def __missing__(self, v: Var) -> Any:
         if v not in self._kept:

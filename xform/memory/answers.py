@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 
 from xform.introspection.packages import version
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 from xform.storage.recent import Recent
 
 _FORMAT = "xform answer 1"
@@ -99,7 +99,7 @@ def _write(file: Path, answer: Answer) -> None:
     record = {"bytes": answer.bytes, "seconds": answer.compile_seconds, "error": answer.error}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with whole(file) as partial:
+        with atomic_write(file) as partial:
             partial.write_bytes(json.dumps(record).encode() + b"\n" + (answer.module or b""))
     except OSError:
         pass

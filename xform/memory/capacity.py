@@ -15,7 +15,7 @@ from xform.memory.analysis import memory_analysis
 from xform.memory.batch import Argnums, by_axis, by_inputs
 from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
-from xform.terminal import alive
+from xform.terminal import progress_line
 from xform.terminal.text import columns, human_bytes
 
 MOST_COMPILES = 8
@@ -146,7 +146,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         if progress is not None:
             progress(batch, target)
         n = len(tried) + len(unplannable)
-        alive.progress(f"batch {batch}, {n} of at most {MOST_COMPILES} sizes tried")
+        progress_line.update(f"batch {batch}, {n} of at most {MOST_COMPILES} sizes tried")
         try:
             resized = resizer.at(batch)
             tried[units] = fits(f, *resized, target=target, **options)
@@ -158,7 +158,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     start = max(1, resizer.start // multiple_of)
     low, high = 0, most // multiple_of + 1
     guess = min(start, high - 1)
-    with alive.working(f"finding the largest batch of {function_name(f)}"):
+    with progress_line.show(f"finding the largest batch of {function_name(f)}"):
         while high - low > 1 and len(tried) + len(unplannable) < MOST_COMPILES:
             low, high = (guess, high) if has_room(guess) else (low, guess)
             guess = _next(tried, low, high, high in tried or high in unplannable)

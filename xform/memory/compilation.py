@@ -33,7 +33,7 @@ from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
 from xform.program.ir import Program, program
-from xform.terminal import alive
+from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, parse_bytes
 
 # "... required for HLO temporaries (39.00G) exceeds ...", "Used 24.00G of 15.75G hbm".
@@ -203,7 +203,7 @@ def compile_for(
     that imports JAX. Results are cached by program and target, see `xform.memory.answers`.
     """
     goal = target if isinstance(target, Target) else parse_target(target)
-    with alive.working(f"compiling {function_name(f)} for {goal.name}"):
+    with progress_line.show(f"compiling {function_name(f)} for {goal.name}"):
         f, args, kwargs = _jitted(f, args, kwargs or {}, donate_argnums)
         if goal.local:
             return _compile_locally(f, args, kwargs, goal, mesh, in_specs)

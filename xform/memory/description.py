@@ -12,7 +12,7 @@ import numpy as np
 
 from xform._jax import ShapedArray
 from xform.introspection.callables import argument_names, derived
-from xform.policies import as_code, min_cut, said
+from xform.policies import as_code, min_cut, policy_name
 from xform.terminal.text import human_bytes
 
 # At most this many arguments are listed by name; the others are summed up.
@@ -84,7 +84,7 @@ def describe(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
     policy = min_cut if derivative.policy is None else derivative.policy
     return Description(
-        f"{derivative.transform} by {several}", said(policy), as_code(policy), arguments
+        f"{derivative.transform} by {several}", policy_name(policy), as_code(policy), arguments
     )
 
 

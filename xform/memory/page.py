@@ -16,7 +16,7 @@ from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory.categories import CATEGORIES, REST, category
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 
 _SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "difference", "page")
 # The start of a source line's text: `file.py:line`.
@@ -55,7 +55,7 @@ def write(
             "give at least one report, and either a label for each report or no labels",
         )
     page = _page([_packed(r, label) for r, label in zip(reports, labels, strict=True)])
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from xform.memory.categories import CATEGORIES, REST, category
 from xform.memory.treemap import Box, squarify
-from xform.planner.report.picture import plain, save, sheet
+from xform.planner.report.picture import new_figure, save_figure, style_axes
 from xform.terminal.text import BYTES, human_bytes, unit_of
 
 _ASKED = "MemoryReport.plot"
@@ -34,14 +34,14 @@ def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     Cost: linear in buffers and in steps x categories; about a second for 10,000 buffers.
     """
-    figure = sheet(_ASKED, _WIDTH, _HEIGHT)
+    figure = new_figure(_ASKED, _WIDTH, _HEIGHT)
     above, below = figure.subplots(2, 1, height_ratios=(4, 5))
     _timeline(above, data)
     _treemap(below, data)
     handles, names = above.get_legend_handles_labels()
     if names:
         figure.legend(handles, names, loc="outside lower left", ncols=6, frameon=False, fontsize=9)
-    save(figure, _ASKED, path)
+    save_figure(figure, _ASKED, path)
 
 
 def stacked(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
@@ -67,7 +67,7 @@ def stacked(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _timeline(ax: Any, data: dict[str, Any]) -> None:
-    plain(ax)
+    style_axes(ax)
     live, capacity = data["live"], data["device"]["capacity_bytes"]
     ax.set_title(_title(data), loc="left", color=_INK, **_PLAIN)
     ax.set_xlabel("step of the compiled program, in program order")

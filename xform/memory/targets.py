@@ -15,8 +15,8 @@ import jax
 
 from xform.errors import MissingExtra, WrongArgument
 from xform.introspection.packages import extra
-from xform.planner.device import planned_for
-from xform.planner.hardware import GPUS, TPUS, Device, Gpu, Tpu, known
+from xform.planner.device import planning_for
+from xform.planner.hardware import GPUS, TPUS, Gpu, Hardware, Tpu, find_hardware
 
 # TPU slices that messages suggest, by the number of axes of the interconnect.
 _SLICES = {2: "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16", 3: "1x1x1, 2x2x1, 2x2x2, 2x2x4, 4x4x4"}
@@ -44,7 +44,7 @@ class Target:
 
     name: str
     platform: str
-    device: Device
+    device: Hardware
     count: int | None = None
     topology: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
 
@@ -60,7 +60,7 @@ class Target:
 
     def planned_for(self) -> contextlib.AbstractContextManager[None]:
         """A context that plans traces for this target."""
-        return planned_for(self.backend, self.absent, self.name)
+        return planning_for(self.backend, self.absent, self.name)
 
     @property
     def local(self) -> bool:
@@ -109,7 +109,7 @@ def _own(backend: str) -> Target:
         raise _unknown(backend, f"JAX has no {backend} here") from error
     stats = device.memory_stats() or {}
     own = dataclasses.replace(
-        known(device.device_kind) or Device(name=""),
+        find_hardware(device.device_kind) or Hardware(name=""),
         name=device.device_kind,
         capacity_bytes=stats.get("bytes_limit"),
     )
@@ -124,7 +124,7 @@ def _cpu(name: str, count: int) -> Target:
             "",
             f"give a number from 1 to {_MOST_CPUS}",
         )
-    return Target(name, "cpu", Device(name="CPU"), count)
+    return Target(name, "cpu", Hardware(name="CPU"), count)
 
 
 def _tpu(name: str, device: Tpu, slice_: str) -> Target:

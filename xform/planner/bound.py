@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from xform.interpret.cost import aval_bytes
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.cuts.integer_program import MOST, IntegerProgram, size
 from xform.planner.problem import Problem
 from xform.policies import Budget, MinCut
@@ -26,7 +26,7 @@ def least_flops(problem: Problem, budget: Budget, held: int = 0) -> int:
     save_most = problem.schedule(MinCut())
     arguments = sum(aval_bytes(v.aval) for v in save_most.joint.inputs) + held
     remaining = budget.bytes - (arguments if budget.of == "peak" else 0)
-    if kept_bytes(save_most) <= remaining or size(save_most) > MOST:
+    if saved_bytes(save_most) <= remaining or size(save_most) > MOST:
         return 0
     program = IntegerProgram(save_most, problem.link)
     flops = None if program.branched else program.bound(remaining)

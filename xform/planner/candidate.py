@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from xform.interpret.joint import Schedule
-from xform.planner.costs.outcome import recompute_flops, sent_bytes
+from xform.planner.costs.outcome import offloaded_bytes, recompute_flops
 from xform.planner.loops import Shapes
 from xform.policies.budgets import Regions
 
@@ -27,4 +27,4 @@ class Candidate:
     @property
     def work(self) -> tuple[int, int]:
         """Recomputed FLOPs, then bytes sent to the host. Candidates are ordered by this pair."""
-        return recompute_flops(self.schedule), sent_bytes(self.schedule)
+        return recompute_flops(self.schedule), offloaded_bytes(self.schedule)

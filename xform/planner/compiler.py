@@ -13,7 +13,7 @@ from xform.planner.problem import Problem
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.naming import digest
 from xform.storage.recent import Recent
-from xform.terminal import alive
+from xform.terminal import progress_line
 
 # Limits on the plans that are compiled for a budget, besides the default: FIRST until one of them
 # fits, COMPILES in total. Four of the smallest plans are compiled before a budget is refused.
@@ -48,16 +48,16 @@ class Compiler:
 
     def bytes(self, candidate: Candidate) -> float:
         """Compiled bytes of a plan; infinite if the compiler refuses it without a size."""
-        key = key_of(candidate.schedule)
+        key = schedule_key(candidate.schedule)
         if key not in self._answers:
-            alive.progress(f"{self.compiles} of at most {_MOST} candidates compiled")
+            progress_line.update(f"{self.compiles} of at most {_MOST} candidates compiled")
             size = self._measure(candidate)
             self._answers[key] = math.inf if size is None else size
             self.compiles += 1
         return self._answers[key]
 
 
-def key_of(schedule: Schedule) -> str:
+def schedule_key(schedule: Schedule) -> str:
     """A key of a Schedule. Equal decisions for equal programs have equal keys."""
     if "key" not in schedule.cache:
         schedule.cache["key"] = digest([text_of(record(decision_of(schedule), schedule.joint, {}))])

@@ -27,19 +27,19 @@ from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.passes.dce import live
-from xform.planner.costs.held import held_bytes, token
+from xform.planner.costs.product_operands import product_operands
 from xform.planner.costs.recompute import Prices, fusible
-from xform.planner.costs.rounded import rounded
+from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.cuts.bottleneck import bottlenecks
-from xform.planner.cuts.fit import Proposals, fit
-from xform.planner.cuts.graph import Graph
+from xform.planner.cuts.fit import Proposals, propose_within
+from xform.planner.cuts.graph import CutGraph
 from xform.planner.loops import free_region
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.plan import Plan
-from xform.planner.schedule import Inner, by_decision, by_policy
+from xform.planner.schedule import Inner, schedule_by_decision, schedule_by_policy
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
-from xform.policies.regions import of_region
+from xform.policies.regions import region_policy
 from xform.program.ir import Mask, seldom_collected
 from xform.program.source import frame
 from xform.storage.recent import Recent
@@ -76,7 +76,7 @@ def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
 
     `backend` is given for a whole function, whose loops are not recomputed. `available` says which
     inputs the backward part can read in any case (None: all). A budget bounds the saved
-    bytes here; `planned.py` plans for a budget of the peak.
+    bytes here; `plan_program.py` plans for a budget of the peak.
 
     Cost: linear in the number of equations, near linear under `min_cut`.
     """
@@ -95,8 +95,8 @@ def _plan(joint: Joint, policy: Any, context: _Context) -> Schedule:
 
 def _plan_uncached(joint: Joint, policy: Any, context: _Context) -> Schedule:
     if isinstance(policy, Budget):
-        of_region(policy)
-        return _best(joint, fit(policy), context)
+        region_policy(policy)
+        return _best_of_proposals(joint, propose_within(policy), context)
     return _dispatch(joint, policy, context)
 
 
@@ -111,12 +111,12 @@ def _dispatch(joint: Joint, policy: Any, context: _Context) -> Schedule:
     return _by_answers(joint, policy, context)
 
 
-def best(joint: Joint, proposals: Proposals, backend: str) -> Schedule:
+def best_of_proposals(joint: Joint, proposals: Proposals, backend: str) -> Schedule:
     """Run the generator `proposals`: send it the Schedule of each proposal, return its result."""
-    return _best(joint, proposals, _Context(backend, None))
+    return _best_of_proposals(joint, proposals, _Context(backend, None))
 
 
-def _best(joint: Joint, proposals: Proposals, context: _Context) -> Schedule:
+def _best_of_proposals(joint: Joint, proposals: Proposals, context: _Context) -> Schedule:
     try:
         decisions = next(proposals)
         while True:
@@ -130,14 +130,14 @@ def _by_answers(joint: Joint, policy: Policy, context: _Context) -> Schedule:
     """The Schedule under a policy that decides about one value at a time."""
     inner, recomputed = _inner(joint, policy, context.backend), set[Node]()
     for node, schedules in inner.items():
-        if not _is_kept(node, schedules, policy, context.top):
+        if not _is_saved(node, schedules, policy, context.top):
             recomputed.add(node)
             if not node.region:
                 inner[node] = _save_all_reads(node)
-    return by_policy(joint, policy, recomputed, inner, context.plan_like_this(policy))
+    return schedule_by_policy(joint, policy, recomputed, inner, context.plan_like_this(policy))
 
 
-def _is_kept(node: Node, schedules: tuple[Schedule, ...], policy: Policy, top: bool) -> bool:
+def _is_saved(node: Node, schedules: tuple[Schedule, ...], policy: Policy, top: bool) -> bool:
     """Whether a loop or call is saved, rather than recomputed as a whole."""
     loop = node.loop and top and not node.region
     return policy == save_everything or has_effects(node.eqn) or loop or _saves_values(schedules)
@@ -150,7 +150,7 @@ def _saves_values(schedules: tuple[Schedule, ...]) -> bool:
         if p.joint.producer[v].primitive is fork_p
         else True
         for p in schedules
-        for v in p.kept
+        for v in p.saved
     )
 
 
@@ -182,7 +182,7 @@ def _improve_if_empty(schedule: Schedule, context: _Context) -> Schedule:
     """
     expensive = (e for e in schedule.order if id(e) in schedule.recomputed and not fusible(e))
     backend = context.backend
-    if backend is None or schedule.kept or schedule.joint.forks or not any(expensive):
+    if backend is None or schedule.saved or schedule.joint.forks or not any(expensive):
         return schedule
     key = "two steps", backend
     if key not in schedule.cache:
@@ -197,19 +197,19 @@ def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str)
     """
     joint = schedule.joint
     cut = _cheapest(joint, min_cut, {}, context)  # {}: the Joint has no loops or calls
-    recomputed = live(joint.forward, cut.kept, effects=False)
+    recomputed = live(joint.forward, cut.saved, effects=False)
     if any(map(has_effects, recomputed)):
         return schedule
     ids = {id(e) for e in recomputed if not joint.free.issuperset(e.outvars)}
     reads = {v for e in (*recomputed, *cut.order) for v in reads_of(e, cut.inner)}
     two_steps = dataclasses.replace(
         cut,
-        kept=(),
+        saved=(),
         why={},
         order=(*recomputed, *cut.order),
         recomputed=cut.recomputed | ids,
         reads=tuple(on or v in reads for on, v in zip(cut.reads, joint.inputs, strict=True)),
-        asked=schedule.asked,
+        decided_per_value=schedule.decided_per_value,
         cache=Recent(),
     )
     lower = liveness(two_steps, backend).total_bytes < liveness(schedule, backend).total_bytes
@@ -219,9 +219,9 @@ def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str)
 def _cut(joint: Joint, cut: Decision, inner: Inner, context: _Context) -> Schedule:
     """The Schedule of a Decision for a whole Joint. Equal decisions share one Schedule."""
     sent, cache = frozenset(cut.offloaded.items()), joint.program.cache
-    key = "schedule", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), context
+    key = "schedule", cut.saved, sent, cut.snapshots, cut.decided_per_value, *inner.items(), context
     if key not in cache:
-        cache[key] = by_decision(joint, cut, inner, context.plan_like_this(min_cut))
+        cache[key] = schedule_by_decision(joint, cut, inner, context.plan_like_this(min_cut))
     return cache[key]
 
 
@@ -240,7 +240,7 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
         return tuple(schedule(j, decision) for j, decision in decisions)
     opened = isinstance(policy, MinCut) and policy.in_regions and free_region(node.eqn)
     if node.region and not opened:
-        policy = of_region(check(node.policy), frame(node.eqn))
+        policy = region_policy(check(node.policy), frame(node.eqn))
     if isinstance(policy, MinCut) and policy.rounds_operands and node.loop:
         # A loop stacks its saved values: they are in memory, unrounded, in any case.
         policy = dataclasses.replace(policy, fused_save_price=0.0, rounds_operands=False)
@@ -284,29 +284,33 @@ def _sizes(joint: Joint, policy: MinCut, inner: Inner, available: Mask | None) -
         narrow = bottlenecks(joint)[policy.bottleneck_stride - 1 :: policy.bottleneck_stride]
         sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)
     if policy.rounds_operands:
-        sizes |= {v: n // 2 for v in rounded(joint) if (n := sizes.get(v, aval_bytes(v.aval)))}
-    tokens = {eqn.outvars[-1]: token(node, inner[node]) for eqn, node in _nodes(joint)}
-    return sizes | {v: held_bytes(values) for v, values in tokens.items()}
+        sizes |= {
+            v: n // 2 for v in product_operands(joint) if (n := sizes.get(v, aval_bytes(v.aval)))
+        }
+    tokens = {eqn.outvars[-1]: expand_token(node, inner[node]) for eqn, node in _nodes(joint)}
+    return sizes | {v: device_bytes(values) for v, values in tokens.items()}
 
 
 def _prices(joint: Joint, policy: MinCut, top: bool) -> np.ndarray:
     """The price of recomputing each equation of the forward part."""
     early_price = np.arange(len(joint.forward)) < policy.switch_at * len(joint.forward)
-    prices = _priced(joint).at(np.where(early_price, policy.early_price, policy.late_price))
+    prices = _recompute_prices(joint).at(
+        np.where(early_price, policy.early_price, policy.late_price)
+    )
     nodes = ((i, eqn.params["node"]) for i, eqn in joint.forks.items())
     prices[[i for i, node in nodes if node.region or (node.loop and top)]] = math.inf
     return prices
 
 
-def _graph(joint: Joint, inner: Inner) -> Graph:
+def _graph(joint: Joint, inner: Inner) -> CutGraph:
     """The graph of a Joint, cached by the inputs that its nodes read."""
     key = "graph", *(node.reads(schedules) for node, schedules in inner.items())
     if key not in joint.program.cache:
-        joint.program.cache[key] = Graph(joint, inner)
+        joint.program.cache[key] = CutGraph(joint, inner)
     return joint.program.cache[key]
 
 
-def _priced(joint: Joint) -> Prices:
+def _recompute_prices(joint: Joint) -> Prices:
     """The recompute prices of a Joint's forward equations, cached."""
     if "prices" not in joint.program.cache:
         joint.program.cache["prices"] = Prices(joint.forward)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from xform.planner.hardware import known
+from xform.planner.hardware import find_hardware
 from xform.policies import Policy, min_cut
 from xform.policies.budgets import Fit
 
@@ -38,7 +38,7 @@ class Device:
         For a device of this process, these are the bytes that the backend lets a program use.
         """
         if self.kind:
-            device = known(self.kind)
+            device = find_hardware(self.kind)
             return self.kind, device and device.capacity_bytes
         local = self.local()
         return local.device_kind, (local.memory_stats() or {}).get("bytes_limit")
@@ -48,7 +48,7 @@ class Device:
         return jax.local_devices(backend=self.backend)[0]
 
 
-def here() -> Device:
+def current_device() -> Device:
     """The device that plans are made for."""
     if _other.value:
         name, kind, _ = _other.value
@@ -56,12 +56,12 @@ def here() -> Device:
     return Device(jax.default_backend())
 
 
-def target() -> str | None:
+def current_target() -> str | None:
     """The name of the target that plans are made for; None for JAX's default backend."""
     return _other.value[2] if _other.value else None
 
 
-def planned_for(
+def planning_for(
     name: str, kind: str | None = None, target: str | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """A context manager: traces inside it plan for the backend `name` and devices of this `kind`.
@@ -71,7 +71,7 @@ def planned_for(
     return _other((name, kind, target))
 
 
-def in_bytes(policy: Policy, device: Device | None = None) -> Policy:
+def resolve_fit(policy: Policy, device: Device | None = None) -> Policy:
     """Return the policy with `fit()` replaced by a budget of the device's memory.
 
     If that memory is unknown, `fit()` becomes the default policy. Other policies are returned
@@ -79,7 +79,7 @@ def in_bytes(policy: Policy, device: Device | None = None) -> Policy:
     """
     if not isinstance(policy, Fit):
         return policy
-    name, capacity = (device or here()).memory()
+    name, capacity = (device or current_device()).memory()
     if capacity is None:
         return dataclasses.replace(min_cut, regions=policy.regions)
     return policy.within(capacity, name)

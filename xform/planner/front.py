@@ -21,21 +21,21 @@ from xform.interpret.joint import Schedule
 from xform.interpret.node import user_equation
 from xform.passes.dce import live
 from xform.planner.candidate import Candidate
-from xform.planner.candidates.as_written import cuts
-from xform.planner.candidates.nested import nested
-from xform.planner.candidates.snapshots import stored
-from xform.planner.candidates.split import split
-from xform.planner.candidates.stock import stock
+from xform.planner.candidates.as_written import cut_schedules
+from xform.planner.candidates.nested import nested_candidates
+from xform.planner.candidates.snapshots import snapshot_candidates
+from xform.planner.candidates.split import split_candidates
+from xform.planner.candidates.stock import stock_candidates
 from xform.planner.candidates.worth import PlannedLoop, inner_loops, large_loops
 from xform.planner.costs.recompute import fusible
 from xform.planner.loops import loops
 from xform.planner.problem import Problem
-from xform.terminal import alive
+from xform.terminal import progress_line
 
 Fits = Callable[[Candidate], bool]
 
 
-class Listed(Iterable[Candidate]):
+class LazyCandidates(Iterable[Candidate]):
     """A lazy list: the items of an iterator, each computed at its first use and then stored.
 
     `make` returns the iterator. If an exception interrupts it, the next use calls `make` again and
@@ -58,7 +58,7 @@ class Listed(Iterable[Candidate]):
     def _produce_next(self) -> Candidate | None:
         rest = self._rest or itertools.islice(self._make(), len(self._produced), None)
         self._rest = None  # stays None if the next line is interrupted
-        with alive.working(f"making candidate {len(self._produced) + 1}"):
+        with progress_line.show(f"making candidate {len(self._produced) + 1}"):
             item = next(rest, None)
         if item is not None:
             self._produced.append(item)
@@ -71,28 +71,28 @@ class Front:
 
     Args:
       problem: the derivative.
-      flat: returns the Schedules with the loops as written.
+      as_written: returns the Schedules with the loops as written.
       peak: returns the bytes of a Schedule.
     """
 
     def __init__(
         self,
         problem: Problem,
-        flat: Callable[[], Sequence[Schedule]],
+        as_written: Callable[[], Sequence[Schedule]],
         peak: Callable[[Schedule], int],
     ):
-        self._problem, self._flat, self.peak = problem, flat, peak
-        self._plans = Listed(self._by_work)
-        self._between_steps: dict[int, Listed] = {}
+        self._problem, self._as_written, self.peak = problem, as_written, peak
+        self._plans = LazyCandidates(self._by_work)
+        self._between_steps: dict[int, LazyCandidates] = {}
 
-    def first(self, fits: Fits) -> Candidate | None:
+    def least_recompute(self, fits: Fits) -> Candidate | None:
         """The plan with the least recomputation that fits; None if no plan fits."""
         for i, candidate in enumerate(self._plans):
             if fits(candidate):
                 return next(filter(fits, self._steps_before(i)), candidate)
         return None
 
-    def before(self, last: Candidate, nearly: Fits) -> Iterator[Candidate]:
+    def cheaper(self, last: Candidate, nearly: Fits) -> Iterator[Candidate]:
         """Yield the plans that `nearly` accepts and that recompute less than `last`.
 
         Plans with split loops between two plans of the front are included.
@@ -104,7 +104,7 @@ class Front:
             if candidate.work > last.work:
                 return
 
-    def lowest(self) -> list[Candidate]:
+    def smallest(self) -> list[Candidate]:
         """The two smallest plans of the front, smallest first.
 
         If other plans have exactly the bytes of the smallest, the one of them that recomputes most
@@ -125,13 +125,13 @@ class Front:
                 lowest = size
                 yield candidate
 
-    def _steps_before(self, i: int) -> Listed:
+    def _steps_before(self, i: int) -> LazyCandidates:
         """The plans between plan `i` and the plan before it on the front.
 
         Empty if plan `i` is not on the front.
         """
         schedules = [*itertools.islice(self._plans, i + 1)]
-        listed = Listed(functools.partial(self._between, schedules))
+        listed = LazyCandidates(functools.partial(self._between, schedules))
         return self._between_steps.setdefault(i, listed)
 
     def _between(self, schedules: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -144,7 +144,7 @@ class Front:
         if any(c.shapes or c.regions != regions for c in (above, below)):
             return
         high, low = self.peak(above.schedule), self.peak(below.schedule)
-        parts = split(self._problem, above.schedule, below.schedule)
+        parts = split_candidates(self._problem, above.schedule, below.schedule)
         yield from self._pareto(
             c for c in parts
             if above.work < c.work < below.work and low < self.peak(c.schedule) < high
@@ -153,8 +153,8 @@ class Front:
     def _by_work(self) -> Iterator[Candidate]:
         """Yield all plans in the order of their recomputed FLOPs."""
         regions = self._problem.regions
-        as_written = [Candidate(schedule, {}, regions) for schedule in self._flat()]
-        flat = iter(sorted((*as_written, *stock(self._problem)), key=_work))
+        as_written = [Candidate(schedule, {}, regions) for schedule in self._as_written()]
+        flat = iter(sorted((*as_written, *stock_candidates(self._problem)), key=_work))
         if not loops(self._problem.program):
             yield from flat
             return
@@ -164,7 +164,10 @@ class Front:
                 flat = itertools.chain([candidate], flat)
                 break
             yield candidate
-        others = sorted(nested(self._problem), key=_work), *stored(self._problem)
+        others = (
+            sorted(nested_candidates(self._problem), key=_work),
+            *snapshot_candidates(self._problem),
+        )
         yield from heapq.merge(flat, *others, key=_work)
 
     def _least_loop_flops(self) -> float:
@@ -195,5 +198,5 @@ def front(problem: Problem) -> Front:
     cache = problem.joint().program.cache
     key: Any = "front", problem.device, problem.link
     if key not in cache:
-        cache[key] = Front(problem, lambda: cuts(problem), problem.peak)
+        cache[key] = Front(problem, lambda: cut_schedules(problem), problem.peak)
     return cache[key]

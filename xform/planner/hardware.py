@@ -13,7 +13,7 @@ _GIB, _KIB = 2**30, 2**10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Device:
+class Hardware:
     """A kind of device.
 
     Attributes:
@@ -37,7 +37,7 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tpu(Device):
+class Tpu(Hardware):
     """A TPU.
 
     Attributes:
@@ -52,7 +52,7 @@ class Tpu(Device):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gpu(Device):
+class Gpu(Hardware):
     """A GPU, with the facts that the XLA compiler needs.
 
     Attributes:
@@ -159,7 +159,7 @@ GPUS = {
 
 # Devices that are not compilation targets: they can only be planned for on the device itself.
 _OTHERS = (
-    Device(
+    Hardware(
         name="NVIDIA V100",
         kind="V100",
         flops_per_second=125e12,
@@ -169,14 +169,14 @@ _OTHERS = (
 )
 
 
-def known(kind: str) -> Device | None:
-    """The `Device` for a `device_kind` of JAX or a `Device.name`; None if unknown.
+def find_hardware(kind: str) -> Hardware | None:
+    """The Hardware with this `device_kind` of JAX, or with this name; None if unknown.
 
     GPUs that come in two memory sizes are not told apart: ask the actual device for its memory.
 
-    >>> from xform.planner.hardware import known
-    >>> known("TPU v5 lite").name, known("NVIDIA H100 80GB HBM3").name, known("cpu")
-    ('TPU v5e', 'NVIDIA H100 80GB', None)
+    >>> from xform.planner.hardware import find_hardware
+    >>> find_hardware("TPU v5 lite").name, find_hardware("NVIDIA H100 80GB HBM3").name,
+    find_hardware("cpu") ('TPU v5e', 'NVIDIA H100 80GB', None)
     """
     every = (*TPUS.values(), *GPUS.values(), *_OTHERS)
     named = (d for d in every if d.name == kind)

@@ -16,7 +16,7 @@ import jax
 from xform._jax import JaxprEqn, scan_p
 from xform.passes.inline import small
 from xform.passes.structured import bodies, body, rebuilt, region
-from xform.planner.shape import Shape, in_parts, levels
+from xform.planner.shape import Shape, levels, scan_in_parts
 from xform.program.ir import Program, bind, environment, evaluate, read, trace, write
 from xform.program.source import name_stack, source
 from xform.rules.call import mark
@@ -50,13 +50,13 @@ def free_region(eqn: JaxprEqn) -> bool:
     return region(eqn) and eqn.params["policy"] is None
 
 
-def inside(prog: Program, index: int) -> range:
+def loops_inside(prog: Program, index: int) -> range:
     """The indices in `loops(prog)` of all loops inside the loop with this index."""
     (steps,) = _programs(loops(prog)[index])
     return range(index + 1, index + 1 + len(loops(steps)))
 
 
-def reshaped(prog: Program, shapes: Shapes) -> Program:
+def reshape_loops(prog: Program, shapes: Shapes) -> Program:
     """The program with new shapes for the loops whose indices in `loops` are keys of `shapes`.
 
     It does the same operations on the same values. The program's cache holds it.
@@ -91,7 +91,7 @@ def _reshape_equation(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: A
     new: list[Program] = []
     for inner in _programs(eqn):
         n = len(loops(inner))
-        new.append(reshaped(inner, _subset(shapes, index, n)))
+        new.append(reshape_loops(inner, _subset(shapes, index, n)))
         index += n
     if small(eqn) is not None:
         return evaluate(new[0], xs)
@@ -99,7 +99,7 @@ def _reshape_equation(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: A
         if eqn.primitive is scan_p and 0 in shapes:
             changed = len(shapes) > 1
             params = {**eqn.params, "jaxpr": _jaxpr(new[0])} if changed else eqn.params
-            return in_parts(eqn.replace(params=params), xs, shapes[0])
+            return scan_in_parts(eqn.replace(params=params), xs, shapes[0])
         if free_region(eqn):
             return list(mark(_jaxpr(new[0]), xs, None, eqn.params["prevent_cse"]))
     changed_program = rebuilt(eqn, new, (True,) * len(eqn.outvars))
@@ -110,7 +110,7 @@ def _jaxpr(prog: Program) -> Any:
     return jax.make_jaxpr(lambda *xs: evaluate(prog, xs))(*prog.in_avals)
 
 
-def origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
+def loop_origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
     """For each loop of the reshaped program: its original index, its part, and its nesting level.
 
     A loop that is split has several parts; a part that is nested has several levels, the outermost
@@ -119,10 +119,10 @@ def origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
     origin_of: list[tuple[int, int, int]] = []
     index = 0
     while index < len(loops(prog)):
-        within = inside(prog, index)
+        within = loops_inside(prog, index)
         (steps,) = _programs(loops(prog)[index])
         inner_shapes = _subset(shapes, index + 1, len(within))
-        inner = [(i + index + 1, k, level) for i, k, level in origins(steps, inner_shapes)]
+        inner = [(i + index + 1, k, level) for i, k, level in loop_origins(steps, inner_shapes)]
         for k, trips in enumerate(shapes.get(index, ((1,),))):
             origin_of += [(index, k, level) for level in range(levels(trips))]
             origin_of += inner

@@ -1,4 +1,4 @@
-"""The planner that reverse mode calls: `planned`, or a replacement that observes it."""
+"""The planner that reverse mode calls: `plan_program`, or a replacement that observes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops
-from xform.planner.planned import planned
+from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.policies import Policy
 from xform.terminal.text import human_flops, human_seconds
@@ -19,18 +19,18 @@ from xform.terminal.text import human_flops, human_seconds
 # Plans a problem under a policy. The compiler, if it is not None, measures the plans.
 Planner = Callable[[Problem, Policy, Compiler | None], Candidate]
 
-_PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=planned)
+_PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=plan_program)
 
 
-def planner() -> Planner:
-    """The planner in use: `planned`, unless `planning` has replaced it."""
+def current_planner() -> Planner:
+    """The planner in use: `plan_program`, unless `use_planner` has replaced it."""
     return _PLANNER.get()
 
 
 @contextmanager
-def planning(by: Planner) -> Generator[None]:
-    """A context manager: reverse mode inside it uses the planner `by`."""
-    before = _PLANNER.set(by)
+def use_planner(planner: Planner) -> Generator[None]:
+    """A context manager: reverse mode inside it uses this planner."""
+    before = _PLANNER.set(planner)
     try:
         yield
     finally:
@@ -38,7 +38,7 @@ def planning(by: Planner) -> Generator[None]:
 
 
 @dataclasses.dataclass
-class Spent:
+class PlanningCost:
     """How many plans were made, how long that took, and the FLOPs that the plans recompute."""
 
     plans: int = 0
@@ -52,17 +52,17 @@ class Spent:
 
 
 @contextmanager
-def timed() -> Generator[Spent]:
-    """A context manager that counts the plans of reverse mode in the Spent that it yields."""
-    spent, plan_with = Spent(), planner()
+def measure_planning() -> Generator[PlanningCost]:
+    """A context manager that counts the plans of reverse mode in a PlanningCost."""
+    cost, plan_with = PlanningCost(), current_planner()
 
     def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         start = time.perf_counter()
         chosen = plan_with(problem, policy, compiler)
-        spent.seconds += time.perf_counter() - start
-        spent.plans += 1
-        spent.flops += recompute_flops(chosen.schedule)
+        cost.seconds += time.perf_counter() - start
+        cost.plans += 1
+        cost.flops += recompute_flops(chosen.schedule)
         return chosen
 
-    with planning(by):
-        yield spent
+    with use_planner(by):
+        yield cost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xform.errors import BudgetInfeasible
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.report.residuals import Residual, residuals_of
 from xform.policies import Budget
 from xform.terminal.text import human_bytes
@@ -36,20 +36,20 @@ def _describe(row: Residual) -> str:
 
 
 def infeasible(
-    budget: Budget, smallest: Schedule, least: int, by: str, beside: int
+    budget: Budget, smallest: Schedule, least: int, measured_by: str, outside_bytes: int
 ) -> BudgetInfeasible:
     """The error for a budget of the peak.
 
-    `smallest` has the lowest peak, of `least` bytes; `by` says how they were measured. `beside` of
+    `smallest` has the lowest peak, of `least` bytes; `measured_by` says how. `outside_bytes` of
     these bytes are outside the derivative.
     """
     joint, rows = smallest.joint, floor_rows(smallest)
     size = lambda atoms: human_bytes(sum(aval_bytes(v.aval) for v in atoms))
-    saved = human_bytes(kept_bytes(smallest)) + (f" ({'; '.join(rows)})" if rows else "")
-    others = f"{human_bytes(beside)} outside the derivative, " if beside > 0 else ""
+    saved = human_bytes(saved_bytes(smallest)) + (f" ({'; '.join(rows)})" if rows else "")
+    others = f"{human_bytes(outside_bytes)} outside the derivative, " if outside_bytes > 0 else ""
     return BudgetInfeasible(
         f"policy={budget!r}",
-        f"the lowest peak found is {human_bytes(least)} ({by}): arguments "
+        f"the lowest peak found is {human_bytes(least)} ({measured_by}): arguments "
         f"{size((*joint.inputs, *joint.seeds))}, outputs "
         f"{size((*joint.outputs, *joint.backward_outputs))}, saved values {saved}, {others}"
         "the rest temporary",

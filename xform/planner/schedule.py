@@ -13,7 +13,7 @@ from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.planner.plan.decision import Decision
-from xform.policies import Policy, ask, said, save_everything
+from xform.policies import Policy, answer_for, policy_name, save_everything
 
 # Takes a value and its chain of equations: the one that names it, if any, and the one that computes
 # it. Returns whether the value is saved, or the memories it is offloaded between, and the reason.
@@ -24,71 +24,73 @@ _NESTED = "its loop or call is saved"
 _EFFECTS = "has effects: never recomputed"
 
 
-def by_policy(
+def schedule_by_policy(
     joint: Joint,
     policy: Policy,
-    recomputed: Collection[Node],
+    recomputed_nodes: Collection[Node],
     inner: Inner,
-    alike: Callable[[Joint], Schedule],
+    plan_other: Callable[[Joint], Schedule],
 ) -> Schedule:
     """Return the Schedule of a Joint under a policy in JAX's protocol.
 
-    The loops and calls in `recomputed` save nothing inside and are recomputed as a whole. `inner`
-    has the Schedules of the nodes' programs. `alike` plans programs that appear only after
-    planning.
+    The loops and calls in `recomputed_nodes` save nothing inside and are recomputed as a whole.
+    `inner` has the Schedules of the nodes' programs. `plan_other` plans programs that appear only
+    after planning.
 
     Cost: linear in the number of equations.
     """
-    only_asked = Decision(frozenset(), {}, asked=True)
-    return _scheduled(joint, _answers_of_policy(policy, recomputed), only_asked, inner, alike)
-
-
-def by_decision(
-    joint: Joint, decision: Decision, inner: Inner, alike: Callable[[Joint], Schedule]
-) -> Schedule:
-    """Return the Schedule of a Joint under a Decision; see `by_policy`."""
-    return _scheduled(joint, _answers_of_decision(decision), decision, inner, alike)
-
-
-def _scheduled(joint: Joint, keeps: Answers, decision: Decision, inner: Inner,
-               alike: Callable[[Joint], Schedule]) -> Schedule:  # fmt: skip
-    """Return the Schedule in which `keeps` decides which values are saved.
-
-    `decision` says which inputs are offloaded and how many states a loop stores.
-    """
-    walk = _Walk(joint, keeps, inner)
-    walk.provide_all()
-    sent = decision.offloaded
-    return Schedule(
-        joint,
-        tuple(walk.kept),
-        walk.offloaded | {v: sent[v] for v in joint.inputs if v in sent},
-        tuple(walk.order),
-        frozenset(walk.recomputed),
-        tuple(v in walk.reads for v in joint.inputs),
-        inner,
-        walk.kept,
-        alike,
-        decision.snapshots,
-        decision.asked,
+    per_value = Decision(frozenset(), {}, decided_per_value=True)
+    return _build_schedule(
+        joint, _answers_of_policy(policy, recomputed_nodes), per_value, inner, plan_other
     )
 
 
-def _answers_of_policy(policy: Policy, recomputed: Collection[Node]) -> Answers:
+def schedule_by_decision(
+    joint: Joint, decision: Decision, inner: Inner, plan_other: Callable[[Joint], Schedule]
+) -> Schedule:
+    """Return the Schedule of a Joint under a Decision; see `schedule_by_policy`."""
+    return _build_schedule(joint, _answers_of_decision(decision), decision, inner, plan_other)
+
+
+def _build_schedule(joint: Joint, answer: Answers, decision: Decision, inner: Inner,
+                    plan_other: Callable[[Joint], Schedule]) -> Schedule:  # fmt: skip
+    """Return the Schedule in which `answer` decides which values are saved.
+
+    `decision` says which inputs are offloaded and how many states a loop stores.
+    """
+    builder = _ScheduleBuilder(joint, answer, inner)
+    builder.provide_all()
+    sent = decision.offloaded
+    return Schedule(
+        joint,
+        tuple(builder.saved),
+        builder.offloaded | {v: sent[v] for v in joint.inputs if v in sent},
+        tuple(builder.order),
+        frozenset(builder.recomputed),
+        tuple(v in builder.reads for v in joint.inputs),
+        inner,
+        builder.saved,
+        plan_other,
+        decision.snapshots,
+        decision.decided_per_value,
+    )
+
+
+def _answers_of_policy(policy: Policy, recomputed_nodes: Collection[Node]) -> Answers:
     """The answers of a policy in JAX's protocol, which decides about one value at a time."""
 
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         if chain[0].primitive is fork_p:
-            return chain[0].params["node"] not in recomputed, _NESTED
+            return chain[0].params["node"] not in recomputed_nodes, _NESTED
         if has_effects(chain[0]):
             return True, _EFFECTS
         if policy == save_everything:
             return True, "the backward pass reads it"
         for eqn in chain:
-            kept = ask(policy, eqn) if eqn.primitive is not fork_p else False
-            if kept:
+            answered = answer_for(policy, eqn) if eqn.primitive is not fork_p else False
+            if answered:
                 name = eqn.params.get("name", eqn.primitive.name)
-                return kept, f"{said(policy)} saves {name}"
+                return answered, f"{policy_name(policy)} saves {name}"
         return False, ""
 
     return answer
@@ -114,21 +116,21 @@ def _answers_of_decision(decision: Decision) -> Answers:
     return answer
 
 
-class _Walk:
-    """One walk over the backward part of a Joint.
+class _ScheduleBuilder:
+    """Builds a Schedule in one walk over the backward part of a Joint.
 
     Attributes:
-      kept: the saved values, each with its reason.
+      saved: the saved values, each with its reason.
       order: the equations of the backward part so far, recomputed equations included.
       placed: `id`s of the forward equations in `order`.
       recomputed: `id`s of the forward equations in `order` that are neither constants nor views.
       reads: the inputs of the program that are read.
     """
 
-    def __init__(self, joint: Joint, keeps: Answers, inner: Inner):
-        self.joint, self.keeps, self.inner = joint, keeps, inner
+    def __init__(self, joint: Joint, answer: Answers, inner: Inner):
+        self.joint, self.answer, self.inner = joint, answer, inner
         self.inputs = set(joint.inputs)
-        self.kept: dict[Var, str] = {}
+        self.saved: dict[Var, str] = {}
         self.offloaded: dict[Var, Offloadable] = {}
         self.order: list[JaxprEqn] = []
         self.placed: set[int] = set()
@@ -169,7 +171,7 @@ class _Walk:
         if v in self.inputs:
             self.reads.add(v)
         eqn = self.joint.producer.get(v)
-        if eqn is None or v in self.kept or id(eqn) in self.placed:
+        if eqn is None or v in self.saved or id(eqn) in self.placed:
             return []
         is_free, chain = v in self.joint.free, self._chain(eqn)
         if not is_free and self._decide_to_save(v, chain):
@@ -195,9 +197,9 @@ class _Walk:
 
     def _decide_to_save(self, v: Var, chain: Sequence[JaxprEqn]) -> bool:
         """Whether a value is saved; if so, record the reason and the memory."""
-        memory, reason = self.keeps(v, chain)
+        memory, reason = self.answer(v, chain)
         if memory:
-            self.kept[v] = reason
+            self.saved[v] = reason
             if isinstance(memory, Offloadable):
                 self.offloaded[v] = memory
         return bool(memory)

@@ -14,9 +14,9 @@ import math
 
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import free_regions
-from xform.planner.candidates.stock import reference
-from xform.planner.compiler import COMPILES, FIRST, Compiler, key_of
-from xform.planner.costs.outcome import least_bytes, sent_bytes
+from xform.planner.candidates.stock import reference_candidate
+from xform.planner.compiler import COMPILES, FIRST, Compiler, schedule_key
+from xform.planner.costs.outcome import offloaded_bytes, peak_lower_bound
 from xform.planner.front import Fits, front
 from xform.planner.problem import Problem
 from xform.planner.refused import infeasible
@@ -24,7 +24,7 @@ from xform.planner.simulate.profiles import profile
 from xform.policies import Budget
 from xform.terminal.text import human_bytes
 
-# `within` compiles at most FIRST plans. Before the last one, the learned excess is multiplied by
+# `first_fit` compiles at most FIRST plans. Before the last one, the learned excess is multiplied by
 # this factor.
 _LAST_ROOM = 1.5
 # Once a plan fits, plans that recompute less are compiled too if their scaled simulation exceeds
@@ -32,7 +32,9 @@ _LAST_ROOM = 1.5
 _NEAR, _MAX_MISSES = 1.08, 3
 
 
-def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Compiler) -> Candidate:
+def search_compiled(
+    problem: Problem, budget: Budget, default: Candidate, compiler: Compiler
+) -> Candidate:
     """Find the plan that recomputes least and whose compiled peak is within the budget.
 
     1. Compile the default. If it fits, return it, unless remat regions could save more. Its
@@ -44,7 +46,7 @@ def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Com
        almost monotone: a smaller budget gets less recomputation only through a plan that was not
        compiled for the larger budget.
     4. If no plan fits, compile the smallest plans of the front and one plan that a user could have
-       written (`reference`) before refusing the budget.
+       written (`reference_candidate`) before refusing the budget.
 
     Raises:
       BudgetInfeasible: none of the compiled plans fits. The error names the lowest compiled bytes.
@@ -53,25 +55,25 @@ def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Com
     if fits and not _may_open_regions(budget, default):
         return default
     search = _Search(problem, compiler, budget.bytes, default)
-    first = search.within(default if fits else None)
+    first = search.first_fit(default if fits else None)
     if first is not None:
         return search.least_work(first)
     if fits:
         return default
-    floors = [*front(problem).lowest(), reference(problem)]
+    floors = [*front(problem).smallest(), reference_candidate(problem)]
     for candidate in sorted(floors, key=lambda candidate: candidate.work):
         if compiler.bytes(candidate) <= budget.bytes:
             return candidate
     least = min((*floors, default), key=compiler.bytes)
-    simulated = problem.peak(floors[0].schedule) + problem.beside
+    simulated = problem.peak(floors[0].schedule) + problem.outside_bytes
     if (size := compiler.bytes(least)) == math.inf:
         measured_by = "simulated; the compiler refuses the program"
-        raise infeasible(budget, floors[0].schedule, simulated, measured_by, problem.beside)
+        raise infeasible(budget, floors[0].schedule, simulated, measured_by, problem.outside_bytes)
     measured_by = f"compiled; {human_bytes(simulated)} simulated"
-    raise infeasible(budget, least.schedule, int(size), measured_by, problem.beside)
+    raise infeasible(budget, least.schedule, int(size), measured_by, problem.outside_bytes)
 
 
-def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
+def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
     """Find the plan that recomputes least and whose simulated peak is within the budget.
 
     The simulated peak stays below the budget by a margin for the error of the simulation. If no
@@ -81,20 +83,26 @@ def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate
       BudgetInfeasible: no plan fits.
     """
     plans, backend = front(problem), problem.device.backend
-    available = budget.bytes - problem.beside
+    available = budget.bytes - problem.outside_bytes
     target = available - math.ceil(profile(backend).margin * budget.bytes)
     # Skip the simulation if the saved values alone exceed the budget.
-    fits = lambda c: least_bytes(c.schedule, backend) <= target and plans.peak(c.schedule) <= target
+    fits = lambda c: (
+        peak_lower_bound(c.schedule, backend) <= target and plans.peak(c.schedule) <= target
+    )
     chosen = default if fits(default) else None
     if chosen is None or _may_open_regions(budget, chosen):
-        less = plans.first(fits)
+        less = plans.least_recompute(fits)
         chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
     # If no plan keeps the margin, take the smallest plan. The cheapest plan that fits without the
     # margin may recompute less than the plan of a larger budget, which keeps the margin.
-    chosen = chosen or plans.lowest()[0]
+    chosen = chosen or plans.smallest()[0]
     if (least := plans.peak(chosen.schedule)) > available:
         raise infeasible(
-            budget, chosen.schedule, least + problem.beside, "simulated", problem.beside
+            budget,
+            chosen.schedule,
+            least + problem.outside_bytes,
+            "simulated",
+            problem.outside_bytes,
         )
     return chosen
 
@@ -124,7 +132,7 @@ class _Search:
         # of plans without offloading, then of plans with it. None before the first such plan.
         self.excess: list[float | None] = [None, None]
 
-    def within(self, default: Candidate | None) -> Candidate | None:
+    def first_fit(self, default: Candidate | None) -> Candidate | None:
         """The first plan that is expected to fit and does.
 
         None if the FIRST plans do not fit, or if the plan does not recompute less than `default`.
@@ -161,7 +169,7 @@ class _Search:
                 least, misses = candidate, 0
             self._learn(candidate)
         nearly = lambda c: self._simulated(c) <= _NEAR * self.limit
-        cheaper = [c for plans in self.fronts for c in plans.before(least, nearly)]
+        cheaper = [c for plans in self.fronts for c in plans.cheaper(least, nearly)]
         # The program as its author marked it comes first: if regions are open, its regions differ.
         order = lambda c: (c.regions == self.problem.regions, self._expected(c))
         misses = 0
@@ -177,16 +185,16 @@ class _Search:
 
     def _cheapest(self, fits: Fits) -> Candidate | None:
         """The plan on all fronts that recomputes least and fits; None if no plan fits."""
-        candidates = (plans.first(fits) for plans in self.fronts)
+        candidates = (plans.least_recompute(fits) for plans in self.fronts)
         return min(filter(None, candidates), key=lambda c: c.work, default=None)
 
     def _untried(self, candidate: Candidate) -> bool:
         """Whether this search has not compiled the plan yet."""
-        return key_of(candidate.schedule) not in self.compiled
+        return schedule_key(candidate.schedule) not in self.compiled
 
     def _bytes(self, candidate: Candidate) -> float:
         """Compiled bytes of a plan."""
-        self.compiled.add(key_of(candidate.schedule))
+        self.compiled.add(schedule_key(candidate.schedule))
         return self.compiler.bytes(candidate)
 
     def _learn(self, candidate: Candidate) -> None:
@@ -196,7 +204,7 @@ class _Search:
         So if the plan exceeded the budget, neither it nor any plan with the same simulated bytes is
         expected to fit.
         """
-        sends, size = bool(sent_bytes(candidate.schedule)), self._bytes(candidate)
+        sends, size = bool(offloaded_bytes(candidate.schedule)), self._bytes(candidate)
         excess, largest = size - self._simulated(candidate), self.excess[sends]
         self.excess[sends] = excess if largest is None else max(largest, excess)
         if sends and size > self.limit and len(self.fronts) == 1:
@@ -204,7 +212,9 @@ class _Search:
 
     def _expected(self, candidate: Candidate) -> float:
         """Expected bytes of a plan: the scaled simulation plus the learned excess."""
-        return self._simulated(candidate) + (self.excess[bool(sent_bytes(candidate.schedule))] or 0)
+        return self._simulated(candidate) + (
+            self.excess[bool(offloaded_bytes(candidate.schedule))] or 0
+        )
 
     def _simulated(self, candidate: Candidate) -> float:
         """Simulated bytes of a plan, scaled.
@@ -212,12 +222,12 @@ class _Search:
         If the saved values alone are clearly over the budget, their scaled bytes are returned
         without a simulation.
         """
-        backend, beside = self.problem.device.backend, self.problem.beside
-        least = self.scale * (least_bytes(candidate.schedule, backend) + beside)
+        backend, outside_bytes = self.problem.device.backend, self.problem.outside_bytes
+        least = self.scale * (peak_lower_bound(candidate.schedule, backend) + outside_bytes)
         if least > _NEAR * self.limit:
             return least
         return max(least, self.scale * self._peak(candidate))
 
     def _peak(self, candidate: Candidate) -> int:
         """Simulated bytes of a plan, including the bytes outside the derivative."""
-        return self.problem.peak(candidate.schedule) + self.problem.beside
+        return self.problem.peak(candidate.schedule) + self.problem.outside_bytes

@@ -31,7 +31,7 @@ Shape = tuple[tuple[int, ...], ...]
 Steps = Callable[[int, list[Any], list[Any]], tuple[list[Any], list[Any]]]
 
 
-def in_parts(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
+def scan_in_parts(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
     """Run a scan as consecutive loops with the same body; returns the scan's outputs."""
     nc, nk = scan_counts(eqn.params)
     consts, carry, seq = list(xs[:nc]), list(xs[nc : nc + nk]), xs[nc + nk :]

@@ -29,7 +29,7 @@ from xform._jax import (
 from xform.errors import WrongArgument
 from xform.policies.budgets import Budget, Fit, budget, fit
 from xform.policies.min_cut import MinCut, min_cut
-from xform.policies.regions import open_regions, opening
+from xform.policies.regions import open_regions, regions_of
 from xform.policies.while_loop import checkpoints_per_while_loop
 from xform.program.source import frame
 from xform.terminal.text import byte_count
@@ -59,7 +59,7 @@ Policy = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Constantly:
+class ConstantPolicy:
     """A policy that gives the same answer for every value."""
 
     name: str
@@ -74,7 +74,7 @@ class Constantly:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dots:
+class DotsPolicy:
     """Save or offload matrix products; if `batch`, also batched products and convolutions."""
 
     name: str
@@ -93,7 +93,7 @@ class Dots:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tagged:
+class TaggedPolicy:
     """A policy that decides for a whole region, with the names that it gave to the saved values.
 
     xform's transforms use the policy `planned`; JAX's transforms save the values with these names.
@@ -111,7 +111,7 @@ class Tagged:
 
 
 @dataclasses.dataclass(frozen=True)
-class Names:
+class NamePolicy:
     """A policy by names (`checkpoint_name`): `saved`, `offloaded`, or all but the `excluded`."""
 
     saved: frozenset[str] = frozenset()
@@ -138,7 +138,7 @@ class Names:
 
 
 @dataclasses.dataclass(frozen=True)
-class Either:
+class EitherPolicy:
     """A policy that saves a value if one of two policies saves it."""
 
     one: Policy
@@ -157,13 +157,13 @@ class Either:
         return any(answers)
 
 
-save_everything = Constantly("save_everything", True)
+save_everything = ConstantPolicy("save_everything", True)
 """Save everything that the backward pass reads."""
-save_nothing = Constantly("save_nothing", False)
+save_nothing = ConstantPolicy("save_nothing", False)
 """Save nothing but the arguments. The loops of a whole function still save their carries."""
-save_dots = Dots("save_dots")
+save_dots = DotsPolicy("save_dots")
 """Save the results of matrix products and convolutions."""
-save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)
+save_dots_with_no_batch_dims = DotsPolicy("save_dots_with_no_batch_dims", batch=False)
 """Save the results of matrix products without batch dimensions."""
 
 # The policies without arguments, by the names that command lines use too.
@@ -184,14 +184,14 @@ _OLD_NAMES = {
 }
 
 
-def save_only_these_names(*names: str) -> Names:
+def save_only_these_names(*names: str) -> NamePolicy:
     """Save the values that `jax.ad_checkpoint.checkpoint_name` gave one of `names`."""
-    return Names(saved=_names("save_only_these_names", names))
+    return NamePolicy(saved=_names("save_only_these_names", names))
 
 
-def save_any_names_but_these(*names: str) -> Names:
+def save_any_names_but_these(*names: str) -> NamePolicy:
     """Save every named value whose name is not one of `names`."""
-    return Names(excluded=_names("save_any_names_but_these", names))
+    return NamePolicy(excluded=_names("save_any_names_but_these", names))
 
 
 def save_and_offload_only_these_names(
@@ -200,7 +200,7 @@ def save_and_offload_only_these_names(
     names_which_can_be_offloaded: tuple[str, ...] | list[str],
     offload_src: str,
     offload_dst: str,
-) -> Names:
+) -> NamePolicy:
     """Save values with some names on the device, and offload others to `offload_dst`.
 
     The memories are JAX's kinds, such as "device" and "pinned_host". XLA:CPU has only one.
@@ -217,17 +217,17 @@ def save_and_offload_only_these_names(
         )
     _names(asked, (offload_src, offload_dst))
     where = Offloadable(src=offload_src, dst=offload_dst)
-    return Names(saved=saved, offloaded=offloaded, destination=where)
+    return NamePolicy(saved=saved, offloaded=offloaded, destination=where)
 
 
-def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> Dots:
+def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> DotsPolicy:
     """Offload matrix products without batch dimensions to `offload_dst`; recompute the rest."""
     _names("offload_dots_with_no_batch_dims", (offload_src, offload_dst))
     where = Offloadable(src=offload_src, dst=offload_dst)
-    return Dots("offload_dots_with_no_batch_dims", batch=False, answer=where)
+    return DotsPolicy("offload_dots_with_no_batch_dims", batch=False, answer=where)
 
 
-def save_from_both_policies(one: Policy, other: Policy) -> Either:
+def save_from_both_policies(one: Policy, other: Policy) -> EitherPolicy:
     """Save what either policy saves."""
     one, other = check(one), check(other)
     for policy in (one, other):
@@ -238,7 +238,7 @@ def save_from_both_policies(one: Policy, other: Policy) -> Either:
                 "",
                 "use the budget alone, or two policies that decide about one value at a time",
             )
-    return Either(one, other)
+    return EitherPolicy(one, other)
 
 
 def _names(asked: str, names: Any) -> frozenset[str]:
@@ -252,7 +252,7 @@ def _names(asked: str, names: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def said(policy: Any) -> str:
+def policy_name(policy: Any) -> str:
     """The name of a policy."""
     return getattr(policy, "__name__", repr(policy))
 
@@ -264,7 +264,7 @@ def as_code(policy: Any) -> str:
     >>> as_code(save_dots), as_code(budget("1 kB", of="saved"))
     ('xform.policies.save_dots', "xform.policies.budget(1000, of='saved')")
     """
-    if opening(policy) == "open":
+    if regions_of(policy) == "open":
         inner = as_code(dataclasses.replace(policy, regions="marked"))
         return inner and f"xform.policies.open_regions({inner})"
     if isinstance(policy, Budget):
@@ -273,7 +273,7 @@ def as_code(policy: Any) -> str:
     return next((f"xform.policies.{n}" for n in names if n != "auto"), "")
 
 
-def ask(policy: Policy, eqn: JaxprEqn) -> Answer:
+def answer_for(policy: Policy, eqn: JaxprEqn) -> Answer:
     """Return a policy's answer for one equation.
 
     Raises:
@@ -288,7 +288,7 @@ def _answer(policy: Policy, prim: Primitive, avals: Sequence[Any], params: Mappi
     if (known := policy_answer(answer)) is not None:
         return known
     raise WrongArgument(
-        f"policy={said(policy)}",
+        f"policy={policy_name(policy)}",
         f"it returned {answer!r}, of type {type(answer).__name__}, for {prim.name}",
         frame(eqn) if eqn else "",
         "call it first: it returns a policy" if callable(answer) else
@@ -339,7 +339,7 @@ def check(policy: Any) -> Policy:
         return save_everything
     if isinstance(policy, str) and policy == "auto":
         return NAMED[policy]
-    if isinstance(policy, Tagged):
+    if isinstance(policy, TaggedPolicy):
         return policy.planned
     if not callable(policy):
         raise WrongArgument(

@@ -58,7 +58,7 @@ class Budget:
     def __repr__(self) -> str:
         text = f"budget({human_bytes(self.bytes)!r}{self.options})"
         text = f"auto, {text} of {self.device}" if self.device else text
-        return of_regions(self.regions, text)
+        return policy_text(self.regions, text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Fit:
 
     def __repr__(self) -> str:
         text = f"fit(reserve={human_bytes(self.reserve)!r})" if self.reserve else "auto"
-        return of_regions(self.regions, text)
+        return policy_text(self.regions, text)
 
     def within(self, capacity: int, device: str) -> Budget:
         """The budget on a device with `capacity` bytes of memory."""
@@ -92,7 +92,7 @@ class Fit:
                       regions=self.regions)  # fmt: skip
 
 
-def of_regions(regions: Regions, text: str) -> str:
+def policy_text(regions: Regions, text: str) -> str:
     """The name of a policy, given the name `text` of the same policy with marked regions."""
     return f"open_regions({text})" if regions == "open" else text
 

@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from xform._jax import Primitive, conv_general_dilated_p, dot_general_p
-from xform.policies.budgets import Regions, of_regions
+from xform.policies.budgets import Regions, policy_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class MinCut:
 
     def __repr__(self) -> str:
         price = "" if self.early_price == math.inf else f"(price={self.early_price:.3g} bytes/FLOP)"
-        return of_regions(self.regions, f"min_cut{price}")
+        return policy_text(self.regions, f"min_cut{price}")
 
 
 min_cut = MinCut(bottleneck_stride=2)

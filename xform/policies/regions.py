@@ -11,7 +11,7 @@ from xform.policies.budgets import Budget, Fit, Regions, budget
 from xform.policies.min_cut import MinCut, min_cut
 
 
-def opening(policy: Any) -> Regions:
+def regions_of(policy: Any) -> Regions:
     """Whether a policy or a plan dissolves remat regions: "open" if so, else "marked"."""
     return getattr(policy, "regions", "marked")
 
@@ -52,14 +52,14 @@ def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget 
     )
 
 
-def of_region(policy: Callable[..., Any], where: str = "") -> Callable[..., Any]:
+def region_policy(policy: Callable[..., Any], where: str = "") -> Callable[..., Any]:
     """Return the policy of a remat region; `where` is the region's source line, for errors.
 
     Raises:
       WrongArgument: the policy is only for whole functions: a budget of the peak, "auto", or a
         policy that opens regions.
     """
-    if opening(policy) == "open":
+    if regions_of(policy) == "open":
         raise WrongArgument(
             f"remat with policy={policy!r}",
             "a policy that opens regions is for a whole function, not for one region",

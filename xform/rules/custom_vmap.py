@@ -74,7 +74,7 @@ class _CustomVmapNode(NodeWithoutResiduals):
         on = spread(present, active)
 
         def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
-            schedule = schedules[0].alike(analyze(prog, active, wanted))
+            schedule = schedules[0].plan_other(analyze(prog, active, wanted))
             _, kept = emit.forward(schedule, xs, (False,) * len(prog.outputs))
             in_cts = spread(emit.backward(schedule, kept, xs, cts, True), schedule.joint.results)
             return instantiate(in_cts, prog.in_avals, map(bool, on), cotangent_aval)

@@ -188,7 +188,7 @@ class _ScanNode(Node):
         ]
 
     def token_values(self, schedule: Schedule) -> tuple[Var, ...]:
-        return schedule.kept if schedule.snapshots is None else ()
+        return schedule.saved if schedule.snapshots is None else ()
 
     def reads(self, schedules: Schedules) -> Mask:
         needs = self._needs(schedules[0])
@@ -198,7 +198,7 @@ class _ScanNode(Node):
 
     def hoisted_values(self, schedule: Schedule) -> Mask:
         """Which saved values are loop-invariant."""
-        return tuple(v in self.invariant for v in schedule.kept)
+        return tuple(v in self.invariant for v in schedule.saved)
 
     def dependent_results(self, given: Mask) -> Mask:
         return tuple(gather(self.moving(given).inputs, self.results))
@@ -226,9 +226,9 @@ class _ScanNode(Node):
             return revolve.forward(self, schedule, schedule.snapshots, xs, used)
         on = self.hoisted_values(schedule)
         once = emit.once(
-            schedule, gather(schedule.kept, on), dict(zip(joint.inputs, xs, strict=True))
+            schedule, gather(schedule.saved, on), dict(zip(joint.inputs, xs, strict=True))
         )
-        moved = [v for v, o in zip(schedule.kept, on, strict=True) if not o]
+        moved = [v for v, o in zip(schedule.saved, on, strict=True) if not o]
         states = gather(joint.inputs, self.stacked_inputs(schedules))
         ys = gather(joint.outputs[nk:], used[nk:])
         carried = self.live_carry(used[:nk], [*ys, *states, *moved], once)

@@ -54,15 +54,15 @@ def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Ma
 
 
 def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[Value],
-           seeds: Sequence[Value]) -> list[Value]:  # fmt: skip
+             seeds: Sequence[Value]) -> list[Value]:  # fmt: skip
     """Run the backward part of a scan's node, from its n stored states."""
     joint, body, nk, length = node.joint, node.body, node.body.n_carry, node.iterations
     consts, fixed, seq = body.parts(xs)
     stored = body.parts(node.stacked_inputs([schedule]))[1]
     hoisted = node.hoisted_values(schedule)
     with emit.recompute():
-        once = emit.once(schedule, gather(schedule.kept, hoisted), _known(joint.inputs, xs))
-    each = [v for v, on in zip(schedule.kept, hoisted, strict=True) if not on]
+        once = emit.once(schedule, gather(schedule.saved, hoisted), _known(joint.inputs, xs))
+    each = [v for v, on in zip(schedule.saved, hoisted, strict=True) if not on]
     on = node.moving(present_mask(seeds))
     cts, sums, ct_ys = node.starts(seeds, on)
     scanned = body.parts(node.eqn.invars)[2]
@@ -90,7 +90,7 @@ def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[
         with emit.recompute():
             kept = {**emit.once(schedule, each, {**_known(joint.inputs, args), **once}), **once}
         step_seeds = node.step_seeds(cts, [_get(ct, at(i)) for ct in ct_ys], on)
-        out = emit.backward(schedule, [kept[v] for v in schedule.kept], args, step_seeds, True)
+        out = emit.backward(schedule, [kept[v] for v in schedule.saved], args, step_seeds, True)
         ct_consts, ct_carry, ct_seq = body.parts(spread(out, joint.results))
         sums = list(map(lax.add, sums, gather(ct_consts, on.consts)))
         pairs = zip(stacks, gather(ct_seq, on.seq), strict=True)

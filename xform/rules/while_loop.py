@@ -179,7 +179,7 @@ class _Steps:
                 for v, y in self.carried.items()
                 if v in need and isinstance(y, Var) and y in self.joint.producer
             }
-            read = {*schedule.kept, *read_for(self.joint, schedule.kept, outputs.values())}
+            read = {*schedule.saved, *read_for(self.joint, schedule.saved, outputs.values())}
             ahead = {v: y for v, y in outputs.items() if y in read}
             schedule.cache["needs"] = needed(schedule, self.carried, ahead), ahead
         return schedule.cache["needs"]
@@ -258,7 +258,7 @@ class _Steps:
         def pull(x: States, after: States, cts: States) -> tuple[States, States]:
             with emit.recompute():
                 kept = emit.once(
-                    schedule, schedule.kept, {**known(x), **dict(zip(outputs, after, strict=True))}
+                    schedule, schedule.saved, {**known(x), **dict(zip(outputs, after, strict=True))}
                 )
             seeds = gather(spread(cts, carry), self.cts)
             out = emit.backward(schedule, list(kept.values()), inputs(x), seeds, True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from xform.planner.report.picture import BLUE, save, sheet
+from xform.planner.report.picture import BLUE, new_figure, save_figure
 
 # Maximum numbers of rows and columns in characters; larger matrices are shown by blocks.
 _ROWS, _COLS = 24, 48
@@ -28,7 +28,7 @@ def draw(path: str | os.PathLike[str], rows: np.ndarray, cols: np.ndarray, shape
     m, n = shape
     long = max(m, n, 1)
     width, height = 1.4 + 4.6 * n / long, 1.2 + 4.6 * m / long
-    figure = sheet("plot", max(width, 4.2), max(height, 2.4))
+    figure = new_figure("plot", max(width, 4.2), max(height, 2.4))
     ax = figure.add_subplot()
     size = (3.2 * 72 / long) ** 2
     kind = {"c": BLUE} if colors is None else {"c": colors % 20, "cmap": "tab20", "vmin": 0,
@@ -38,4 +38,4 @@ def draw(path: str | os.PathLike[str], rows: np.ndarray, cols: np.ndarray, shape
     ax.set_xlabel("input")
     ax.set_ylabel("output")
     ax.set_title(title.replace(", at most", ",\nat most"), fontsize=8)
-    save(figure, "plot", path)
+    save_figure(figure, "plot", path)

@@ -11,16 +11,16 @@ from xform.errors import FileNotWritten
 
 
 @contextlib.contextmanager
-def whole(path: str | os.PathLike[str]) -> Generator[Path]:
+def atomic_write(path: str | os.PathLike[str]) -> Generator[Path]:
     """Yield a temporary path, with the suffix of `path`; move it to `path` if the body succeeds.
 
     Raises:
       FileNotWritten: the file cannot be written.
 
     >>> import os, tempfile
-    >>> from xform.storage.files import whole
+    >>> from xform.storage.files import atomic_write
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with whole(f"{folder}/plan.json") as partial:
+    ...     with atomic_write(f"{folder}/plan.json") as partial:
     ...         _ = partial.write_text("{}")
     ...     os.listdir(folder)
     ['plan.json']

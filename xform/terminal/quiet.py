@@ -17,7 +17,7 @@ from collections.abc import Generator
 
 
 @contextlib.contextmanager
-def hushed() -> Generator[None]:
+def hide_stderr() -> Generator[None]:
     """Context that hides all output to stderr; if the body fails, the output is shown then."""
     try:
         sys.stderr.flush()
@@ -50,5 +50,5 @@ def is_command() -> bool:
 
 
 if is_command():
-    with hushed():
+    with hide_stderr():
         importlib.import_module("jax")

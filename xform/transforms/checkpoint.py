@@ -14,7 +14,7 @@ from xform import policies
 from xform._jax import closed
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, definition_site, function_name
-from xform.policies.regions import of_region
+from xform.policies.regions import region_policy
 from xform.rules.call import mark
 from xform.storage.recent import Recent
 from xform.transforms.function import as_array, numbers
@@ -66,7 +66,7 @@ def checkpoint(
     """
     check_callable(f, "checkpoint")
     if policy is not None:
-        of_region(policies.check(policy))
+        region_policy(policies.check(policy))
     names = _name_set(static_argnames)
     places = numbers(static_argnums, "checkpoint", "static_argnums")
     _check_cse(prevent_cse)

@@ -20,13 +20,13 @@ from xform.memory.description import Description, describe
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
-from xform.planner.device import in_bytes
+from xform.planner.device import resolve_fit
 from xform.planner.plan.plan import Plan
-from xform.planner.planning import timed
-from xform.planner.report.picture import BLUE, ORANGE, axes, save
-from xform.policies import as_code, check, min_cut, said
+from xform.planner.planning import measure_planning
+from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
+from xform.policies import as_code, check, min_cut, policy_name
 from xform.policies.budgets import Budget, Fit, bytes_of
-from xform.terminal import alive
+from xform.terminal import progress_line
 from xform.terminal.text import (
     BYTES,
     FLOPS,
@@ -115,7 +115,7 @@ class Comparison:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Plot bytes against estimated time, or against FLOPs if a device's speed is unknown."""
-        figure, ax = axes("Comparison.plot")
+        figure, ax = new_axes("Comparison.plot")
         entries = [e for e in self.entries if e.report and e.report.total_bytes is not None]
         timed = all(e.report and e.report.seconds is not None for e in entries)
         sizes = [e.report.total_bytes or 0 for e in entries if e.report]
@@ -139,7 +139,7 @@ class Comparison:
         ax.margins(y=0.2)
         ax.set_xlim(0, 1.05 * max(sizes, default=0) / byte or 1)
         ax.legend(frameon=False, loc="upper left")
-        save(figure, "Comparison.plot", path)
+        save_figure(figure, "Comparison.plot", path)
 
     def __str__(self) -> str:
         head = ["policy", "target", "total", "temp", "head-room", "FLOPs", "step (estimate)"]
@@ -207,9 +207,9 @@ def compare(
     for target in where:
         parse_target(target)
     entries: list[Entry] = []
-    with alive.working(f"comparing policies of {function_name(f)}"):
+    with progress_line.show(f"comparing policies of {function_name(f)}"):
         for target, name in itertools.product(where, named):
-            alive.progress(f"{len(entries) + 1} of {len(where) * len(named)}, {name}")
+            progress_line.update(f"{len(entries) + 1} of {len(where) * len(named)}, {name}")
             if progress:
                 progress(name, target or "default backend")
             try:
@@ -248,7 +248,7 @@ def _named(policies: Any, asked: str) -> dict[str, Policy]:
     by_name: dict[str, Policy] = {}
     alike = collections.Counter[str]()
     for policy in policies:
-        name = said(min_cut if policy is None else policy)
+        name = policy_name(min_cut if policy is None else policy)
         alike[name] += 1
         by_name[name if alike[name] == 1 else f"{name} ({alike[name]})"] = policy
     return by_name
@@ -262,7 +262,7 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
     """
     policy = min_cut if policy is None else _in_bytes(check(policy), target, options)
     report = _kept_on(target, f, args, policy, argnums, **options)
-    description = dataclasses.replace(report.description, policy=said(policy))
+    description = dataclasses.replace(report.description, policy=policy_name(policy))
     return dataclasses.replace(report, description=description)
 
 
@@ -283,7 +283,7 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
 
     def ask(policy: Policy) -> MemoryReport:
         run, extra = with_policy(f, args, policy, argnums)
-        with timed() as spent:
+        with measure_planning() as spent:
             report = memory_analysis(run, *args, target=target, **extra, **options)
         work = policy.summary if isinstance(policy, Plan) else str(spent)
         what = dataclasses.replace(report.description, code=as_code(policy), planned=work)
@@ -325,7 +325,7 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     if report.total_bytes is not None and report.total_bytes <= policy.bytes:
         return report
     raise BudgetInfeasible(
-        f"{getattr(f, '__name__', 'a function')} with policy={said(policy)}",
+        f"{getattr(f, '__name__', 'a function')} with policy={policy_name(policy)}",
         f"the lowest of {len(sizes) + 1} compiled plans takes {human_bytes(least)}; this includes "
         "values outside the derivative, such as an optimizer's state",
         "",
@@ -341,7 +341,7 @@ def _in_bytes(policy: Policy, target: str | None, options: Mapping[str, Any]) ->
     if isinstance(policy, Fit) and capacity is not None:
         return policy.within(bytes_of(capacity, f"capacity={capacity!r}"), goal.device.name)
     with goal.planned_for():
-        return in_bytes(policy)
+        return resolve_fit(policy)
 
 
 def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryReport:

@@ -22,7 +22,7 @@ from xform.errors import UnknownShardings
 from xform.interpret import emit
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.device import here, in_bytes, target
+from xform.planner.device import current_device, current_target, resolve_fit
 from xform.policies import Policy
 from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value, float0_zeros
@@ -57,7 +57,7 @@ def compiler_for(
     Raises:
       UnknownShardings: the arguments are on a mesh with `Auto` axes.
     """
-    budget = in_bytes(policy)
+    budget = resolve_fit(policy)
     if not isinstance(budget, Budget) or budget.of != "peak" or not budget.verify:
         return None
     goal = _goal()
@@ -125,10 +125,10 @@ class _Measure:
 
 def _goal() -> Target | None:
     """Return the target of the current plan; None if that device has no known name."""
-    device = here()
-    if target() is None and (device.kind or device.backend != jax.default_backend()):
+    device = current_device()
+    if current_target() is None and (device.kind or device.backend != jax.default_backend()):
         return None
-    return _memory("targets").parse_target(target())
+    return _memory("targets").parse_target(current_target())
 
 
 def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], goal: Target | None) -> str:

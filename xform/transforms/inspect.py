@@ -14,11 +14,11 @@ from xform.interpret.node import gather, spread
 from xform.introspection.callables import argument_names, check_callable
 from xform.introspection.modules import shaped
 from xform.planner.candidate import Candidate
-from xform.planner.device import in_bytes
-from xform.planner.planned import planned
+from xform.planner.device import resolve_fit
+from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
-from xform.planner.report.residuals import Residuals, residuals_of
-from xform.policies import check, min_cut, said
+from xform.planner.report.residuals import ResidualTable, residuals_of
+from xform.policies import check, min_cut, policy_name
 from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
     Function,
@@ -37,7 +37,7 @@ def residuals(
     policy: Policy = None,
     argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
-) -> Residuals:
+) -> ResidualTable:
     """List the values that `xform.vjp(f, *args, policy=policy)` saves for its backward pass.
 
     Args:
@@ -50,9 +50,9 @@ def residuals(
       has_aux: whether `f` returns a pair; only the first is differentiated.
 
     Returns:
-      A `Residuals` table that prints and iterates over rows. A row has the type, the bytes times
-      the trip count, the operation, the user's line (also inside loop bodies and calls), and the
-      reason. Rows are sorted by size. `total_bytes` counts the saved values. Arguments that the
+      A `ResidualTable` that prints and iterates over rows. A row has the type, the bytes
+      times the trip count, the operation, the user's line (also inside loop bodies and calls), and
+      the reason. Rows are sorted by size. `total_bytes` counts the saved values. Arguments that the
       backward pass reads are not copied, and `argument_bytes` counts them. Bytes are those on each
       device, in a compiled function. Values on a mesh of `Auto` axes count with their unsharded
       size, because their types do not say how they are sharded.
@@ -77,7 +77,7 @@ def residuals(
     """
     by = check(min_cut if policy is None else policy)
     at = derivative_at("residuals", f, args, argnums, has_aux)
-    title = f"kept for the backward pass of {at.name}, {said(in_bytes(by))}"
+    title = f"kept for the backward pass of {at.name}, {policy_name(resolve_fit(by))}"
     return residuals_of(at.planned(by).schedule, at.inputs, title)
 
 
@@ -129,7 +129,7 @@ class TracedDerivative:
         args = [*closed, *avals[len(self.closed) :]]
         asked = "grad" if self.function.signature.is_scalar else "vjp"
         compiler = compiler_for(self.function, args, policy, asked)
-        return planned(self.problem, policy, compiler)
+        return plan_program(self.problem, policy, compiler)
 
     @property
     def name(self) -> str:
@@ -137,8 +137,13 @@ class TracedDerivative:
         return self.function.signature.name
 
 
-def derivative_at(asked: str, f: Callable[..., Any], args: Sequence[Tree],
-          argnums: int | Sequence[int] | None, has_aux: bool) -> TracedDerivative:  # fmt: skip
+def derivative_at(
+    asked: str,
+    f: Callable[..., Any],
+    args: Sequence[Tree],
+    argnums: int | Sequence[int] | None,
+    has_aux: bool,
+) -> TracedDerivative:
     """Trace `f` at arrays, or their types, and return its derivative there. Nothing is run."""
     check_callable(f, asked)
     at = None if argnums is None else positions(argnums, len(args), asked)

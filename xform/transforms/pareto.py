@@ -17,8 +17,8 @@ from xform import policies
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.introspection.callables import function_name
 from xform.planner.plan.plan import Plan
-from xform.planner.report.pareto import Pareto, Point
-from xform.terminal import alive
+from xform.planner.report.pareto import Pareto, ParetoPoint
+from xform.terminal import progress_line
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 
@@ -83,10 +83,10 @@ def pareto(
     plan_numbers = itertools.count(1)
 
     def planned(policy: Any) -> Plan:
-        alive.progress(f"plan {next(plan_numbers)} of {points + 1 + len(_STOCK)}")
+        progress_line.update(f"plan {next(plan_numbers)} of {points + 1 + len(_STOCK)}")
         return plan(f, *args, **options, policy=policy)
 
-    with alive.working(f"pareto of {function_name(f)}"):
+    with progress_line.show(f"pareto of {function_name(f)}"):
         first = planned(None)
         plans, low = [first], _floor(planned, first)
         for i in range(1, points):
@@ -101,13 +101,15 @@ def pareto(
     return Pareto(first.function, first.target, verify, (*ours, *stock))
 
 
-def _point(name: str, result: Plan, stock: bool) -> Point:
+def _point(name: str, result: Plan, stock: bool) -> ParetoPoint:
     # The estimated time of a step, relative to a step that recomputes nothing. That step is one
     # forward pass, and a backward pass that takes about as long as two forward passes.
     time = 1 + result.recompute_flops / max(3 * result.forward_flops, 1)
     # A lower bound of 0 on the recomputed FLOPs says nothing, unless the plan recomputes nothing.
     least = (result.least_flops or None) if result.recompute_flops else 0
-    return Point(name, stock, _peak(result), result.recompute_flops, least, result.seconds, time)
+    return ParetoPoint(
+        name, stock, _peak(result), result.recompute_flops, least, result.seconds, time
+    )
 
 
 def _peak(result: Plan) -> int:

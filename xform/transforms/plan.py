@@ -14,19 +14,19 @@ from xform.memory.targets import Target, parse_target
 from xform.planner.bound import least_flops
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.costs.outcome import recompute_flops, waiting_bytes
-from xform.planner.device import in_bytes
+from xform.planner.costs.outcome import recompute_flops, residual_bytes
+from xform.planner.device import resolve_fit
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.plan import Plan
 from xform.planner.plan.record import record
-from xform.planner.planned import planned
+from xform.planner.plan_program import plan_program
 from xform.planner.report.rows import rows_of
 from xform.planner.simulate.liveness import liveness
 from xform.policies import check, min_cut
-from xform.policies import said as called
+from xform.policies import policy_name as called
 from xform.policies.budgets import Budget, Fit
-from xform.policies.regions import opening
-from xform.terminal import alive
+from xform.policies.regions import regions_of
+from xform.terminal import progress_line
 from xform.transforms.function import Tree
 from xform.transforms.planning_task import PlanningTask, planning_task
 from xform.transforms.reverse import Policy
@@ -107,13 +107,13 @@ def plan(
     """
     start, goal = time.perf_counter(), parse_target(target)
     policy = check(min_cut if policy is None else policy)
-    planning = alive.working(f"planning {function_name(f)}")
+    planning = progress_line.show(f"planning {function_name(f)}")
     with planning, goal.planned_for():
         fitted = isinstance(policy, Fit)
-        policy = in_bytes(policy)
+        policy = resolve_fit(policy)
         unbounded = fitted and not isinstance(policy, Budget)
         name = f"auto, {called(policy)}" if unbounded else called(policy)
-        task = planning_task(f, args, argnums, has_aux, goal, donate_argnums, opening(policy))
+        task = planning_task(f, args, argnums, has_aux, goal, donate_argnums, regions_of(policy))
         compiling: list[float] = []
 
         def unverified(candidate: Candidate) -> Plan:
@@ -141,9 +141,9 @@ def plan(
             )
 
         if not verify:
-            return finished(planned(task.problem, policy))
+            return finished(plan_program(task.problem, policy))
         compiler = Compiler(task.problem, measure, goal.name, *task.cache_key)
-        candidate = planned(task.problem, policy, compiler)
+        candidate = plan_program(task.problem, policy, compiler)
         size = compiler.bytes(candidate)
         return finished(candidate, compiles=compiler.compiles, refused=size == math.inf,
                         compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
@@ -159,10 +159,10 @@ def _plan(task: PlanningTask, policy: str, candidate: Candidate, goal: Target) -
         policy=policy,
         target=goal.name,
         rows=tuple(rows_of(chosen)),
-        saved_bytes=waiting_bytes(chosen),
+        saved_bytes=residual_bytes(chosen),
         forward_flops=flops(task.problem.program),
         recompute_flops=recompute_flops(chosen),
-        predicted_bytes=simulated.total_bytes + task.problem.beside,
+        predicted_bytes=simulated.total_bytes + task.problem.outside_bytes,
         compiled_bytes=None,
         compiles=0,
         live=simulated.live,

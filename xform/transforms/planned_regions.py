@@ -21,7 +21,7 @@ from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Schedule, analyze
 from xform.interpret.node import fork_p
 from xform.planner.decide import schedule
-from xform.policies import TAG, Budget, MinCut, Tagged
+from xform.policies import TAG, Budget, MinCut, TaggedPolicy
 from xform.program.arithmetic import differentiable
 from xform.program.equation import scan_options
 from xform.program.ir import Program, bind, environment, program, read, write
@@ -29,7 +29,7 @@ from xform.program.source import name_stack, source
 from xform.registry.table import rule_of
 
 
-def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, Tagged]:
+def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, TaggedPolicy]:
     """Return a region's jaxpr with names for its saved values, and the policy that saves them.
 
     Both are stored in the program's cache. Under a budget that is too small, nothing is named, so
@@ -45,7 +45,7 @@ def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, Tagged]:
             names = frozenset[str]()
         else:
             names = frozenset(_kept(decided))
-        prog.cache[key] = _traced(prog, names), Tagged(policy, names)
+        prog.cache[key] = _traced(prog, names), TaggedPolicy(policy, names)
     return prog.cache[key]
 
 
@@ -103,7 +103,7 @@ class _Naming:
 
 def _kept(schedule: Schedule) -> Iterator[str]:
     """Return the names of the values that a schedule saves, also in nested programs."""
-    kept = set(schedule.kept)
+    kept = set(schedule.saved)
     todo: list[Any] = list(kept)
     seen: set[Any] = set()
     while todo:

@@ -26,8 +26,8 @@ from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.planned import planned
-from xform.planner.planning import planner, planning
+from xform.planner.plan_program import plan_program
+from xform.planner.planning import current_planner, use_planner
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import Policy, min_cut
@@ -84,7 +84,7 @@ def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has
 
 
 def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums: Any
-          ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
+                ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
     """Return the function to compile for a function under a policy, and its keyword arguments."""
     if not takes_policy(f, len(args)):
         return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
@@ -114,7 +114,7 @@ def _loss_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_au
     places = text_of(([getattr(x, "sharding", None) for x in arrays], at.closed))
     several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
     derivative = f"{'grad' if scalar else 'vjp'} by {several}"
-    problem = dataclasses.replace(at.problem, beside=-saved)
+    problem = dataclasses.replace(at.problem, outside_bytes=-saved)
     cache_key = donated, places, argnums is None
     return PlanningTask(at.name, derivative, problem, -saved, cache_key, compile_under)
 
@@ -128,31 +128,31 @@ class _Undecided:
 
 def _step_task(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Sequence[int],
                regions: Regions) -> PlanningTask:  # fmt: skip
-    placeholder, others, problems = _Undecided(), planner(), dict[Hashable, Problem]()
+    placeholder, others, problems = _Undecided(), current_planner(), dict[Hashable, Problem]()
     default = dataclasses.replace(min_cut, regions=regions)
 
     def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         if policy is not placeholder:
             return others(problem, policy, compiler)
         problems[fingerprint(problem.marked), problem.active, problem.wanted] = problem
-        return planned(problem, default)
+        return plan_program(problem, default)
 
     run, options = with_policy(f, args, placeholder, 0)
-    with planning(by):
+    with use_planner(by):
         trace = trace_for(run, args, options, goal, donate)
     problem = _one(f, list(problems.values()))
     whole = program(trace.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
     outer = simulate(whole, goal.backend, over=over)
-    inner = liveness(planned(problem, default).schedule, goal.backend)
+    inner = liveness(plan_program(problem, default).schedule, goal.backend)
 
     def compile_under(policy: Policy) -> Compilation:
         run, options = with_policy(f, args, policy, 0)
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
     places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
-    problem = dataclasses.replace(problem, beside=outer.total_bytes - inner.total_bytes)
+    problem = dataclasses.replace(problem, outside_bytes=outer.total_bytes - inner.total_bytes)
     outside = outer.argument_bytes - inner.argument_bytes
     cache_key = fingerprint(whole), donated, places
     return PlanningTask(

@@ -18,7 +18,7 @@ from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.introspection.callables import check_callable, mark
 from xform.planner.decide import schedule
-from xform.planner.planning import planner
+from xform.planner.planning import current_planner
 from xform.policies import check, min_cut
 from xform.policies.budgets import Budget, Fit
 from xform.program.arithmetic import Value, cotangent_sharding
@@ -121,7 +121,7 @@ def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask
         )
     with seldom_collected(staging()):
         compiler = compiler_for(fun, args, by, asked) if staging() else None
-        chosen = planner()(fun.problem, by, compiler)
+        chosen = current_planner()(fun.problem, by, compiler)
         outs, kept = emit.forward(chosen.schedule, args)
     y, aux = fun.outputs(outs)
     runner = PlannedRunner(fun, chosen.schedule, push=False)

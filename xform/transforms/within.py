@@ -13,11 +13,11 @@ import jax
 
 from xform._jax import staging
 from xform.errors import BudgetInfeasible
-from xform.planner.device import in_bytes
+from xform.planner.device import resolve_fit
 from xform.policies import check, min_cut, save_nothing
 from xform.policies.budgets import Budget
 from xform.program.ir import evaluate, lifted, trace
-from xform.terminal import alive
+from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
 
 Way = TypeVar("Way")
@@ -49,10 +49,10 @@ def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
     floor, compiles = math.inf, itertools.count(1)
 
     def size(way: Way) -> float:
-        alive.progress(f"compiling way {next(compiles)}")
+        progress_line.update(f"compiling way {next(compiles)}")
         return bytes_of(way)
 
-    with alive.working("choosing what fits the budget"):
+    with progress_line.show("choosing what fits the budget"):
         for ladder in ladders:
             least = size(ladder[-1])
             floor = min(floor, least)
@@ -88,7 +88,7 @@ def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> A
 
     Under a budget the function is compiled, because operation by operation it would not fit.
     """
-    policy = None if policy is None else in_bytes(check(policy))
+    policy = None if policy is None else resolve_fit(check(policy))
     if not isinstance(policy, Budget) or policy.of != "peak":
         return run(policy)(*args)
 

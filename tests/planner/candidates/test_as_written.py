@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from xform.planner.candidates.as_written import _at_prices, cuts
-from xform.planner.costs.link import Link
-from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
+from xform.planner.candidates.as_written import _at_prices, cut_schedules
+from xform.planner.costs.link import HostLink
+from xform.planner.costs.outcome import offloaded_bytes, recompute_flops, saved_bytes
 from xform.planner.plan.decision import Decision
 from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
@@ -39,7 +39,7 @@ def scanned(w, x):
 
 
 def ends(plans) -> list[tuple[int, int]]:
-    return [(kept_bytes(p), recompute_flops(p)) for p in plans]
+    return [(saved_bytes(p), recompute_flops(p)) for p in plans]
 
 
 def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
@@ -48,7 +48,7 @@ def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
     every = ends(problem.schedule(Decision(frozenset(s), {})) for s in sets)
-    found = ends(cuts(problem))
+    found = ends(cut_schedules(problem))
     for size, _ in every:
         least = min(work for n, work in every if n <= size)
         assert min(work for n, work in found if n <= size) == least
@@ -57,34 +57,34 @@ def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
 @pytest.mark.parametrize("f", [small, unrolled, scanned])
 def test_work_rises_and_no_plan_is_there_twice(f) -> None:
     problem = problem_of(f, W, X)
-    found = cuts(problem)
+    found = cut_schedules(problem)
     assert [w for _, w in ends(found)] == sorted(w for _, w in ends(found))
-    assert len({(frozenset(p.kept), *e) for p, e in zip(found, ends(found), strict=True)}) == len(
+    assert len({(frozenset(p.saved), *e) for p, e in zip(found, ends(found), strict=True)}) == len(
         found
     )
     extremes = [problem.schedule(p) for p in (min_cut, MinCut(0.0, 0.0))]
     assert set(ends(extremes)) <= set(ends(found))
-    assert min(n for n, _ in ends(found)) == kept_bytes(extremes[1])
-    assert ends(cuts(problem)) == ends(found)
+    assert min(n for n, _ in ends(found)) == saved_bytes(extremes[1])
+    assert ends(cut_schedules(problem)) == ends(found)
 
 
 def test_of_what_keeps_nothing_there_is_one_plan() -> None:
     for f, x in ((lambda x: jnp.sum(2 * x), X), (lambda x: jnp.sum(jnp.sin(x)), jnp.ones((0, 3))),
                  (lambda x: jnp.sin(x), jnp.float32(1))):  # fmt: skip
-        found = cuts(problem_of(f, x))
+        found = cut_schedules(problem_of(f, x))
         assert {w for _, w in ends(found)} == {0}
         assert len({n for n, _ in ends(found)}) <= 2
 
 
 def test_with_a_link_some_values_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(unrolled, W, X)
-    fast = Link(1.0, float("inf"), latency_seconds=0.0)
-    assert not any(map(sent_bytes, cuts(problem)))
+    fast = HostLink(1.0, float("inf"), latency_seconds=0.0)
+    assert not any(map(offloaded_bytes, cut_schedules(problem)))
     monkeypatch.setattr("xform.planner.problem.link_of", lambda device: fast)
-    found = cuts(problem)
-    assert any(map(sent_bytes, found))
+    found = cut_schedules(problem)
+    assert any(map(offloaded_bytes, found))
     free = [p for p in found if not recompute_flops(p)]
-    assert min(map(kept_bytes, free)) < kept_bytes(problem.schedule(MinCut()))
+    assert min(map(saved_bytes, free)) < saved_bytes(problem.schedule(MinCut()))
 
 
 def test_between_two_prices_that_save_the_same_none_is_tried() -> None:

@@ -12,15 +12,15 @@ from tests.parameters import slow
 from tests.reference import close
 from xform import errors, policies
 from xform.interpret.joint import analyze
-from xform.planner.candidates.as_written import cuts
-from xform.planner.candidates.nested import nested
-from xform.planner.candidates.snapshots import stored
-from xform.planner.candidates.split import split
+from xform.planner.candidates.as_written import cut_schedules
+from xform.planner.candidates.nested import nested_candidates
+from xform.planner.candidates.snapshots import snapshot_candidates
+from xform.planner.candidates.split import split_candidates
 from xform.planner.candidates.worth import inner_loops, large_loops
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.decide import schedule
 from xform.planner.front import front
-from xform.planner.loops import loops, origins, reshaped
+from xform.planner.loops import loop_origins, loops, reshape_loops
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
@@ -105,32 +105,34 @@ def right(f, whole) -> None:
 @pytest.mark.usefixtures("x64")
 def test_values_are_the_same(name: str) -> None:
     f, at = PROGRAMS[name], ends(PROGRAMS[name])
-    found = [*nested(Problem(*at))][-1:]
-    found += [[*one][-1] for one in stored(Problem(*at))][-1:]
+    found = [*nested_candidates(Problem(*at))][-1:]
+    found += [[*one][-1] for one in snapshot_candidates(Problem(*at))][-1:]
     if name in ("in_call", "in_branch"):
         joint = analyze(*at)
         above, below = (schedule(joint, MinCut(n, n), backend="cpu") for n in (np.inf, 0.0))
-        found += [*split(Problem(*at), above, below)][:1]
+        found += [*split_candidates(Problem(*at), above, below)][:1]
     assert found
     for whole in found:
         right(f, whole)
         as_data = record(decision_of(whole.schedule), whole.schedule.joint, whole.shapes)
-        assert as_data.decision(analyze(reshaped(at[0], whole.shapes), *at[1:]), "").inner
+        assert as_data.decision(analyze(reshape_loops(at[0], whole.shapes), *at[1:]), "").inner
 
 
 @pytest.mark.parametrize("name", slow(SHARES, "in_branch", "in_region_in_loop"))
 def test_the_floor_is_below_that_of_the_loops_as_they_are(name: str) -> None:
     at = ends(PROGRAMS[name])
-    as_written = min(map(peak, cuts(Problem(*at))))
-    assert peak(front(Problem(*at)).lowest()[0].schedule) < SHARES[name] * as_written
+    as_written = min(map(peak, cut_schedules(Problem(*at))))
+    assert peak(front(Problem(*at)).smallest()[0].schedule) < SHARES[name] * as_written
 
 
 @pytest.mark.parametrize("name", slow(["in_loop", "in_region"], "in_loop"))
 def test_work_rises_as_bytes_fall(name: str) -> None:
     at = ends(PROGRAMS[name])
     most = peak(schedule(analyze(*at), policies.min_cut, backend="cpu"))
-    sizes = np.linspace(most, peak(front(Problem(*at)).lowest()[0].schedule), 8)
-    found = [front(Problem(*at)).first(lambda w, n=n: peak(w.schedule) <= n) for n in sizes]
+    sizes = np.linspace(most, peak(front(Problem(*at)).smallest()[0].schedule), 8)
+    found = [
+        front(Problem(*at)).least_recompute(lambda w, n=n: peak(w.schedule) <= n) for n in sizes
+    ]
     works = [w.work for w in found if w is not None]
     assert len(works) == 8
     assert works == sorted(works)
@@ -156,7 +158,7 @@ def test_a_plan_fits_by_the_compiler_and_is_loaded(tmp_path, name: str) -> None:
 def test_second_derivatives() -> None:
     f = lambda x: in_region_in_loop(W, x)
     at = ends(in_region_in_loop)
-    least = peak(front(Problem(*at)).lowest()[0].schedule)
+    least = peak(front(Problem(*at)).smallest()[0].schedule)
     g = xform.grad(f, policy=policies.budget(int(1.1 * least)))
     ours = xform.jvp(jax.jit(g), (X,), (X,))[1]
     close(ours, jax.jvp(jax.grad(f), (X,), (X,))[1], 1e-10)
@@ -201,7 +203,7 @@ def test_what_the_author_of_a_region_said_holds_under_each_budget() -> None:
     f = lambda w, x: layers(w, x, jax.checkpoint_policies.nothing_saveable)
     at = ends(f)
     default = schedule(analyze(*at), policies.min_cut, backend="cpu")
-    found = [schedule for schedule in cuts(Problem(*at)) if recompute_flops(schedule)]
+    found = [schedule for schedule in cut_schedules(Problem(*at)) if recompute_flops(schedule)]
     assert min(map(recompute_flops, found)) == recompute_flops(default) > 0
     for budget in ("1 GiB", "auto"):
         policy = policies.budget(budget) if budget != "auto" else budget
@@ -217,10 +219,10 @@ def test_each_loop_of_a_program_in_other_shapes_is_known_by_its_place() -> None:
     prog = ends(f)[0]
     assert [e.params["length"] for e in loops(prog)] == [6, TRIPS, TRIPS, TRIPS]
     shapes = {0: ((2, 2), (2,)), 1: ((3, 4),), 2: ((1,), (11,))}
-    apart = reshaped(prog, shapes)
+    apart = reshape_loops(prog, shapes)
     lengths = [e.params["length"] for e in loops(apart)]
     assert lengths == [2, 2, 3, 4, 2, 3, 4, 1, 11, TRIPS]
-    assert origins(prog, shapes) == [
+    assert loop_origins(prog, shapes) == [
         (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 1),
         (2, 0, 0), (2, 1, 0), (3, 0, 0),
     ]  # fmt: skip

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from tests.planner.candidates.test_whole import ENDS, LEAST, TRIPS, right
-from xform.planner.candidates.nested import nested
-from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
+from xform.planner.candidates.nested import nested_candidates
+from xform.planner.costs.outcome import recompute_flops, residual_bytes, saved_bytes
 from xform.planner.problem import Problem
 from xform.program.ir import trace
 
@@ -15,7 +15,7 @@ W, X = jnp.eye(16), jnp.ones((8, 16)) / 3
 
 
 def of(f, x=X):
-    return [*nested(Problem(trace(lambda x: [f(x)], x), (True,), (True,)))]
+    return [*nested_candidates(Problem(trace(lambda x: [f(x)], x), (True,), (True,)))]
 
 
 def loop(length: int):
@@ -24,8 +24,8 @@ def loop(length: int):
 
 
 def test_they_keep_less_than_the_loop_as_it_is() -> None:
-    found = [*nested(Problem(*ENDS))]
-    assert min(waiting_bytes(w.schedule) for w in found) < waiting_bytes(LEAST)
+    found = [*nested_candidates(Problem(*ENDS))]
+    assert min(residual_bytes(w.schedule) for w in found) < residual_bytes(LEAST)
     for whole in found:
         right(whole)
         assert sum(map(math.prod, whole.shapes[0])) == TRIPS
@@ -42,15 +42,15 @@ def test_the_outer_loop_keeps_its_states_and_the_inner_one_is_run_again() -> Non
         again = recompute_flops(whole.schedule)
         # Two products in a step, and at most three elementwise operations.
         assert 64 * 2 * product <= again <= (depth + 1) * 64 * (2 * product + 4 * X.size)
-        assert outer[0] * state <= kept_bytes(whole.schedule) <= (outer[0] + 1) * state
-        assert waiting_bytes(whole.schedule) < 64 * state
+        assert outer[0] * state <= saved_bytes(whole.schedule) <= (outer[0] + 1) * state
+        assert residual_bytes(whole.schedule) < 64 * state
 
 
 def test_more_levels_keep_less() -> None:
     least = {}
     for whole in of(loop(512)):
         depth = len(whole.shapes[0][0])
-        least[depth] = min(least.get(depth, math.inf), waiting_bytes(whole.schedule))
+        least[depth] = min(least.get(depth, math.inf), residual_bytes(whole.schedule))
     assert list(least) == [2, 3, 4]
     assert least[2] > least[3] > least[4]
 

@@ -8,8 +8,8 @@ from jax import lax
 
 from tests.planner.candidates.test_whole import ENDS, right
 from xform.interpret.checkpoints import steps_run
-from xform.planner.candidates.snapshots import stored
-from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
+from xform.planner.candidates.snapshots import snapshot_candidates
+from xform.planner.costs.outcome import recompute_flops, residual_bytes, saved_bytes
 from xform.planner.problem import Problem
 from xform.program.ir import trace
 
@@ -17,7 +17,9 @@ W, X = jnp.eye(16), jnp.ones((8, 16)) / 3
 
 
 def of(f, x=X):
-    return [[*one] for one in stored(Problem(trace(lambda x: [f(x)], x), (True,), (True,)))]
+    return [
+        [*one] for one in snapshot_candidates(Problem(trace(lambda x: [f(x)], x), (True,), (True,)))
+    ]
 
 
 def loop(length: int):
@@ -31,10 +33,10 @@ def snapshots(whole) -> int:
 
 
 def test_fewer_stored_states_keep_less_and_run_more_again() -> None:
-    series = [[*one] for one in stored(Problem(*ENDS))]
+    series = [[*one] for one in snapshot_candidates(Problem(*ENDS))]
     assert len(series) >= 2
     for one in series:
-        works, kept = [w.work for w in one], [waiting_bytes(w.schedule) for w in one]
+        works, kept = [w.work for w in one], [residual_bytes(w.schedule) for w in one]
         assert works == sorted(works)
         assert kept == sorted(kept, reverse=True)
     for whole in itertools.chain(*(one[::8] for one in series)):
@@ -50,7 +52,7 @@ def test_single_steps_are_run_as_often_as_revolve_runs_them() -> None:
         # The steps to each state, after the first forward pass; and both products in each step.
         steps = steps_run(trips, n) - (trips - 1) + trips
         assert recompute_flops(whole.schedule) == steps * 2 * product
-        assert kept_bytes(whole.schedule) == (n + 1) * X.nbytes
+        assert saved_bytes(whole.schedule) == (n + 1) * X.nbytes
     counts = [snapshots(whole) for whole in single[0]]
     assert (counts[0], counts[-1]) == (trips - 2, 1)
     assert counts == sorted(set(counts), reverse=True)

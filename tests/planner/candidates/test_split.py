@@ -6,8 +6,8 @@ from jax import lax
 
 from tests.planner.candidates.test_whole import ENDS, LEAST, MOST, TRIPS, right
 from xform.interpret.joint import analyze
-from xform.planner.candidates.split import split
-from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.candidates.split import split_candidates
+from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.policies import MinCut
@@ -21,7 +21,7 @@ def between(f):
     ends = trace(lambda x: [f(x)], X), (True,), (True,)
     joint = analyze(*ends)
     above, below = (schedule(joint, p, backend="cpu") for p in (MinCut(), MinCut(0.0, 0.0)))
-    return above, below, [*split(Problem(*ends), above, below)]
+    return above, below, [*split_candidates(Problem(*ends), above, below)]
 
 
 def loop(length: int, reverse: bool = False):
@@ -30,23 +30,23 @@ def loop(length: int, reverse: bool = False):
 
 
 def test_split_loops_lie_between_their_two_plans() -> None:
-    found = [*split(Problem(*ENDS), MOST, LEAST)]
+    found = [*split_candidates(Problem(*ENDS), MOST, LEAST)]
     assert len(found) > 10
-    works, kept = [w.work for w in found], [kept_bytes(w.schedule) for w in found]
+    works, kept = [w.work for w in found], [saved_bytes(w.schedule) for w in found]
     assert works == sorted(works)
     assert kept == sorted(kept, reverse=True)
-    assert kept_bytes(LEAST) < min(kept) < max(kept) < kept_bytes(MOST)
+    assert saved_bytes(LEAST) < min(kept) < max(kept) < saved_bytes(MOST)
     assert all(sum(n for (n,) in w.shapes[0]) == TRIPS for w in found)
     for whole in found[::5]:
         right(whole)
 
 
 def test_each_trip_costs_what_it_costs_in_the_plan_that_it_follows() -> None:
-    step = (kept_bytes(MOST) - kept_bytes(LEAST)) // TRIPS
+    step = (saved_bytes(MOST) - saved_bytes(LEAST)) // TRIPS
     work = recompute_flops(LEAST) // TRIPS
-    for whole in split(Problem(*ENDS), MOST, LEAST):
+    for whole in split_candidates(Problem(*ENDS), MOST, LEAST):
         ((early,), (late,)) = whole.shapes[0]
-        assert kept_bytes(whole.schedule) >= kept_bytes(LEAST) + late * step
+        assert saved_bytes(whole.schedule) >= saved_bytes(LEAST) + late * step
         assert recompute_flops(whole.schedule) == early * work
 
 

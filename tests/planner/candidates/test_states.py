@@ -13,9 +13,9 @@ from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.planner.candidates.states import all_states, outer_states
 from xform.planner.candidates.worth import planned_loops
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
-from xform.planner.plan.decision import edited
+from xform.planner.plan.decision import edit_decision
 from xform.policies import MinCut
 from xform.program.ir import evaluate, trace
 
@@ -45,7 +45,7 @@ def base(x64):
 
 
 def changed(base, change):
-    return schedule(base[1].joint, edited(base[1], change), "cpu")
+    return schedule(base[1].joint, edit_decision(base[1], change), "cpu")
 
 
 def by_trips(base, made):
@@ -57,18 +57,18 @@ def test_the_outer_loop_keeps_one_state_a_trip_and_nothing_else(base, change) ->
     made = changed(base, change)
     outer = by_trips(base, made)[OUTER]
     (inner,) = outer.schedules
-    assert inner.kept == ()
+    assert inner.saved == ()
     assert any(outer.node.stacked_inputs(outer.schedules))
     # And the last state, which the square outside reads.
     least = (OUTER + 1) * X.nbytes
-    assert kept_bytes(made) == least < kept_bytes(base[1])
+    assert saved_bytes(made) == least < saved_bytes(base[1])
 
 
 def test_the_inner_loops_keep_what_the_way_says(base) -> None:
     kept = {
         price: by_trips(base, changed(base, all_states(MinCut(price, price), {})))[INNER]
         .schedules[0]
-        .kept
+        .saved
         for price in (0.0, 1e9)
     }
     size = lambda values: sum(aval_bytes(v.aval) for v in values)
@@ -83,7 +83,7 @@ def test_some_loops_store_so_many_states(base) -> None:
     assert gather(inner.stored_states([within]), inner.stacked_inputs([within])) == [2]
     made = changed(base, all_states(MinCut(), {outer: 2}))
     assert by_trips(base, made)[OUTER].schedules[0].snapshots == 2
-    assert kept_bytes(made) < OUTER * X.nbytes
+    assert saved_bytes(made) < OUTER * X.nbytes
 
 
 @pytest.mark.parametrize("slots", [None, "inner", "outer"])

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from xform import policies
-from xform.planner.candidates.stock import stock
+from xform.planner.candidates.stock import stock_candidates
 from xform.planner.problem import Problem
 from xform.program.ir import trace
 
@@ -74,13 +74,13 @@ def test_a_plan_of_the_author_s_own_is_one_of_marked_regions() -> None:
 
 def test_each_stock_policy_and_each_name_is_there() -> None:
     of = problem(model("nothing"))
-    made = stock(of)
-    assert stock(of) is made
+    made = stock_candidates(of)
+    assert stock_candidates(of) is made
     plans = {id(c.schedule) for c in made}
     for policy in (policies.save_nothing, policies.save_dots, policies.save_only_these_names("q")):
         assert id(of.schedule(policy)) in plans
     assert {c.regions for c in made} == {"open", "marked"}
-    marked = stock(dataclasses.replace(of, regions="marked"))
+    marked = stock_candidates(dataclasses.replace(of, regions="marked"))
     assert {c.regions for c in marked} == {"marked"}
 
 
@@ -92,12 +92,12 @@ def test_no_stock_policy_draws_random_numbers_again() -> None:
         return jnp.sum(x)
 
     of = problem(f, "marked")
-    assert of.schedule(policies.save_nothing).kept == ()
-    assert all(c.schedule.kept for c in stock(of))
+    assert of.schedule(policies.save_nothing).saved == ()
+    assert all(c.schedule.saved for c in stock_candidates(of))
 
 
 def test_names_of_closed_regions_are_left_out() -> None:
     """A region saves what its author decided, so a budget does not try its names."""
-    closed = stock(problem(model("one name"), "marked"))
-    unnamed = stock(problem(lambda w, x: jnp.sum(jnp.sin(x @ w[0, 0]) ** 2), "marked"))
+    closed = stock_candidates(problem(model("one name"), "marked"))
+    unnamed = stock_candidates(problem(lambda w, x: jnp.sum(jnp.sin(x @ w[0, 0]) ** 2), "marked"))
     assert len(closed) == len(unnamed)

@@ -11,10 +11,10 @@ from tests.fuzz.evaluate import Machine
 from xform import policies
 from xform.interpret.joint import analyze
 from xform.planner.candidate import Candidate
-from xform.planner.candidates.nested import nested
-from xform.planner.candidates.snapshots import stored
+from xform.planner.candidates.nested import nested_candidates
+from xform.planner.candidates.snapshots import snapshot_candidates
 from xform.planner.candidates.worth import large_loops
-from xform.planner.costs.outcome import kept_bytes, least_bytes, recompute_flops
+from xform.planner.costs.outcome import peak_lower_bound, recompute_flops, saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
@@ -52,7 +52,7 @@ def test_a_loop_is_large_from_four_trips_on(trips: int) -> None:
     found = large_loops(Problem(*ends))
     assert [*found] == ([0] if trips >= 4 else [])
     if not found:
-        assert [*nested(Problem(*ends))] == stored(Problem(*ends)) == []
+        assert [*nested_candidates(Problem(*ends))] == snapshot_candidates(Problem(*ends)) == []
 
 
 def test_a_loop_that_keeps_little_of_all_is_not_large() -> None:
@@ -62,7 +62,7 @@ def test_a_loop_that_keeps_little_of_all_is_not_large() -> None:
 
     wide = jnp.ones((256, 16))
     ends = trace(lambda *xs: [f(*xs)], W, wide), (True, True), (True,)
-    kept = kept_bytes(schedule(analyze(*ends), MinCut(), backend="cpu"))
+    kept = saved_bytes(schedule(analyze(*ends), MinCut(), backend="cpu"))
     assert 0.05 * kept > TRIPS * 2 * 16 * 4
     assert large_loops(Problem(*ends)) == {}
 
@@ -78,5 +78,5 @@ def test_plans_are_compared_by_work_and_then_by_what_is_sent() -> None:
 @pytest.mark.parametrize("policy", [MinCut(), MinCut(0.0, 0.0), save_everything])
 def test_no_plan_takes_less_than_what_it_keeps(policy) -> None:
     how = schedule(analyze(*ENDS), policy, backend="cpu")
-    assert least_bytes(how, "cpu") <= liveness(how, "cpu").total_bytes
+    assert peak_lower_bound(how, "cpu") <= liveness(how, "cpu").total_bytes
     assert recompute_flops(how) == 0 or policy == MinCut(0.0, 0.0)

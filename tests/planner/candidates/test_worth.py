@@ -15,9 +15,9 @@ from xform.planner.candidates.worth import (
     nodes,
     planned_loops,
 )
-from xform.planner.costs.held import held_bytes, token
+from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.decide import schedule
-from xform.planner.loops import loops, reshaped
+from xform.planner.loops import loops, reshape_loops
 from xform.planner.problem import Problem
 from xform.policies import MinCut
 from xform.program.ir import trace
@@ -60,13 +60,15 @@ def test_each_loop_that_carries_a_derivative_is_met_once_with_how_often_it_runs(
 
 def test_large_are_those_of_some_trips_that_keep_a_twentieth() -> None:
     met = planned_loops(most(PROG), PROG)
-    size = lambda x: held_bytes(token(x.node, x.schedules))
+    size = lambda x: device_bytes(expand_token(x.node, x.schedules))
     for whole in (0, *map(size, met.values()), 10**9):
         expected = {i for i, x in met.items() if x.node.iterations >= 4 and 20 * size(x) > whole}
         assert large(met, whole).keys() == expected
     assert large_loops(Problem(PROG, *MASKS)).keys() == {1, 3}
     assert inner_loops(Problem(PROG, *MASKS)).keys() == {4}
-    assert {i: n.trips for i, n in nodes(inner_loops(Problem(PROG, *MASKS))).items()} == {4: 12}
+    assert {i: n.iterations for i, n in nodes(inner_loops(Problem(PROG, *MASKS))).items()} == {
+        4: 12
+    }
 
 
 def test_around_a_loop_is_the_one_in_which_it_stands() -> None:
@@ -87,7 +89,7 @@ def test_a_loop_in_a_region_is_an_inner_one() -> None:
 
 def test_in_other_shapes_the_outermost_stand_for_those_that_they_were() -> None:
     shapes = {1: ((3, 4),), 3: ((2,), (3,))}
-    now = most(reshaped(PROG, shapes))
+    now = most(reshape_loops(PROG, shapes))
     found = at_places(now, PROG, shapes, {1, 3})
     assert [node.iterations for node in found] == [3, 2, 3]
     inner = at_places(now, PROG, shapes, {4})

@@ -22,20 +22,20 @@ from tests.reference import close
 from tests.sharding import mesh
 from xform import policies
 from xform.interpret.cost import aval_bytes
-from xform.planner.costs.link import Link, link_of
-from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
-from xform.planner.costs.window import room
-from xform.planner.cuts.fit import fit
-from xform.planner.decide import best, schedule
-from xform.planner.device import here, planned_for
-from xform.planner.planned import planned
+from xform.planner.costs.link import HostLink, link_of
+from xform.planner.costs.outcome import offloaded_bytes, recompute_flops, saved_bytes
+from xform.planner.costs.window import offloadable_values
+from xform.planner.cuts.fit import propose_within
+from xform.planner.decide import best_of_proposals, schedule
+from xform.planner.device import current_device, planning_for
+from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import residuals_of
 from xform.planner.simulate.liveness import liveness
 from xform.planner.simulate.profiles import GPU
 from xform.policies import MinCut, budget
 
-FAST, SLOW = Link(1e3, 1e9), Link(1e3, 1.0)
+FAST, SLOW = HostLink(1e3, 1e9), HostLink(1e3, 1.0)
 SHORT = {
     "three layers": lambda w, x: jnp.sum(jnp.sin(jnp.sin(jnp.sin(x @ w) @ w) @ w)),
     "of two sizes": lambda w, x: jnp.sum(jnp.sin(jnp.sin(x @ w) @ w[:, :2]) @ w[:2]),
@@ -48,12 +48,12 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xform.planner.problem.link_of", lambda device: FAST)
 
 
-def within(joint, n: int, link: Link | None):
-    return best(joint, fit(budget(n, of="saved"), link), "cpu")
+def within(joint, n: int, link: HostLink | None):
+    return best_of_proposals(joint, propose_within(budget(n, of="saved"), link), "cpu")
 
 
 def test_a_cpu_has_no_link() -> None:
-    assert link_of(here()) is None
+    assert link_of(current_device()) is None
     half = budget(xform.residuals(PROGRAMS["unrolled"], WS, X).total_bytes // 2, of="saved")
     made = xform.plan(PROGRAMS["unrolled"], WS, X, policy=half, verify=False)
     assert made.offloaded_bytes == 0
@@ -78,8 +78,8 @@ def test_a_link_is_known_by_its_device(monkeypatch, platform, kind, memory, know
         addressable_memories=lambda: [types.SimpleNamespace(kind=memory)],
     )
     monkeypatch.setattr(jax, "local_devices", lambda backend: [device])
-    with planned_for(platform):
-        found = link_of(here())
+    with planning_for(platform):
+        found = link_of(current_device())
     assert (found is not None) == known
     if found is not None:
         assert found.seconds(0) == found.latency_seconds
@@ -87,18 +87,18 @@ def test_a_link_is_known_by_its_device(monkeypatch, platform, kind, memory, know
 
 
 def test_a_link_of_a_device_that_is_not_here() -> None:
-    with planned_for("tpu", "TPU v5e"):
-        assert link_of(here()) is not None
-    with planned_for("gpu", "a new one"):
-        assert link_of(here()) is None
-    with planned_for("cpu", "CPU"):
-        assert link_of(here()) is None
+    with planning_for("tpu", "TPU v5e"):
+        assert link_of(current_device()) is not None
+    with planning_for("gpu", "a new one"):
+        assert link_of(current_device()) is None
+    with planning_for("cpu", "CPU"):
+        assert link_of(current_device()) is None
 
 
 @pytest.mark.parametrize("name", ["unrolled", "calls", "devices"])
 def test_a_fast_link_takes_what_would_be_run_again(name: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
-    most = kept_bytes(schedule(joint, MinCut(), "cpu"))
+    most = saved_bytes(schedule(joint, MinCut(), "cpu"))
     before = 0
     for part in (0.75, 0.5, 0.25):
         n = int(part * most)
@@ -106,30 +106,30 @@ def test_a_fast_link_takes_what_would_be_run_again(name: str) -> None:
         how = within(joint, n, FAST)
         assert recompute_flops(how) == 0
         # Values that fit are saved: no more is offloaded than exceeds the budget, up to one value.
-        assert kept_bytes(how) <= n < kept_bytes(how) + aval_bytes(jax.typeof(jnp.asarray(X)))
-        assert sent_bytes(how) > before
-        before = sent_bytes(how)
+        assert saved_bytes(how) <= n < saved_bytes(how) + aval_bytes(jax.typeof(jnp.asarray(X)))
+        assert offloaded_bytes(how) > before
+        before = offloaded_bytes(how)
 
 
 def test_a_slow_link_takes_nothing() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
-    n = kept_bytes(schedule(joint, MinCut(), "cpu")) // 2
+    n = saved_bytes(schedule(joint, MinCut(), "cpu")) // 2
     how = within(joint, n, SLOW)
-    assert sent_bytes(how) == 0
+    assert offloaded_bytes(how) == 0
     assert recompute_flops(how) == recompute_flops(within(joint, n, None))
 
 
 def test_all_that_is_sent_shares_the_link() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
     one = X.astype("float32").nbytes
-    seconds = room(schedule(joint, MinCut(), "cpu"), Link(1.0, 1.0)).seconds
+    seconds = offloadable_values(schedule(joint, MinCut(), "cpu"), HostLink(1.0, 1.0)).seconds
     before = recompute_flops(within(joint, 0, None))
     for values in (1, 2, 3):
-        link = Link(1.0, (values + 0.5) * one / seconds, latency_seconds=0.0)
-        may = room(schedule(joint, MinCut(), "cpu"), link)
+        link = HostLink(1.0, (values + 0.5) * one / seconds, latency_seconds=0.0)
+        may = offloadable_values(schedule(joint, MinCut(), "cpu"), link)
         assert len(may.values) > values
         how = within(joint, 0, link)
-        assert sent_bytes(how) == values * one
+        assert offloaded_bytes(how) == values * one
         assert recompute_flops(how) < before
         before = recompute_flops(how)
 
@@ -143,23 +143,23 @@ def test_no_sets_that_fit_need_less_work(name: str) -> None:
     needs = functools.cache(lambda kept: work(joint, kept))
     most = schedule(joint, MinCut(), "cpu")
     size = lambda vs: sum(aval_bytes(v.aval) for v in vs)
-    seconds = room(most, Link(1.0, 1.0)).seconds
+    seconds = offloadable_values(most, HostLink(1.0, 1.0)).seconds
     seen = set()
     for total in (0, 50, 100, 150, 400):
-        link = Link(1.0, (total + 1) / seconds, latency_seconds=0.0)
-        may = room(most, link)
+        link = HostLink(1.0, (total + 1) / seconds, latency_seconds=0.0)
+        may = offloadable_values(most, link)
         costs = set()
         for ways in itertools.product(("save", "send", "again"), repeat=len(values)):
             saved, sent = ([v for v, w in zip(values, ways, strict=True) if w == way]
                            for way in ("save", "send"))  # fmt: skip
             if may.values.issuperset(sent) and size(sent) <= total:
                 costs.add((size(saved), needs(frozenset([*saved, *sent]))))
-        for n in np.linspace(0, kept_bytes(most), 5).astype(int):
+        for n in np.linspace(0, saved_bytes(most), 5).astype(int):
             best = min(cost for bytes_, cost in costs if bytes_ <= n)
             how = within(joint, int(n), link)
             assert recompute_flops(how) == best
-            assert sent_bytes(how) <= total
-            seen.add(sent_bytes(how))
+            assert offloaded_bytes(how) <= total
+            seen.add(offloaded_bytes(how))
     assert len(seen) > 1
 
 
@@ -234,7 +234,7 @@ def test_a_plan_shows_saves_and_explains_what_it_sends(tmp_path) -> None:
 
 def test_a_peak_counts_what_is_sent_on_a_cpu_alone() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
-    n = kept_bytes(schedule(joint, MinCut(), "cpu")) // 4
+    n = saved_bytes(schedule(joint, MinCut(), "cpu")) // 4
     saved, sent = schedule(joint, MinCut(), "cpu"), within(joint, n, FAST)
     assert liveness(sent, "gpu").temp_bytes < liveness(saved, "gpu").temp_bytes
     assert liveness(sent, "cpu").temp_bytes >= liveness(sent, "gpu").temp_bytes
@@ -249,13 +249,13 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     asked = budget(int(0.93 * peak(schedule(joint, policies.min_cut, "cpu")) / (1 - GPU.margin)))
     prog = xform.program.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
     args = prog, (True,) * 7, (True,)
-    with planned_for("gpu"):
-        found = planned(Problem(*args), asked).schedule
-    assert sent_bytes(found) > 0
+    with planning_for("gpu"):
+        found = plan_program(Problem(*args), asked).schedule
+    assert offloaded_bytes(found) > 0
     assert peak(found) <= asked.bytes
     monkeypatch.setattr("xform.planner.problem.link_of", lambda device: None)
-    with planned_for("gpu"):
-        without = planned(Problem(*args), asked).schedule
+    with planning_for("gpu"):
+        without = plan_program(Problem(*args), asked).schedule
     assert recompute_flops(found) < recompute_flops(without)
 
 
@@ -265,9 +265,9 @@ def test_a_policy_by_name_and_its_record_send_the_same() -> None:
     how = schedule(joint, policy, "cpu")
     again = schedule(joint, xform.planner.plan.decision.decision_of(how), "cpu")
     assert again.offloaded == how.offloaded
-    assert kept_bytes(again) == kept_bytes(how) == 0
+    assert saved_bytes(again) == saved_bytes(how) == 0
     table = residuals_of(again, [""] * len(joint.inputs), "")
-    assert table.offloaded_bytes == sent_bytes(how) > 0
+    assert table.offloaded_bytes == offloaded_bytes(how) > 0
 
 
 def recurrent(ws, x):

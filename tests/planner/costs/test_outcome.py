@@ -14,13 +14,13 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.interpret import emit
 from xform.interpret.joint import Schedule, analyze
-from xform.planner.candidates.snapshots import stored
+from xform.planner.candidates.snapshots import snapshot_candidates
 from xform.planner.costs.outcome import (
-    kept_bytes,
-    least_bytes,
+    offloaded_bytes,
+    peak_lower_bound,
     recompute_flops,
-    sent_bytes,
-    waiting_bytes,
+    residual_bytes,
+    saved_bytes,
 )
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
@@ -139,7 +139,7 @@ def test_work_is_counted_in_each_step_of_the_way_between_stored_states() -> None
     ends = prog, (True, True), (True,)
     once = products(schedule(analyze(*ends), policies.save_everything, "cpu"))
     works = []
-    for whole in itertools.chain(*stored(Problem(*ends))):
+    for whole in itertools.chain(*snapshot_candidates(Problem(*ends))):
         works.append(recompute_flops(whole.schedule))
         assert works[-1] == products(whole.schedule) - once
     assert len(set(works)) > 5
@@ -162,23 +162,23 @@ def test_bytes_are_those_that_the_forward_part_hands_over(name: str) -> None:
     for policy in (*POLICIES, policies.save_everything):
         how = schedule(joint, policy, "cpu")
         _, handed = jax.eval_shape(lambda *xs, how=how: emit.forward(how, xs), W, X)
-        assert kept_bytes(how) == bytes_of(handed)
-        assert sent_bytes(how) == 0
+        assert saved_bytes(how) == bytes_of(handed)
+        assert offloaded_bytes(how) == 0
 
 
 def test_what_is_sent_is_not_kept_on_the_device() -> None:
     joint = joint_of(loop(5), W, X)
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     sent, all_kept = (schedule(joint, p, "cpu") for p in (offload, policies.save_dots))
-    assert sent_bytes(sent) == 2 * 5 * ONE
-    assert kept_bytes(sent) == kept_bytes(all_kept) - 2 * 5 * ONE
+    assert offloaded_bytes(sent) == 2 * 5 * ONE
+    assert saved_bytes(sent) == saved_bytes(all_kept) - 2 * 5 * ONE
 
 
 def test_an_inner_loop_that_is_run_again_waits_for_one_trip() -> None:
     """Inside: a state and three factors per iteration; outside: a state each, and the last."""
     how = schedule(joint_of(loops, W, X), MinCut(0.0, 0.0), "cpu")
-    assert kept_bytes(how) == (6 + 1) * ONE
-    assert waiting_bytes(how) == (6 + 1) * ONE + 3 * (1 + 3) * ONE
+    assert saved_bytes(how) == (6 + 1) * ONE
+    assert residual_bytes(how) == (6 + 1) * ONE + 3 * (1 + 3) * ONE
 
 
 @pytest.mark.parametrize("name", ["unrolled", "a loop", "nothing"])
@@ -189,17 +189,17 @@ def test_no_compiled_program_takes_less_than_the_least(name: str) -> None:
         run, xs = compiled(how)
         took = run.lower(*xs).compile().memory_analysis()
         whole = took.argument_size_in_bytes + took.output_size_in_bytes + took.temp_size_in_bytes
-        assert bytes_of([W, X]) <= least_bytes(how, "cpu") <= whole
+        assert bytes_of([W, X]) <= peak_lower_bound(how, "cpu") <= whole
 
 
 def test_what_is_kept_may_lie_where_a_result_will() -> None:
     x = jnp.ones((64, 64))
     how = schedule(joint_of(lambda x: jnp.sum(jnp.exp(x)), x), policies.save_everything, "cpu")
-    assert kept_bytes(how) == x.nbytes
+    assert saved_bytes(how) == x.nbytes
     run, xs = compiled(how)
     took = run.lower(*xs).compile().memory_analysis()
     # Besides scalars: the sum, and its cotangent.
-    assert least_bytes(how, "cpu") - 4 == x.nbytes + x.nbytes
+    assert peak_lower_bound(how, "cpu") - 4 == x.nbytes + x.nbytes
     assert took.temp_size_in_bytes < x.nbytes
 
 

@@ -7,8 +7,8 @@ from jax import lax
 
 from tests.planner.cuts.test_integer_program import joint_of
 from xform.interpret.cost import equation_flops
-from xform.planner.costs.link import Link
-from xform.planner.costs.window import room
+from xform.planner.costs.link import HostLink
+from xform.planner.costs.window import offloadable_values
 from xform.planner.decide import schedule
 from xform.policies import MinCut
 
@@ -16,16 +16,16 @@ N = 64
 PRODUCT = 2 * N**3
 
 
-def waits(f, link: Link, *args):
+def waits(f, link: HostLink, *args):
     """Return the Joint of a function, and the values that may be offloaded."""
     joint = joint_of(f, *args)
-    may = room(schedule(joint, MinCut(), "cpu"), link)
+    may = offloadable_values(schedule(joint, MinCut(), "cpu"), link)
     return joint, may
 
 
-def taking(seconds: float) -> Link:
+def taking(seconds: float) -> HostLink:
     """Return a link that takes this long for both ways, for any size; a FLOP takes a second."""
-    return Link(1.0, float("inf"), latency_seconds=seconds / 2)
+    return HostLink(1.0, float("inf"), latency_seconds=seconds / 2)
 
 
 def test_a_window_is_the_work_between_two_uses() -> None:
@@ -71,10 +71,10 @@ def test_keys_and_what_has_no_link_stay() -> None:
     w = jnp.ones((N, N))
     joint = joint_of(lambda w: f(w, jax.random.key(0)), w)
     how = schedule(joint, MinCut(), "cpu")
-    kinds = {str(v.aval.dtype) for v in room(how, taking(0.0)).values}
+    kinds = {str(v.aval.dtype) for v in offloadable_values(how, taking(0.0)).values}
     assert kinds
     assert not [k for k in kinds if k.startswith("key")]
-    assert room(how, None).values == frozenset()
+    assert offloadable_values(how, None).values == frozenset()
 
 
 def test_the_state_of_a_loop_waits_from_its_trip_to_its_way_back() -> None:

@@ -16,10 +16,10 @@ from tests.planner.cuts.test_fit import PROGRAMS, WS, X, layer
 from tests.planner.cuts.test_integer_program import joint_of
 from tests.reference import close
 from xform import policies
-from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.cuts import blocks, integer_program
-from xform.planner.cuts.fit import by_prices, fit
-from xform.planner.decide import best, schedule
+from xform.planner.cuts.fit import propose_by_prices, propose_within
+from xform.planner.decide import best_of_proposals, schedule
 from xform.policies import MinCut
 
 W = np.ones((8, 8, 8), np.float32)
@@ -29,7 +29,7 @@ V = np.ones((4, 8), np.float32)
 def classes(f, *args) -> list[int]:
     """Return the number of blocks in each class that does real work."""
     joint = joint_of(f, *args)
-    found = blocks.classes(schedule(joint, MinCut(), "cpu"))
+    found = blocks.equal_blocks(schedule(joint, MinCut(), "cpu"))
     works = lambda b: any(
         e.primitive.name in ("dot_general", "xform_fork") for e in b.joint.forward
     )
@@ -105,7 +105,7 @@ def budgets(joint, parts=(0.8, 0.6, 0.4, 0.2, 0.05)):
     """Return a Joint's planner, its smallest plan, and budgets between that plan and saving all."""
     make = lambda how: schedule(joint, how, "cpu")
     least, most = make(MinCut(0.0, 0.0)), make(MinCut())
-    low, high = kept_bytes(least), kept_bytes(most)
+    low, high = saved_bytes(least), saved_bytes(most)
     return make, least, most, [low + int(part * (high - low)) for part in parts]
 
 
@@ -122,7 +122,7 @@ def test_little_more_work_than_the_optimum() -> None:
             chosen = blocks.choose(most, n)
             assert chosen is not None
             made = make(chosen)
-            assert kept_bytes(made) <= n
+            assert saved_bytes(made) <= n
             exact = recompute_flops(make(policies.budget(n, of="saved")))
             found.append(recompute_flops(made) / exact if exact else 1.0)
     assert np.mean(found) <= 1.05
@@ -133,12 +133,14 @@ def test_a_large_program_takes_no_more_work_than_by_prices() -> None:
     joint = joint_of(layers(140), np.ones((8, 8), np.float32))
     assert len(joint.forward) > integer_program.MOST
     make, least, most, sizes = budgets(joint, (0.4,))
-    found = blocks.classes(most)
+    found = blocks.equal_blocks(most)
     assert len(found) <= 8
     for n in sizes:
         made = make(policies.budget(n, of="saved"))
-        assert 0.95 * n <= kept_bytes(made) <= n
-        assert recompute_flops(made) <= recompute_flops(best(joint, by_prices(least, n), "cpu"))
+        assert 0.95 * n <= saved_bytes(made) <= n
+        assert recompute_flops(made) <= recompute_flops(
+            best_of_proposals(joint, propose_by_prices(least, n), "cpu")
+        )
 
 
 def test_large_layers_that_all_differ(monkeypatch) -> None:
@@ -147,12 +149,12 @@ def test_large_layers_that_all_differ(monkeypatch) -> None:
     joint = joint_of(f, *args)
     _, least, most, sizes = budgets(joint, (0.4,))
     monkeypatch.setattr(integer_program, "MOST", 0)
-    prices = recompute_flops(best(joint, by_prices(least, sizes[0]), "cpu"))
+    prices = recompute_flops(best_of_proposals(joint, propose_by_prices(least, sizes[0]), "cpu"))
     how = policies.budget(sizes[0], of="saved")
-    assert recompute_flops(best(joint, fit(how), "cpu")) <= prices
+    assert recompute_flops(best_of_proposals(joint, propose_within(how), "cpu")) <= prices
     monkeypatch.setattr(blocks, "MOST", 0)
     most.cache.pop("blocks", None)
-    assert recompute_flops(best(joint, fit(how), "cpu")) <= prices
+    assert recompute_flops(best_of_proposals(joint, propose_within(how), "cpu")) <= prices
 
 
 def scans(ws, x):
@@ -197,5 +199,5 @@ def test_the_choice_is_the_same_each_time() -> None:
         make, _, most, sizes = budgets(joint, (0.4,))
         made = make(blocks.choose(most, sizes[0]))
         place = {v: i for i, e in enumerate(joint.forward) for v in e.outvars}
-        kept.append(sorted(place[v] for v in made.kept))
+        kept.append(sorted(place[v] for v in made.saved))
     assert kept[0] == kept[1]

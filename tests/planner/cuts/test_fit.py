@@ -11,7 +11,7 @@ from experiments.planner.run import block, inputs
 from tests.reference import close
 from xform import errors, policies
 from xform.planner import planning
-from xform.planner.planned import planned
+from xform.planner.plan_program import plan_program
 from xform.planner.simulate.liveness import liveness
 
 X = np.sin(np.arange(48.0)).reshape(8, 6)
@@ -181,7 +181,7 @@ def test_a_budget_bounds_the_peak_in_any_trace() -> None:
     seen = []
 
     def watched(*problem):
-        whole = planned(*problem)
+        whole = plan_program(*problem)
         seen.append(liveness(whole.schedule, "cpu").total_bytes)
         return whole
 
@@ -189,7 +189,7 @@ def test_a_budget_bounds_the_peak_in_any_trace() -> None:
     loop = lambda ws, x: lax.scan(lambda c, _: (g(c, x), None), ws, None, length=2)[0]
     twice = xform.grad(lambda ws, x: sum(map(jnp.sum, g(ws, x))))
     pulled = lambda ws, x: xform.vjp(unrolled, ws, x, policy=policy)[1](1.0)
-    with planning.planning(watched):
+    with planning.use_planner(watched):
         for f in (g, loop, twice, pulled):
             seen.clear()
             jax.jit(f).trace(WS, X)

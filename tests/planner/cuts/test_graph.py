@@ -16,7 +16,7 @@ from xform._jax import Var
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import analyze
 from xform.planner.costs.recompute import price
-from xform.planner.cuts.graph import Graph
+from xform.planner.cuts.graph import CutGraph
 from xform.planner.decide import schedule
 from xform.program.ir import trace
 
@@ -69,7 +69,7 @@ PRICES = {"no work": math.inf, "dear": 0.6, "cheap": 0.1, "free": 0.0}
 def test_no_saved_set_is_cheaper(name: str, flop: float) -> None:
     of = functools.partial(price, flop=flop)
     joint = joint_of(FUNCTIONS[name])
-    graph = Graph(joint, {})
+    graph = CutGraph(joint, {})
     chosen = graph.cheapest([of(e) for e in graph.equations], dict.fromkeys(joint.inputs, 0.0))
     candidates = [
         v
@@ -146,12 +146,12 @@ def test_gradients_are_the_same(policy) -> None:
 
 def test_a_cut_is_made_once_for_equal_prices_and_sizes(monkeypatch) -> None:
     joint = joint_of(FUNCTIONS["dots"])
-    graph, none = Graph(joint, {}), dict.fromkeys(joint.inputs, 0.0)
+    graph, none = CutGraph(joint, {}), dict.fromkeys(joint.inputs, 0.0)
     of = lambda flop: [price(e, flop) for e in graph.equations]
     first, dear = graph.cheapest(of(0.1), none), graph.cheapest(of(math.inf), none)
     assert first != dear
     assert [joint.forward[i] for i in graph.places] == list(graph.equations)
-    monkeypatch.setattr("xform.planner.cuts.graph.min_cut", None)
+    monkeypatch.setattr("xform.planner.cuts.graph.minimum_cut", None)
     assert graph.cheapest(of(0.1), none) == first
     with pytest.raises(TypeError):  # sizes differ
         graph.cheapest(of(0.1), dict.fromkeys(joint.inputs, 1.0))

@@ -34,7 +34,7 @@ def test_it_is_the_least_of_all(seed: int) -> None:
     costs, sizes = model.cost[::3], model.size[1::3]
     ways = itertools.product((0, 1), repeat=n)
     least = min(np.dot(costs, 1 - np.array(w)) for w in ways if np.dot(sizes, w) <= budget)
-    x = model.solve(budget, model.cost, np.inf, sure=True)
+    x = model.solve(budget, model.cost, np.inf, exact=True)
     assert x is not None
     assert np.dot(x, model.cost) == pytest.approx(least)
     bound = model.bound(budget, np.inf)
@@ -46,7 +46,7 @@ def test_what_has_no_solution_is_none() -> None:
     model = knapsack(3, 0)
     model.upper = [0.0 if i % 3 == 0 else 1.0 for i in range(9)]  # all items are taken
     assert model.solve(1.0, model.cost, np.inf) is None
-    assert model.solve(1.0, model.cost, np.inf, sure=True) is None
+    assert model.solve(1.0, model.cost, np.inf, exact=True) is None
     assert model.bound(1.0, np.inf) is None
 
 
@@ -56,7 +56,7 @@ def test_to_be_sure_is_an_error_where_the_solver_stops_early(monkeypatch) -> Non
     monkeypatch.setattr(highs.scipy.optimize, "milp", hasty)
     model = knapsack(60, 1)
     with pytest.raises(errors.NotSolved, match=r"HiGHS stopped(.|\n)*solver='auto'"):
-        model.solve(400.0, model.cost, np.inf, sure=True)
+        model.solve(400.0, model.cost, np.inf, exact=True)
 
 
 def test_ctrl_c_stops_it() -> None:

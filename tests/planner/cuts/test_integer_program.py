@@ -10,7 +10,7 @@ import pytest
 from tests.planner.cuts.test_fit import PROGRAMS, WS, X
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import analyze, reads_of
-from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.costs.recompute import fusible, repeatable
 from xform.planner.decide import schedule
 from xform.policies import MinCut, budget
@@ -54,7 +54,7 @@ def test_no_saved_set_that_fits_needs_less_work(name: str) -> None:
     sets = [s for n in range(len(values) + 1) for s in itertools.combinations(values, n)]
     size = {s: sum(aval_bytes(v.aval) for v in s) for s in sets}
     cost = {s: work(joint, set(s)) for s in sets}
-    most = kept_bytes(schedule(joint, MinCut(), "cpu"))
+    most = saved_bytes(schedule(joint, MinCut(), "cpu"))
     for n in np.linspace(0, most, 9).astype(int):
         best = min(cost[s] for s in sets if size[s] <= n)
         assert recompute_flops(schedule(joint, budget(int(n), of="saved"), "cpu")) == best
@@ -66,6 +66,6 @@ def test_no_price_gives_less_work_for_its_bytes(name: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
     for price in (1e-3, 3e-2, 0.1, 0.3, 1.0):
         by_price = schedule(joint, MinCut(price, price), "cpu")
-        exact = schedule(joint, budget(kept_bytes(by_price), of="saved"), "cpu")
-        assert kept_bytes(exact) <= kept_bytes(by_price)
+        exact = schedule(joint, budget(saved_bytes(by_price), of="saved"), "cpu")
+        assert saved_bytes(exact) <= saved_bytes(by_price)
         assert recompute_flops(exact) <= recompute_flops(by_price)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from xform.planner.cuts.mincut import min_cut
+from xform.planner.cuts.mincut import minimum_cut
 
 
 def best(n, edges):
@@ -30,7 +30,7 @@ def test_random_graphs(seed: int) -> None:
         if a != b:
             edges.append((a, b, float(random.choice([0, 1, 2, 5, 1e6, 3e9]))))
     edges.append((0, n - 1, 1.0))
-    side = min_cut(n, *map(list, zip(*edges, strict=True)), source=0, sink=n - 1)
+    side = minimum_cut(n, *map(list, zip(*edges, strict=True)), source=0, sink=n - 1)
     cost, smallest = best(n, edges)
     assert side[-1]
     assert not side[0]
@@ -42,11 +42,11 @@ def test_random_graphs(seed: int) -> None:
 
 
 def test_edges_that_must_not_be_cut() -> None:
-    side = min_cut(4, [0, 1, 2], [1, 2, 3], [5.0, math.inf, 7.0], source=0, sink=3)
+    side = minimum_cut(4, [0, 1, 2], [1, 2, 3], [5.0, math.inf, 7.0], source=0, sink=3)
     assert side.tolist() == [False, True, True, True]
 
 
 def test_large_capacities_and_nothing_to_cut() -> None:
-    side = min_cut(3, [0, 1], [1, 2], [2.0**60, 2.0**50], source=0, sink=2)
+    side = minimum_cut(3, [0, 1], [1, 2], [2.0**60, 2.0**50], source=0, sink=2)
     assert side.tolist() == [False, False, True]
-    assert min_cut(3, [1], [2], [math.inf], source=0, sink=2).tolist() == [False, True, True]
+    assert minimum_cut(3, [1], [2], [math.inf], source=0, sink=2).tolist() == [False, True, True]

@@ -12,7 +12,7 @@ from jax import lax
 from tests.emitted import emitted
 from tests.planner.cuts.test_integer_program import joint_of
 from xform.interpret.node import fork_p
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision, decision_of
 from xform.policies import MinCut, min_cut, save_everything
@@ -45,8 +45,8 @@ def test_whatever_is_chosen_no_more_is_kept_and_values_are_the_same() -> None:
     sets = [frozenset(s) for s in subsets(values)]
     schedules = {saved: schedule(joint, Decision(saved, {}), "cpu") for saved in sets}
     for saved, how in schedules.items():
-        assert saved.issuperset(how.kept)
-    distinct = {frozenset(how.kept): how for how in schedules.values()}
+        assert saved.issuperset(how.saved)
+    distinct = {frozenset(how.saved): how for how in schedules.values()}
     assert 8 < len(distinct) < len(sets)
     for how in list(distinct.values())[::5]:
         right(small, how)
@@ -62,7 +62,7 @@ def test_whatever_is_chosen_in_a_loop_values_are_the_same() -> None:
     for saved in subsets(values):
         made = Decision(frozenset(eqn.outvars), {node: (Decision(frozenset(saved), {}),)})
         how = schedule(joint, made, "cpu")
-        sizes.add(kept_bytes(how))
+        sizes.add(saved_bytes(how))
         if len(saved) in (0, len(values)):
             right(loop, how)
     # The state in each iteration, and the same number of values in each.
@@ -76,7 +76,7 @@ def test_the_decisions_of_a_plan_give_the_plan(f, policy) -> None:
     joint = joint_of(f, W, X)
     how = schedule(joint, policy, "cpu")
     again = schedule(joint, decision_of(how), "cpu")
-    assert set(again.kept) == set(how.kept)
+    assert set(again.saved) == set(how.saved)
     assert again.order == how.order
     assert (again.recomputed, again.reads) == (how.recomputed, how.reads)
 
@@ -98,7 +98,7 @@ def test_a_loop_that_is_not_kept_is_run_again() -> None:
     joint = joint_of(loop, W, X)
     (eqn,) = (e for e in joint.forward if e.primitive is fork_p)
     again = schedule(joint, Decision(frozenset(), {}), "cpu")
-    assert (kept_bytes(again), id(eqn) in again.recomputed) == (0, True)
+    assert (saved_bytes(again), id(eqn) in again.recomputed) == (0, True)
     right(loop, again)
 
 
@@ -107,7 +107,7 @@ def test_a_region_that_is_not_named_decides_for_itself() -> None:
     inner = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w), policy=policy)
     joint = joint_of(lambda w, x: jnp.sum(inner(x, w)), W, X)
     tokens = frozenset(e.outvars[-1] for e in joint.forward if e.primitive is fork_p)
-    assert kept_bytes(schedule(joint, Decision(tokens, {}), "cpu")) == 2 * X.nbytes
+    assert saved_bytes(schedule(joint, Decision(tokens, {}), "cpu")) == 2 * X.nbytes
 
 
 def test_how_many_states_are_stored_and_what_is_sent_is_decided_too() -> None:

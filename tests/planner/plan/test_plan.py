@@ -17,7 +17,7 @@ from tests.planner.cuts.test_integer_program import joint_of
 from tests.reference import close
 from xform import errors, policies
 from xform._jax import Primitive, dot_general_p
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
 
 W = np.cos(np.arange(6 * 16 * 16.0)).reshape(6, 16, 16).astype(np.float32) / 4
@@ -43,7 +43,7 @@ def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     assert str(loaded) == str(dataclasses.replace(made, seconds=0.0, compile_seconds=0.0))
     assert loaded.to_dict() == made.to_dict()
     monkeypatch.setattr("xform.planner.cuts.fit.choose", None)  # no solver
-    monkeypatch.setattr("xform.planner.cuts.graph.Graph.cheapest", None)
+    monkeypatch.setattr("xform.planner.cuts.graph.CutGraph.cheapest", None)
     close(jax.jit(xform.grad(unrolled, policy=loaded))(W, X), jax.grad(unrolled)(W, X), 1e-4)
 
 
@@ -145,7 +145,7 @@ def test_it_decides_for_the_program_that_it_was_made_for() -> None:
     made = planned(argnums=None)
     joint = joint_of(unrolled, jnp.asarray(W), jnp.asarray(X))
     how = schedule(joint, made.decide(joint), "cpu")
-    assert kept_bytes(how) == made.saved_bytes
+    assert saved_bytes(how) == made.saved_bytes
     other = joint_of(unrolled, jnp.asarray(W), jnp.asarray(X[:8]))
     with pytest.raises(errors.OtherProgram, match="<Plan of unrolled, min_cut>"):
         made.decide(other)

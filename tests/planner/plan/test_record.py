@@ -9,7 +9,7 @@ import pytest
 from tests.planner.cuts.test_fit import PROGRAMS, WS, X
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import errors, policies
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import Record, record
@@ -27,9 +27,10 @@ WAYS = {
 def same(a, b) -> bool:
     """Whether two plans keep, run again and read the same, in every nested program."""
     return (
-        set(a.kept) == set(b.kept)
+        set(a.saved) == set(b.saved)
         and list(map(id, a.order)) == list(map(id, b.order))
-        and (a.recomputed, a.reads, a.asked) == (b.recomputed, b.reads, b.asked)
+        and (a.recomputed, a.reads, a.decided_per_value)
+        == (b.recomputed, b.reads, b.decided_per_value)
         and a.inner.keys() == b.inner.keys()
         and all(same(p, q) for n in a.inner for p, q in zip(a.inner[n], b.inner[n], strict=True))
     )
@@ -39,7 +40,7 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_plan_comes_back_from_its_record(name: str, way: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
-    most = kept_bytes(schedule(joint, policies.min_cut, "cpu"))
+    most = saved_bytes(schedule(joint, policies.min_cut, "cpu"))
     how = schedule(joint, WAYS[way](most), "cpu")
     data = json.loads(json.dumps(record(decision_of(how), joint, {}).__dict__))
     read = Record(tuple(map(tuple, data["programs"])), tuple(data["decisions"]), data["loops"])
@@ -47,7 +48,7 @@ def test_a_plan_comes_back_from_its_record(name: str, way: str) -> None:
     assert same(how, schedule(joint, read.decision(joint, "test"), "cpu"))
     # And for another trace of the same program.
     other = schedule(twin, read.decision(twin, "test"), "cpu")
-    assert kept_bytes(other) == kept_bytes(how)
+    assert saved_bytes(other) == saved_bytes(how)
     assert record(decision_of(other), twin, {}) == record(decision_of(how), joint, {})
 
 

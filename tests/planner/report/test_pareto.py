@@ -5,13 +5,13 @@ import json
 import pytest
 
 from xform.planner.report import pareto, picture
-from xform.planner.report.pareto import Pareto, Point
+from xform.planner.report.pareto import Pareto, ParetoPoint
 
 MIB = 2**20
 CURVE = Pareto("loss", "cpu", False, (
-    Point("min_cut", False, 4 * MIB, 0, 0, 0.25, 1.0),
-    Point("budget('2.0 MiB')", False, 2 * MIB, 3_000_000_000, None, 1.5, 1.25),
-    Point("nothing_saveable", True, 3 * MIB, 5_000_000_000, 2_000_000_000, 0.0, 1.5),
+    ParetoPoint("min_cut", False, 4 * MIB, 0, 0, 0.25, 1.0),
+    ParetoPoint("budget('2.0 MiB')", False, 2 * MIB, 3_000_000_000, None, 1.5, 1.25),
+    ParetoPoint("nothing_saveable", True, 3 * MIB, 5_000_000_000, 2_000_000_000, 0.0, 1.5),
 ))  # fmt: skip
 
 
@@ -32,14 +32,14 @@ def test_a_line_for_each_point_with_what_is_not_known_said() -> None:
 def test_it_is_a_sequence_and_plain_data() -> None:
     assert (len(CURVE), *CURVE) == (3, *CURVE.points)
     data = json.loads(json.dumps(CURVE.to_dict()))
-    assert tuple(Point(**p) for p in data.pop("points")) == CURVE.points
+    assert tuple(ParetoPoint(**p) for p in data.pop("points")) == CURVE.points
     assert data == {"function": "loss", "target": "cpu", "compiled": False}
 
 
 def test_what_is_drawn_are_the_points(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    monkeypatch.setattr(pareto, "save", lambda figure, asked, path: (
-        figures.append(figure), picture.save(figure, asked, path)))  # fmt: skip
+    monkeypatch.setattr(pareto, "save_figure", lambda figure, asked, path: (
+        figures.append(figure), picture.save_figure(figure, asked, path)))  # fmt: skip
     CURVE.plot(tmp_path / "curve.png")
     Pareto("loss", "cpu", True, ()).plot(tmp_path / "none.svg")
     assert {p.name for p in tmp_path.iterdir()} == {"curve.png", "none.svg"}
@@ -53,8 +53,8 @@ def test_what_is_drawn_are_the_points(tmp_path, monkeypatch: pytest.MonkeyPatch)
 
 def test_labels_that_would_cover_each_other_are_one(tmp_path, monkeypatch) -> None:
     figures = []
-    monkeypatch.setattr(pareto, "save", lambda figure, asked, path: figures.append(figure))
-    points = [Point(name, True, size * MIB, 0, 0, 0.0, 1.0)
+    monkeypatch.setattr(pareto, "save_figure", lambda figure, asked, path: figures.append(figure))
+    points = [ParetoPoint(name, True, size * MIB, 0, 0, 0.0, 1.0)
               for name, size in (("a", 100), ("b", 101), ("c", 300))]  # fmt: skip
     Pareto("loss", "cpu", True, tuple(points)).plot(tmp_path / "curve.png")
     assert [t.get_text() for t in figures[0].axes[0].texts] == ["a\nb", "c"]

@@ -8,7 +8,7 @@ import pytest
 
 from xform.errors import MissingExtra, WrongArgument
 from xform.planner.report import picture
-from xform.planner.report.picture import axes, draw, save
+from xform.planner.report.picture import draw_live_bytes, new_axes, save_figure
 
 MIB = 2**20
 
@@ -20,9 +20,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch):
 
     def kept(figure, asked, path):
         figures.append(figure)
-        save(figure, asked, path)
+        save_figure(figure, asked, path)
 
-    monkeypatch.setattr(picture, "save", kept)
+    monkeypatch.setattr(picture, "save_figure", kept)
     return figures
 
 
@@ -32,7 +32,7 @@ def heights(area) -> set[float]:
 
 def test_areas_are_live_bytes_and_the_peak_is_marked(tmp_path, drawn) -> None:
     live, saved = [MIB, 4 * MIB, 2 * MIB], [0, 3 * MIB, 5 * MIB]
-    draw(tmp_path / "a.png", "f, min_cut", live, saved, 7 * MIB)
+    draw_live_bytes(tmp_path / "a.png", "f, min_cut", live, saved, 7 * MIB)
     (ax,) = drawn[0].axes
     waiting, work = ax.collections
     # What waits is no more than what is live.
@@ -45,7 +45,7 @@ def test_areas_are_live_bytes_and_the_peak_is_marked(tmp_path, drawn) -> None:
 
 @pytest.mark.parametrize("live", [[], [0], [0, 0]])
 def test_a_program_of_no_steps_or_no_bytes_is_drawn(tmp_path, drawn, live) -> None:
-    draw(tmp_path / "a.svg", "f", live, live, 0)
+    draw_live_bytes(tmp_path / "a.svg", "f", live, live, 0)
     assert (tmp_path / "a.svg").read_text().lstrip().startswith("<?xml")
     low, high = drawn[0].axes[0].get_ylim()
     assert low < high
@@ -54,17 +54,17 @@ def test_a_program_of_no_steps_or_no_bytes_is_drawn(tmp_path, drawn, live) -> No
 def test_the_suffix_is_the_format(tmp_path) -> None:
     for suffix, start in ((".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")):
         path = tmp_path / f"a{suffix}"
-        save(axes("f.plot")[0], "f.plot", path)
+        save_figure(new_axes("f.plot")[0], "f.plot", path)
         assert path.read_bytes().startswith(start)
     for name, problem in (("a.docx", "'docx' is not an image format"), ("a", "has no suffix")):
         with pytest.raises(WrongArgument, match=problem):
-            save(axes("f.plot")[0], "f.plot", tmp_path / name)
+            save_figure(new_axes("f.plot")[0], "f.plot", tmp_path / name)
         assert not (tmp_path / name).exists()
 
 
 def test_a_picture_appears_whole_or_not_at_all(tmp_path) -> None:
     class Full:
-        canvas = axes("f.plot")[0].canvas
+        canvas = new_axes("f.plot")[0].canvas
 
         def savefig(self, path):
             path.write_bytes(b"half")
@@ -72,14 +72,14 @@ def test_a_picture_appears_whole_or_not_at_all(tmp_path) -> None:
 
     (tmp_path / "a.png").write_bytes(b"before")
     with pytest.raises(OSError, match="No space"):
-        save(Full(), "f.plot", tmp_path / "a.png")
+        save_figure(Full(), "f.plot", tmp_path / "a.png")
     assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_bytes() == b"before"
 
 
 def test_nothing_of_the_users_matplotlib_is_touched(tmp_path) -> None:
     before = dict(mpl.rcParams)
-    draw(tmp_path / "a.png", "f", [1], [1], 1)
+    draw_live_bytes(tmp_path / "a.png", "f", [1], [1], 1)
     assert dict(mpl.rcParams) == before
     if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
         assert pyplot.get_fignums() == []
@@ -88,5 +88,5 @@ def test_nothing_of_the_users_matplotlib_is_touched(tmp_path) -> None:
 def test_without_matplotlib_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match="pip install") as caught:
-        axes("Plan.plot")
+        new_axes("Plan.plot")
     assert str(caught.value).startswith("Plan.plot")

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from xform.errors import WrongArgument, WrongDtype
-from xform.planner.report.residuals import Residual, Residuals
+from xform.planner.report.residuals import Residual, ResidualTable
 
 WS = jax.ShapeDtypeStruct((5, 8, 8), jnp.float32)
 X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
@@ -142,7 +142,7 @@ def line_of(row: Residual) -> int:
     return int(number.split(" ")[0])
 
 
-def made_by(table: Residuals, operation: str, kind: str = "kept") -> Residual:
+def made_by(table: ResidualTable, operation: str, kind: str = "kept") -> Residual:
     (row,) = [r for r in table if (r.operation, r.kind) == (operation, kind)]
     return row
 

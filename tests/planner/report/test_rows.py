@@ -60,10 +60,10 @@ def test_a_row_says_what_the_other_decision_would_cost(policy) -> None:
     values = {f"{e.primitive.name}.{i}": e.outvars[0] for i, e in enumerate(joint.forward)}
     rows = rows_of(how)
     assert {r.value for r in rows if r.decision == "SAVE"} == {
-        name for name, v in values.items() if v in how.kept
+        name for name, v in values.items() if v in how.saved
     }
     for row in rows:
-        v, saved = values[row.value], frozenset(how.kept)
+        v, saved = values[row.value], frozenset(how.saved)
         other = saved - {v} if row.decision == "SAVE" else saved | {v}
         made = schedule(joint, dataclasses.replace(decision_of(how), saved=other), "cpu")
         assert row.marginal_flops == abs(again(made) - again(how))

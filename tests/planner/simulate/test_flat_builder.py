@@ -19,7 +19,7 @@ X = jnp.ones((3, 5))
 class Plainly(FlatBuilder):
     """Make each equation a step, unchanged."""
 
-    def results(self, eqn, reads):
+    def add_equation(self, eqn, reads):
         return self.add_step(eqn.primitive, (tuple(reads), self.operation_key(eqn)), eqn, reads)
 
 

@@ -10,8 +10,8 @@ from jax import lax
 from tests.emitted import emitted
 from xform import policies
 from xform.interpret.joint import analyze
-from xform.planner.candidates.nested import nested
-from xform.planner.candidates.snapshots import stored
+from xform.planner.candidates.nested import nested_candidates
+from xform.planner.candidates.snapshots import snapshot_candidates
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.planner.simulate.flat import flatten
@@ -113,7 +113,10 @@ def test_loops_of_loops_and_stored_states() -> None:
     long = lambda w, x: lax.scan(lambda x, w: (layer(x, w), None), x, w)[0].sum()
     prog = trace(lambda *xs: [long(*xs)], jnp.ones((24, 16, 16)) / 9, X)
     ends = prog, (True, True), (True,)
-    found = [*nested(Problem(*ends)), *itertools.chain(*stored(Problem(*ends)))]
+    found = [
+        *nested_candidates(Problem(*ends)),
+        *itertools.chain(*snapshot_candidates(Problem(*ends))),
+    ]
     assert len(found) > 5
     for whole in found:
         same(whole.schedule, "cpu")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from xform.interpret.joint import Schedule
-from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.cuts.integer_program import IntegerProgram, size
 from xform.planner.loops import free_region
 from xform.planner.plan.decision import Decision
@@ -49,7 +49,7 @@ _CUT_OPTIONS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 1
                 (0.0, 4), (1 / 128, 4))  # fmt: skip
 
 
-def cuts(problem: Problem) -> list[Schedule]:
+def cut_schedules(problem: Problem) -> list[Schedule]:
     """Return Schedules in the order of their recomputed FLOPs, from the most saved bytes.
 
     They are of three kinds:
@@ -68,8 +68,8 @@ def cuts(problem: Problem) -> list[Schedule]:
     n_equations = size(schedules[0])
     large = n_equations > _MAX_MEDIUM
     for fused_price, stride in _CUT_OPTIONS[: _N_OPTIONS_LARGE if large else None]:
-        schedules += _priced(plan, fused_price, stride)
-    sizes = list(map(kept_bytes, schedules))
+        schedules += _cuts_at_prices(plan, fused_price, stride)
+    sizes = list(map(saved_bytes, schedules))
     low, high = min(sizes), max(sizes)
     looped = any(node.loop for node in schedules[0].inner)
     parts = _PARTS_LOOPED if looped else _PARTS_SMALL
@@ -82,10 +82,10 @@ def cuts(problem: Problem) -> list[Schedule]:
     for fused_price, stride in (
         _CUT_OPTIONS[:_N_OPTIONS_REGIONS] if free_regions(schedules[0]) else ()
     ):
-        schedules += _priced(plan, fused_price, stride, in_regions=True)
-    key = lambda p: (frozenset(p.kept), kept_bytes(p), recompute_flops(p))
+        schedules += _cuts_at_prices(plan, fused_price, stride, in_regions=True)
+    key = lambda p: (frozenset(p.saved), saved_bytes(p), recompute_flops(p))
     distinct = {key(p): p for p in schedules}
-    return sorted(distinct.values(), key=lambda p: (recompute_flops(p), kept_bytes(p)))
+    return sorted(distinct.values(), key=lambda p: (recompute_flops(p), saved_bytes(p)))
 
 
 def free_regions(schedule: Schedule) -> bool:
@@ -94,12 +94,12 @@ def free_regions(schedule: Schedule) -> bool:
     return any(free_region(n.eqn) or any(map(free_regions, schedules)) for n, schedules in pairs)
 
 
-def _priced(plan: Callable[[MinCut], Schedule], fused_price: float, stride: int,
-            in_regions: bool = False) -> Iterator[Schedule]:  # fmt: skip
+def _cuts_at_prices(plan: Callable[[MinCut], Schedule], fused_price: float, stride: int,
+                    in_regions: bool = False) -> Iterator[Schedule]:  # fmt: skip
     """Yield minimum cuts at a few prices of a FLOP, then cuts that switch between two of them."""
     cut_at = lambda price, late, at: plan(MinCut(price, late, at, fused_price, stride, in_regions))
     schedules = _at_prices(lambda price: cut_at(price, price, 1.0), _PRICES)
-    by_bytes = {kept_bytes(p): (price, p) for price, p in zip(_PRICES, schedules, strict=True)}
+    by_bytes = {saved_bytes(p): (price, p) for price, p in zip(_PRICES, schedules, strict=True)}
     chosen = _evenly_spaced(sorted(by_bytes))
     yield from (by_bytes[n][1] for n in chosen)
     for low, high in itertools.pairwise(by_bytes[n][0] for n in chosen):
@@ -125,7 +125,7 @@ def _by_integer_programs(program: IntegerProgram, sizes: Sequence[int]) -> Itera
     for limit in sorted(sizes, reverse=True):
         if saved_bytes <= limit:  # the last solution is within this limit too
             continue
-        if (solution := program.at(limit, branches=_MAX_BRANCHES)) is not None:
+        if (solution := program.solve(limit, branches=_MAX_BRANCHES)) is not None:
             saved_bytes = solution.bytes
             yield solution.decision
 

@@ -17,10 +17,10 @@ from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.states import all_states, outer_states
 from xform.planner.candidates.worth import inner_loops, large_loops, loops_around, nodes
-from xform.planner.costs.held import held_bytes, token
+from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.decide import schedule
 from xform.planner.loops import Shapes
-from xform.planner.plan.decision import edited
+from xform.planner.plan.decision import edit_decision
 from xform.planner.problem import Problem
 from xform.planner.shape import Shape, fold
 from xform.policies import MinCut
@@ -33,13 +33,13 @@ _INNER_DEPTHS = (0, 1, 2)
 _BODY_POLICIES = (MinCut(), MinCut(0.0, 0.0))
 
 
-def nested(problem: Problem) -> Iterator[Candidate]:
+def nested_candidates(problem: Problem) -> Iterator[Candidate]:
     """Yield candidates whose large loops are nested, in several shapes."""
     outer = nodes(large_loops(problem))
     for depth, body_policy in itertools.product(_DEPTHS, _BODY_POLICIES) if outer else ():
         shapes = {i: _shape(node, body_policy, depth) for i, node in outer.items()}
         base = problem.schedule(body_policy, shapes)
-        yield problem.candidate(edited(base, outer_states), shapes)
+        yield problem.candidate(edit_decision(base, outer_states), shapes)
     inner = nodes(inner_loops(problem))
     around = loops_around(problem.program, outer, inner)
     for depth, body_policy in itertools.product(_INNER_DEPTHS, _BODY_POLICIES) if inner else ():
@@ -54,7 +54,7 @@ def _shape(node: Node, inner: MinCut, depth: int) -> Shape:
     """The smallest nested shape of a loop if the policy `inner` decides what each step saves."""
     (joint,) = node.joints
     schedules = (schedule(joint, inner),)
-    step = held_bytes(token(node, schedules)) // node.iterations
+    step = device_bytes(expand_token(node, schedules)) // node.iterations
     return fold(node.iterations, depth, _state(node, schedules[0]), step)[0]
 
 
@@ -76,4 +76,4 @@ def _all_states_candidate(problem: Problem, shapes: Shapes, body_policy: MinCut)
     The loops inside follow `body_policy`.
     """
     base = problem.schedule(MinCut(), shapes)
-    return problem.candidate(edited(base, all_states(body_policy, {})), shapes)
+    return problem.candidate(edit_decision(base, all_states(body_policy, {})), shapes)

@@ -23,10 +23,10 @@ from xform.planner.candidates.worth import (
     nodes,
     planned_loops,
 )
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
-from xform.planner.loops import Shapes, reshaped
-from xform.planner.plan.decision import Decision, decision_of, edited
+from xform.planner.loops import Shapes, reshape_loops
+from xform.planner.plan.decision import Decision, decision_of, edit_decision
 from xform.planner.problem import Problem
 from xform.planner.shape import Shape
 from xform.policies import MinCut
@@ -39,7 +39,7 @@ _SLOT_RATIO = 0.8
 Slots = Mapping[Node, int]
 
 
-def stored(problem: Problem) -> list[Iterator[Candidate]]:
+def snapshot_candidates(problem: Problem) -> list[Iterator[Candidate]]:
     """Series of candidates whose large loops store fewer and fewer states.
 
     Each series is in the order of recomputed FLOPs.
@@ -52,10 +52,10 @@ def _outermost(problem: Problem) -> Iterator[Iterator[Candidate]]:
     large_nodes = nodes(large_loops(problem))
     for shapes, policy in _chunked_shapes(large_nodes):
         base = problem.schedule(policy, shapes)
-        planned = planned_loops(base, reshaped(problem.program, shapes))
+        planned = planned_loops(base, reshape_loops(problem.program, shapes))
         outer = {i: loop for i, loop in planned.items() if not loop.inner}
-        loops = nodes(large(outer, kept_bytes(base))).values()
-        decision = lambda slots, base=base: edited(base, _store_states(slots))
+        loops = nodes(large(outer, saved_bytes(base))).values()
+        decision = lambda slots, base=base: edit_decision(base, _store_states(slots))
         yield _decreasing_slots(problem, loops, shapes, decision)
 
 
@@ -65,7 +65,7 @@ def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
     around = loops_around(prog, nodes(large_loops(problem)), inner)
     for shapes, policy in _chunked_shapes(inner):
         base = problem.schedule(MinCut(), shapes)
-        decision = lambda slots, base=base, p=policy: edited(base, all_states(p, slots))
+        decision = lambda slots, base=base, p=policy: edit_decision(base, all_states(p, slots))
         for places in (inner, {**inner, **around}) if around else (inner,):
             loops = at_places(base, prog, shapes, places)
             yield _decreasing_slots(problem, loops, shapes, decision)

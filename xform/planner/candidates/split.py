@@ -14,8 +14,8 @@ from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.worth import planned_loops
-from xform.planner.loops import Shapes, origins, reshaped
-from xform.planner.plan.decision import Decision, decision_of, edited
+from xform.planner.loops import Shapes, loop_origins, reshape_loops
+from xform.planner.plan.decision import Decision, decision_of, edit_decision
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.policies import MinCut
@@ -24,7 +24,7 @@ from xform.policies import MinCut
 _N_PARTS = 16
 
 
-def split(problem: Problem, above: Schedule, below: Schedule) -> Iterator[Candidate]:
+def split_candidates(problem: Problem, above: Schedule, below: Schedule) -> Iterator[Candidate]:
     """Yield candidates with split loops, in the order of their recomputed FLOPs.
 
     The second part of each loop saves what `above` saves, the first part what `below` saves.
@@ -38,18 +38,20 @@ def split(problem: Problem, above: Schedule, below: Schedule) -> Iterator[Candid
         late_trips = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}
         shapes: Shapes = {i: ((n - late_trips[i],), (late_trips[i],)) for i, n in trips.items()}
         try:
-            yield _mixed(problem, shapes, above, below)
+            yield _mixed_candidate(problem, shapes, above, below)
         except OtherProgram:  # the body traces differently in a loop of another length
             return
 
 
-def _mixed(problem: Problem, shapes: Shapes, above: Schedule, below: Schedule) -> Candidate:
+def _mixed_candidate(
+    problem: Problem, shapes: Shapes, above: Schedule, below: Schedule
+) -> Candidate:
     """The candidate whose loops follow `below` in their first part and `above` in the second."""
     prog, base = problem.program, problem.schedule(MinCut(), shapes)
     planned = [planned_loops(p, prog) for p in (below, above)]
     sources = [{i: loop.schedules for i, loop in loops.items()} for loops in planned]
-    origin_of = origins(prog, shapes)
-    new_loops = planned_loops(base, reshaped(prog, shapes))
+    origin_of = loop_origins(prog, shapes)
+    new_loops = planned_loops(base, reshape_loops(prog, shapes))
     parts = {loop.node: origin_of[i] for i, loop in new_loops.items() if not loop.inner}
 
     def as_planned(node: Node, current: Schedule) -> Decision | None:
@@ -64,4 +66,4 @@ def _mixed(problem: Problem, shapes: Shapes, above: Schedule, below: Schedule) -
             return decision_of(original)
         return record(decision_of(original), original.joint, {}).decision(current.joint, "split")
 
-    return problem.candidate(edited(base, as_planned), shapes)
+    return problem.candidate(edit_decision(base, as_planned), shapes)

@@ -14,7 +14,7 @@ from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, gather
 from xform.planner.decide import available_inputs, schedule
 from xform.planner.loops import free_region
-from xform.planner.plan.decision import Decision, decision_of, edited
+from xform.planner.plan.decision import Decision, decision_of, edit_decision
 from xform.policies import MinCut
 
 # Takes a node and the Schedule of one of its programs. Returns a new Decision for that program, or
@@ -55,15 +55,15 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
     def outer(node: Node, current: Schedule) -> Decision | None:
         if node in slots or _closed(node) or _around_loops(node, current):
             return inner(node, current)
-        return edited(current, inner) if node.region else None
+        return edit_decision(current, inner) if node.region else None
 
     return outer
 
 
 def _states(node: Node, current: Schedule, change: Change) -> Decision:
     """Save the states of a loop and its loop-invariant values only; `change` its inner loops."""
-    hoisted = frozenset(gather(current.kept, node.hoisted_values(current)))
-    return dataclasses.replace(edited(current, change), saved=hoisted, offloaded={})
+    hoisted = frozenset(gather(current.saved, node.hoisted_values(current)))
+    return dataclasses.replace(edit_decision(current, change), saved=hoisted, offloaded={})
 
 
 def _around_loops(node: Node, current: Schedule) -> bool:

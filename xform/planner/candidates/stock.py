@@ -14,7 +14,7 @@ from typing import Any
 from xform._jax import name_p
 from xform.interpret.joint import Joint, Schedule
 from xform.planner.candidate import Candidate
-from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.outcome import saved_bytes
 from xform.planner.costs.recompute import repeatable
 from xform.planner.problem import Problem
 from xform.policies import (
@@ -32,7 +32,7 @@ _STOCK = save_everything, save_dots, save_dots_with_no_batch_dims, save_nothing
 _NAMES = 16
 
 
-def stock(problem: Problem) -> list[Candidate]:
+def stock_candidates(problem: Problem) -> list[Candidate]:
     """Candidates that a user could have written by hand.
 
     They are JAX's stock policies, policies that save the values of some names and, if regions are
@@ -49,15 +49,15 @@ def stock(problem: Problem) -> list[Candidate]:
     return cache[key]
 
 
-def reference(problem: Problem) -> Candidate:
+def reference_candidate(problem: Problem) -> Candidate:
     """The stock candidate that is compiled before a budget is refused.
 
     If regions are open, it is the program as its author marked it, else the candidate with the
     lowest simulated peak.
     """
     if problem.regions == "open":
-        return stock(problem)[-1]
-    return min(stock(problem), key=lambda candidate: problem.peak(candidate.schedule))
+        return stock_candidates(problem)[-1]
+    return min(stock_candidates(problem), key=lambda candidate: problem.peak(candidate.schedule))
 
 
 def _as_marked(problem: Problem) -> Iterator[Candidate]:
@@ -81,7 +81,7 @@ def _named(problem: Problem) -> Iterator[Candidate]:
 
     def flops_per_byte(name: str) -> float:
         spared = nothing.work[0] - alone[name].work[0]
-        return spared / max(kept_bytes(alone[name].schedule) - kept_bytes(nothing.schedule), 1)
+        return spared / max(saved_bytes(alone[name].schedule) - saved_bytes(nothing.schedule), 1)
 
     best = sorted(names, key=flops_per_byte, reverse=True)[:_NAMES]
     for i, name in enumerate(best):

@@ -7,9 +7,9 @@ from collections.abc import Container, Iterator, Mapping
 
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
-from xform.planner.costs.held import held_bytes, token
-from xform.planner.costs.outcome import kept_bytes, waiting_bytes
-from xform.planner.loops import Shapes, inside, loops, origins, reshaped
+from xform.planner.costs.outcome import residual_bytes, saved_bytes
+from xform.planner.costs.saved_values import device_bytes, expand_token
+from xform.planner.loops import Shapes, loop_origins, loops, loops_inside, reshape_loops
 from xform.planner.problem import Problem
 from xform.policies import MinCut
 from xform.program.ir import Program
@@ -65,7 +65,7 @@ def large(loops: dict[int, PlannedLoop], total_bytes: int) -> dict[int, PlannedL
         place: loop
         for place, loop in loops.items()
         if loop.node.iterations >= _MIN_TRIPS
-        and held_bytes(token(loop.node, loop.schedules)) > _MIN_SHARE * total_bytes
+        and device_bytes(expand_token(loop.node, loop.schedules)) > _MIN_SHARE * total_bytes
     }
 
 
@@ -74,7 +74,7 @@ def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
     save_most = problem.schedule(MinCut())
     planned = planned_loops(save_most, problem.program)
     outer = {i: loop for i, loop in planned.items() if not loop.inner}
-    return large(outer, kept_bytes(save_most))
+    return large(outer, saved_bytes(save_most))
 
 
 def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
@@ -84,7 +84,7 @@ def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """
     planned = planned_loops(problem.schedule(MinCut()), problem.program)
     inner = {i: loop for i, loop in planned.items() if loop.inner}
-    return large(inner, waiting_bytes(problem.schedule(MinCut(0.0, 0.0)))) if inner else {}
+    return large(inner, residual_bytes(problem.schedule(MinCut(0.0, 0.0)))) if inner else {}
 
 
 def nodes(planned: Mapping[int, PlannedLoop]) -> dict[int, Node]:
@@ -95,7 +95,7 @@ def nodes(planned: Mapping[int, PlannedLoop]) -> dict[int, Node]:
 def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, Node]
                  ) -> dict[int, Node]:  # fmt: skip
     """Keep the outer loops that contain one of the inner loops."""
-    return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(inside(prog, i))}
+    return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(loops_inside(prog, i))}
 
 
 def at_places(
@@ -105,8 +105,8 @@ def at_places(
 
     `places` are indices in the original program. Of a nested loop, the outermost level is returned.
     """
-    origin_of = origins(prog, shapes)
-    planned = planned_loops(current, reshaped(prog, shapes))
+    origin_of = loop_origins(prog, shapes)
+    planned = planned_loops(current, reshape_loops(prog, shapes))
     return [
         loop.node
         for index, loop in planned.items()

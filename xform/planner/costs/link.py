@@ -6,14 +6,14 @@ import dataclasses
 
 from xform._jax import Offloadable
 from xform.planner.device import Device
-from xform.planner.hardware import known
+from xform.planner.hardware import find_hardware
 
 # The offload that a budget uses, in the same form as in JAX's policies.
 HOST = Offloadable(src="device", dst="pinned_host")
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
+class HostLink:
     """A device and its link to the host.
 
     Attributes:
@@ -31,7 +31,7 @@ class Link:
         return self.latency_seconds + n_bytes / self.bytes_per_second
 
 
-def link_of(device: Device) -> Link | None:
+def link_of(device: Device) -> HostLink | None:
     """Return the link of a device, or None if it has none or its speed is unknown.
 
     A CPU has no link: all its memory kinds are one memory.
@@ -42,8 +42,8 @@ def link_of(device: Device) -> Link | None:
         kind = local.device_kind
         if all(m.kind != HOST.dst for m in local.addressable_memories()):
             return None
-    facts = known(kind)
+    facts = find_hardware(kind)
     if device.backend == "cpu" or facts is None:
         return None
     flops, speed = facts.flops_per_second, facts.host_bytes_per_second
-    return Link(flops, speed) if flops and speed else None
+    return HostLink(flops, speed) if flops and speed else None

@@ -1,4 +1,4 @@
-"""The costs of a Schedule, a plan for one program: the bytes it keeps, the work it recomputes."""
+"""The costs of a Schedule, a plan for one program: the bytes it saves, the work it recomputes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, fork_p, gather, join_p, user_equation
 from xform.passes.dce import live
-from xform.planner.costs.held import held, held_bytes, token
 from xform.planner.costs.recompute import fusible
+from xform.planner.costs.saved_values import device_bytes, expand_token, saved_values
 from xform.planner.simulate.profiles import profile
 
 
@@ -54,59 +54,61 @@ def _restart_flops(node: Node, schedule: Schedule) -> int:
     first = node.first_carry
     stored = gather(joint.inputs[first:], node.stacked_inputs([schedule])[first:])
     after = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
-    return extra_steps * work([after[v] for v in stored]) + node.iterations * work(schedule.kept)
+    return extra_steps * work([after[v] for v in stored]) + node.iterations * work(schedule.saved)
 
 
-def kept_bytes(schedule: Schedule) -> int:
-    """Return the bytes that a Schedule keeps on each device, in all iterations of loops."""
+def saved_bytes(schedule: Schedule) -> int:
+    """Return the bytes that a Schedule saves on each device, in all iterations of loops."""
     if "bytes" not in schedule.cache:
-        schedule.cache["bytes"] = held_bytes(held(schedule))
+        schedule.cache["bytes"] = device_bytes(saved_values(schedule))
     return schedule.cache["bytes"]
 
 
-def least_bytes(schedule: Schedule, backend: str) -> int:
+def peak_lower_bound(schedule: Schedule, backend: str) -> int:
     """Return a lower bound on the peak memory, from the Schedule alone.
 
-    It adds the arguments and the larger of two terms: the kept values, less the on-chip memory of
-    the backend, and the outputs. These two are not added, because a kept value may lie in the
+    It adds the arguments and the larger of two terms: the saved values, less the on-chip memory of
+    the backend, and the outputs. These two are not added, because a saved value may lie in the
     buffer of an output that is written later.
     """
     joint = schedule.joint
     size = lambda atoms: sum(aval_bytes(v.aval) for v in atoms)
     outputs = size(joint.outputs) + size(joint.backward_outputs)
-    return size(joint.inputs) + max(kept_bytes(schedule) - profile(backend).on_chip_bytes, outputs)
+    return size(joint.inputs) + max(saved_bytes(schedule) - profile(backend).on_chip_bytes, outputs)
 
 
-def sent_bytes(schedule: Schedule) -> int:
+def offloaded_bytes(schedule: Schedule) -> int:
     """Return the bytes that a Schedule offloads to other memories, in all iterations of loops."""
     if "sent" not in schedule.cache:
-        schedule.cache["sent"] = sum(v.total_bytes for v in held(schedule)) - kept_bytes(schedule)
+        schedule.cache["sent"] = sum(v.total_bytes for v in saved_values(schedule)) - saved_bytes(
+            schedule
+        )
     return schedule.cache["sent"]
 
 
-def waiting_bytes(schedule: Schedule) -> int:
-    """Return the bytes that a Schedule keeps, with the residuals of recomputed loops and calls.
+def residual_bytes(schedule: Schedule) -> int:
+    """Return the bytes that a Schedule saves, with the residuals of recomputed loops and calls.
 
     A loop or call that is recomputed has its own residuals while its backward part runs.
     """
-    return kept_bytes(schedule) + _recompute_bytes(schedule)
+    return saved_bytes(schedule) + _recompute_bytes(schedule)
 
 
 def _recompute_bytes(schedule: Schedule) -> int:
     """Most bytes of residuals that exist only while one nested node, or one step, runs backward.
 
     The token of a node that is recomputed lives only during the backward part of that node. In the
-    body of a loop that stores some states, a kept token lives for one step of that loop.
+    body of a loop that stores some states, a saved token lives for one step of that loop.
     """
-    kept = set(schedule.kept)
+    saved = set(schedule.saved)
     most = per_step = 0
     for eqn in schedule.joint.forward:
         if eqn.primitive is fork_p:
             node = eqn.params["node"]
             schedules = schedule.inner[node]
-            own = held_bytes(token(node, schedules))
+            own = device_bytes(expand_token(node, schedules))
             inside = max(map(_recompute_bytes, schedules), default=0)
-            if eqn.outvars[-1] not in kept:
+            if eqn.outvars[-1] not in saved:
                 most = max(most, own + inside)
             else:
                 most = max(most, inside)

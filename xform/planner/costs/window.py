@@ -22,13 +22,13 @@ from xform.interpret.cost import aval_bytes, device_flops
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.passes.dce import live
-from xform.planner.costs.link import Link
+from xform.planner.costs.link import HostLink
 
 _Times = tuple[list[float], list[float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Room:
+class OffloadableValues:
     """The values that may be offloaded to the host.
 
     Attributes:
@@ -41,18 +41,18 @@ class Room:
     seconds: float = 0.0
 
 
-def room(top: Schedule, link: Link | None) -> Room:
+def offloadable_values(top: Schedule, link: HostLink | None) -> OffloadableValues:
     """Return the values of a Schedule that may be offloaded over a link. Linear in equations."""
     if link is None:
-        return Room()
+        return OffloadableValues()
     clock = _Clock(link)
     clock.visit(top, 0.0)
     fits = lambda v: clock.idle(v) >= 2 * link.seconds(aval_bytes(v.aval))
-    values = frozenset(v for v in clock.windows if _movable(v) and fits(v))
-    return Room(values, sum(clock.times(top.joint)[0]))
+    values = frozenset(v for v in clock.windows if _is_movable(v) and fits(v))
+    return OffloadableValues(values, sum(clock.times(top.joint)[0]))
 
 
-def _movable(v: Var) -> bool:
+def _is_movable(v: Var) -> bool:
     """Whether a value can be offloaded: PRNG keys and float0 values cannot."""
     dtype = getattr(v.aval, "dtype", jax.dtypes.float0)
     return dtype != jax.dtypes.float0 and not jnp.issubdtype(dtype, jax.dtypes.extended)
@@ -61,7 +61,7 @@ def _movable(v: Var) -> bool:
 class _Clock:
     """The time of each equation, and the idle windows of each value, in seconds."""
 
-    def __init__(self, link: Link):
+    def __init__(self, link: HostLink):
         self.link = link
         self.windows: dict[Var, list[float]] = {}
         self._times: dict[Joint, _Times] = {}

@@ -27,7 +27,7 @@ from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, join_p
 from xform.passes.dce import live
 from xform.planner.cuts.bottleneck import bottlenecks, roots_of
-from xform.planner.cuts.integer_program import MOST, IntegerProgram, Point, size
+from xform.planner.cuts.integer_program import MOST, IntegerProgram, Solution, size
 from xform.planner.plan.decision import Decision
 from xform.program.fingerprint import lines
 from xform.storage.recent import Recent
@@ -46,9 +46,9 @@ def choose(top: Schedule, budget: int) -> Decision | None:
     classes and their solutions are cached on the Schedule, for other budgets.
     """
     if "blocks" not in top.cache:
-        equal = classes(top)
+        equal = equal_blocks(top)
         small = all(size(same[0]) <= MOST for same in equal)
-        top.cache["blocks"] = equal, [front(same[0]) for same in equal] if small else [[]]
+        top.cache["blocks"] = equal, [block_solutions(same[0]) for same in equal] if small else [[]]
     equal, fronts = top.cache["blocks"]
     counts = _counts(fronts, [len(same) for same in equal], budget) if all(fronts) else None
     if counts is None:
@@ -58,13 +58,13 @@ def choose(top: Schedule, budget: int) -> Decision | None:
     for same, points, numbers in zip(equal, fronts, counts, strict=True):
         chosen = [p.decision for p, n in zip(points, numbers, strict=True) for _ in range(n)]
         for block, decision in zip(same, chosen, strict=True):
-            own = _transferred(decision, same[0].joint, block.joint)
+            own = _transfer(decision, same[0].joint, block.joint)
             saved |= own.saved
             inner |= own.inner
     return Decision(frozenset(saved), inner)
 
 
-def classes(top: Schedule) -> list[list[Schedule]]:
+def equal_blocks(top: Schedule) -> list[list[Schedule]]:
     """Return the blocks of a Schedule, each as a Schedule of its own, grouped into equal ones."""
     alike: dict[Any, list[Schedule]] = {}
     for block in _blocks(top):
@@ -78,17 +78,17 @@ def classes(top: Schedule) -> list[list[Schedule]]:
     return list(alike.values())
 
 
-def front(block: Schedule) -> list[Point]:
+def block_solutions(block: Schedule) -> list[Solution]:
     """Return the Pareto front of one block, from the fewest bytes to the least work.
 
     It first computes the two ends. Each further point is searched between the two neighbours that
     enclose the largest area of bytes x work. The list is empty if an end was not found.
     """
     problem = IntegerProgram(block)
-    least, high = problem.at_price(0.0), problem.at_price(_HIGHEST_PRICE)
+    least, high = problem.solve_at_price(0.0), problem.solve_at_price(_HIGHEST_PRICE)
     if least is None or high is None:
         return []
-    low = problem.at(least.bytes) or least
+    low = problem.solve(least.bytes) or least
     points = {p.bytes: p for p in (low, high)}
     # Pairs of neighbours (a, start, b): no solution of at most `start` bytes is better than a.
     gaps = [(low, low.bytes, high)]
@@ -98,7 +98,7 @@ def front(block: Schedule) -> list[Point]:
             break
         gaps.remove(gap)
         middle = (start + b.bytes) // 2
-        point = problem.at(middle)
+        point = problem.solve(middle)
         if point is None or point.price >= a.price:
             gaps.append((a, middle, b))
             continue
@@ -107,7 +107,7 @@ def front(block: Schedule) -> list[Point]:
     return [points[n] for n in sorted(points)]
 
 
-def _counts(fronts: Sequence[Sequence[Point]], numbers: Sequence[int], budget: int
+def _counts(fronts: Sequence[Sequence[Solution]], numbers: Sequence[int], budget: int
             ) -> list[list[int]] | None:  # fmt: skip
     """How many blocks of each class use each point of its front, for the least total work.
 
@@ -185,10 +185,10 @@ def _block(top: Schedule, part: list[JaxprEqn], ends: Iterable[Var], joins: dict
         backward_outputs=tuple(v for e in part for v in e.outvars if v in ends),
     )
     inner = {n: top.inner[n] for n in nodes}
-    return dataclasses.replace(top, joint=joint, inner=inner, kept=(), reads=(), cache=Recent())
+    return dataclasses.replace(top, joint=joint, inner=inner, saved=(), reads=(), cache=Recent())
 
 
-def _transferred(decision: Decision, one: Joint, other: Joint) -> Decision:
+def _transfer(decision: Decision, one: Joint, other: Joint) -> Decision:
     """The decisions for one Joint, transferred to another Joint with the same text."""
     if one is other:
         return decision
@@ -196,7 +196,7 @@ def _transferred(decision: Decision, one: Joint, other: Joint) -> Decision:
     match = {v: u for a, b in pairs for v, u in zip(a.outvars, b.outvars, strict=True)}
     nodes = {a.params["node"]: b.params["node"] for a, b in pairs if a.primitive is fork_p}
     inner = {
-        nodes[n]: tuple(map(_transferred, decisions, n.joints, nodes[n].joints))
+        nodes[n]: tuple(map(_transfer, decisions, n.joints, nodes[n].joints))
         for n, decisions in decision.inner.items()
     }
     return Decision(frozenset(match[v] for v in decision.saved), inner)

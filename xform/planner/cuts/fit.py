@@ -20,8 +20,8 @@ import math
 from collections.abc import Callable, Generator
 
 from xform.interpret.joint import Schedule
-from xform.planner.costs.link import Link
-from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
+from xform.planner.costs.link import HostLink
+from xform.planner.costs.outcome import offloaded_bytes, recompute_flops, saved_bytes
 from xform.planner.cuts import blocks
 from xform.planner.cuts.integer_program import choose
 from xform.planner.plan.decision import Decision
@@ -38,7 +38,9 @@ Proposals = Generator[MinCut | Decision, Schedule, Schedule]
 Size = Callable[[Schedule], int]
 
 
-def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Proposals:
+def propose_within(
+    budget: Budget, link: HostLink | None = None, size: Size = saved_bytes
+) -> Proposals:
     """Propose plans, and return one whose `size` is at most `budget.bytes`.
 
     The returned Schedule has the least recomputed work of all tried plans that fit. With a link,
@@ -55,7 +57,7 @@ def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Pr
     most = yield MinCut()
     if size(most) <= budget.bytes:
         return most
-    best = yield from least(most, budget, link, size)
+    best = yield from propose_smallest(most, budget, link, size)
     if size(best) > budget.bytes:
         raise over_budget(best, budget, size(best))
 
@@ -67,10 +69,12 @@ def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Pr
         of_blocks = yield decision
         if size(of_blocks) <= budget.bytes:
             best = min(best, of_blocks, key=_work)
-    return (yield from by_prices(best, budget.bytes, size))
+    return (yield from propose_by_prices(best, budget.bytes, size))
 
 
-def least(most: Schedule, budget: Budget, link: Link | None, size: Size) -> Proposals:
+def propose_smallest(
+    most: Schedule, budget: Budget, link: HostLink | None, size: Size
+) -> Proposals:
     """Propose plans, and return the one with the fewest bytes, the same for all budgets.
 
     `most` is the Schedule that saves the most.
@@ -82,7 +86,7 @@ def least(most: Schedule, budget: Budget, link: Link | None, size: Size) -> Prop
     return min(cut, (yield decision), key=size)
 
 
-def by_prices(best: Schedule, most: int, size: Size = kept_bytes) -> Proposals:
+def propose_by_prices(best: Schedule, most: int, size: Size = saved_bytes) -> Proposals:
     """Propose plans at several prices of work, and return the one that recomputes least.
 
     Only plans of at most `most` bytes count. `best` is a Schedule that fits already.
@@ -104,5 +108,5 @@ def by_prices(best: Schedule, most: int, size: Size = kept_bytes) -> Proposals:
 
 
 def _work(schedule: Schedule) -> tuple[int, int, int]:
-    """Sort key of a Schedule: recomputed FLOPs, then offloaded bytes, then kept bytes."""
-    return recompute_flops(schedule), sent_bytes(schedule), kept_bytes(schedule)
+    """Sort key of a Schedule: recomputed FLOPs, then offloaded bytes, then saved bytes."""
+    return recompute_flops(schedule), offloaded_bytes(schedule), saved_bytes(schedule)

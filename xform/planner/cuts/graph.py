@@ -31,14 +31,14 @@ from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node
 from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible
-from xform.planner.cuts.mincut import min_cut
+from xform.planner.cuts.mincut import minimum_cut
 from xform.program.naming import digest
 from xform.storage.recent import Recent
 
 _SOURCE, _SINK = 0, 1
 
 
-class Graph:
+class CutGraph:
     """The values that the backward part of a Joint could read, and the equations behind them.
 
     Args:
@@ -131,7 +131,7 @@ class Graph:
         vertices = np.arange(len(size)) + 2 + len(self.equations) + len(self.joint.inputs)
         needs = self._needs
         source = np.full(len(read) + len(run), _SOURCE)
-        cut = min_cut(
+        cut = minimum_cut(
             self._size,
             np.concatenate([source, self._makers, needs[:, 0]]),
             np.concatenate([inputs, run + 2, vertices, needs[:, 1]]),

@@ -37,13 +37,13 @@ class Model:
         self.seconds: list[float] = []
         self.upper: list[float] = []
         self.lower: list[float] = []
-        self.whole: list[int] = []
+        self.integer: list[int] = []
         self.rows: list[int] = []
         self.terms: list[tuple[int, float]] = []
         self.count = 0
 
     def column(self, cost: float = 0.0, size: float = 0.0, upper: float = 1.0,
-               seconds: float = 0.0, flops: float = 0.0, whole: bool = True) -> int:  # fmt: skip
+               seconds: float = 0.0, flops: float = 0.0, integer: bool = True) -> int:  # fmt: skip
         """Add a column, and return its number.
 
         Args:
@@ -52,7 +52,7 @@ class Model:
           upper: upper bound of the column.
           seconds: time on the link to the host.
           flops: FLOPs of recomputed work. The cost includes them already.
-          whole: whether the column is an integer; else it may be any number from 0 to `upper`.
+          integer: whether the column is an integer; else it may be any number from 0 to `upper`.
         """
         self.cost.append(cost)
         self.flops.append(flops)
@@ -60,7 +60,7 @@ class Model:
         self.seconds.append(seconds)
         self.upper.append(upper)
         self.lower.append(0.0)
-        self.whole.append(int(whole))
+        self.integer.append(int(integer))
         return len(self.cost) - 1
 
     def row(self, *terms: tuple[int, float]) -> None:
@@ -69,20 +69,20 @@ class Model:
         self.terms += terms
         self.count += 1
 
-    def solve(self, budget: float, cost: Sequence[float], seconds: float, sure: bool = False,
+    def solve(self, budget: float, cost: Sequence[float], seconds: float, exact: bool = False,
               branches: int = BRANCHES) -> np.ndarray | None:  # fmt: skip
         """Return the columns with the least `cost` within `budget` bytes and `seconds` on the link.
 
         The solution is optimal up to a small gap, or the best that was found within `branches`
-        nodes. None: no solution was found. With `sure` the number of nodes is unlimited, and a
+        nodes. None: no solution was found. With `exact` the number of nodes is unlimited, and a
         solution that is not proven optimal raises `NotSolved`.
         """
         if not cost:
             return np.zeros(0)
-        gap = _GAP if sure or len(cost) < _SMALL else _LARGE_GAP
-        limit = {} if sure else {"node_limit": branches}
+        gap = _GAP if exact or len(cost) < _SMALL else _LARGE_GAP
+        limit = {} if exact else {"node_limit": branches}
         solution = self._run(budget, cost, seconds, 1, {"mip_rel_gap": gap, **limit})
-        if sure and solution.status not in (_OPTIMAL, _INFEASIBLE):
+        if exact and solution.status not in (_OPTIMAL, _INFEASIBLE):
             raise NotSolved(
                 "a budget with solver='exact'",
                 f"HiGHS stopped without a proof that its plan is the best: {solution.message}",
@@ -101,7 +101,7 @@ class Model:
         solution = self._run(budget, self.flops, seconds, 0, {})
         return float(np.dot(solution.x, self.flops)) if solution.status == _OPTIMAL else None
 
-    def _run(self, budget: float, cost: Sequence[float], seconds: float, whole: int,
+    def _run(self, budget: float, cost: Sequence[float], seconds: float, integer: int,
              options: dict[str, Any]) -> Any:  # fmt: skip
         columns, values = [c for c, _ in self.terms], [a for _, a in self.terms]
         n = len(cost)
@@ -117,7 +117,7 @@ class Model:
         limits: Any = self.lower, self.upper
         return _interruptible(lambda: optimize.milp(
             np.asarray(cost) / max(*cost, 1.0),
-            integrality=whole * np.asarray(self.whole),
+            integrality=integer * np.asarray(self.integer),
             bounds=optimize.Bounds(*limits),
             constraints=constraints,
             options=options,

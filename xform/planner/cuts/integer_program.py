@@ -30,11 +30,10 @@ from xform._jax import Var, name_p, while_p
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
-from xform.planner.costs.held import held_bytes
-from xform.planner.costs.held import token as held_by
-from xform.planner.costs.link import HOST, Link
+from xform.planner.costs.link import HOST, HostLink
 from xform.planner.costs.recompute import fusible, price
-from xform.planner.costs.window import Room, room
+from xform.planner.costs.saved_values import device_bytes, expand_token
+from xform.planner.costs.window import OffloadableValues, offloadable_values
 from xform.planner.cuts.highs import BRANCHES, Model
 from xform.planner.plan.decision import Decision
 
@@ -51,7 +50,7 @@ Term = tuple[int, float, float]
 
 
 @dataclasses.dataclass
-class _Part:
+class _JointColumns:
     """One Joint: how often it runs, and its columns.
 
     Attributes:
@@ -80,7 +79,7 @@ class _Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Solution:
     """A solution: its decision, its saved bytes, and the cost of the recomputed work."""
 
     decision: Decision
@@ -95,9 +94,9 @@ class IntegerProgram:
     values may be offloaded to the host.
     """
 
-    def __init__(self, top: Schedule, link: Link | None = None):
+    def __init__(self, top: Schedule, link: HostLink | None = None):
         self.top, self.parts, self.model = top, _parts(top), Model()
-        may = room(top, link)
+        may = offloadable_values(top, link)
         self.seconds = may.seconds
         for part in self.parts.values():
             _values(self.model, part, may, link)
@@ -112,21 +111,24 @@ class IntegerProgram:
         """Whether there are branches. Their saved bytes are added up here, but share memory."""
         return any(part.branches for part in self.parts.values())
 
-    def at(self, budget: float, sure: bool = False, branches: int = BRANCHES) -> Point | None:
+    def solve(
+        self, budget: float, exact: bool = False, branches: int = BRANCHES
+    ) -> Solution | None:
         """Return the solution of least recomputed work within a budget, or None if none is found.
 
         It is optimal up to a small gap, or the best within `branches` branch-and-bound nodes. With
-        `sure` there is no such limit, and a solution that is not proven optimal raises `NotSolved`.
+        `exact` there is no such limit, and a solution that is not proven optimal raises
+        `NotSolved`.
         """
-        return self._solved(budget, self.model.cost, sure, branches)
+        return self._solve(budget, self.model.cost, exact, branches)
 
-    def at_price(self, flop: float) -> Point | None:
+    def solve_at_price(self, flop: float) -> Solution | None:
         """Return the solution that minimizes saved bytes + `flop` x recomputed work.
 
         `flop` is the price of a FLOP in bytes. With 0, it is the solution of the fewest bytes.
         """
         terms = zip(self.model.size, self.model.cost, strict=True)
-        return self._solved(math.inf, [size + flop * cost for size, cost in terms])
+        return self._solve(math.inf, [size + flop * cost for size, cost in terms])
 
     def bound(self, budget: float) -> float | None:
         """Return a lower bound on the recomputed FLOPs within a budget; None if nothing fits.
@@ -136,36 +138,36 @@ class IntegerProgram:
         """
         return self.model.bound(budget - self.fixed, self.seconds)
 
-    def _solved(self, budget: float, cost: Sequence[float], sure: bool = False,
-                branches: int = BRANCHES) -> Point | None:  # fmt: skip
-        x = self.model.solve(budget - self.fixed, cost, self.seconds, sure, branches)
+    def _solve(self, budget: float, cost: Sequence[float], exact: bool = False,
+               branches: int = BRANCHES) -> Solution | None:  # fmt: skip
+        x = self.model.solve(budget - self.fixed, cost, self.seconds, exact, branches)
         if x is None:
             return None
-        on = np.where(self.model.whole, x > 0.5, x)
+        on = np.where(self.model.integer, x > 0.5, x)
         chosen = lambda columns: frozenset(v for v, i in columns.items() if on[i] > 0)
         decided = {j: (chosen(part.saved), chosen(part.sent)) for j, part in self.parts.items()}
         size, price = (float(np.asarray(a) @ on) for a in (self.model.size, self.model.cost))
-        return Point(_tree(self.top, decided, {}), self.fixed + round(size), price)
+        return Solution(_tree(self.top, decided, {}), self.fixed + round(size), price)
 
 
-def choose(top: Schedule, budget: int | None, sure: bool = False, link: Link | None = None
+def choose(top: Schedule, budget: int | None, exact: bool = False, link: HostLink | None = None
            ) -> Decision | None:  # fmt: skip
     """Return the decision with the least recomputed work within a budget.
 
     Args:
       top: a Schedule of the program.
       budget: the most saved bytes; None: return the decision that saves the fewest bytes.
-      sure: solve a program of any size, and raise `NotSolved` if the solution is not proven
+      exact: solve a program of any size, and raise `NotSolved` if the solution is not proven
         optimal.
       link: the device's link to its host; with it, values may be offloaded.
 
     Returns:
       The decision; None if none was found, or if the program has more than `MOST` equations.
     """
-    if size(top) > MOST and not sure:
+    if size(top) > MOST and not exact:
         return None
     problem = IntegerProgram(top, link)
-    point = problem.at_price(0.0) if budget is None else problem.at(budget, sure)
+    point = problem.solve_at_price(0.0) if budget is None else problem.solve(budget, exact)
     return point and point.decision
 
 
@@ -174,13 +176,13 @@ def size(top: Schedule) -> int:
     return _count(_parts(top))
 
 
-def _parts(top: Schedule) -> dict[Joint, _Part]:
-    parts: dict[Joint, _Part] = {}
+def _parts(top: Schedule) -> dict[Joint, _JointColumns]:
+    parts: dict[Joint, _JointColumns] = {}
     _visit(top, None, 1, 1, 1, parts)
     return parts
 
 
-def _count(parts: dict[Joint, _Part]) -> int:
+def _count(parts: dict[Joint, _JointColumns]) -> int:
     return sum(len(joint.forward) for joint in parts)
 
 
@@ -205,15 +207,15 @@ def _included(node: Node) -> bool:
 
 
 def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside: int,
-           parts: dict[Joint, _Part]) -> None:  # fmt: skip
+           parts: dict[Joint, _JointColumns]) -> None:  # fmt: skip
     """Count how often each Joint runs, and find its loop-invariant values."""
-    part = parts.setdefault(schedule.joint, _Part(schedule))
+    part = parts.setdefault(schedule.joint, _JointColumns(schedule))
     part.times += times
     part.runs += runs
     part.outside += outside
     if node is not None:
         values = tuple(v for eqn in schedule.joint.forward for v in eqn.outvars)
-        every = dataclasses.replace(schedule, kept=values)
+        every = dataclasses.replace(schedule, saved=values)
         part.invariant = frozenset(gather(values, node.hoisted_values(every)))
     for inner, schedules in schedule.inner.items():
         within = runs * inner.iterations * inner.device_count
@@ -224,7 +226,9 @@ def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside
             _visit(p, inner, times * inner.iterations, within, times, parts)
 
 
-def _values(model: Model, part: _Part, may: Room, link: Link | None) -> None:
+def _values(
+    model: Model, part: _JointColumns, may: OffloadableValues, link: HostLink | None
+) -> None:
     """Add the columns of a Joint's values."""
     joint = part.schedule.joint
     part.needed = {v: model.column() for v in joint.inputs}
@@ -247,7 +251,7 @@ def _values(model: Model, part: _Part, may: Room, link: Link | None) -> None:
                 part.sent[v] = model.column(_OFFLOAD_COST * size, seconds=seconds)
 
 
-def _equations(model: Model, parts: dict[Joint, _Part], part: _Part) -> int:
+def _equations(model: Model, parts: dict[Joint, _JointColumns], part: _JointColumns) -> int:
     """Add the rows of a Joint. Return the bytes that are kept whatever is decided."""
     joint, schedule, needed, fixed = part.schedule.joint, part.schedule, part.needed, 0
     for eqn in joint.forward:
@@ -276,15 +280,16 @@ def _equations(model: Model, parts: dict[Joint, _Part], part: _Part) -> int:
             wanted += _nested(model, parts, part, node, eqn.invars[1:])
         else:
             wanted += reads_of(eqn, schedule.inner)
-            fixed += part.times * held_bytes(held_by(node, schedule.inner[node]))
+            fixed += part.times * device_bytes(expand_token(node, schedule.inner[node]))
     for v in wanted:
         if v in needed:
             model.lower[needed[v]] = 1.0
     return fixed
 
 
-def _inner_work(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, runs: int
-                ) -> list[Term]:  # fmt: skip
+def _inner_work(
+    model: Model, parts: dict[Joint, _JointColumns], part: _JointColumns, node: Node, runs: int
+) -> list[Term]:
     """The work of a node inside a Joint that runs `runs` times.
 
     A cond counts its most expensive branch.
@@ -309,15 +314,16 @@ def _most_expensive(model: Model, programs: list[list[Term]]) -> list[Term]:
     for which in (1, 2):
         most = max(sum(term[which] for term in terms) for terms in programs)
         if most:
-            column = model.column(whole=False)
+            column = model.column(integer=False)
             most_terms.append((column, most, 0.0) if which == 1 else (column, 0.0, most))
             for terms in programs:
                 model.row((column, 1.0), *((term[0], -term[which] / most) for term in terms))
     return most_terms
 
 
-def _nested(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, atoms: Any
-            ) -> list[Var]:  # fmt: skip
+def _nested(
+    model: Model, parts: dict[Joint, _JointColumns], part: _JointColumns, node: Node, atoms: Any
+) -> list[Var]:
     """Connect the needed inputs of a nested program with the values outside.
 
     An input that the nested backward part needs is needed outside too, or a loop stores it in each

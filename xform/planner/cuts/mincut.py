@@ -12,8 +12,8 @@ Integers = Sequence[int] | np.ndarray
 _TOTAL = 2**30
 
 
-def min_cut(n: int, tails: Integers, heads: Integers, capacities: Sequence[float] | np.ndarray,
-            source: int, sink: int) -> np.ndarray:  # fmt: skip
+def minimum_cut(n: int, tails: Integers, heads: Integers, capacities: Sequence[float] | np.ndarray,
+                source: int, sink: int) -> np.ndarray:  # fmt: skip
     """Return which of `n` vertices are on the sink's side of a cheapest cut, as booleans.
 
     Capacities are nonnegative; `inf` means that the edge must not be cut. Parallel edges add up.
@@ -23,8 +23,8 @@ def min_cut(n: int, tails: Integers, heads: Integers, capacities: Sequence[float
     Cost: near linear in practice (Dinic); 100,000 vertices in about 0.1 s.
     Source: Dinic, "Algorithm for solution of a problem of maximum flow", 1970.
 
-    >>> from xform.planner.cuts.mincut import min_cut
-    >>> min_cut(3, [0, 1], [1, 2], [2.0, 1.0], source=0, sink=2)
+    >>> from xform.planner.cuts.mincut import minimum_cut
+    >>> minimum_cut(3, [0, 1], [1, 2], [2.0, 1.0], source=0, sink=2)
     array([False, False,  True])
     """
     caps = np.asarray(capacities, np.float64)

@@ -23,14 +23,15 @@ class Decision:
       offloaded: the values that are offloaded, with their memories.
       snapshots: how many states a loop stores; None if it saves values in every iteration. As in
         `Schedule`.
-      asked: whether a policy chose the saved values, rather than a cut. As in `Schedule`.
+      decided_per_value: whether a policy decided about each value, rather than a cut about all.
+        As in `Schedule`.
     """
 
     saved: frozenset[Var]
     inner: Mapping[Node, tuple[Decision, ...]]
     offloaded: Mapping[Var, Offloadable] = dataclasses.field(default_factory=dict)
     snapshots: int | None = None
-    asked: bool = False
+    decided_per_value: bool = False
 
 
 def decision_of(schedule: Schedule) -> Decision:
@@ -40,12 +41,18 @@ def decision_of(schedule: Schedule) -> Decision:
             node: tuple(map(decision_of, schedules)) for node, schedules in schedule.inner.items()
         }
         schedule.cache["decision"] = Decision(
-            frozenset(schedule.kept), inner, schedule.offloaded, schedule.snapshots, schedule.asked
+            frozenset(schedule.saved),
+            inner,
+            schedule.offloaded,
+            schedule.snapshots,
+            schedule.decided_per_value,
         )
     return schedule.cache["decision"]
 
 
-def edited(schedule: Schedule, change: Callable[[Node, Schedule], Decision | None]) -> Decision:
+def edit_decision(
+    schedule: Schedule, change: Callable[[Node, Schedule], Decision | None]
+) -> Decision:
     """The decisions of a Schedule, replaced by those of `change` for some nodes.
 
     `change` takes a node and the Schedule of one of its programs. If it returns None, it is called
@@ -55,7 +62,7 @@ def edited(schedule: Schedule, change: Callable[[Node, Schedule], Decision | Non
 
     def of(node: Node, inner: Schedule) -> Decision:
         if (node, inner) not in decisions:
-            decisions[node, inner] = change(node, inner) or edited(inner, change)
+            decisions[node, inner] = change(node, inner) or edit_decision(inner, change)
         return decisions[node, inner]
 
     inner = {

@@ -22,13 +22,13 @@ from xform.errors import WrongArgument
 from xform.interpret.joint import Joint
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.record import Record
-from xform.planner.plan.stored import read
-from xform.planner.report.picture import draw
-from xform.planner.report.rows import Row
+from xform.planner.plan.stored import read_plan_data
+from xform.planner.report.picture import draw_live_bytes
+from xform.planner.report.rows import PlanRow
 from xform.planner.shape import Shape
 from xform.policies import min_cut
 from xform.policies.budgets import Regions
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, near
 
 _FORMAT = "xform plan 6"
@@ -81,7 +81,7 @@ class Plan:
     function: str
     policy: str
     target: str
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
     saved_bytes: int
     forward_flops: int
     recompute_flops: int
@@ -97,7 +97,7 @@ class Plan:
     compile_seconds: float = 0.0
     derivative: str = ""
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class Plan:
 
         The suffix of `path` chooses the format: PNG, SVG or PDF.
         """
-        draw(
+        draw_live_bytes(
             path,
             f"{self.function}, {self.policy}",
             self.live,
@@ -190,7 +190,7 @@ class Plan:
 
         `Plan.load(path)` reads the file.
         """
-        with whole(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
@@ -206,7 +206,7 @@ class Plan:
             file_format = data.pop("format", None) if isinstance(data, dict) else None
             if file_format != _FORMAT:
                 raise ValueError(f"the format is {file_format!r}, not {_FORMAT!r}")
-            return read(cls, data)
+            return read_plan_data(cls, data)
         except (ValueError, RecursionError) as error:
             raise WrongArgument(
                 f"Plan.load({str(path)!r})",
@@ -232,7 +232,7 @@ class Plan:
         ]
         # Rows that differ only in name and FLOPs share one line, such as equal values of the layers
         # of an unrolled model.
-        groups: dict[Any, list[Row]] = collections.defaultdict(list)
+        groups: dict[Any, list[PlanRow]] = collections.defaultdict(list)
         for r in self.rows:
             groups[dataclasses.replace(r, value="", marginal_flops=0)].append(r)
         lines = sorted(groups.values(), key=lambda rows: -sum(r.marginal_bytes for r in rows))
@@ -275,11 +275,11 @@ class Plan:
         return f" (at least {human_flops(self.least_flops)} within this budget)"
 
 
-def _user_name(row: Row) -> str:
+def _user_name(row: PlanRow) -> str:
     return row.operation.removeprefix("name '").removesuffix("'")
 
 
-def _line(rows: list[Row]) -> list[str]:
+def _line(rows: list[PlanRow]) -> list[str]:
     row, n = rows[0], len(rows)
     return [
         row.value if n == 1 else f"{row.value} ...",
@@ -294,7 +294,7 @@ def _line(rows: list[Row]) -> list[str]:
     ]
 
 
-def _explain_row(row: Row) -> str:
+def _explain_row(row: PlanRow) -> str:
     trips = f" x {' x '.join(map(str, row.loops))} trips" if row.loops else ""
     size = f"{row.type}{trips}, {human_bytes(row.marginal_bytes)}"
     flops = human_flops(row.marginal_flops)

@@ -49,13 +49,13 @@ class Record:
     loops: dict[str, Any]
     regions: Regions = "marked"
 
-    def decision(self, joint: Joint, asked: str) -> Decision:
-        """The Decision for a Joint; `asked` names the plan in errors.
+    def decision(self, joint: Joint, plan_text: str) -> Decision:
+        """The Decision for a Joint; `plan_text` names the plan in errors.
 
         Raises:
           OtherProgram: the Joint is not the recorded one; the message has the first difference.
         """
-        return _Reader(self, asked).decision(len(self.decisions) - 1, joint)
+        return _RecordReader(self, plan_text).decision(len(self.decisions) - 1, joint)
 
 
 def record(
@@ -70,13 +70,13 @@ def record(
 
     Cost: linear in the number of equations.
     """
-    writing = _Writer()
+    writing = _RecordWriter()
     writing.add(decision, joint)
     loops = {str(i): [list(part) for part in shape] for i, shape in shapes.items()}
     return Record(tuple(writing.programs), tuple(writing.decisions), loops, regions)
 
 
-class _Writer:
+class _RecordWriter:
     """Collects the programs and decisions of a Record, each distinct one once."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _Writer:
                 },
                 "nodes": nodes,
                 "snapshots": decision.snapshots,
-                "asked": decision.asked,
+                "asked": decision.decided_per_value,
             }  # fmt: skip
             # Inner decisions are added first, so the last one is that of the whole function.
             self._decisions[key] = _index_of(self.decisions, self._decisions, row)
@@ -126,18 +126,18 @@ def _index_of(rows: list[Any], indices: dict[Any, int], row: Any) -> int:
     return indices[key]
 
 
-class _Reader:
+class _RecordReader:
     """Turns the rows of a Record into Decisions, and checks that the programs match."""
 
     def __init__(self, of: Record, plan_text: str):
-        self.of, self.plan_text = of, plan_text
+        self.record, self.plan_text = of, plan_text
         self._cache: dict[tuple[int, Joint], Decision] = {}
 
     def decision(self, i: int, joint: Joint) -> Decision:
         if (i, joint) in self._cache:
             return self._cache[i, joint]
-        row = self.of.decisions[i]
-        self._check(self.of.programs[row["program"]], joint)
+        row = self.record.decisions[i]
+        self._check(self.record.programs[row["program"]], joint)
         values = [*_numbers(joint)]
         inner: dict[Node, tuple[Decision, ...]] = {}
         self._check_values(len(values) - len(joint.inputs), row["saved"])

@@ -35,7 +35,7 @@ class _DecisionRow:
     asked: bool = False
 
 
-def read(kind: Any, data: Any, at: str = "plan") -> Any:
+def read_plan_data(kind: Any, data: Any, at: str = "plan") -> Any:
     """Convert JSON data to the type `kind`: a dataclass, or the type of a field of one.
 
     `at` is the place of the data, for errors.
@@ -53,10 +53,10 @@ def read(kind: Any, data: Any, at: str = "plan") -> Any:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         _expect(isinstance(data, list), at, data, "a list")
-        return tuple(read(inner[0], x, f"{at}[{i}]") for i, x in enumerate(data))
+        return tuple(read_plan_data(inner[0], x, f"{at}[{i}]") for i, x in enumerate(data))
     if origin is dict:
         _expect(isinstance(data, dict), at, data, "an object")
-        return {k: read(inner[1], x, f"{at}.{k}") for k, x in data.items()}
+        return {k: read_plan_data(inner[1], x, f"{at}.{k}") for k, x in data.items()}
     if origin is typing.Literal:
         _expect(data in inner, at, data, " or ".join(map(repr, inner)))
         return data
@@ -74,7 +74,7 @@ def _fields(kind: Any, data: Any, at: str) -> Any:
         raise ValueError(f"{at}.{name} is missing")
     for name in sorted(data.keys() - hints.keys()):
         raise ValueError(f"{at} has the unknown field {name!r}")
-    return kind(**{k: read(hints[k], x, f"{at}.{k}") for k, x in data.items()})
+    return kind(**{k: read_plan_data(hints[k], x, f"{at}.{k}") for k, x in data.items()})
 
 
 def _expect(holds: bool, at: str, data: Any, what: str) -> None:
@@ -88,7 +88,7 @@ def _check(record: Record, at: str) -> None:
     _expect(bool(record.decisions), f"{at}.decisions", [], "a list of at least one decision")
     for i, row in enumerate(record.decisions):
         row_at = f"{at}.decisions[{i}]"
-        decision: _DecisionRow = read(_DecisionRow, row, row_at)
+        decision: _DecisionRow = read_plan_data(_DecisionRow, row, row_at)
         _check_indices(len(record.programs), [decision.program], f"{row_at}.program", "programs")
         _check_indices(None, decision.saved, f"{row_at}.saved", "values")
         _check_keys(decision.offloaded, f"{row_at}.offloaded")
@@ -99,7 +99,7 @@ def _check(record: Record, at: str) -> None:
             _check_indices(i, numbers, f"{row_at}.nodes.{k}", "decisions before it")
         snapshots = decision.snapshots is None or decision.snapshots > 0
         _expect(snapshots, f"{row_at}.snapshots", decision.snapshots, "a positive number")
-    shapes = read(dict[str, tuple[tuple[int, ...], ...]], record.loops, f"{at}.loops")
+    shapes = read_plan_data(dict[str, tuple[tuple[int, ...], ...]], record.loops, f"{at}.loops")
     _check_keys(shapes, f"{at}.loops")
     for k, shape in shapes.items():
         trips = all(n > 0 for part in shape for n in part) and all(shape)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from xform.planner.report.picture import BLUE, ORANGE, axes, save
+from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # Labels of points that are closer than this fraction of both axes would overlap.
@@ -15,7 +15,7 @@ _NEAR = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class ParetoPoint:
     """The plan of one policy.
 
     Attributes:
@@ -52,9 +52,9 @@ class Pareto:
     function: str
     target: str
     compiled: bool
-    points: tuple[Point, ...]
+    points: tuple[ParetoPoint, ...]
 
-    def __iter__(self) -> Iterator[Point]:
+    def __iter__(self) -> Iterator[ParetoPoint]:
         return iter(self.points)
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Pareto:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the curve and a mark for each stock policy, as PNG, SVG or PDF."""
-        figure, ax = axes("Pareto.plot")
+        figure, ax = new_axes("Pareto.plot")
         kinds = ((False, BLUE, "o-", "budgets"), (True, ORANGE, "x", "stock policies"))
         for stock, color, style, label in kinds:
             points = [p for p in self.points if p.stock == stock]
@@ -82,13 +82,13 @@ class Pareto:
         ax.set_ylabel("GFLOP recomputed")
         ax.set_xlim(left=0)
         ax.legend(frameon=False)
-        save(figure, "Pareto.plot", path)
+        save_figure(figure, "Pareto.plot", path)
 
-    def _stock_by_place(self) -> list[list[Point]]:
+    def _stock_by_place(self) -> list[list[ParetoPoint]]:
         """The stock policies, grouped so that points with overlapping labels share a group."""
         bytes_ = max((p.peak_bytes for p in self.points), default=0) or 1
         flops = max((p.recompute_flops for p in self.points), default=0) or 1
-        groups: dict[tuple[int, int], list[Point]] = {}
+        groups: dict[tuple[int, int], list[ParetoPoint]] = {}
         for p in self.points:
             cell = (round(p.peak_bytes / bytes_ / _NEAR), round(p.recompute_flops / flops / _NEAR))
             if p.stock:

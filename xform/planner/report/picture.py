@@ -10,19 +10,19 @@ from typing import Any
 
 from xform.errors import MissingExtra, WrongArgument
 from xform.introspection.packages import extra
-from xform.storage.files import whole
+from xform.storage.files import atomic_write
 from xform.terminal.text import human_bytes
 
 _MIB = 2**20
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
 
 
-def sheet(asked: str, width: float, height: float) -> Any:
+def new_figure(asked: str, width: float, height: float) -> Any:
     """An empty figure. The user's matplotlib state does not change."""
-    return figures(asked).Figure(figsize=(width, height), dpi=130, layout="constrained")
+    return figure_module(asked).Figure(figsize=(width, height), dpi=130, layout="constrained")
 
 
-def figures(asked: str) -> Any:
+def figure_module(asked: str) -> Any:
     """The module `matplotlib.figure`. Raises MissingExtra if matplotlib is not installed."""
     try:
         return importlib.import_module("matplotlib.figure")
@@ -35,22 +35,22 @@ def figures(asked: str) -> Any:
         ) from error
 
 
-def axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]:
+def new_axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]:
     """A new figure with one plot, and that plot."""
-    figure = sheet(asked, width, height)
+    figure = new_figure(asked, width, height)
     ax = figure.add_subplot()
-    plain(ax)
+    style_axes(ax)
     return figure, ax
 
 
-def plain(ax: Any) -> None:
+def style_axes(ax: Any) -> None:
     """Style a plot: a faint grid behind the data, no box around it."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     ax.set_axisbelow(True)
 
 
-def save(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
+def save_figure(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
     """Write a figure in the format of the file's suffix."""
     if (suffix := Path(path).suffix[1:].lower()) not in figure.canvas.get_supported_filetypes():
         raise WrongArgument(
@@ -59,18 +59,18 @@ def save(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
             "",
             "end the file name in .png, .svg or .pdf",
         )
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial)
 
 
-def draw(
+def draw_live_bytes(
     path: str | os.PathLike[str], title: str, live: Sequence[int], saved: Sequence[int], fixed: int
 ) -> None:
     """Draw the live bytes at each step of a program, with the `saved` bytes among them.
 
     `fixed` is the bytes of arguments and outputs, which are live at all steps.
     """
-    figure, ax = axes("Plan.plot")
+    figure, ax = new_axes("Plan.plot")
     steps = range(len(live))
     mib = lambda values: [v / _MIB for v in values]
     saved_live = [min(s, n) for s, n in zip(saved, live, strict=True)]
@@ -98,4 +98,4 @@ def draw(
     ax.set_xlabel("step of the compiled program, in execution order")
     ax.set_ylabel("temporary MiB")
     ax.legend(frameon=False, loc="upper left")
-    save(figure, "Plan.plot", path)
+    save_figure(figure, "Plan.plot", path)

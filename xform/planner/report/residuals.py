@@ -11,7 +11,7 @@ from typing import Any
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, user_equation
-from xform.planner.costs.held import Held, held
+from xform.planner.costs.saved_values import SavedValue, saved_values
 from xform.program.source import frame
 from xform.terminal.text import columns, human_bytes, near
 
@@ -68,7 +68,7 @@ class Residual:
 
 
 @dataclasses.dataclass(frozen=True)
-class Residuals:
+class ResidualTable:
     """The values that are held for a backward pass. Prints as a table.
 
     Attributes:
@@ -149,17 +149,19 @@ def _line(r: Residual, count: int) -> list[str]:
     ]
 
 
-def residuals_of(schedule: Schedule, inputs: Sequence[str], title: str) -> Residuals:
+def residuals_of(schedule: Schedule, inputs: Sequence[str], title: str) -> ResidualTable:
     """The Residuals of a whole function's Schedule; `inputs` are the names of its inputs."""
     argument_names = gather(list(zip(schedule.joint.inputs, inputs, strict=True)), schedule.reads)
     why = "the backward pass reads it"
-    arguments = [_row(Held("argument", v.aval, None, why), name) for v, name in argument_names]
+    arguments = [
+        _row(SavedValue("argument", v.aval, None, why), name) for v, name in argument_names
+    ]
     size = lambda row: -row.total_bytes
-    kept = [_row(value) for value in held(schedule)]
-    return Residuals(title, (*sorted(kept, key=size), *sorted(arguments, key=size)))
+    kept = [_row(value) for value in saved_values(schedule)]
+    return ResidualTable(title, (*sorted(kept, key=size), *sorted(arguments, key=size)))
 
 
-def _row(value: Held, operation: str = "") -> Residual:
+def _row(value: SavedValue, operation: str = "") -> Residual:
     eqn, name = value.origin or (None, "")
     if eqn is not None:
         equation = user_equation(eqn)

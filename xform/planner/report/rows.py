@@ -12,13 +12,13 @@ from xform._jax import JaxprEqn, Literal, Var, name_p
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import Node, fork_p, user_equation
-from xform.planner.costs.held import state_why
+from xform.planner.costs.saved_values import state_reason
 from xform.policies import TAG
 from xform.program.source import frame
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PlanRow:
     """One value that the backward pass reads.
 
     Attributes:
@@ -57,20 +57,20 @@ class Row:
         return self.trip_bytes * math.prod(self.loops)
 
 
-def rows_of(schedule: Schedule) -> list[Row]:
+def rows_of(schedule: Schedule) -> list[PlanRow]:
     """The rows of a whole function's Schedule, from the most to the fewest bytes."""
     return sorted(_rows(schedule, "", (), 1), key=lambda r: (-r.marginal_bytes, r.value))
 
 
-def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> Iterator[Row]:
+def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> Iterator[PlanRow]:
     """The rows of a Schedule that runs `runs` times; `loops` stack its values."""
     marginal = _MarginalFlops(schedule, runs)
-    kept = set(schedule.kept)
+    saved = set(schedule.saved)
     for i, eqn in enumerate(schedule.joint.forward):
         node = eqn.params["node"] if eqn.primitive is fork_p else None
         name = f"{path}{(node.eqn if node else eqn).primitive.name}.{i}"
         for v in eqn.outvars[: -1 if node else None]:
-            if v in kept:
+            if v in saved:
                 decision = "OFFLOAD" if v in schedule.offloaded else "SAVE"
                 why, flops = schedule.why[v], marginal.flops_to_recompute(v)
                 yield _row(name, decision, v, eqn, loops, why, flops)
@@ -81,12 +81,12 @@ def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> I
                 yield _row(name, "RECOMPUTE", v, eqn, loops, why, marginal.flops_if_saved(v))
         if node is not None and node in schedule.inner:
             # If the loop itself is recomputed, its saved values are held for one outer iteration.
-            outer_loops = loops if eqn.outvars[-1] in kept else ()
+            outer_loops = loops if eqn.outvars[-1] in saved else ()
             yield from _node(node, schedule.inner[node], name, outer_loops, runs)
 
 
 def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int, ...], runs: int
-          ) -> Iterator[Row]:  # fmt: skip
+          ) -> Iterator[PlanRow]:  # fmt: skip
     body_loops = (*loops, node.iterations) if node.loop and node.iterations > 1 else loops
     if schedules[0].snapshots is not None:
         body_loops = ()  # saved values are held for one step
@@ -100,16 +100,16 @@ def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int
             v = schedules[0].joint.inputs[i]
             label = f"{name}/carry.{i - node.first_carry}"
             decision = "OFFLOAD" if v in schedules[0].offloaded else "SAVE"
-            yield _row(label, decision, v, node.eqn, (*loops, n), state_why(schedules[0]), 0)
+            yield _row(label, decision, v, node.eqn, (*loops, n), state_reason(schedules[0]), 0)
 
 
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,
-         flops: int) -> Row:  # fmt: skip
+         flops: int) -> PlanRow:  # fmt: skip
     equation = user_equation(eqn)
     operation = equation.primitive.name
     if equation.primitive is name_p and not equation.params["name"].startswith(TAG):
         operation = f"name '{equation.params['name']}'"
-    return Row(
+    return PlanRow(
         name,
         decision,
         tuple(v.aval.shape),
@@ -128,7 +128,7 @@ class _MarginalFlops:
 
     def __init__(self, schedule: Schedule, runs: int):
         self.schedule, self.runs = schedule, runs
-        self.available = {*schedule.kept, *schedule.joint.inputs}
+        self.available = {*schedule.saved, *schedule.joint.inputs}
         forward = {id(e) for e in schedule.joint.forward}
         self.read_values = {
             v for e in schedule.order if id(e) not in forward for v in reads_of(e, schedule.inner)

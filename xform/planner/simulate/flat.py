@@ -81,10 +81,8 @@ def flatten_iteration(prog: Program, profile: Profile, eqn: JaxprEqn, n_slices: 
     outputs = work.add_program(prog, [*inputs[:first], *slices])
     first = len(outputs) - n_stacked
     for i, c in enumerate(outputs[first:]):
-        update = lax.dynamic_update_slice_p
-        outputs[first + i] = work.add_step(
-            update, (c, i), eqn, [c], [FlatValue(0, "made", c.shape)]
-        )[0]
+        update, result = lax.dynamic_update_slice_p, FlatValue(0, "made", c.shape)
+        outputs[first + i] = work.add_step(update, (c, i), eqn, [c], [result])[0]
     return work.build(inputs, outputs)
 
 
@@ -107,48 +105,47 @@ class Flattener(FlatBuilder):
         # For a reshaped value: the original value.
         self.viewed: dict[FlatValue, FlatValue] = {}
 
-    def add_equation(self, eqn: JaxprEqn, reads: list[FlatValue]) -> list[FlatValue]:
-        """Add the steps of an equation with operands `reads`, and return its results."""
+    def add_equation(self, eqn: JaxprEqn, operands: list[FlatValue]) -> list[FlatValue]:
+        """Add the steps of an equation with these operands, and return its results."""
         prim, of = eqn.primitive, self.traits(eqn.primitive)
         if of.call:
-            return self.add_program(body(eqn), reads)
+            return self.add_program(body(eqn), operands)
         if of.lowered and self.profile.lowers:
             lowered = self.fact(eqn, "lowered", functools.partial(of.lowered, eqn))
             if lowered is not None:
-                return self.add_program(lowered, reads)
+                return self.add_program(lowered, operands)
         if prim is barrier_p:
-            return self._delayed(eqn, reads)
+            return self._delayed(eqn, operands)
         if prim is materialize_p:
-            return [self.materialize(eqn, reads[0])]
+            return [self.materialize(eqn, operands[0])]
         if self._is_identity(eqn, of):
-            return reads
+            return operands
         if prim is keep_p:
-            return [reads[1]]
+            return [operands[1]]
         if of.view and self.fact(eqn, "same size", lambda: _same_size(eqn)):
-            return [self._view(eqn, reads[0], shape(eqn.outvars[0].aval))]
+            return [self._view(eqn, operands[0], shape(eqn.outvars[0].aval))]
         if of.fusion == "elementwise" or prim is lax.convert_element_type_p:
-            return [self._pointwise(eqn, reads)]
-        if prim is broadcast_in_dim_p and not reads[0].shape:
-            return [self._broadcast(eqn, reads[0])]
+            return [self._pointwise(eqn, operands)]
+        if prim is broadcast_in_dim_p and not operands[0].shape:
+            return [self._broadcast(eqn, operands[0])]
         if prim is lax.split_p:
+            key = operands[0], self.operation_key(eqn)
             return [
-                self.add_step(
-                    lax.slice_p, (reads[0], i, self.operation_key(eqn)), eqn, reads, [v.aval]
-                )[0]
+                self.add_step(lax.slice_p, (*key, i), eqn, operands, [v.aval])[0]
                 for i, v in enumerate(eqn.outvars)
             ]
         if prim is lax.transpose_p:
-            return [self._transposed(eqn, reads[0])]
+            return [self._transposed(eqn, operands[0])]
         if prim is dot_general_p and self.fact(eqn, "outer", lambda: outer(eqn)):
-            reads = [self._broadcast(eqn, x) for x in reads]
-            return self.add_step(lax.mul_p, (tuple(reads), self.operation_key(eqn)), eqn, reads)
+            prim, operands = lax.mul_p, [self._broadcast(eqn, x) for x in operands]
+            return self.add_step(prim, (tuple(operands), self.operation_key(eqn)), eqn, operands)
         if prim in (dot_general_p, conv_general_dilated_p):
-            return self._product(eqn, reads)
+            return self._product(eqn, operands)
         if prim is store_p:
-            prim, reads = lax.dynamic_update_slice_p, reads[:2]
+            prim, operands = lax.dynamic_update_slice_p, operands[:2]
         if prim in (scan_p, while_p):
-            return self._loop(eqn, reads)
-        return self.add_step(prim, (tuple(reads), self.operation_key(eqn)), eqn, reads)
+            return self._loop(eqn, operands)
+        return self.add_step(prim, (tuple(operands), self.operation_key(eqn)), eqn, operands)
 
     def _loop(self, eqn: JaxprEqn, reads: list[FlatValue]) -> list[FlatValue]:
         """Add a loop. Its stacks start as zeros, which a compiler makes as early as possible."""
@@ -239,9 +236,8 @@ class Flattener(FlatBuilder):
             return self.constant((x, size), size)
         if x in self.scalar:
             return self._broadcast(eqn, self.scalar[x])
-        viewed = self.add_step(
-            lax.reshape_p, (x, size), eqn, [x], [FlatValue(x.bytes, "made", size)]
-        )[0]
+        result = FlatValue(x.bytes, "made", size)
+        viewed = self.add_step(lax.reshape_p, (x, size), eqn, [x], [result])[0]
         self.viewed[viewed] = x
         return viewed
 
@@ -282,13 +278,8 @@ class Flattener(FlatBuilder):
             if all(c.kind == "constant" for c in scalars):
                 one = self.constant(key, ())
             else:
-                one = self.add_step(
-                    prim,
-                    key,
-                    eqn,
-                    scalars,
-                    [FlatValue(size // max(1, math.prod(shape(aval))), "made")],
-                )[0]
+                result = FlatValue(size // max(1, math.prod(shape(aval))), "made")
+                one = self.add_step(prim, key, eqn, scalars, [result])[0]
             return self._broadcast(eqn, one)
         if prim is lax.div_p and (reciprocal := self._reciprocal(eqn, reads[1])):
             prim, reads = lax.mul_p, [reads[0], reciprocal]

@@ -15,14 +15,14 @@ from xform.interpret.joint import Joint
 from xform.registry.table import traits
 
 
-def rounded(joint: Joint) -> frozenset[Var]:
+def product_operands(joint: Joint) -> frozenset[Var]:
     """Return the float32 forward values that only products read, directly or through views."""
     if "rounded" not in joint.program.cache:
-        joint.program.cache["rounded"] = _rounded(joint)
+        joint.program.cache["rounded"] = _find_product_operands(joint)
     return joint.program.cache["rounded"]
 
 
-def _rounded(joint: Joint) -> frozenset[Var]:
+def _find_product_operands(joint: Joint) -> frozenset[Var]:
     unrounded = {v for v in (*joint.outputs, *joint.backward_outputs) if isinstance(v, Var)}
     for eqn in reversed((*joint.forward, *joint.backward)):
         if _rounds(eqn) or (traits(eqn.primitive).view and unrounded.isdisjoint(eqn.outvars)):

@@ -10,33 +10,33 @@ from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Schedule
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.costs.outcome import waiting_bytes
-from xform.planner.cuts.fit import fit, least
-from xform.planner.decide import best
-from xform.planner.device import Device, in_bytes
+from xform.planner.costs.outcome import residual_bytes
+from xform.planner.cuts.fit import propose_smallest, propose_within
+from xform.planner.decide import best_of_proposals
+from xform.planner.device import Device, resolve_fit
 from xform.planner.front import Front
 from xform.planner.loops import Shapes, loops
 from xform.planner.plan.plan import Plan
 from xform.planner.problem import Problem
 from xform.planner.refused import over_budget
-from xform.planner.search import compiled, simulated
+from xform.planner.search import search_compiled, search_simulated
 from xform.planner.simulate.profiles import profile
 from xform.policies import Budget, MinCut, Policy, check, min_cut
-from xform.policies.regions import opening
+from xform.policies.regions import regions_of
 from xform.program.ir import Program
 from xform.program.source import frame
-from xform.terminal import alive
+from xform.terminal import progress_line
 
 
-def planned(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
+def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
     """Return the Schedule of a whole program under `policy`, as a Candidate.
 
     The policy also says whether remat regions are open. For a budget of the peak, `compiler`
     measures the plans; if it is None, their peaks are simulated.
     """
-    with alive.working("choosing what to save"):
-        policy = in_bytes(check(policy), problem.device)
-        problem = dataclasses.replace(problem, regions=opening(policy))
+    with progress_line.show("choosing what to save"):
+        policy = resolve_fit(check(policy), problem.device)
+        problem = dataclasses.replace(problem, regions=regions_of(policy))
         if isinstance(policy, Plan):
             return problem.candidate(policy, _recorded_shapes(policy, problem.program))
         if not isinstance(policy, Budget):
@@ -61,36 +61,44 @@ def _resolve_for_backend(policy: Policy, device: Device) -> Policy:
 def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
     """The plan within a budget that recomputes least."""
     cache = problem.joint().program.cache
-    key: Any = "budget", problem.device, problem.link, problem.beside, budget
+    key: Any = "budget", problem.device, problem.link, problem.outside_bytes, budget
     if budget.of == "saved":
-        choose = lambda: _saved(problem, budget)
+        choose = lambda: _plan_for_saved_bytes(problem, budget)
     else:
         default = problem.candidate(_resolve_for_backend(min_cut, problem.device))
         if compiler is not None:
-            return compiled(problem, budget, default, compiler)
-        choose = lambda: simulated(problem, budget, default)
+            return search_compiled(problem, budget, default, compiler)
+        choose = lambda: search_simulated(problem, budget, default)
     if key not in cache:
         cache[key] = choose()
     return cache[key]
 
 
-def _saved(problem: Problem, budget: Budget) -> Candidate:
+def _plan_for_saved_bytes(problem: Problem, budget: Budget) -> Candidate:
     """The plan that recomputes least within a budget of the saved bytes."""
     save_most, link = problem.schedule(MinCut()), problem.link
 
     def flat() -> list[Schedule]:
         try:
-            proposals = fit(budget, link, waiting_bytes)
-            return [save_most, best(save_most.joint, proposals, problem.device.backend)]
+            proposals = propose_within(budget, link, residual_bytes)
+            return [
+                save_most,
+                best_of_proposals(save_most.joint, proposals, problem.device.backend),
+            ]
         except BudgetInfeasible:
-            proposals = least(save_most, budget, link, waiting_bytes)
-            return [save_most, best(save_most.joint, proposals, problem.device.backend)]
+            proposals = propose_smallest(save_most, budget, link, residual_bytes)
+            return [
+                save_most,
+                best_of_proposals(save_most.joint, proposals, problem.device.backend),
+            ]
 
-    front = Front(problem, flat, waiting_bytes)
-    chosen = front.first(lambda candidate: waiting_bytes(candidate.schedule) <= budget.bytes)
+    front = Front(problem, flat, residual_bytes)
+    chosen = front.least_recompute(
+        lambda candidate: residual_bytes(candidate.schedule) <= budget.bytes
+    )
     if chosen is None:
-        floor = front.lowest()[0].schedule
-        raise over_budget(floor, budget, waiting_bytes(floor))
+        floor = front.smallest()[0].schedule
+        raise over_budget(floor, budget, residual_bytes(floor))
     return chosen
 
 

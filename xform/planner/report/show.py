@@ -17,7 +17,7 @@ from xform.passes.listing import VariableNames, line, place
 from xform.terminal.text import columns, human_bytes
 
 
-def shown(schedule: Schedule, lines: bool = False, word: str = "backward") -> str:
+def show_schedule(schedule: Schedule, lines: bool = False, word: str = "backward") -> str:
     """Return the text of a whole function's Joint and its Schedule.
 
     `lines` adds the user's source lines. `word` names the backward part. A note after a forward
@@ -42,17 +42,17 @@ def shown(schedule: Schedule, lines: bool = False, word: str = "backward") -> st
 
 
 def _saved(schedule: Schedule, names: VariableNames) -> str:
-    values = [v for v in schedule.kept if schedule.joint.producer[v].primitive is not fork_p]
+    values = [v for v in schedule.saved if schedule.joint.producer[v].primitive is not fork_p]
     read = names.typed(gather(schedule.joint.inputs, schedule.reads))
     parts = [names.typed(values)] if values else []
-    parts += ["values inside loops and calls"] if len(values) < len(schedule.kept) else []
+    parts += ["values inside loops and calls"] if len(values) < len(schedule.saved) else []
     return "; ".join([*parts, *([f"read in place: {read}"] if read else [])]) or "nothing"
 
 
 def _forward(schedule: Schedule, names: VariableNames, indent: str) -> Iterator[list[str]]:
     joint = schedule.joint
-    for eqn in live(joint.forward, [*joint.outputs, *schedule.kept], joint.inputs):
-        notes = [_why(schedule, v) for v in eqn.outvars if v in schedule.kept]
+    for eqn in live(joint.forward, [*joint.outputs, *schedule.saved], joint.inputs):
+        notes = [_why(schedule, v) for v in eqn.outvars if v in schedule.saved]
         note = ", ".join(dict.fromkeys(filter(None, notes)))
         if eqn.primitive is not fork_p:
             yield _row(indent + line(eqn, names), note, eqn)

@@ -21,8 +21,8 @@ _ERASE = "\r\x1b[K"
 
 
 @dataclasses.dataclass(eq=False)
-class Work:
-    """One piece of work, such as `planning loss`; `progress` is a text such as `3 of 8`."""
+class Task:
+    """A task, such as `planning loss`; `progress` is a text such as `3 of 8`."""
 
     title: str
     progress: str = ""
@@ -32,11 +32,11 @@ class Work:
 
 
 # The current thread's work that is on the line, the outermost first.
-_SHOWN: contextvars.ContextVar[list[Work] | None] = contextvars.ContextVar("shown", default=None)
+_SHOWN: contextvars.ContextVar[list[Task] | None] = contextvars.ContextVar("shown", default=None)
 
 
 @contextlib.contextmanager
-def working(title: str) -> Generator[None]:
+def show(title: str) -> Generator[None]:
     """Show `title` in a terminal while the body runs, once it has taken two seconds.
 
     Nested work of the same thread is appended to the same line.
@@ -45,7 +45,7 @@ def working(title: str) -> Generator[None]:
     if outer is None and not _is_terminal():
         yield
         return
-    work, shown = Work(title), [] if outer is None else outer
+    work, shown = Task(title), [] if outer is None else outer
     shown.append(work)
     before = _SHOWN.set(shown)
     try:
@@ -56,7 +56,7 @@ def working(title: str) -> Generator[None]:
         shown.remove(work)
 
 
-def progress(text: str) -> None:
+def update(text: str) -> None:
     """Set the progress text of this thread's innermost work."""
     if shown := _SHOWN.get():
         shown[-1].progress = text
@@ -75,10 +75,10 @@ class _Ticker:
     # Only one ticker writes at a time: the first whose work has taken two seconds.
     _lock, _owner = threading.Lock(), None
 
-    def __init__(self, shown: list[Work]) -> None:
+    def __init__(self, shown: list[Task]) -> None:
         self._shown, self._start = shown, time.monotonic()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="xform-alive", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="xform-progress", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()

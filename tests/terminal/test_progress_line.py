@@ -19,14 +19,15 @@ import pytest
 import xform
 from xform import commands
 from xform.errors import BudgetInfeasible
-from xform.terminal import alive
+from xform.terminal import progress_line
 
 # A step ends when a byte arrives, so the tests do not depend on time.
 STEPS = f"""
 import os, signal, sys, threading
-sys.path.append({str(Path(alive.__file__).parent)!r})  # without the time that JAX takes to import
-import alive
-alive.AFTER_SECONDS = alive.EVERY_SECONDS = 0.001
+# Without the time that JAX takes to import:
+sys.path.append({str(Path(progress_line.__file__).parent)!r})
+import progress_line
+progress_line.AFTER_SECONDS = progress_line.EVERY_SECONDS = 0.001
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 until_told = lambda: os.read(0, 1)
 """
@@ -87,10 +88,10 @@ def left(seen: str) -> str:
 
 def test_a_slow_step_shows_itself_and_disappears(run) -> None:
     slow = run("""
-with alive.working("planning loss"):
-    alive.progress("7 of at most 16 candidates compiled")
+with progress_line.show("planning loss"):
+    progress_line.update("7 of at most 16 candidates compiled")
     until_told()
-    with alive.working("compiling loss for cpu"):
+    with progress_line.show("compiling loss for cpu"):
         until_told()
     until_told()
 print([t.name for t in threading.enumerate()])
@@ -111,7 +112,7 @@ print([t.name for t in threading.enumerate()])
 def test_an_error_and_an_interrupt_leave_no_line_and_no_thread(how: str, run) -> None:
     slow = run(f"""
 try:
-    with alive.working("planning loss"):
+    with progress_line.show("planning loss"):
         until_told()
         {how}
         until_told()
@@ -129,10 +130,10 @@ def test_two_threads_share_one_line(run) -> None:
     slow = run("""
 gate = threading.Event()
 def other():
-    with alive.working("planning other"):
+    with progress_line.show("planning other"):
         gate.wait()
 thread = threading.Thread(target=other)
-with alive.working("planning first"):
+with progress_line.show("planning first"):
     until_told()
     thread.start()
     until_told()
@@ -157,7 +158,7 @@ def test_a_narrow_terminal(run) -> None:
     slow = run("""
 import fcntl, struct, termios
 fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 30, 0, 0))
-with alive.working("planning " + "x" * 40):
+with progress_line.show("planning " + "x" * 40):
     until_told()
 """)
     slow.until("s")
@@ -168,7 +169,7 @@ with alive.working("planning " + "x" * 40):
 
 
 SLOW = """
-with alive.working("planning loss"):
+with progress_line.show("planning loss"):
     import time; time.sleep(0.2)
 """
 
@@ -179,7 +180,12 @@ def test_terminals_that_erase_nothing_are_left_alone(kind: str, run) -> None:
 
 
 def test_short_work_shows_nothing(run) -> None:
-    assert run("alive.AFTER_SECONDS = 60\nwith alive.working('planning'):\n    pass").end() == ""
+    assert (
+        run(
+            "progress_line.AFTER_SECONDS = 60\nwith progress_line.show('planning'):\n    pass"
+        ).end()
+        == ""
+    )
 
 
 def test_what_is_no_terminal_gets_nothing(tmp_path, run) -> None:
@@ -202,9 +208,9 @@ class Notebook(io.TextIOBase):
 @pytest.mark.parametrize("err", [None, Notebook(), io.StringIO(), sys.stderr])
 def test_no_thread_starts_without_a_terminal(err, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    with contextlib.redirect_stderr(err), alive.working("planning"):
-        alive.progress("here")
-        assert not [t for t in threading.enumerate() if t.name == "xform-alive"]
+    with contextlib.redirect_stderr(err), progress_line.show("planning"):
+        progress_line.update("here")
+        assert not [t for t in threading.enumerate() if t.name == "xform-progress"]
 
 
 # The work that shows progress: titles, and the reported progress of each.
@@ -215,14 +221,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the lines that a terminal would show if each piece of work took long."""
     said: list[str] = []
 
-    class Recorded(alive.Work):
+    class Recorded(progress_line.Task):
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, value)
             if name == "progress":
                 said.append(str(self))
 
-    monkeypatch.setattr(alive, "Work", Recorded)
-    monkeypatch.setattr(alive, "_is_terminal", lambda: True)
+    monkeypatch.setattr(progress_line, "Task", Recorded)
+    monkeypatch.setattr(progress_line, "_is_terminal", lambda: True)
     return said
 
 
@@ -249,7 +255,7 @@ DEVICE = "--target", "cpu", "--capacity", "1MiB"
 
 
 def command(name: str, *words: str) -> None:
-    here = "tests.terminal.test_alive"
+    here = "tests.terminal.test_progress_line"
     commands.run([name, f"{here}:loss", "--inputs", f"{here}:inputs", *words])
 
 
@@ -288,8 +294,8 @@ def test_long_work_says_what_it_is(name: str, said: list[str]) -> None:
     call()
     for word in words:
         assert any(word in text for text in said), (word, said)
-    assert alive._SHOWN.get() is None
-    assert not [t for t in threading.enumerate() if t.name == "xform-alive"]
+    assert progress_line._SHOWN.get() is None
+    assert not [t for t in threading.enumerate() if t.name == "xform-progress"]
 
 
 def test_a_refused_budget_leaves_nothing(said: list[str]) -> None:
@@ -298,8 +304,8 @@ def test_a_refused_budget_leaves_nothing(said: list[str]) -> None:
     found = (re.search(r"(\d+) of at most 8 candidates", text) for text in said)
     counts = [int(match[1]) for match in found if match]
     assert max(counts) < 8
-    assert alive._SHOWN.get() is None
-    assert not [t for t in threading.enumerate() if t.name == "xform-alive"]
+    assert progress_line._SHOWN.get() is None
+    assert not [t for t in threading.enumerate() if t.name == "xform-progress"]
 
 
 def test_several_threads_plan_at_once(said: list[str]) -> None:
@@ -308,5 +314,5 @@ def test_several_threads_plan_at_once(said: list[str]) -> None:
     )
     with ThreadPoolExecutor(4) as pool:
         assert len([*pool.map(call, range(8))]) == 8
-        assert not any(pool.map(lambda _: alive._SHOWN.get(), range(8)))
-    assert alive._Ticker._owner is None
+        assert not any(pool.map(lambda _: progress_line._SHOWN.get(), range(8)))
+    assert progress_line._Ticker._owner is None

@@ -5,16 +5,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform import policies
-from xform.planner.planned import planned
+from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
-from xform.planner.report.shown import shown
+from xform.planner.report.show import show_schedule
 from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)
 
 
 def text(f, policy, lines: bool = False) -> str:
-    return shown(planned(Problem(trace(f, X), (True,), (True,)), policy).schedule, lines)
+    return show_schedule(
+        plan_program(Problem(trace(f, X), (True,), (True,)), policy).schedule, lines
+    )
 
 
 def test_nothing_is_saved() -> None:
@@ -52,4 +54,4 @@ def test_what_is_offloaded_and_run_again() -> None:
 
 def test_lines() -> None:
     found = text(lambda x: [jnp.sin(x)], policies.min_cut, lines=True)
-    assert "test_shown.py:" in next(row for row in found.splitlines() if "= cos" in row)
+    assert "test_show.py:" in next(row for row in found.splitlines() if "= cos" in row)

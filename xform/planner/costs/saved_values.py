@@ -1,8 +1,8 @@
-"""The values that a Schedule keeps in memory for the backward part, as a list.
+"""The values that a Schedule saves for the backward part, as a list.
 
 A Schedule is a plan for one program: which values are saved, offloaded or recomputed. A token among
-the kept values stands for the residuals of a loop, call or branch. It is expanded into those
-residuals, with one copy per iteration of a loop. A value that is kept inside a call or loop and is
+the saved values stands for the residuals of a loop, call or branch. It is expanded into those
+residuals, with one copy per iteration of a loop. A value that is saved inside a call or loop and is
 also an output of it is one buffer. It is listed once, at the place that made it.
 """
 
@@ -22,14 +22,14 @@ from xform.policies import TAG
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Held:
-    """One value that is kept in memory for the backward part.
+class SavedValue:
+    """One value that is saved for the backward part.
 
     Attributes:
       kind: "kept", "carry" or "shared", as in a `Residual`.
       aval: its type in one iteration.
       origin: the equation that made it, found inside calls and loops, and its `checkpoint_name`.
-      why: why it is kept.
+      why: why it is saved.
       loops: trip counts of the loops that stack it, outermost first.
       memory: "device", or the memory it is offloaded to.
     """
@@ -47,28 +47,30 @@ class Held:
         return aval_bytes(self.aval) * math.prod(self.loops) if self.kind != "shared" else 0
 
 
-def held(schedule: Schedule) -> list[Held]:
-    """Return all values that a Schedule keeps. Linear in them, nested Schedules included."""
-    return _kept(schedule, schedule.kept)
+def saved_values(schedule: Schedule) -> list[SavedValue]:
+    """Return all values that a Schedule saves. Linear in them, nested Schedules included."""
+    return _expand(schedule, schedule.saved)
 
 
-def held_bytes(values: Iterable[Held]) -> int:
-    """Return the total bytes of the values that are kept on the device."""
+def device_bytes(values: Iterable[SavedValue]) -> int:
+    """Return the total bytes of the values that are saved on the device."""
     return sum(v.total_bytes for v in values if v.memory == "device")
 
 
-def _kept(schedule: Schedule, values: Sequence[Var]) -> list[Held]:
-    """Rows for some kept values of a Schedule. A token gives the rows of its nested Schedules."""
-    rows: list[Held] = []
+def _expand(schedule: Schedule, values: Sequence[Var]) -> list[SavedValue]:
+    """The rows of some saved values. A token gives the rows of its nested Schedules."""
+    rows: list[SavedValue] = []
     for v in values:
         eqn = schedule.joint.producer[v]
         node = eqn.params["node"] if eqn.primitive is fork_p else None
         if node and v is eqn.outvars[-1]:
-            rows += token(node, schedule.inner[node])
-        elif not (node and eqn.outvars[-1] in schedule.kept and _in_token(schedule, eqn, v)):
+            rows += expand_token(node, schedule.inner[node])
+        elif not (node and eqn.outvars[-1] in schedule.saved and _in_token(schedule, eqn, v)):
             memory = schedule.offloaded[v].dst if v in schedule.offloaded else "device"
             rows.append(
-                Held("kept", v.aval, _origin(schedule.joint, v), schedule.why[v], memory=memory)
+                SavedValue(
+                    "kept", v.aval, _origin(schedule.joint, v), schedule.why[v], memory=memory
+                )
             )
     return rows
 
@@ -79,15 +81,15 @@ def _in_token(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
     if len(node.joints) != 1:
         return False
     (inner,), (joint,) = schedule.inner[node], node.joints
-    invariant = set(gather(inner.kept, node.hoisted_values(inner)))
-    held = {u for u in node.token_values(inner) if u not in invariant}
-    held = held.union(gather(joint.inputs, node.stacked_inputs([inner]))).difference(
+    invariant = set(gather(inner.saved, node.hoisted_values(inner)))
+    in_token = {u for u in node.token_values(inner) if u not in invariant}
+    in_token = in_token.union(gather(joint.inputs, node.stacked_inputs([inner]))).difference(
         inner.offloaded
     )
     output = joint.outputs[eqn.outvars.index(v)]
-    # An output of a loop is either stacked, like the values kept inside, or the final state.
+    # An output of a loop is either stacked, like the values saved inside, or the final state.
     stacked = _ndim(v) == _ndim(output) + node.loop
-    return isinstance(output, Var) and output in held and stacked
+    return isinstance(output, Var) and output in in_token and stacked
 
 
 def _ndim(v: Any) -> int:
@@ -98,44 +100,44 @@ def _loops(node: Node) -> tuple[int, ...]:
     return (node.iterations,) if node.loop else ()
 
 
-def token(node: Node, schedules: Sequence[Schedule]) -> list[Held]:
+def expand_token(node: Node, schedules: Sequence[Schedule]) -> list[SavedValue]:
     """Return the values in a node's token: its residuals and the stored states of a loop."""
     if len(schedules) != 1:
         return _branches(schedules)
     (schedule,), joint = schedules, schedules[0].joint
     invariant = {
-        v for v, on in zip(schedule.kept, node.hoisted_values(schedule), strict=True) if on
+        v for v, on in zip(schedule.saved, node.hoisted_values(schedule), strict=True) if on
     }
-    held = node.token_values(schedule)
-    rows = _kept(schedule, [v for v in held if v in invariant])
-    for r in _kept(schedule, [v for v in held if v not in invariant]):
+    in_token = node.token_values(schedule)
+    rows = _expand(schedule, [v for v in in_token if v in invariant])
+    for r in _expand(schedule, [v for v in in_token if v not in invariant]):
         rows.append(dataclasses.replace(r, loops=(*_loops(node), *r.loops)))
     for i, n in enumerate(node.stored_states(schedules)):
         if n:
             v, output = joint.inputs[i], joint.outputs[i - node.first_carry]
             origin = _origin(joint, output) or (node.eqn, "")
             memory = schedule.offloaded[v].dst if v in schedule.offloaded else "device"
-            rows.append(Held("carry", v.aval, origin, state_why(schedule), (n,), memory))
+            rows.append(SavedValue("carry", v.aval, origin, state_reason(schedule), (n,), memory))
     return rows
 
 
-def state_why(schedule: Schedule) -> str:
-    """Return the reason why a loop keeps states, given the Schedule of its body."""
+def state_reason(schedule: Schedule) -> str:
+    """Return the reason why a loop saves states, given the Schedule of its body."""
     if schedule.snapshots is None:
         return "the state of the loop in each iteration"
     return "a state of the loop, from which others are recomputed"
 
 
-def _branches(schedules: Sequence[Schedule]) -> list[Held]:
+def _branches(schedules: Sequence[Schedule]) -> list[SavedValue]:
     """Rows for all branches of a cond. Only one branch runs, so branches share memory slots.
 
     A slot is a shape and a dtype. A row that uses the slot of another branch is "shared".
     """
     slots = collections.Counter[Any]()
-    rows: list[Held] = []
+    rows: list[SavedValue] = []
     for schedule in schedules:
         free = slots.copy()
-        for row in _kept(schedule, schedule.kept):
+        for row in _expand(schedule, schedule.saved):
             slot = (*row.loops, *row.aval.shape), row.aval.dtype
             reused = row.kind != "shared" and free[slot] > 0
             free[slot] -= reused

@@ -11,8 +11,8 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.interpret import emit
 from xform.interpret.joint import analyze
-from xform.planner.candidates.snapshots import stored
-from xform.planner.costs.held import held, held_bytes, state_why
+from xform.planner.candidates.snapshots import snapshot_candidates
+from xform.planner.costs.saved_values import device_bytes, saved_values, state_reason
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.program.ir import trace
@@ -23,7 +23,7 @@ ONE = 3 * 4 * 4
 
 def of(f, *args, policy=policies.save_everything):
     """Return the saved bytes by kind."""
-    rows = held(schedule(joint_of(f, *args), policy, "cpu"))
+    rows = saved_values(schedule(joint_of(f, *args), policy, "cpu"))
     made = lambda r: r.origin[0].primitive.name if r.origin else None
     return sorted((r.kind, made(r), r.loops, r.total_bytes) for r in rows)
 
@@ -71,18 +71,18 @@ def test_branches_share_as_many_bytes_as_are_handed_over() -> None:
     ways = lambda x: jnp.sin(jnp.exp(x)), lambda x: jnp.exp(x @ W)
     joint = joint_of(lambda x: jnp.sum(lax.cond(x[0, 0] > 0, *ways, x)), X)
     how = schedule(joint, policies.save_everything, "cpu")
-    rows = [r for r in held(how) if r.aval.shape == X.shape]
+    rows = [r for r in saved_values(how) if r.aval.shape == X.shape]
     assert sorted(r.kind for r in rows) == ["kept", "kept", "shared"]
     _, handed = jax.eval_shape(lambda x: emit.forward(how, [x]), X)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(handed))
-    assert held_bytes(held(how)) == size
+    assert device_bytes(saved_values(how)) == size
 
 
 def test_what_is_sent_waits_elsewhere() -> None:
     policy = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     f = lambda x: jnp.sum(scan(lambda x: jnp.sin(x @ W), x, 5))
-    (row,) = held(schedule(joint_of(f, X), policy, "cpu"))
-    assert (row.memory, row.total_bytes, held_bytes([row])) == ("pinned_host", 5 * ONE, 0)
+    (row,) = saved_values(schedule(joint_of(f, X), policy, "cpu"))
+    assert (row.memory, row.total_bytes, device_bytes([row])) == ("pinned_host", 5 * ONE, 0)
 
 
 @pytest.mark.parametrize(("x", "size"), [
@@ -104,7 +104,7 @@ def test_nothing_is_held_of_what_is_linear_or_of_integers() -> None:
 
 def test_a_value_bears_the_name_that_the_user_gave_and_says_why() -> None:
     f = lambda x: jnp.sum(jnp.sin(checkpoint_name(jnp.sin(x), "h")))
-    (row,) = held(schedule(joint_of(f, X), policies.save_only_these_names("h"), "cpu"))
+    (row,) = saved_values(schedule(joint_of(f, X), policies.save_only_these_names("h"), "cpu"))
     assert row.origin is not None
     eqn, name = row.origin
     assert (eqn.primitive.name, name) == ("sin", "h")
@@ -114,12 +114,17 @@ def test_a_value_bears_the_name_that_the_user_gave_and_says_why() -> None:
 def test_states_that_are_stored_on_the_way_say_so() -> None:
     prog = trace(lambda x: [jnp.sum(scan(lambda x: jnp.sin(x @ W), x, 16))], X)
     ends = prog, (True,), (True,)
-    first, *_, last = next(iter(stored(Problem(*ends))))
+    first, *_, last = next(iter(snapshot_candidates(Problem(*ends))))
     for whole in (first, last):
         (inner,) = next(iter(whole.schedule.inner.values()))
-        (row,) = held(whole.schedule)
+        (row,) = saved_values(whole.schedule)
         assert row.loops == (inner.snapshots + 1,)  # and the state from which it runs backward
         assert (
-            row.why == state_why(inner) == "a state of the loop, from which others are recomputed"
+            row.why
+            == state_reason(inner)
+            == "a state of the loop, from which others are recomputed"
         )
-    assert "each iteration" in held(schedule(analyze(*ends), policies.save_nothing, "cpu"))[0].why
+    assert (
+        "each iteration"
+        in saved_values(schedule(analyze(*ends), policies.save_nothing, "cpu"))[0].why
+    )

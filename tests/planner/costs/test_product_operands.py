@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 
 from tests.planner.cuts.test_integer_program import joint_of
-from xform.planner.costs.rounded import rounded
+from xform.planner.costs.product_operands import product_operands
 
 W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
 
@@ -28,5 +28,5 @@ FUNCTIONS = {
 def test_what_products_alone_read(name: str) -> None:
     f, expected = FUNCTIONS[name]
     joint = joint_of(f, W, X)
-    found = {joint.producer[v].primitive.name for v in rounded(joint)}
+    found = {joint.producer[v].primitive.name for v in product_operands(joint)}
     assert found == expected

@@ -13,12 +13,12 @@ from jax import lax
 import xform
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import errors, policies
-from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
+from xform.planner.costs.outcome import recompute_flops, residual_bytes, saved_bytes
 from xform.planner.decide import schedule
-from xform.planner.device import Device, planned_for
+from xform.planner.device import Device, planning_for
 from xform.planner.front import front
 from xform.planner.plan.decision import Decision
-from xform.planner.planned import planned
+from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.planner.simulate.profiles import CPU
@@ -49,7 +49,7 @@ def everything(f):
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
     schedules = (schedule(joint, Decision(frozenset(s), {}), "cpu") for s in sets)
-    return list({frozenset(p.kept): p for p in schedules}.values())
+    return list({frozenset(p.saved): p for p in schedules}.values())
 
 
 def with_margin(n: int) -> int:
@@ -60,29 +60,31 @@ def with_margin(n: int) -> int:
 @pytest.mark.parametrize("of", ["peak", "saved"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> None:
-    size = peak if of == "peak" else waiting_bytes
+    size = peak if of == "peak" else residual_bytes
     every = [(size(p), recompute_flops(p)) for p in everything(PROGRAMS[name])]
     at = ends(PROGRAMS[name])
     for n in sorted({n for n, _ in every}):
-        found = planned(at, policies.budget(with_margin(n) if of == "peak" else n, of=of)).schedule
+        found = plan_program(
+            at, policies.budget(with_margin(n) if of == "peak" else n, of=of)
+        ).schedule
         assert size(found) <= n
         assert recompute_flops(found) <= min(work for m, work in every if m <= n)
 
 
 def test_the_default_is_taken_where_it_fits() -> None:
     at = ends(PROGRAMS["three layers"])
-    default = planned(at, min_cut).schedule
+    default = plan_program(at, min_cut).schedule
     most = with_margin(peak(default))
-    assert planned(at, policies.budget(most)).schedule is default
-    assert planned(at, policies.budget(most - 2)).schedule is not default
+    assert plan_program(at, policies.budget(most)).schedule is default
+    assert plan_program(at, policies.budget(most - 2)).schedule is not default
 
 
 def test_without_a_margin_there_is_only_the_lowest() -> None:
     at = ends(PROGRAMS["three layers"])
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        planned(at, policies.budget(0))
+        plan_program(at, policies.budget(0))
     least = caught.value.floor_bytes
-    found = [planned(at, policies.budget(n)) for n in (with_margin(least), least + 1, least)]
+    found = [plan_program(at, policies.budget(n)) for n in (with_margin(least), least + 1, least)]
     assert {peak(whole.schedule) for whole in found} == {least}
     assert [whole.work for whole in found] == sorted(whole.work for whole in found)
 
@@ -90,34 +92,34 @@ def test_without_a_margin_there_is_only_the_lowest() -> None:
 def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
     at = ends(PROGRAMS["two layers"])
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        planned(at, policies.budget(0))
+        plan_program(at, policies.budget(0))
     least = caught.value.floor_bytes
-    assert peak(planned(at, policies.budget(least)).schedule) == least
+    assert peak(plan_program(at, policies.budget(least)).schedule) == least
     assert least <= min(map(peak, everything(PROGRAMS["two layers"])))
     with pytest.raises(errors.BudgetInfeasible):
-        planned(at, policies.budget(least - 1))
+        plan_program(at, policies.budget(least - 1))
 
 
 def test_donated_bytes_are_spared() -> None:
     at = ends(PROGRAMS["two layers"])
     least, donating = (
-        peak(front(at).lowest()[0].schedule),
-        dataclasses.replace(at, beside=-W.nbytes),
+        peak(front(at).smallest()[0].schedule),
+        dataclasses.replace(at, outside_bytes=-W.nbytes),
     )
-    found = planned(donating, policies.budget(least - W.nbytes))
+    found = plan_program(donating, policies.budget(least - W.nbytes))
     assert peak(found.schedule) == least
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        planned(donating, policies.budget(0))
+        plan_program(donating, policies.budget(0))
     assert caught.value.floor_bytes == least - W.nbytes
 
 
 def test_a_program_is_planned_once_for_each_backend() -> None:
     at, policy = ends(PROGRAMS["shared"]), policies.budget("1 MiB")
-    here = planned(at, policy)
-    assert planned(at, policies.budget(2**20)) is here
+    here = plan_program(at, policy)
+    assert plan_program(at, policies.budget(2**20)) is here
     assert front(at) is front(at)
     there = dataclasses.replace(at, device=Device("tpu", "a tpu"))
-    assert planned(there, policy) is not here
+    assert plan_program(there, policy) is not here
     assert front(there) is not front(at)
 
 
@@ -134,7 +136,7 @@ def test_without_offload_it_is_as_without_a_link() -> None:
     here = dataclasses.replace(at, device=Device("tpu", "TPU v5e"))
     alone = dataclasses.replace(here, offload=False)
     without = dataclasses.replace(at, device=Device("tpu", "one without a link"))
-    works = lambda at: [w.work for w in front(at).lowest()]
+    works = lambda at: [w.work for w in front(at).smallest()]
     sends = lambda at: any(w.work[1] for w in front(at)._plans)
     assert sends(here)
     assert not sends(alone)
@@ -147,11 +149,11 @@ def test_little_and_nothing_is_planned(x) -> None:
     f = lambda x: jnp.sum(jnp.sin(jnp.sin(x))).astype(jnp.float32)
     at = ends(f, x)
     for policy in (min_cut, policies.budget("1 KiB"), policies.budget(0, of="saved")):
-        found = planned(at, policy)
+        found = plan_program(at, policy)
         assert found.shapes == {}
         assert recompute_flops(found.schedule) == 0
     constant = Problem(trace(lambda x: [jnp.float32(1)], x), (True,), (True,))
-    assert kept_bytes(planned(constant, policies.budget(0, of="saved")).schedule) == 0
+    assert saved_bytes(plan_program(constant, policies.budget(0, of="saved")).schedule) == 0
 
 
 def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
@@ -161,12 +163,12 @@ def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
 
     policy = policies.budget(12 * X.nbytes, of="saved")
     made = xform.plan(f(24), W, X, argnums=None, policy=policy, verify=False)
-    found = planned(ends(f(24)), made)
+    found = plan_program(ends(f(24)), made)
     assert found.shapes == made.shapes() != {}
-    assert waiting_bytes(found.schedule) == made.saved_bytes <= policy.bytes
+    assert residual_bytes(found.schedule) == made.saved_bytes <= policy.bytes
     for g, has in ((PROGRAMS["one"], "the program has no such loop"), (f(23), "23 in the program")):
         with pytest.raises(errors.OtherProgram, match=has):
-            planned(ends(g), made)
+            plan_program(ends(g), made)
 
 
 def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
@@ -178,9 +180,9 @@ def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
 
     saved = {}
     for name in ("cpu", "tpu"):
-        with planned_for(name):
-            how = planned(ends(f, W, jnp.ones((2048, 16))), min_cut).schedule
-            of = collections.Counter(how.joint.producer[v].primitive.name for v in how.kept)
+        with planning_for(name):
+            how = plan_program(ends(f, W, jnp.ones((2048, 16))), min_cut).schedule
+            of = collections.Counter(how.joint.producer[v].primitive.name for v in how.saved)
             saved[name] = of
     assert saved["cpu"]["exp"] == 1
     products = {"exp": 0, "dot_general": 1, "add": 1, "transpose": 1}
@@ -192,8 +194,8 @@ def test_what_a_loop_stacks_is_the_same_on_each_backend() -> None:
     f = lambda w, x: jnp.sum(lax.scan(lambda x, w: (jnp.tanh(x @ w + 1) @ w, None), x, w)[0])
     stacked = []
     for name in ("cpu", "tpu"):
-        with planned_for(name):
-            how = planned(ends(f, jnp.ones((3, 16, 16)), X), min_cut).schedule
+        with planning_for(name):
+            how = plan_program(ends(f, jnp.ones((3, 16, 16)), X), min_cut).schedule
             ((inner,),) = how.inner.values()
-            stacked.append([inner.joint.producer[v].primitive.name for v in inner.kept])
+            stacked.append([inner.joint.producer[v].primitive.name for v in inner.saved])
     assert stacked[0] == stacked[1] == ["tanh"]
