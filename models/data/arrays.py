@@ -48,7 +48,7 @@ def _foreign(path: Path) -> str:
     return "it is not a .npy file" if head else "it is empty"
 
 
-class Chosen:
+class Subset:
     """The elements of a source at the indices `numbers`, in that order."""
 
     def __init__(self, source: Source, numbers: Sequence[int] | np.ndarray) -> None:
@@ -76,4 +76,4 @@ def halves(source: Source, fraction: float, seed: int = 0) -> dict[str, Source]:
         raise InputError(f"a split needs at least two elements, and there are {len(source)}")
     order = np.random.default_rng(seed).permutation(len(source))
     held = min(len(source) - 1, max(1, int(len(source) * fraction)))
-    return {"train": Chosen(source, order[held:]), "validation": Chosen(source, order[:held])}
+    return {"train": Subset(source, order[held:]), "validation": Subset(source, order[:held])}

@@ -19,7 +19,7 @@ from models.data.batches import ALONE, Share, Source, batches, mixed, spread
 from models.data.documents import COLUMN, is_plain
 from models.data.files import STANDARD_LIBRARY, files_of, readable
 from models.data.prepare import VALIDATION
-from models.data.rows import Rows, Windows, judged
+from models.data.rows import Rows, Windows, count_targets
 from models.data.shards import PARTS, Prepared, Stream, is_prepared
 from models.data.sources import prepared, weighted
 from models.errors import InputError
@@ -109,7 +109,7 @@ class Corpus:
         self, losses: Sequence[float], some: Sequence[np.ndarray]
     ) -> tuple[float, float, float]:
         """Return the total loss in nats, and the numbers of predicted tokens and bytes."""
-        counts = [judged(batch, self.token_bytes) for batch in some]
+        counts = [count_targets(batch, self.token_bytes) for batch in some]
         nats = math.fsum(loss * tokens for loss, (tokens, _) in zip(losses, counts, strict=True))
         return nats, sum(tokens for tokens, _ in counts), sum(size for _, size in counts)
 

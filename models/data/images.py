@@ -162,19 +162,23 @@ class Files:
 
 
 def load_images(
-    path: Path, *, size: tuple[int, int] | None = None, channels: int = 3, held: float = 0.05
+    path: Path,
+    *,
+    size: tuple[int, int] | None = None,
+    channels: int = 3,
+    validation_share: float = 0.05,
 ) -> Examples:
     """Load the pictures of a folder in two parts. The elements are `Picture`s.
 
     The folder holds `images.npy` and `labels.npy`, or CIFAR's binary files, or a folder of pictures
     for each class. If it has a folder `train` and a folder `validation`, `val` or `test`, these are
-    the two parts. Otherwise a random share `held` is for validation.
+    the two parts. Otherwise a random share `validation_share` is for validation.
 
     Args:
       path: the folder.
       size: new width and height of picture files; None to require that all have one size.
       channels: channels that picture files are converted to, 1 or 3.
-      held: share for validation, if the folder has no parts.
+      validation_share: share for validation, if the folder has no parts.
 
     Raises:
       InputError: there are no pictures, all are of one class, they cannot be read or differ in
@@ -198,13 +202,15 @@ def load_images(
         test = sorted(n for n in names if n.startswith("test") and _is_bin(n))
         return _two_parts(path, [_cifar(path, train), _cifar(path, test)])
     whole = _with_classes(path, _source(path, size, channels))
-    return Examples(str(path), halves(whole, held), whole.content, whole.classes)
+    return Examples(str(path), halves(whole, validation_share), whole.content, whole.classes)
 
 
-def made_images(whole: SyntheticPictures | SyntheticMasks, held: float) -> Examples:
-    """Split generated pictures; a random share `held` is for validation."""
+def generated_images(
+    whole: SyntheticPictures | SyntheticMasks, validation_share: float
+) -> Examples:
+    """Split generated pictures; a random share `validation_share` is for validation."""
     content = lambda: [repr(whole)]
-    return Examples("generated pictures", halves(whole, held), content, whole.classes)
+    return Examples("generated pictures", halves(whole, validation_share), content, whole.classes)
 
 
 def _two_parts(path: Path, sources: Sequence[Arrays | Files]) -> Examples:

@@ -38,8 +38,8 @@ def prepare(
     *,
     tokenizer: str | Tokenizer = "bytes",
     column: str = COLUMN,
-    validation: float = VALIDATION,
-    shard: int = SHARD,
+    validation_share: float = VALIDATION,
+    shard_tokens: int = SHARD,
     without: Path | None = None,
 ) -> dict[str, Counts]:
     """Write the tokens of all documents of `source` to a new folder `out`.
@@ -52,8 +52,8 @@ def prepare(
       out: the folder to create.
       tokenizer: a tokenizer, or a name for `tokenizer_of`. It is trained on the part `train` only.
       column: the column of tables, or the field of JSON lines, that holds the text.
-      validation: the share of documents for validation.
-      shard: approximate number of tokens in a shard.
+      validation_share: the share of documents for validation.
+      shard_tokens: approximate number of tokens in a shard.
       without: a folder whose files are skipped.
 
     Returns:
@@ -67,25 +67,25 @@ def prepare(
     if exists:
         raise InputError(f"{out} already exists: choose another folder, or remove it")
     if isinstance(tokenizer, str):
-        some = training_documents(source, column, without, validation)
+        some = training_documents(source, column, without, validation_share)
         tokenizer = tokenizer_of(tokenizer, some)
     with _complete_or_absent(out) as folder:
-        read = split(documents(source, column, without), validation)
-        return _write(folder, read, tokenizer, shard, str(source or STANDARD_LIBRARY))
+        read = split(documents(source, column, without), validation_share)
+        return _write(folder, read, tokenizer, shard_tokens, str(source or STANDARD_LIBRARY))
 
 
 def training_documents(
-    source: Path | None, column: str, without: Path | None, validation: float = VALIDATION
+    source: Path | None, column: str, without: Path | None, validation_share: float = VALIDATION
 ) -> Iterator[Document]:
     """Iterate over the documents of the part `train`, on which a tokenizer is trained."""
-    read = split(documents(source, column, without), validation)
+    read = split(documents(source, column, without), validation_share)
     return (document for part, document in read if part == "train")
 
 
-def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard: int, name: str
+def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard_tokens: int, name: str
            ) -> dict[str, Counts]:  # fmt: skip
     dtype = np.min_scalar_type(tokenizer.vocab - 1)
-    writers = {part: Writer(folder, part, dtype, shard) for part in PARTS}
+    writers = {part: Writer(folder, part, dtype, shard_tokens) for part in PARTS}
     sizes = tokenizer.token_bytes
     for batch in _batches(some):
         encoded = tokenizer.encode([document for _, document in batch])

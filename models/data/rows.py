@@ -45,7 +45,7 @@ class Rows:
         return np.where(begins, ~tokens, tokens)
 
 
-def judged(batch: np.ndarray, token_bytes: np.ndarray) -> tuple[int, float]:
+def count_targets(batch: np.ndarray, token_bytes: np.ndarray) -> tuple[int, float]:
     """Count the predicted tokens of a batch `[..., window + 1]`, and their bytes of text.
 
     The first token of a document is not predicted. A mean loss per predicted token, in nats,

@@ -43,7 +43,7 @@ class SeriesWindows:
         return scaled
 
 
-def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
+def load_series(path: Path, window: int, *, validation_share: float = 0.05, seed: int = 0
                 ) -> Examples:  # fmt: skip
     """Load the series of a `.npy` file as windows in two parts.
 
@@ -53,7 +53,7 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
     Args:
       path: an array of floats: `[T]`, `[T, F]` or `[N, T, F]`.
       window: window length of the model, in moments.
-      held: the share for validation.
+      validation_share: the share for validation.
       seed: of the random split.
 
     Raises:
@@ -62,10 +62,12 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
     array = _floats(path)
     all_series = {1: array[None, ..., None], 2: array[None]}.get(array.ndim, array)
     if len(all_series) == 1:
-        cut = max(all_series.shape[1] - max(window + 1, int(all_series.shape[1] * held)), 0)
+        cut = max(
+            all_series.shape[1] - max(window + 1, int(all_series.shape[1] * validation_share)), 0
+        )
         parts = {"train": all_series[:, :cut], "validation": all_series[:, cut:]}
     else:
-        numbers = halves(range(len(all_series)), held, seed)
+        numbers = halves(range(len(all_series)), validation_share, seed)
         parts = {
             part: all_series[[few[i] for i in range(len(few))]] for part, few in numbers.items()
         }
@@ -119,6 +121,6 @@ def _scales(some: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
     return mean, scale
 
 
-def made_series(whole: SyntheticSeries, held: float) -> Examples:
-    """Split generated series, each of them one window; a random share `held` is for validation."""
-    return Examples("generated series", halves(whole, held), lambda: [repr(whole)])
+def generated_series(whole: SyntheticSeries, validation_share: float) -> Examples:
+    """Split generated series, each of them one window, into training and validation parts."""
+    return Examples("generated series", halves(whole, validation_share), lambda: [repr(whole)])

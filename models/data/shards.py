@@ -113,23 +113,23 @@ def _crc(path: Path) -> int:
 
 
 def write_manifest(
-    folder: Path, said: dict[str, Any], token_bytes: np.ndarray, words: str | None
+    folder: Path, manifest: dict[str, Any], token_bytes: np.ndarray, words: str | None
 ) -> None:
-    """Write the manifest, with `said` as its content. It must be the last file written."""
+    """Write the manifest file with this content. It must be the last file written."""
     sizes = {SIZES: _saved(folder / SIZES, token_bytes.astype(np.float64))}
-    said = {"version": VERSION, "token_bytes": sizes, **said}
+    manifest = {"version": VERSION, "token_bytes": sizes, **manifest}
     if words is not None:
         (folder / WORDS).write_text(words, encoding="utf-8")
-        said["words"] = zlib.crc32(words.encode())
-    text = json.dumps({**said, "crc32": _manifest_crc(said)}, indent=1)
+        manifest["words"] = zlib.crc32(words.encode())
+    text = json.dumps({**manifest, "crc32": _manifest_crc(manifest)}, indent=1)
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _manifest_crc(said: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+def _manifest_crc(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
 def open_prepared(folder: Path) -> Prepared:
@@ -139,15 +139,15 @@ def open_prepared(folder: Path) -> Prepared:
       InputError: the folder is damaged, or has another format version.
     """
     with readable():
-        said = _manifest(folder)
+        manifest = _manifest(folder)
         words = None
-        if "words" in said:
+        if "words" in manifest:
             words = (folder / WORDS).read_bytes()
-            if zlib.crc32(words) != said["words"]:
+            if zlib.crc32(words) != manifest["words"]:
                 raise InputError(_damaged(folder / WORDS))
-        (token_bytes,) = _arrays(folder, said["token_bytes"])
+        (token_bytes,) = _arrays(folder, manifest["token_bytes"])
         parts = {
-            part: [Shard(*_arrays(folder, files)) for files in said["parts"][part]]
+            part: [Shard(*_arrays(folder, files)) for files in manifest["parts"][part]]
             for part in PARTS
         }
     return Prepared(
@@ -155,42 +155,42 @@ def open_prepared(folder: Path) -> Prepared:
         parts,
         token_bytes,
         words,
-        said["tokenizer"],
-        said["end"],
-        f"{said['crc32']:08x}",
+        manifest["tokenizer"],
+        manifest["end"],
+        f"{manifest['crc32']:08x}",
     )
 
 
 def vocabulary(folder: Path) -> int | None:
     """Return the vocabulary size of a prepared folder; None for bytes. Shards are not read."""
     with readable():
-        said = _manifest(folder)
-        (token_bytes,) = _arrays(folder, said["token_bytes"])
-    return len(token_bytes) if "words" in said else None
+        manifest = _manifest(folder)
+        (token_bytes,) = _arrays(folder, manifest["token_bytes"])
+    return len(token_bytes) if "words" in manifest else None
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        said = json.loads(path.read_bytes())
-        crc = said.pop("crc32")
-        whole = crc == _manifest_crc(said)
+        manifest = json.loads(path.read_bytes())
+        crc = manifest.pop("crc32")
+        whole = crc == _manifest_crc(manifest)
     except (ValueError, AttributeError, KeyError, TypeError):
         raise InputError(_damaged(path)) from None
     if not whole:
         raise InputError(_damaged(path))
-    if said["version"] != VERSION:
-        raise InputError(f"{path} has format version {said['version']}, but this program reads"
+    if manifest["version"] != VERSION:
+        raise InputError(f"{path} has format version {manifest['version']}, but this program reads"
                          f" version {VERSION}: prepare the text again")  # fmt: skip
-    return {**said, "crc32": crc}
+    return {**manifest, "crc32": crc}
 
 
 def _arrays(folder: Path, files: dict[str, dict[str, int]]) -> list[np.ndarray]:
     """Map files into memory after verifying their sizes and checksums."""
-    for name, said in files.items():
+    for name, entry in files.items():
         path = folder / name
         # The size is compared first, so that a truncated file is not read.
-        if path.stat().st_size != said["bytes"] or _crc(path) != said["crc32"]:
+        if path.stat().st_size != entry["bytes"] or _crc(path) != entry["crc32"]:
             raise InputError(_damaged(path))
     return [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in files]
 

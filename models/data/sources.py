@@ -81,9 +81,9 @@ def prepared(
             f"--tokenizer {tokenizer}: a prepared folder has its own tokenizer: leave out"
             " --tokenizer, or name the text instead of the folder"
         )
-    said = json.dumps([[str(p and p.resolve()) for p in paths], tokenizer, column])
+    key = json.dumps([[str(p and p.resolve()) for p in paths], tokenizer, column])
     places = [
-        path if path is not None and is_prepared(path) else work / _name(said, number)
+        path if path is not None and is_prepared(path) else work / _name(key, number)
         for number, path in enumerate(paths)
     ]
     opened = {place: open_prepared(place) for place in places if is_prepared(place)}
@@ -99,8 +99,8 @@ def prepared(
     return [opened[place] for place in places]
 
 
-def _name(said: str, number: int) -> str:
-    return hashlib.sha256(f"{number} {said}".encode()).hexdigest()[:16]
+def _name(key: str, number: int) -> str:
+    return hashlib.sha256(f"{number} {key}".encode()).hexdigest()[:16]
 
 
 def _tokenizer_of_first(opened: Sequence[Prepared]) -> Tokenizer | None:

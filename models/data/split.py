@@ -27,21 +27,21 @@ def split(some: Iterable[Document], fraction: float) -> Iterator[Split]:
         yield from _halves(first[0], fraction)
         return
     lowest: tuple[float, Document] | None = None
-    judged = False
+    has_validation = False
     for document in itertools.chain(first, documents):
         rank = _rank(document)
         if rank < fraction:
-            judged = True
+            has_validation = True
             yield "validation", document
         # Until a document falls below `fraction`, hold back the one with the lowest hash.
-        elif judged or (lowest is not None and lowest[0] <= rank):
+        elif has_validation or (lowest is not None and lowest[0] <= rank):
             yield "train", document
         else:
             if lowest is not None:
                 yield "train", lowest[1]
             lowest = rank, document
     if lowest is not None:
-        yield "train" if judged else "validation", lowest[1]
+        yield "train" if has_validation else "validation", lowest[1]
 
 
 def _rank(document: Document) -> float:

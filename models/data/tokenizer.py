@@ -192,8 +192,8 @@ def load_words(path: Path) -> Words:
             raise InputError(f"{file} is not a file")
         content = file.read_bytes()
         config = file.with_name("tokenizer_config.json")
-        said = config.read_bytes() if config.is_file() else b"{}"
-    return parse_words(content, str(file), _end_in_config(said, str(config)), library)
+        config_bytes = config.read_bytes() if config.is_file() else b"{}"
+    return parse_words(content, str(file), _end_in_config(config_bytes, str(config)), library)
 
 
 def parse_words(content: bytes, where: str, end: str | None = None, library: Any = None) -> Words:

@@ -85,7 +85,7 @@ def _llama(config: Json) -> LlamaConfig:
         head_width=0 if each in (None, width // heads) else each,
         tied=config.get("tie_word_embeddings", False),
         experts=config.get("num_local_experts", 0),
-        chosen=config.get("num_experts_per_tok", 2),
+        experts_per_token=config.get("num_experts_per_tok", 2),
         **_positions(config),
     )
 
@@ -135,7 +135,7 @@ def _write_llama(config: LlamaConfig) -> dict[str, Any]:
         "rope_parameters": rope | {"rope_theta": config.rope_base},
         "tie_word_embeddings": config.tied,
     }
-    experts = {"num_local_experts": config.experts, "num_experts_per_tok": config.chosen}
+    experts = {"num_local_experts": config.experts, "num_experts_per_tok": config.experts_per_token}
     # `transformers` before version 5 reads the next two.
     older: dict[str, Any] = {"rope_theta": config.rope_base}
     older |= {"rope_scaling": rope} if config.rope_factor != 1 else {}

@@ -71,9 +71,9 @@ def generate(
         padded = np.stack([np.pad(row, (0, read - len(row))) for row in seen])
         lengths = np.array([len(row) for row in seen])
         at = np.array([len(row) for row in rows])
-        said = _segment(graphdef, new, draw, params, padded, lengths, at, keys)
+        tokens = _segment(graphdef, new, draw, params, padded, lengths, at, keys)
         rows = [
-            np.concatenate([row, more]) for row, more in zip(rows, np.asarray(said), strict=True)
+            np.concatenate([row, more]) for row, more in zip(rows, np.asarray(tokens), strict=True)
         ]
         read = max(1, context // 2)
     return [row[:end] for row, end in zip(rows, ends, strict=True)]

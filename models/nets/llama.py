@@ -38,7 +38,7 @@ class LlamaConfig(DecoderConfig):
     experts: int = setting(
         0, "Number of experts in each layer; 0 for no mixture.", least=0, change="never"
     )
-    chosen: int = setting(2, "Number of experts for each token.", **SIZE)
+    experts_per_token: int = setting(2, "Number of experts for each token.", **SIZE)
     balance: float = setting(
         0.01, "Weight of the load-balancing loss, the imbalance of the experts.", least=0
     )
@@ -65,8 +65,10 @@ class LlamaConfig(DecoderConfig):
             super().__post_init__()
         if self.each_head % 2:
             raise ValueError(f"rotary positions need an even head_width, not {self.each_head}")
-        if self.chosen > self.experts > 0:
-            raise ValueError(f"chosen {self.chosen} is more than experts {self.experts}")
+        if self.experts_per_token > self.experts > 0:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
+            )
 
     @property
     def each_head(self) -> int:
@@ -101,7 +103,7 @@ class Block(nnx.Module):
         )
         self.mlp_norm = rms_norm(c.width, c.epsilon, **common)
         if c.experts:
-            self.mixture = Mixture(c.width, c.hidden, c.experts, c.chosen, **common)
+            self.mixture = Mixture(c.width, c.hidden, c.experts, c.experts_per_token, **common)
         else:
             self.mlp = GatedPerceptron(c.width, c.hidden, **common)
         self.mixes = bool(c.experts)

@@ -42,17 +42,24 @@ class Routing:
 
 
 class Mixture(nnx.Module):
-    """`experts` gated perceptrons. The router chooses `chosen` of them for each token."""
+    """`experts` gated perceptrons, of which the router chooses some for each token."""
 
     def __init__(
-        self, width: int, hidden: int, experts: int, chosen: int, *, dtype: Any, rngs: nnx.Rngs
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        experts_per_token: int,
+        *,
+        dtype: Any,
+        rngs: nnx.Rngs,
     ) -> None:
         def matrices(inputs: tuple[str, int], outputs: tuple[str, int]) -> nnx.Param[Any]:
             (name, size), (out_name, out_size) = inputs, outputs
             drawn = NORMAL * jax.random.normal(rngs.params(), (experts, size, out_size))
             return nnx.Param(drawn, **named("expert", name, out_name))
 
-        self.chosen, self.dtype = chosen, dtype
+        self.experts_per_token, self.dtype = experts_per_token, dtype
         self.router = dense(
             {"embed": width}, {"expert": experts}, dtype=dtype, stddev=NORMAL, rngs=rngs
         )
@@ -64,7 +71,7 @@ class Mixture(nnx.Module):
         """Map `[..., D]` to the same shape, and return how the tokens were routed."""
         tokens = x.reshape(-1, x.shape[-1])
         weights = jax.nn.softmax(self.router(tokens).astype(jnp.float32))
-        best, which = jax.lax.top_k(weights, self.chosen)  # [N, k]
+        best, which = jax.lax.top_k(weights, self.experts_per_token)  # [N, k]
         best /= best.sum(-1, keepdims=True)
         one_hot = jax.nn.one_hot(which, weights.shape[-1])
 
@@ -73,7 +80,7 @@ class Mixture(nnx.Module):
         run = lambda rows, kernel: jax.lax.ragged_dot(
             rows, kernel[...].astype(x.dtype if self.dtype is None else self.dtype), sizes
         )
-        rows = tokens[order // self.chosen]
+        rows = tokens[order // self.experts_per_token]
         rows = run(jax.nn.silu(run(rows, self.gate)) * run(rows, self.up), self.down)
         back = rows[jnp.argsort(order)].reshape(*which.shape, -1)
         mixed = jnp.einsum("nkd,nk->nd", back, best.astype(back.dtype))

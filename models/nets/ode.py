@@ -27,8 +27,8 @@ class ODEConfig:
 
     width: int = setting(64, "Width of the state; by default the features of the data.", **SIZE)
     hidden: int = setting(256, "Hidden width of the field's perceptron.", **SIZE)
-    flow_steps: int = setting(200, "Number of integration steps.", **SIZE)
-    time: float = setting(1.0, "Integration time.", above=0, change="never")
+    integration_steps: int = setting(200, "Number of integration steps.", **SIZE)
+    integration_time: float = setting(1.0, "Integration time.", above=0, change="never")
     dtype: str = dtype_setting()
 
 
@@ -65,7 +65,7 @@ class NeuralODE(nnx.Module):
         return self.out(by_example(jnp.tanh(self.enter(read))))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map states `[..., D]` at time 0 to the states at `config.time`."""
+        """Map states `[..., D]` at time 0 to the states at `config.integration_time`."""
         graphdef, params = nnx.split(self)
         field = lambda t, x: nnx.merge(graphdef, params).field(t, x)
-        return flow(field, x, self.config.time, self.config.flow_steps)
+        return flow(field, x, self.config.integration_time, self.config.integration_steps)

@@ -71,7 +71,9 @@ PRESETS: dict[str, Any] = {
         rope_base=1e6,
         experts=8,
     ),
-    "resnet20": ResNetConfig(16, (16, 32, 64), (3, 3, 3), 10, bottleneck=False, small=True),
+    "resnet20": ResNetConfig(
+        16, (16, 32, 64), (3, 3, 3), 10, bottleneck=False, small_pictures=True
+    ),
     "resnet50": ResNetConfig(64, (256, 512, 1024, 2048), (3, 4, 6, 3), 1000, bottleneck=True),
     "tiny-vit": ViTConfig(),
     "vit-s": ViTConfig(224, 16, 384, 12, 6, 1536, 1000, epsilon=1e-6),

@@ -21,7 +21,7 @@ State = tuple[jax.Array, ...]
 class RecurrentConfig:
     """Settings of a stack of recurrent layers."""
 
-    kind: str = setting(
+    cell: str = setting(
         "lstm", "Type of the recurrent layers.", choices=("lstm", "gru"), change="never"
     )
     inputs: int = setting(64, "Number of features; by default those of the data.", **SIZE)
@@ -74,7 +74,7 @@ class GRU(nnx.Module):
         return ((1 - z) * jnp.tanh(n + r * from_n) + z * h,)
 
 
-KINDS = {"lstm": LSTM, "gru": GRU}
+CELLS = {"lstm": LSTM, "gru": GRU}
 
 
 class Recurrent(nnx.Module):
@@ -83,7 +83,7 @@ class Recurrent(nnx.Module):
     def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
         widths = [c.inputs, *[c.width] * (c.depth - 1)]
-        kind = KINDS[c.kind]
+        kind = CELLS[c.cell]
         self.layers = nnx.List([kind(n, c.width, dtype=c.dtype, rngs=rngs) for n in widths])
         sides = {"embed": c.width}, {"classes": c.inputs}
         self.head = dense(*sides, bias=True, dtype=c.dtype, rngs=rngs) if c.head else None

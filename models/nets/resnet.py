@@ -32,7 +32,7 @@ class ResNetConfig:
     bottleneck: bool = setting(
         False, "Blocks of three convolutions with a narrow middle, not of two.", change="never"
     )
-    small: bool = setting(
+    small_pictures: bool = setting(
         False,
         "For small pictures: a stem without stride, and shortcuts without parameters.",
         change="never",
@@ -48,7 +48,7 @@ class ResNetConfig:
         if self.bottleneck and any(width % 4 for width in self.widths):
             raise ValueError(f"widths {self.widths} of bottlenecks must be multiples of 4")
         channels = (self.stem, *self.widths)
-        if self.small and any(b < a for a, b in itertools.pairwise(channels)):
+        if self.small_pictures and any(b < a for a, b in itertools.pairwise(channels)):
             raise ValueError(
                 f"stem {self.stem} and widths {self.widths}: with small = true no stage may be"
                 " narrower than the one before it, because shortcuts only add channels of zeros"
@@ -72,7 +72,7 @@ class Block(nnx.Module):
             for i, (a, b, size) in enumerate(parts)
         ])  # fmt: skip
         self.stride, self.more = stride, outputs - inputs
-        changes = (stride != 1 or inputs != outputs) and not config.small
+        changes = (stride != 1 or inputs != outputs) and not config.small_pictures
         self.shortcut = (
             NormedConvolution(inputs, outputs, 1, stride=stride, **common) if changes else None
         )
@@ -99,7 +99,7 @@ class ResNet(nnx.Module):
     def __init__(self, config: ResNetConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
         common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
-        size, stride = (3, 1) if c.small else (7, 2)
+        size, stride = (3, 1) if c.small_pictures else (7, 2)
         self.stem = NormedConvolution(c.channels, c.stem, size, stride=stride, **common)
         stages: list[nnx.List] = []
         width = c.stem
@@ -115,7 +115,7 @@ class ResNet(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         """Map images `[B, height, width, channels]` to float32 logits `[B, classes]`."""
         x = jax.nn.relu(self.stem(images))
-        if not self.config.small:
+        if not self.config.small_pictures:
             around: Any = ((1, 1), (1, 1))  # as in PyTorch; "SAME" would be (0, 1)
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=around)
         for stage in self.stages:

@@ -16,7 +16,7 @@ from models.train.display import Output
 
 
 @dataclasses.dataclass(frozen=True)
-class Preparing:
+class DataOptions:
     """Settings of the command."""
 
     data: Path | None = setting(
@@ -28,27 +28,29 @@ class Preparing:
         "bytes", "Tokenizer: bytes, bpe:8192 to train one, or the path of a tokenizer.json."
     )
     column: str = setting(COLUMN, "Column of tables, or field of JSON lines, with the text.")
-    validation: float = setting(VALIDATION, "Share of documents for validation.", above=0, most=0.5)
-    shard: int = setting(SHARD, "Approximate number of tokens in a file.", least=1)
+    validation_share: float = setting(
+        VALIDATION, "Share of documents for validation.", above=0, most=0.5
+    )
+    shard_tokens: int = setting(SHARD, "Approximate number of tokens in a file.", least=1)
 
 
 def main(arguments: list[str]) -> int:
     """Tokenize documents into a folder for `train --data`."""
     parser = Parser(prog="python -m models data", description=main.__doc__)
-    parser.add_settings(Preparing())
-    asked = replaced(Preparing(), parser.parse(arguments), by_flag=True)
-    if asked.out is None:
+    parser.add_settings(DataOptions())
+    options = replaced(DataOptions(), parser.parse(arguments), by_flag=True)
+    if options.out is None:
         raise InputError("--out is missing: name the folder to create")
     counts = prepare(
-        asked.data,
-        asked.out,
-        tokenizer=asked.tokenizer,
-        column=asked.column,
-        validation=asked.validation,
-        shard=asked.shard,
-        without=asked.out,
+        options.data,
+        options.out,
+        tokenizer=options.tokenizer,
+        column=options.column,
+        validation_share=options.validation_share,
+        shard_tokens=options.shard_tokens,
+        without=options.out,
     )
-    table = Table(title=str(asked.out), title_justify="left")
+    table = Table(title=str(options.out), title_justify="left")
     for heading in ("", "documents", "tokens", "bytes", "bytes per token"):
         table.add_column(heading, justify="right" if heading else "left")
     for part, count in counts.items():
@@ -56,5 +58,5 @@ def main(arguments: list[str]) -> int:
         table.add_row(part, *numbers, f"{count.bytes / count.tokens:.2f}")
     console = Output()
     console.print(table)
-    console.print(f"train on it: python -m models train --data {asked.out}", markup=False)
+    console.print(f"train on it: python -m models train --data {options.out}", markup=False)
     return 0

@@ -27,7 +27,7 @@ from models.nets.presets import TRAINED, abstract, parameter_count
 from models.run.flags import Parser
 from models.run.memory_table import measure, table
 from models.run.plots import plot_losses, plot_memory, plot_peaks
-from models.run.sample import Sampling, texts
+from models.run.sample import SampleOptions, texts
 from models.settings import replaced, setting
 from models.train.display import Output
 from models.train.folder import LOG, PLAN, TOKENIZER
@@ -113,13 +113,13 @@ def main(arguments: list[str]) -> int:
     out = demo.out
     out.mkdir(parents=True, exist_ok=True)
     metric = TextRun.metric
-    judged = [r[metric] for r in records if metric in r]
+    validated = [r[metric] for r in records if metric in r]
     console.print(
-        f"Validation: {judged[0]:.2f} bits per byte before training, {judged[-1]:.2f} after"
-        f" {outcome.step} steps ({judged[-1] / judged[0]:.0%})."
+        f"Validation: {validated[0]:.2f} bits per byte before training, {validated[-1]:.2f} after"
+        f" {outcome.step} steps ({validated[-1] / validated[0]:.0%})."
     )
     model = nnx.merge(nnx.graphdef(abstract(MODEL)), outcome.state.params)
-    (text,) = texts(model, Sampling(temperature=0.7, length=150), words)
+    (text,) = texts(model, SampleOptions(temperature=0.7, length=150), words)
     console.print(Panel(text, title="sample", highlight=False))
 
     count = parameter_count(model) / 1e6
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
     plot_peaks(reports, out / "peak.png", "Live memory of a step, and its categories at the peak")
     results = {
         "steps": outcome.step,
-        "validation_bits_per_byte": {"first": judged[0], "last": judged[-1]},
+        "validation_bits_per_byte": {"first": validated[0], "last": validated[-1]},
         "seconds": round(time.perf_counter() - started, 1),
         "peak_bytes_of_a_step": sizes,
         "memory": {

@@ -16,7 +16,7 @@ from models.settings import replaced, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class Export:
+class ExportOptions:
     """Settings of the command."""
 
     out: Path = setting(Path("runs/tiny"), "Folder of the run.")
@@ -38,18 +38,18 @@ class Export:
 def main(arguments: list[str]) -> int:
     """Write the model of a run's newest checkpoint to a folder."""
     parser = Parser(prog="python -m models export", description=main.__doc__)
-    parser.add_settings(Export())
-    asked = replaced(Export(), parser.parse(arguments), by_flag=True)
+    parser.add_settings(ExportOptions())
+    options = replaced(ExportOptions(), parser.parse(arguments), by_flag=True)
     try:
-        if asked.format == "jax":
+        if options.format == "jax":
             needed("flatbuffers", "--format jax", "train")
-            dtype = jnp.dtype(asked.dtype)
-            run, model = trained(asked.out)
-            exported.save(model, asked.to, dtype, asked.platform, run.reads())
+            dtype = jnp.dtype(options.dtype)
+            run, model = trained(options.out)
+            exported.save(model, options.to, dtype, options.platform, run.reads())
         else:
-            model = trained_text(asked.out, "--format huggingface")
-            huggingface.save(model, asked.to, jnp.dtype(asked.dtype))
+            model = trained_text(options.out, "--format huggingface")
+            huggingface.save(model, options.to, jnp.dtype(options.dtype))
     except OSError as error:
-        raise InputError(f"cannot write {asked.to}: {error.strerror}") from None
-    print(f"wrote {asked.to}")
+        raise InputError(f"cannot write {options.to}: {error.strerror}") from None
+    print(f"wrote {options.to}")
     return 0

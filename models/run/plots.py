@@ -42,20 +42,20 @@ def plot_losses(records: list[Record], path: Path, title: str) -> None:
     """Plot the training loss of every step and the validation losses, in bits per byte."""
     steps = np.array([r["step"] for r in records if "loss" in r])
     losses = np.array([r["loss"] / math.log(2) for r in records if "loss" in r])
-    judged = [r for r in records if "validation_bits_per_byte" in r]
+    validated = [r for r in records if "validation_bits_per_byte" in r]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.6, 4.4), layout="constrained")
         axes.plot(steps, losses, color=GREY, linewidth=0.8, label="training, each step")
-        validation = [r["validation_bits_per_byte"] for r in judged]
-        judged_steps = [r["step"] for r in judged]
+        validation = [r["validation_bits_per_byte"] for r in validated]
+        validated_steps = [r["step"] for r in validated]
         axes.plot(
-            judged_steps, validation, "o-", color=BLUE, linewidth=2, markersize=5,
+            validated_steps, validation, "o-", color=BLUE, linewidth=2, markersize=5,
             label="validation, held-out files",
         )  # fmt: skip
         for index, offset in ((0, (8, 2)), (-1, (-4, 10))):
             axes.annotate(
                 f"{validation[index]:.2f}",
-                (judged_steps[index], validation[index]),
+                (validated_steps[index], validation[index]),
                 xytext=offset,
                 textcoords="offset points",
                 color=BLUE,

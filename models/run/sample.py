@@ -19,7 +19,7 @@ BYTES = Bytes()
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class SampleOptions:
     """Settings of the command."""
 
     out: Path = setting(Path("runs/tiny"), "Folder of the run.")
@@ -37,23 +37,23 @@ class Sampling:
     seed: int = setting(0, "Random seed.", least=0, most=LARGEST_SEED)
 
 
-def texts(model: Any, asked: Sampling, tokenizer: Tokenizer = BYTES) -> list[str]:
+def texts(model: Any, options: SampleOptions, tokenizer: Tokenizer = BYTES) -> list[str]:
     """Return the prompt with each of its continuations, which may span several documents."""
-    prompt = tokenizer.prompt(asked.prompt)
+    prompt = tokenizer.prompt(options.prompt)
     # The model's vocabulary may be larger than the tokenizer's.
     vocab = min(tokenizer.vocab, model.config.vocab)
-    draw = Draw(asked.temperature, asked.top_k, asked.top_p, vocab)
-    rows = generate(model, [prompt] * asked.samples, asked.length, draw, asked.seed)
+    draw = Draw(options.temperature, options.top_k, options.top_p, vocab)
+    rows = generate(model, [prompt] * options.samples, options.length, draw, options.seed)
     return [tokenizer.decode(row.tolist()).decode(errors="replace") for row in rows]
 
 
 def main(arguments: list[str]) -> int:
     """Continue a prompt with the newest checkpoint of a run."""
     parser = Parser(prog="python -m models sample", description=main.__doc__)
-    parser.add_settings(Sampling())
-    asked = replaced(Sampling(), parser.parse(arguments), by_flag=True)
-    if not asked.prompt:
+    parser.add_settings(SampleOptions())
+    options = replaced(SampleOptions(), parser.parse(arguments), by_flag=True)
+    if not options.prompt:
         raise InputError("--prompt needs at least one character")
-    words, model = asked.out / TOKENIZER, trained_text(asked.out, "sample")
-    print("\n\n".join(texts(model, asked, load_words(words) if words.exists() else BYTES)))
+    words, model = options.out / TOKENIZER, trained_text(options.out, "sample")
+    print("\n\n".join(texts(model, options, load_words(words) if words.exists() else BYTES)))
     return 0

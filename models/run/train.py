@@ -43,8 +43,11 @@ def parser() -> Parser:
     flags.add_argument("--from", metavar="FOLDER", dest="origin",
                        help="start from the GPT-2, Llama or Mixtral in this Hugging Face folder,"
                        " which takes the place of --preset")  # fmt: skip
-    flags.add_argument("--coordinator", metavar="HOST:PORT",
-                       help="address of the first process of a run of several")  # fmt: skip
+    flags.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of the first process, for a run of several processes",
+    )
     flags.add_argument("--processes", type=int, metavar="N", help="number of processes of the run")
     flags.add_argument("--process", type=int, metavar="I", help="index of this process, from 0")
     flags.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
@@ -69,7 +72,7 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
 
     They come from the run's folder, the model or the preset, then from the TOML file, then from the
     flags. In a new run, sizes that only the preset sets are taken from the data instead, see
-    `RunConfig.fitted`.
+    `RunConfig.fit_to_data`.
 
     Args:
       given: the values of flags by name; the entry "config" is removed.
@@ -79,7 +82,7 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
     Raises:
       InputError: a setting cannot be used, or there is no run to resume.
     """
-    said = {*given} if origin is None else {"vocab", *given}
+    fixed = {*given} if origin is None else {"vocab", *given}
     base = of_preset(given.get("preset", "tiny"))
     if origin is not None:
         base = of_model(origin)
@@ -92,14 +95,14 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
     if file := given.pop("config"):
         text = _read_text(Path(file))
         base, document = read_config(text, file, base), parse_toml(text, file)
-        said |= {*document, *document.get("model", {})}
+        fixed |= {*document, *document.get("model", {})}
         if (preset := given.get("preset", base.preset)) != base.preset:
             raise InputError(
                 f"--preset is {preset}, but {file} has the preset {base.preset}: remove one of them"
             )
     refuse_others(base, given)
     run = replaced(base, given, by_flag=True)
-    return run if resuming else run.fitted(said)
+    return run if resuming else run.fit_to_data(fixed)
 
 
 def _read_text(path: Path) -> str:

@@ -22,16 +22,16 @@ LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
+class Validation:
     """The result of a validation.
 
     Attributes:
       numbers: the metrics by their names in the log.
-      said: the same as text.
+      text: the same metrics as one line of text.
     """
 
     numbers: dict[str, float]
-    said: str
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +150,11 @@ class RunConfig(abc.ABC):
         return "--batch" + (f" or --{self.length_name}" if self.length_name else "")
 
     @abc.abstractmethod
-    def fitted(self, said: Collection[str]) -> RunConfig:
+    def fit_to_data(self, fixed: Collection[str]) -> RunConfig:
         """Return the run with the model's sizes taken from the data.
 
         Args:
-          said: names of settings that the user set; they stay unchanged.
+          fixed: names of settings that the user set; they stay unchanged.
 
         Raises:
           InputError: the data cannot be read.
@@ -189,10 +189,10 @@ class RunConfig(abc.ABC):
         """Return the validation batches: arrays `[<= batch, ...]`."""
 
     @abc.abstractmethod
-    def judgement(self, data: Any, found: Sequence[dict[str, float]], batches: Sequence[Any]
-                  ) -> Judgement:  # fmt: skip
+    def validation_result(self, data: Any, found: Sequence[dict[str, float]],
+                          batches: Sequence[Any]) -> Validation:  # fmt: skip
         """Combine the metrics `found` in each of the validation `batches`."""
 
     @abc.abstractmethod
-    def said(self, metrics: dict[str, float]) -> str:
+    def metrics_text(self, metrics: dict[str, float]) -> str:
         """Format the metrics of a step as text."""

@@ -52,10 +52,10 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self._try(self._bar.stop)
 
-    def update(self, step: int, said: str, seconds: float, rate: str, mfu: float | None = None
+    def update(self, step: int, metrics: str, seconds: float, rate: str, mfu: float | None = None
                ) -> None:  # fmt: skip
         """Show a step: its metrics as text, seconds per step, throughput and utilization."""
-        numbers = f"{said}  {rate}  {seconds * 1e3:.0f} ms/step"
+        numbers = f"{metrics}  {rate}  {seconds * 1e3:.0f} ms/step"
         numbers += "" if mfu is None else f"  MFU {mfu:.1%}"
         self._try(lambda: self._bar.update(self._task, completed=step, numbers=numbers))
         if not self.console.is_terminal and (step % self.every == 0 or step == self.total):

@@ -28,7 +28,7 @@ MADE = 50_000
 class ExamplesRun(RunConfig):
     """A run on elements that all have the same shapes."""
 
-    held: float = setting(
+    validation_share: float = setting(
         0.05, "Share of the data for validation, if the data has no separate part for it.",
         above=0, most=0.5, change="never",
     )  # fmt: skip
@@ -93,13 +93,13 @@ def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
 
-def resized(run: Run, sizes: Mapping[str, int], said: Collection[str]) -> Run:
+def resized(run: Run, sizes: Mapping[str, int], fixed: Collection[str]) -> Run:
     """Return the run with new sizes of its model.
 
-    Sizes that the model does not have, and those in `said`, are ignored.
+    Sizes that the model does not have, and those in `fixed`, are ignored.
     """
     names = {field.name for field in dataclasses.fields(run.model)}
-    new = {name: size for name, size in sizes.items() if name in names and name not in said}
+    new = {name: size for name, size in sizes.items() if name in names and name not in fixed}
     try:
         return dataclasses.replace(run, model=dataclasses.replace(run.model, **new))
     except ValueError as error:

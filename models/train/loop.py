@@ -18,7 +18,7 @@ from models.settings import to_toml
 from models.train import folder
 from models.train.board import Board, check_writer
 from models.train.checksum import checksum_of
-from models.train.config import Judgement, RunConfig
+from models.train.config import RunConfig, Validation
 from models.train.display import Display
 from models.train.health import Health
 from models.train.kinds import read_config
@@ -211,14 +211,14 @@ class _Loop:
         found = self._evaluate(self.state)
         self._validated = self.step, found.numbers[self._run.metric]
         self._log.write(step=self.step, **found.numbers)
-        self._display.say(f"step {self.step}: validation {found.said}")
+        self._display.say(f"step {self.step}: validation {found.text}")
         self._reporter.restart_clock()
 
     def _save(self) -> None:
         self._reporter.flush()
         meta = {**self._meta, "data_state": self._batches.state(), "log": self._log.seal()}
-        judged = self._validated[1] if self._validated and self._validated[0] == self.step else None
-        self._store.save(self.step, self.state, meta, judged)
+        metric = self._validated[1] if self._validated and self._validated[0] == self.step else None
+        self._store.save(self.step, self.state, meta, metric)
         self._reporter.restart_clock()
 
 
@@ -240,15 +240,15 @@ class _Batches:
         return self._iterator.get_state()
 
 
-def _evaluation(run: RunConfig, data: Any, mesh: Mesh | None) -> Callable[[TrainState], Judgement]:
+def _evaluation(run: RunConfig, data: Any, mesh: Mesh | None) -> Callable[[TrainState], Validation]:
     """Return a function that validates a state on the validation part of the data."""
     batches = run.validation(data)
     there = [on_devices(batch, mesh, axis=0) for batch in batches]
     evaluate = make_evaluate(run.model, None if mesh is None else mesh.abstract_mesh)
 
-    def judge(state: TrainState) -> Judgement:
+    def validate(state: TrainState) -> Validation:
         found = [evaluate(state.result, batch) for batch in there]
         numbers = [{name: float(value) for name, value in one.items()} for one in found]
-        return run.judgement(data, numbers, batches)
+        return run.validation_result(data, numbers, batches)
 
-    return judge
+    return validate

@@ -212,11 +212,11 @@ def ended_with_others() -> Iterator[None]:
     try:
         yield
     except (InputError, ValueError, RuntimeError) as error:
-        said = str(error).partition("\n")[0]
-        lost = bool(_RUNTIME_ERROR.match(said))
+        message = str(error).partition("\n")[0]
+        lost = bool(_RUNTIME_ERROR.match(message))
         if jax.process_count() == 1 or not (lost or isinstance(error, InputError)):
             raise
         if lost:
-            said = f"another process of the run was lost; continue with --resume: {said}"
-        print("error:", said, file=sys.stderr, flush=True)
+            message = f"another process of the run was lost; continue with --resume: {message}"
+        print("error:", message, file=sys.stderr, flush=True)
         os._exit(2)

@@ -76,7 +76,7 @@ class OptimConfig:
     b2: float = setting(
         0.95, "Decay rate of the second moment (mean of squared gradients).", least=0, most=1
     )
-    spike: float = setting(
+    spike_factor: float = setting(
         100.0,
         "Skip a step whose gradient norm is more than this many times its moving average.",
         above=1,
@@ -102,7 +102,7 @@ class OptimConfig:
         "Keep the optimizer state, and the average of --ema, in host memory between steps.",
         change="free",
     )
-    most_skips: int = setting(
+    max_skips: int = setting(
         10, "Number of consecutive skipped steps that the run tolerates.", least=0
     )
 

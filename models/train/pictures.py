@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from models.data.augment import augmented
 from models.data.batches import Source
 from models.data.examples import Examples
-from models.data.images import load_images, made_images
+from models.data.images import generated_images, load_images
 from models.data.synthetic import SyntheticMasks, SyntheticPictures
 from models.errors import InputError
 from models.nets.unet import UNetConfig
 from models.nets.vit import ViTConfig
 from models.settings import setting
-from models.train.config import Judgement, RunConfig
+from models.train.config import RunConfig, Validation
 from models.train.examples import MADE, ExamplesRun, means, resized
 
 USUAL = (32, 32)
@@ -64,17 +64,17 @@ class PictureRun(ExamplesRun):
             return self.size or (self.model.image, self.model.image)
         return self.size or USUAL
 
-    def fitted(self, said: Collection[str]) -> RunConfig:
+    def fit_to_data(self, fixed: Collection[str]) -> RunConfig:
         """Return the run with the classes, channels and side of its pictures."""
         if self.path() is None:
             sized = dataclasses.replace(self, size=self.sides)
-            return resized(sized, {"image": self.sides[0]}, said)
-        wanted = self.sides if {"size", "image"} & {*said} else None
-        data = self._read(wanted, self.model.channels if "channels" in said else 3)
+            return resized(sized, {"image": self.sides[0]}, fixed)
+        wanted = self.sides if {"size", "image"} & {*fixed} else None
+        data = self._read(wanted, self.model.channels if "channels" in fixed else 3)
         *sides, channels = data.element()["image"].shape
         sizes = {"classes": data.classes, "channels": channels, "image": sides[0]}
-        size = self.size if "size" in said else tuple(sides)
-        fitted = resized(dataclasses.replace(self, size=size), sizes, said)
+        size = self.size if "size" in fixed else tuple(sides)
+        fitted = resized(dataclasses.replace(self, size=size), sizes, fixed)
         fitted.checked(data)
         return fitted
 
@@ -107,11 +107,16 @@ class PictureRun(ExamplesRun):
     def _read(self, sides: Any, channels: int) -> Examples:
         path = self.path()
         if path is not None:
-            return load_images(path, size=sides and sides[::-1], channels=channels, held=self.held)
+            return load_images(
+                path,
+                size=sides and sides[::-1],
+                channels=channels,
+                validation_share=self.validation_share,
+            )
         kind: type[SyntheticPictures] = SyntheticMasks if self._masks else SyntheticPictures
         height, width = self.sides
         made = kind(self.seed, MADE, height, width, self.model.classes, channels)
-        return made_images(made, self.held)
+        return generated_images(made, self.validation_share)
 
     def _check_sides(self) -> None:
         model, (height, width) = self.model, self.sides
@@ -132,14 +137,15 @@ class PictureRun(ExamplesRun):
         """Shift and mirror the pictures, if the run augments them."""
         return augmented(elements, self.seed) if self.augment else elements
 
-    def judgement(self, data: Examples, found: Sequence[dict[str, float]], batches: Sequence[Any]
-                  ) -> Judgement:  # fmt: skip
+    def validation_result(self, data: Examples, found: Sequence[dict[str, float]],
+                          batches: Sequence[Any]) -> Validation:  # fmt: skip
         """Compute the mean loss and accuracy."""
         numbers = means(found)
-        return Judgement(
-            {f"validation_{name}": value for name, value in numbers.items()}, self.said(numbers)
+        return Validation(
+            {f"validation_{name}": value for name, value in numbers.items()},
+            self.metrics_text(numbers),
         )
 
-    def said(self, metrics: dict[str, float]) -> str:
+    def metrics_text(self, metrics: dict[str, float]) -> str:
         """Format the loss, in nats, and the accuracy."""
         return f"loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.1%}"

@@ -68,7 +68,7 @@ class Reporter:
             speed["mfu"] = self._flops / elapsed / self._speed
         self._log.write(step=step, **values, seconds=elapsed, **speed, **self._memory())
         rate = f"{self._units / self._seconds:,.0f} {self._run.unit}/s"
-        self._display.update(step, self._run.said(values), self._seconds, rate, mfu)
+        self._display.update(step, self._run.metrics_text(values), self._seconds, rate, mfu)
         self._count(step, values)
 
     def _memory(self) -> dict[str, float]:
@@ -82,9 +82,9 @@ class Reporter:
             return
         what = f"loss {values['loss']:.4g}, gradient norm {values['grad_norm']:.4g}"
         self._display.say(f"step {step} was skipped: {what}")
-        if self._skipped > self._run.optim.most_skips:
+        if self._skipped > self._run.optim.max_skips:
             raise InputError(
                 f"{self._skipped} steps in a row were skipped, the last with {what}: continue from"
                 " a checkpoint with --resume-step and a lower --learning-rate (--override"
-                " learning_rate), or raise --spike or --most-skips if the skips are harmless"
+                " learning_rate), or raise --spike-factor or --max-skips if the skips are harmless"
             )

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from models.data.examples import Examples
-from models.data.series import features, load_series, made_series
+from models.data.series import features, generated_series, load_series
 from models.data.synthetic import SyntheticSeries
 from models.nets.ode import ODEConfig
 from models.settings import setting
-from models.train.config import Judgement, RunConfig
+from models.train.config import RunConfig, Validation
 from models.train.examples import MADE, ExamplesRun, means, resized
 
 
@@ -46,12 +46,12 @@ class SeriesRun(ExamplesRun):
         """Number of features of each moment."""
         return self.model.width if isinstance(self.model, ODEConfig) else self.model.inputs
 
-    def fitted(self, said: Collection[str]) -> RunConfig:
+    def fit_to_data(self, fixed: Collection[str]) -> RunConfig:
         """Return the run with the number of features of its series."""
         if (path := self.path()) is None:
             return self
         of = "width" if isinstance(self.model, ODEConfig) else "inputs"
-        return resized(self, {of: features(path)}, said)
+        return resized(self, {of: features(path)}, fixed)
 
     def element(self) -> jax.ShapeDtypeStruct:
         """Return the type of a window plus the moment after it."""
@@ -67,16 +67,16 @@ class SeriesRun(ExamplesRun):
 
     def _read(self) -> Examples:
         if (path := self.path()) is not None:
-            return load_series(path, self.window, held=self.held)
+            return load_series(path, self.window, validation_share=self.validation_share)
         made = SyntheticSeries(self.seed, MADE, self.window + 1, self.features)
-        return made_series(made, self.held)
+        return generated_series(made, self.validation_share)
 
-    def judgement(self, data: Examples, found: Sequence[dict[str, float]], batches: Sequence[Any]
-                  ) -> Judgement:  # fmt: skip
+    def validation_result(self, data: Examples, found: Sequence[dict[str, float]],
+                          batches: Sequence[Any]) -> Validation:  # fmt: skip
         """Compute the mean squared error."""
         numbers = means(found)
-        return Judgement({self.metric: numbers["loss"]}, self.said(numbers))
+        return Validation({self.metric: numbers["loss"]}, self.metrics_text(numbers))
 
-    def said(self, metrics: dict[str, float]) -> str:
+    def metrics_text(self, metrics: dict[str, float]) -> str:
         """Format the mean squared error."""
         return f"loss {metrics['loss']:.4g}"

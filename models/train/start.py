@@ -163,10 +163,10 @@ def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: Tr
         raise InputError(f"the checkpoint in {run.out} is of another run: {', '.join(others)}")
     silent = [leaf for leaf in differing if leaf.name not in wish.override]
     if silent:
-        said = ", ".join(f"{x.name} was {saved[x.name].value}, not {x.value}" for x in silent)
+        changed = ", ".join(f"{x.name} was {saved[x.name].value}, not {x.value}" for x in silent)
         names = ",".join(x.name for x in silent)
-        raise InputError(f"the run in {run.out} has other settings: {said}; leave them unchanged,"
-                         f" or give --override {names}")  # fmt: skip
+        raise InputError(f"the run in {run.out} has other settings: {changed}; leave them"
+                         f" unchanged, or give --override {names}")  # fmt: skip
     if differing and _shapes(abstract_state(before.model, before.optim)) != _shapes(like):
         names = " and ".join(leaf.name for leaf in differing)
         raise InputError(f"{names} cannot change, because the checkpoints in {run.out} would have"

@@ -23,7 +23,7 @@ from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, averaged, schedule
 from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
-from models.train.update import chosen, updated, updated_in_turn
+from models.train.update import select, updated, updated_in_turn
 from xform.diagnosis import Diagnosis
 
 Metrics = dict[str, Any]
@@ -142,8 +142,8 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         for leaf in jax.tree.leaves(statistics):
             finite &= jnp.all(jnp.isfinite(leaf))
         good = finite
-        if optim.spike < math.inf:
-            good &= norm <= optim.spike * state.usual_norm
+        if optim.spike_factor < math.inf:
+            good &= norm <= optim.spike_factor * state.usual_norm
         with jax.named_scope("update"):
             params, opt_state = update(optim, state, grads, good)
         first = jnp.isinf(state.usual_norm)
@@ -157,7 +157,7 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         new = state.skipped, jnp.zeros_like(state.skipped), usual, average, statistics
         old = (state.skipped + 1, state.skipped_in_row + 1, state.usual_norm, mean,
                state.statistics)  # fmt: skip
-        skipped, in_row, usual, average, statistics = chosen(good, new, old)
+        skipped, in_row, usual, average, statistics = select(good, new, old)
         metrics = {
             "loss": loss,
             **measures,
@@ -237,12 +237,12 @@ def make_evaluate(model: Any, mesh: AbstractMesh | None = None
     """
     loss = make_loss(model, training=False, mesh=mesh)
 
-    def judged(result: nnx.State, batch: Any) -> Metrics:
+    def evaluate(result: nnx.State, batch: Any) -> Metrics:
         params, statistics = nnx.split_state(brought(result), nnx.Param, nnx.BatchStat)
         value, (_, measures) = loss(params, statistics, jax.tree.map(jnp.asarray, batch))
         return {"loss": value, **measures}
 
-    return jax.jit(judged)
+    return jax.jit(evaluate)
 
 
 def compile_step(model: Any, optim: OptimConfig, batch: Any, policy: Any = None, seed: int = 0,

@@ -65,10 +65,10 @@ class Store:
         """Return the saved steps, oldest first."""
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: TrainState, meta: Meta, judged: float | None = None) -> None:
+    def save(self, step: int, state: TrainState, meta: Meta, metric: float | None = None) -> None:
         """Write a state. With `background` the writing continues after the return.
 
-        `judged` is the metric of its validation, if there was one.
+        `metric` is the metric of its validation, if there was one.
 
         Raises:
           InputError: the state is not finite, or this write or the one before it failed, for
@@ -88,7 +88,7 @@ class Store:
             state=ocp.args.PyTreeSave(leaves),
             meta=ocp.args.JsonSave({"meta": meta, "checksum": checksum_of(meta)}),
         )
-        metrics = None if judged is None else {self._metric: judged}
+        metrics = None if metric is None else {self._metric: metric}
         self._write(lambda: self._manager.save(step, args=args, metrics=metrics))
 
     def wait(self) -> None:

@@ -16,7 +16,7 @@ from models.data.batches import Share
 from models.data.corpus import Corpus, load_corpus, rows_dtype
 from models.data.sources import vocabulary
 from models.settings import setting
-from models.train.config import Judgement, RunConfig
+from models.train.config import RunConfig, Validation
 from models.train.folder import DATA, TOKENIZER
 
 
@@ -46,9 +46,9 @@ class TextRun(RunConfig):
         "text", "Column of tables, or field of JSON lines, with the text.", change="never"
     )
 
-    def fitted(self, said: Collection[str]) -> RunConfig:
+    def fit_to_data(self, fixed: Collection[str]) -> RunConfig:
         """Return the run with the vocabulary size of its tokenizer; unchanged for bytes."""
-        size = None if "vocab" in said else vocabulary(self.data, self.tokenizer)
+        size = None if "vocab" in fixed else vocabulary(self.data, self.tokenizer)
         if size is None:
             return self
         size += -size % self.vocab_multiple
@@ -95,16 +95,16 @@ class TextRun(RunConfig):
             window=self.model.context, batch=self.batch, windows=self.eval_windows
         )
 
-    def judgement(self, data: Corpus, found: Sequence[dict[str, float]], batches: Sequence[Any]
-                  ) -> Judgement:  # fmt: skip
+    def validation_result(self, data: Corpus, found: Sequence[dict[str, float]],
+                          batches: Sequence[Any]) -> Validation:  # fmt: skip
         """Compute bits per byte, and the perplexity per token."""
         losses = [one["loss"] for one in found]
         bits, perplexity = data.bits_per_byte(losses, batches), data.perplexity(losses, batches)
-        return Judgement(
+        return Validation(
             {self.metric: bits, "validation_perplexity": perplexity},
             f"{bits:.3f} bits per byte, perplexity {perplexity:.4g}",
         )
 
-    def said(self, metrics: dict[str, float]) -> str:
+    def metrics_text(self, metrics: dict[str, float]) -> str:
         """Format the loss, in nats and in bits per token."""
         return f"loss {metrics['loss']:.3f} ({metrics['loss'] / math.log(2):.2f} bits)"

@@ -25,7 +25,7 @@ def updated(optim: OptimConfig, state: TrainState, grads: nnx.State, good: jax.A
     """Return the parameters and optimizer state after a step, unchanged if it is not `good`."""
     old = state.params, state.opt_state
     updates, opt_state = optimizer(optim).update(grads, state.opt_state, state.params)
-    return chosen(good, (optax.apply_updates(state.params, updates), opt_state), old)
+    return select(good, (optax.apply_updates(state.params, updates), opt_state), old)
 
 
 def updated_in_turn(
@@ -52,13 +52,13 @@ def _in_turn(
         grad, own, param = (_only(tree, path) for tree in (clipped, kept, old))
         own = fetched(own, after)
         updates, new = rule(optim).update(grad, own, param)
-        done.append(chosen(good, (optax.apply_updates(param, updates), new), (param, own)))
+        done.append(select(good, (optax.apply_updates(param, updates), new), (param, own)))
         (after,) = jax.tree.leaves(done[-1][0])
     params, kept = jax.tree.map(_merged, *done, is_leaf=_is_state)
     return params, (empty, kept)
 
 
-def chosen(good: jax.Array, new: Tree, old: Tree) -> Tree:
+def select(good: jax.Array, new: Tree, old: Tree) -> Tree:
     """Return `new` if the step is `good`, else `old`."""
     return jax.tree.map(functools.partial(jnp.where, good), new, old)
 

@@ -21,7 +21,7 @@ from models.train.optim import OptimConfig
 from models.train.start import Resume
 
 SIDE, CLASSES, FEATURES, WINDOW = 8, 3, 2, 12
-RESNET = ResNetConfig(4, (4, 8), (1, 1), CLASSES, bottleneck=False, small=True)
+RESNET = ResNetConfig(4, (4, 8), (1, 1), CLASSES, bottleneck=False, small_pictures=True)
 MODELS: dict[str, Any] = {
     "resnet": RESNET,
     "vit": ViTConfig(SIDE, 4, 16, 2, 2, 32, CLASSES),
@@ -59,7 +59,9 @@ def run(folder: Path, model: Any = RESNET, **changes: Any) -> RunConfig:
         base["size"] = (SIDE, SIDE)
     if "window" in known:
         base["window"] = WINDOW
-    return dataclasses.replace(one, **(base | {"eval_windows": 8, "held": 0.2} | changes))
+    return dataclasses.replace(
+        one, **(base | {"eval_windows": 8, "validation_share": 0.2} | changes)
+    )
 
 
 def quiet(config: RunConfig, wish: Resume | None = None) -> Outcome:

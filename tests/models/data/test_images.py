@@ -47,7 +47,7 @@ def files(folder: Path, numbers: Any = range(40)) -> Path:
 
 @pytest.mark.parametrize("form", [arrays, files])
 def test_pictures_are_split_once(form: Any, tmp_path: Path) -> None:
-    one, two = (load_images(form(tmp_path / name), held=0.2).parts for name in "ab")
+    one, two = (load_images(form(tmp_path / name), validation_share=0.2).parts for name in "ab")
     assert elements(one["train"]) == elements(two["train"])
     assert len(one["validation"]) == 8
     assert sorted(elements(one["train"]) + elements(one["validation"])) == EXPECTED

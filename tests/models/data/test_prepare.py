@@ -32,7 +32,9 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("shard", [50, 2**20])
 def test_documents_come_back_from_their_tokens(shard: int, source: Path, tmp_path: Path) -> None:
-    counts = prepare(source, tmp_path / "out", tokenizer="bpe:300", shard=shard, validation=0.2)
+    counts = prepare(
+        source, tmp_path / "out", tokenizer="bpe:300", shard_tokens=shard, validation_share=0.2
+    )
     data = open_prepared(tmp_path / "out")
     assert (len(data.parts["train"]) > 3) == (shard == 50)
     assert data.words is not None
@@ -54,10 +56,10 @@ def test_documents_come_back_from_their_tokens(shard: int, source: Path, tmp_pat
 
 def test_preparing_again_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        prepare(source, tmp_path / name, tokenizer="bpe:300", shard=100)
+        prepare(source, tmp_path / name, tokenizer="bpe:300", shard_tokens=100)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     prints = [open_prepared(tmp_path / name).fingerprint for name in ("one", "two")]
-    prepare(source, tmp_path / "three", tokenizer="bpe:301", shard=100)
+    prepare(source, tmp_path / "three", tokenizer="bpe:301", shard_tokens=100)
     assert prints[0] == prints[1] != open_prepared(tmp_path / "three").fingerprint
 
 
@@ -70,7 +72,7 @@ def test_the_tokenizer_has_not_seen_validation(source: Path, tmp_path: Path) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "tokenizer_of", trained)
-        prepare(source, tmp_path / "out", tokenizer="bpe:300", validation=0.3)
+        prepare(source, tmp_path / "out", tokenizer="bpe:300", validation_share=0.3)
     held = {d.content for part, d in split(module.documents(source), 0.3) if part == "validation"}
     assert held
     assert held.isdisjoint(seen)
@@ -82,7 +84,7 @@ def test_the_tokenizer_has_not_seen_validation(source: Path, tmp_path: Path) -> 
 )
 def test_a_bit_that_flips_anywhere_is_seen(flip: str, source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    prepare(source, out, tokenizer="bpe:300", shard=100)
+    prepare(source, out, tokenizer="bpe:300", shard_tokens=100)
     (path,) = out.glob(flip + "*")
     whole = path.read_bytes()
     for at in np.random.default_rng(0).integers(len(whole), size=20):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.data.rows import Rows, Windows, judged
+from models.data.rows import Rows, Windows, count_targets
 from models.data.shards import Shard, Stream
 
 LENGTHS = [[3, 1, 7], [1], [20, 2, 2]]  # of documents, by shard
@@ -42,12 +42,12 @@ def test_of_too_few_tokens_there_is_no_row() -> None:
     assert len(Rows(Stream([]), 4)) == 0
 
 
-def test_what_is_judged_is_within_documents() -> None:
+def test_targets_are_within_documents() -> None:
     some, owners = stream()
     sizes = np.random.default_rng(0).integers(0, 9, 36).astype(float)
     batch = np.stack([Rows(some, 7)[i] for i in range(5)])
     pairs = [t for t in range(1, 36) if owners[t] == owners[t - 1]]
-    assert judged(batch, sizes) == (len(pairs), sum(sizes[t] for t in pairs))
+    assert count_targets(batch, sizes) == (len(pairs), sum(sizes[t] for t in pairs))
 
 
 def test_windows_cover_the_text_and_share_one_byte() -> None:
@@ -56,4 +56,4 @@ def test_windows_cover_the_text_and_share_one_byte() -> None:
     assert len(windows) == 99
     assert (windows[0][-1], windows[1][0]) == (10, 10)
     assert all(len(windows[i]) == 11 for i in range(len(windows)))
-    assert judged(windows[3], np.ones(256)) == (10, 10.0)
+    assert count_targets(windows[3], np.ones(256)) == (10, 10.0)

@@ -25,7 +25,7 @@ def joined(source: Any) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(1000,), (1000, 3), (1, 1000, 3)])
 def test_the_end_of_one_series_is_for_validation(shape: tuple[int, ...], tmp_path: Path) -> None:
     array = 5 + 2 * RNG.normal(size=shape)
-    parts = load_series(saved(tmp_path, array), 10, held=0.1).parts
+    parts = load_series(saved(tmp_path, array), 10, validation_share=0.1).parts
     wide = array.reshape(1000, -1)
     mean, scale = wide[:900].mean(0), wide[:900].std(0)
     scaled = (wide - mean) / scale
@@ -39,11 +39,11 @@ def test_the_end_of_one_series_is_for_validation(shape: tuple[int, ...], tmp_pat
 
 def test_of_several_series_some_are_for_validation(tmp_path: Path) -> None:
     array = RNG.normal(size=(20, 31, 2))
-    parts = load_series(saved(tmp_path, array), 10, held=0.2).parts
+    parts = load_series(saved(tmp_path, array), 10, validation_share=0.2).parts
     assert (len(parts["train"]), len(parts["validation"])) == (16 * 3, 4 * 3)
-    again = load_series(saved(tmp_path, array), 10, held=0.2).parts
+    again = load_series(saved(tmp_path, array), 10, validation_share=0.2).parts
     np.testing.assert_array_equal(parts["train"][5], again["train"][5])
-    other = load_series(saved(tmp_path, array), 10, held=0.2, seed=1).parts
+    other = load_series(saved(tmp_path, array), 10, validation_share=0.2, seed=1).parts
     assert not np.array_equal(joined(parts["validation"]), joined(other["validation"]))
 
 

@@ -18,7 +18,7 @@ from models.nets.vit import ViTConfig
 from tests.models.nets.sizes import drawn
 
 SMALL: dict[str, tuple[Any, int]] = {
-    "resnet": (ResNetConfig(4, (4, 8), (1, 1), 3, bottleneck=False, small=True), 8),
+    "resnet": (ResNetConfig(4, (4, 8), (1, 1), 3, bottleneck=False, small_pictures=True), 8),
     "vit": (ViTConfig(8, 4, 8, 2, 2, 12, 3, dropout=0.1, chunk=2), 8),
     "unet": (UNetConfig(3, (4, 6), 3), 8),
 }

@@ -62,7 +62,7 @@ def test_resnet_for_small_images() -> None:
     stem.convolution = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
     twin.resnet.embedder.pooler = torch.nn.Identity()
     twin.resnet.encoder.stages[1].layers[0].shortcut = Shortcut()
-    ours = build(ResNetConfig(8, (8, 16), (2, 2), 5, bottleneck=False, small=True))
+    ours = build(ResNetConfig(8, (8, 16), (2, 2), 5, bottleneck=False, small_pictures=True))
     same_resnet(ours, drawn(twin), images(32))
 
 

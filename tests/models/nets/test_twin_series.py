@@ -28,7 +28,7 @@ def test_recurrent(kind: str) -> None:
 
 def test_ode() -> None:
     diffrax = pytest.importorskip("diffrax")
-    ours = build(ODEConfig(6, 8, flow_steps=20, time=2.0))
+    ours = build(ODEConfig(6, 8, integration_steps=20, integration_time=2.0))
     x = jax.random.normal(jax.random.key(0), (4, 6))
 
     def by_diffrax(x: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.models.examples import MODELS, data
 from tests.models.micro import FLAGS, TEXT
 
-COMMON = ["--batch", "8", "--held", "0.2", "--eval-windows", "8", "--warmup", "4"]
+COMMON = ["--batch", "8", "--validation-share", "0.2", "--eval-windows", "8", "--warmup", "4"]
 # Everything that depends on seed and step, or accumulates during the run.
 RESNET20 = ["--preset", "resnet20", *COMMON, "--augment", "--ema", "0.5", "--data", "pictures"]
 EACH = {

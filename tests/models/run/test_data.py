@@ -46,7 +46,10 @@ def test_what_is_written_is_trained_on(capsys: pytest.CaptureFixture[str]) -> No
         (["--out", "a", "--data", ""], "--data is '', which is not a path"),
         (["--out", ".", "--data", "data.parquet"], ". already exists"),
         (["--out", "a", "--column", "bodi", "--data", "data.parquet"], "did you mean body?"),
-        (["--out", "a", "--validation", "0"], "--validation is 0.0, but must be above 0"),
+        (
+            ["--out", "a", "--validation-share", "0"],
+            "--validation-share is 0.0, but must be above 0",
+        ),
         (["--out", "a", "--tokeniser", "bytes"], "did you mean --tokenizer?"),
     ],
 )

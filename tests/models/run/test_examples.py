@@ -21,7 +21,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[str]) -> None:
     path = data(Path(), MODELS["resnet"])
     sizes = ["--stem", "4", "--widths", "4,8", "--depths", "1", "--depths", "1", "--batch", "8"]
-    flags = [*sizes, "--steps", "2", "--held", "0.2", "--out", "run", "--data", str(path)]
+    flags = [
+        *sizes,
+        "--steps",
+        "2",
+        "--validation-share",
+        "0.2",
+        "--out",
+        "run",
+        "--data",
+        str(path),
+    ]
     assert main(["train", "--preset", "resnet20", *flags]) == 0
     assert "8 pictures per step" in capsys.readouterr().out
     assert main(["train", "--out", "run", "--resume"]) == 0

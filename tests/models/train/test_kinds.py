@@ -75,7 +75,7 @@ def test_there_is_a_run_of_each_preset() -> None:
 def fitted(folder: Path, model: str, preset: str, **given: Any) -> Any:
     path = run(folder, MODELS[model]).data
     base = replaced(of_preset(preset), {"data": path, "out": str(folder / "run"), **given})
-    return base.fitted({"data", "out", *given})
+    return base.fit_to_data({"data", "out", *given})
 
 
 def test_sizes_are_those_of_the_data(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     assert fitted(tmp_path, "unet", "tiny-unet").model.classes == CLASSES
     assert fitted(tmp_path, "lstm", "lstm", window=WINDOW).model.inputs == FEATURES
     assert fitted(tmp_path, "lstm", "ode", window=WINDOW).model.width == FEATURES
-    made = replaced(of_preset("tiny-vit"), {"size": "16,16"}).fitted({"size"})
+    made = replaced(of_preset("tiny-vit"), {"size": "16,16"}).fit_to_data({"size"})
     assert (made.model.image, made.size) == (16, (16, 16))
 
 

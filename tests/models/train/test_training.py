@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_points_to_an_intact_one(
 
 
 def test_steps_that_are_not_finite_change_nothing_and_then_stop_the_run(tmp_path: Path) -> None:
-    optim = OptimConfig(steps=12, warmup=0, learning_rate=1e30, most_skips=2)
+    optim = OptimConfig(steps=12, warmup=0, learning_rate=1e30, max_skips=2)
     with pytest.raises(InputError, match=r"3 steps in a row were skipped.*lower --learning-rate"):
         quiet(run(tmp_path, optim=optim, save_every=1))
     records = read_records(tmp_path / "run" / "log.jsonl")
@@ -294,14 +294,14 @@ def test_steps_that_are_not_finite_change_nothing_and_then_stop_the_run(tmp_path
     finite = [None not in (r["loss"], r["grad_norm"]) for r in records if "skipped" in r]
     assert finite == [True, False, False, False]
     # What was saved is of finite numbers: the run goes on from it.
-    optim = dataclasses.replace(optim, steps=3, most_skips=20)
-    outcome = resumed(run(tmp_path, optim=optim), 1, override=("steps", "most_skips"))
+    optim = dataclasses.replace(optim, steps=3, max_skips=20)
+    outcome = resumed(run(tmp_path, optim=optim), 1, override=("steps", "max_skips"))
     assert all_finite(outcome.state.params)
     assert int(outcome.state.skipped) == 2
 
 
 def test_a_spike_is_skipped_and_counted() -> None:
-    optim = dataclasses.replace(OPTIM, spike=2.0)
+    optim = dataclasses.replace(OPTIM, spike_factor=2.0)
     step = jax.jit(make_step(MODEL, optim))
     state, _ = step(init_state(MODEL, optim, seed=0), batch(1, 8))
     low = dataclasses.replace(state, usual_norm=state.usual_norm / 3)
