@@ -12,13 +12,13 @@ from xform.commands.reports import (
     add_policies,
     add_targets,
     options,
-    told,
+    render,
 )
 
 
 def run(args: argparse.Namespace) -> str:
     """Compare policies and targets: bytes, FLOPs and estimated time."""
-    return told(compared(args), args)
+    return render(compared(args), args)
 
 
 def compared(args: argparse.Namespace) -> Any:

@@ -40,9 +40,9 @@ from xform.memory.description import describe
 from xform.transforms.planning_task import with_policy
 
 ABOUT_POLICIES = (
-    f"{', '.join(policies.NAMED)}, budget:8GiB (for the peak) or saved:8GiB (for the values saved "
-    "for the backward pass); open:min_cut, open:budget:8GiB ... also open the program's remat "
-    "regions"
+    f"what the backward pass saves: {', '.join(policies.NAMED)} (a budget of the device's memory), "
+    "budget:8GiB (limit on the peak memory) or saved:8GiB (limit on the saved values); with open:, "
+    "such as open:min_cut, also inside the program's remat regions"
 )
 
 
@@ -122,13 +122,14 @@ class BoundFunction:
 
 def add_function(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that takes a function; `read_function` reads them."""
-    parser.add_argument("function", type=reference, metavar="FUNC", help=FORM)
+    parser.add_argument("function", type=reference, metavar="FUNC", help=f"the function, as {FORM}")
     parser.add_argument("--inputs", type=reference, metavar="module:name",
-                        help="the function that returns its arguments (default: its own or its "
-                        "module's `inputs`)")  # fmt: skip
+                        help="function that returns the arguments of FUNC (default: `inputs`, an "
+                        "attribute of FUNC or of its module)")  # fmt: skip
     add_transform(parser)
     parser.add_argument("--arg", action="append", default=[], dest="options", metavar="name=value",
-                        help="keyword argument of `inputs`; also --name value")  # fmt: skip
+                        help="keyword argument for `inputs`, such as batch=8; --batch 8 is the "
+                        "same")  # fmt: skip
 
 
 def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut") -> None:
@@ -138,13 +139,13 @@ def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut")
 
 def read_function(args: argparse.Namespace) -> BoundFunction:
     """The function that the command line names, or its transform, with its arguments."""
-    args.bound = read_as_it_is(args)
+    args.bound = read_untransformed(args)
     if args.transform:
         args.bound = args.bound.transformed(args)
     return args.bound
 
 
-def read_as_it_is(args: argparse.Namespace) -> BoundFunction:
+def read_untransformed(args: argparse.Namespace) -> BoundFunction:
     """The function that the command line names, without its transform, with its arguments."""
     f = resolve(args.function)
     if not callable(f):

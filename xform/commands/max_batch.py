@@ -42,9 +42,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
-    parser.add_argument("--batch-axis", type=int, help="axis of the batch (default: 0)")
+    parser.add_argument("--batch-axis", type=int, metavar="N",
+                        help="axis of the batch in these arguments (default: 0)")  # fmt: skip
     parser.add_argument("--batch-argnums", type=_argnums, default="auto", metavar="1,2",
-                        help="arguments that have a batch, or all (default: detected)")  # fmt: skip
+                        help="positions of the arguments that have a batch, or all (default: "
+                        "found from their sizes)")  # fmt: skip
     parser.add_argument("--multiple-of", type=int, default=1, metavar="N",
                         help="try only multiples of N")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON object")

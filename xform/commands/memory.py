@@ -12,7 +12,7 @@ from xform.commands.reports import (
     add_policies,
     add_targets,
     options,
-    told,
+    render,
 )
 from xform.introspection.callables import takes_policy
 from xform.transforms.compare import kept_on
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> str:
     what was compiled. Several policies or targets make a table.
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
-        return told(compared(args), args)
+        return render(compared(args), args)
     on, (target,) = read_function(args), args.target
     if args.policy:
         report = kept_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> str:
     if not args.policy and not report.description.transform:
         what = "under that policy" if takes_policy(on.f, len(on.args)) else "its value_and_grad"
         note = f"with --policy min_cut: {what}\n{note}".strip()
-    return told(on.named(report, note), args)
+    return render(on.named(report, note), args)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

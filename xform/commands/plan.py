@@ -9,7 +9,7 @@ from typing import Any
 
 import xform
 from xform.commands.function import add_function, add_policy, policy, positions, read_function
-from xform.commands.reports import file, picture, wrote
+from xform.commands.reports import file, picture, write_file
 from xform.introspection.callables import takes_policy
 
 
@@ -22,8 +22,8 @@ def run(args: argparse.Namespace) -> str:
     plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=argnums, has_aux=has_aux,
                       target=args.target, donate_argnums=args.donate,
                       verify=not args.no_verify)  # fmt: skip
-    wrote(args.save, plan.save, args)
-    wrote(args.png, plan.plot, args)
+    write_file(args.save, plan.save, args)
+    write_file(args.png, plan.plot, args)
     if args.json:
         return json.dumps(_data(plan), indent=1)
     return on.headed(plan, argnums, step=step)
@@ -40,18 +40,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_function(parser)
     add_policy(parser)
-    parser.add_argument("--argnums", type=positions, default=0, metavar="0,1",
-                        help="arguments to differentiate, or all (default: 0)")  # fmt: skip
+    parser.add_argument(
+        "--argnums",
+        type=positions,
+        default=0,
+        metavar="0,1",
+        help="positions of the arguments to differentiate, or all (default: 0)",
+    )
     parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
     parser.add_argument("--donate", type=_several, default=(), metavar="0,1",
-                        help="arguments whose memory may be reused")  # fmt: skip
+                        help="positions of the arguments whose memory may be reused")  # fmt: skip
     parser.add_argument("--target", default=None,
-                        help="device to plan for (default: JAX's backend)")  # fmt: skip
-    parser.add_argument("--no-verify", action="store_true", help="do not compile the plan")
-    parser.add_argument("--png", type=picture, metavar="FILE",
-                        help="plot the live bytes over the program")  # fmt: skip
+                        help="device to plan for (default: JAX's default device)")  # fmt: skip
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not compile the plan to check its bytes"
+    )
+    parser.add_argument(
+        "--png",
+        type=picture,
+        metavar="FILE",
+        help="write a plot of the live bytes at each step of the program",
+    )
     parser.add_argument("--save", type=file, metavar="FILE",
-                        help="write the plan to a file that can be loaded")  # fmt: skip
+                        help="write the plan to a file, for `Plan.load`")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON object with rows")
 
 

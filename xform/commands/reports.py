@@ -19,22 +19,22 @@ from xform.planner.report.picture import figure_module
 
 def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
     """Add the options of the target: devices, mesh, shardings, capacity and donation."""
-    about = "cpu, tpu:v5e:2x2, gpu:h100, gpu:h100:8 ...: see `python -m xform doctor`"
+    about = "device, such as cpu, tpu:v5e:2x2, gpu:h100 or gpu:h100:8; see `python -m xform doctor`"
     if several:
         parser.add_argument("--target", type=words, default=[None], metavar="T,T", help=about)
     else:
         parser.add_argument("--target", required=True, metavar="T", help=about)
     parser.add_argument("--mesh", type=_mesh, metavar="data=4,model=4",
-                        help="names and sizes of the axes of a mesh of the devices")  # fmt: skip
+                        help="axes of the device mesh, with their sizes")  # fmt: skip
     parser.add_argument("--in-specs", type=_specs, metavar="w=,x=data",
-                        help="shardings of arguments, by the mesh axis of each of their axes: "
-                        "x=data, x=data:model for two axes, x=:data for the second axis, "
-                        "x=data+model for one axis over both; other arguments are "
+                        help="shardings of arguments, by name: the mesh axis for each array axis. "
+                        "x=data shards the first axis of x, x=:data the second, x=data:model both, "
+                        "and x=data+model the first over two mesh axes; other arguments are "
                         "replicated")  # fmt: skip
     parser.add_argument("--capacity", metavar="14GiB",
-                        help="usable memory of a device (default: all of it)")  # fmt: skip
+                        help="usable memory of each device (default: all of it)")  # fmt: skip
     parser.add_argument("--donate", type=_numbers, default=(), metavar="0,1",
-                        help="arguments whose memory may be reused")  # fmt: skip
+                        help="positions of the arguments whose memory may be reused")  # fmt: skip
 
 
 def add_policies(parser: argparse.ArgumentParser, default: str | None) -> None:
@@ -58,16 +58,16 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     return values | ({"donate_argnums": args.donate} if args.donate else {})
 
 
-def told(report: Any, args: argparse.Namespace) -> str:
+def render(report: Any, args: argparse.Namespace) -> str:
     """Write the requested files of a report or comparison, and return its text or JSON."""
     wanted = ((args.png, report.plot), (args.html, report.save_html))
-    written = [path for path, write in wanted if wrote(path, write, args)]
+    written = [path for path, write in wanted if write_file(path, write, args)]
     if args.json:
         return json.dumps(report.to_dict(), indent=1)
     return "\n".join([str(report), *(f"wrote {path}" for path in written)])
 
 
-def wrote(path: Path | None, write: Callable[[Path], None], args: argparse.Namespace) -> bool:
+def write_file(path: Path | None, write: Callable[[Path], None], args: argparse.Namespace) -> bool:
     """Write a file, if one is requested, and return whether that succeeded.
 
     A failure is printed to stderr and sets the exit status, so that the text is still printed.

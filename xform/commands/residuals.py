@@ -23,7 +23,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_function(parser)
     add_policy(parser)
-    parser.add_argument("--argnums", type=positions, default=None, metavar="0,1",
-                        help="arguments to differentiate (default: all)")  # fmt: skip
+    parser.add_argument(
+        "--argnums",
+        type=positions,
+        default=None,
+        metavar="0,1",
+        help="positions of the arguments to differentiate (default: all)",
+    )
     parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
     parser.add_argument("--json", action="store_true", help="print a JSON object with rows")

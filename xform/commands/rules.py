@@ -132,11 +132,15 @@ def run(args: argparse.Namespace) -> str:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
-    parser.add_argument("filter", nargs="?", default="",
-                        help="part of a primitive's name, or the word of a rule")  # fmt: skip
+    parser.add_argument(
+        "filter",
+        nargs="?",
+        default="",
+        help="part of a primitive's name, or a kind of rule, such as linear",
+    )
     parser.add_argument(
         "--foreign", nargs="*", metavar="MODULE",
-        help="list the primitives of other libraries, with the rules that they gave to JAX; import "
-        "these modules first",
+        help="list the primitives of other libraries, and whether these gave JAX a rule for them; "
+        "the modules are imported first",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")

@@ -18,7 +18,7 @@ import jax
 from xform import everywhere
 from xform.commands.function import ABOUT_POLICIES, policy
 from xform.commands.record import DerivativeRecorder
-from xform.commands.reports import file, wrote
+from xform.commands.reports import file, write_file
 from xform.memory.targets import parse_target
 
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> str:
             jax.effects_barrier()
     sys.stdout.flush()
     print(recorder, file=sys.stderr)
-    wrote(args.report, recorder.save_html, args)
+    write_file(args.report, recorder.save_html, args)
     args.status = status  # the program's status, even if the report could not be written
     return ""
 

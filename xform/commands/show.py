@@ -18,7 +18,7 @@ from xform.commands.function import (
     add_policy,
     policy,
     positions,
-    read_as_it_is,
+    read_untransformed,
 )
 from xform.commands.reports import words
 from xform.commands.transform import arrays_alone
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> str:
     arguments of --argnums passes through them, yellow if it is stopped (stop_gradient, integers),
     and dim if they are constant. The environment variable NO_COLOR turns colours off.
     """
-    on = read_as_it_is(args)
+    on = read_untransformed(args)
     flat = _transformed(on, args)
     steps: list[PassResult] = []
     if args.passes:
@@ -172,21 +172,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_function(parser)
     add_policy(parser, default=None)
-    parser.add_argument("--argnums", type=positions, default=0, metavar="0,1",
-                        help="arguments to differentiate, or all (default: 0)")  # fmt: skip
+    parser.add_argument(
+        "--argnums",
+        type=positions,
+        default=0,
+        metavar="0,1",
+        help="positions of the arguments to differentiate, or all (default: 0)",
+    )
     parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
     parser.add_argument("--passes", type=_passes, default=(), metavar="P,Q",
                         help=f"passes to run, in this order: {', '.join(PASSES)}")  # fmt: skip
     parser.add_argument("--print-after-all", action="store_true",
                         help="show the program after each pass")  # fmt: skip
-    parser.add_argument("--lines", action="store_true", help="show the line of each equation")
+    parser.add_argument(
+        "--lines", action="store_true", help="show the source line of each equation"
+    )
     parser.add_argument("--color", action=argparse.BooleanOptionalAction,
                         help="colour values by whether a derivative passes through them (default: "
                         "on a terminal)")  # fmt: skip
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--stablehlo", action="store_true", help="show the compiler's input")
-    form.add_argument("--hlo", action="store_true", help="show the compiler's output")
-    parser.add_argument("--target", help="device to compile for with --hlo, attached or not")
+    form.add_argument(
+        "--stablehlo", action="store_true", help="show the compiler's input, as StableHLO"
+    )
+    form.add_argument(
+        "--hlo", action="store_true", help="show the compiler's output, as optimized HLO"
+    )
+    parser.add_argument("--target", help="device to compile for with --hlo; it need not be present")
 
 
 def _passes(text: str) -> tuple[str, ...]:

@@ -23,7 +23,9 @@ Seeds = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 def add_transform(parser: argparse.ArgumentParser) -> None:
     """Add the option `--transform`."""
-    parser.add_argument("--transform", choices=TRANSFORMS, help="use this transform of FUNC")
+    parser.add_argument(
+        "--transform", choices=TRANSFORMS, help="apply this transform to FUNC first"
+    )
 
 
 def transformed(name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Any, has_aux: bool,
