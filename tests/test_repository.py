@@ -1,5 +1,6 @@
 """The files at the top of the repository, and that CI and users run the same commands."""
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -89,3 +90,14 @@ def test_no_cache_grows_for_ever() -> None:
         assert not re.search(unbounded, text, re.MULTILINE), path
         made = re.findall(r"^(\w+)(?:: .*)? = (?:\{\}|dict\(\)|\[\]|set\(\))", text, re.MULTILINE)
         assert registries.issuperset(made), f"{path}: {made}"
+
+
+def test_a_class_name_stands_for_one_class_of_xform() -> None:
+    """So that a name in a message, an import or a text leads to one definition."""
+    places: dict[str, str] = {}
+    for path in sorted((ROOT / "xform").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                name, place = node.name.strip("_"), f"{path.relative_to(ROOT)}:{node.lineno}"
+                first = places.setdefault(name, place)
+                assert first == place, f"{name} is defined twice: in {first} and in {place}"
