@@ -175,8 +175,9 @@ def find_hardware(kind: str) -> Hardware | None:
     GPUs that come in two memory sizes are not told apart: ask the actual device for its memory.
 
     >>> from xform.planner.hardware import find_hardware
-    >>> find_hardware("TPU v5 lite").name, find_hardware("NVIDIA H100 80GB HBM3").name,
-    find_hardware("cpu") ('TPU v5e', 'NVIDIA H100 80GB', None)
+    >>> find = find_hardware
+    >>> find("TPU v5 lite").name, find("NVIDIA H100 80GB HBM3").name, find("cpu")
+    ('TPU v5e', 'NVIDIA H100 80GB', None)
     """
     every = (*TPUS.values(), *GPUS.values(), *_OTHERS)
     named = (d for d in every if d.name == kind)
