@@ -22,7 +22,7 @@ LAYERS = """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
 # The layers within the planner.
 ROOMS = """
-    hardware, shape < loops, device, simulate < costs < candidate, report < plan, refused <
+    hardware, shape < loops, device, simulate < costs < candidate, report < plan, infeasible <
     schedule, cuts < decide < problem < candidates, bound, compiler < front < search < plan_program
     < planning
 """

@@ -10,7 +10,7 @@ import pytest
 
 from xform.memory import answers
 from xform.memory.answers import Answer, answered
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 ANSWERS = (
     Answer({"temp": 3}, 1.5, b"module\nwith lines\x00"),
@@ -24,7 +24,7 @@ def never() -> Answer:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clear the memory of the process, like a new process."""
-    monkeypatch.setattr(answers, "_remembered", Recent())
+    monkeypatch.setattr(answers, "_remembered", BoundedCache())
 
 
 @pytest.fixture

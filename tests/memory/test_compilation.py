@@ -19,7 +19,7 @@ from xform.memory.answers import Answer
 from xform.memory.compilation import compile_for, trace_for
 from xform.memory.lowering import Lowered
 from xform.memory.targets import missing, parse_target
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 W, X = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.float32)
 BYTES = {"argument": 100, "output": 50, "temp": 30, "alias": 20, "generated_code": 5,
@@ -41,7 +41,7 @@ def answering(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[Lowered]:
     pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
     monkeypatch.setattr(compilation, "check_installed", lambda target: None)
     monkeypatch.setattr(compilation, "compile_there", compile_there)
-    monkeypatch.setattr(answers, "_remembered", Recent(5))
+    monkeypatch.setattr(answers, "_remembered", BoundedCache(5))
     return asked
 
 
@@ -270,7 +270,7 @@ def test_what_jax_has_in_its_cache_is_compiled_to_be_read(tmp_path, monkeypatch)
                 "jax_persistent_cache_min_compile_time_secs": 0,
                 "jax_persistent_cache_min_entry_size_bytes": -1}  # fmt: skip
     before = {name: getattr(jax.config, name) for name in settings}
-    monkeypatch.setattr(answers, "_remembered", Recent(5))
+    monkeypatch.setattr(answers, "_remembered", BoundedCache(5))
     compilation_cache.reset_cache()
     for name, value in settings.items():
         jax.config.update(name, value)

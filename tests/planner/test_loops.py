@@ -16,7 +16,7 @@ from xform import errors, policies
 from xform._jax import JaxprEqn
 from xform.passes.structured import bodies
 from xform.planner.loops import loops, reshape_loops
-from xform.planner.shape import fold
+from xform.planner.shape import fold_loop
 from xform.program.ir import Program, evaluate, trace
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -93,7 +93,7 @@ def kept(shape, state: int, step: int) -> int:
 @pytest.mark.parametrize("length", [2, 3, 7, 12, 36, 97])
 @pytest.mark.parametrize(("state", "step"), [(1, 1), (1, 5), (3, 4)])
 def test_the_shape_of_one_level_is_the_best_of_all(length: int, state: int, step: int) -> None:
-    shape, found = fold(length, 1, state, step)
+    shape, found = fold_loop(length, 1, state, step)
     assert sum(map(math.prod, shape)) == length
     assert found == kept(shape, state, step)
     every = [((length,),)]
@@ -105,7 +105,7 @@ def test_the_shape_of_one_level_is_the_best_of_all(length: int, state: int, step
 
 
 def test_more_levels_keep_less() -> None:
-    sizes = [fold(1000, depth, 1, 3)[1] for depth in range(4)]
+    sizes = [fold_loop(1000, depth, 1, 3)[1] for depth in range(4)]
     assert sizes == sorted(sizes, reverse=True)
     # (d + 1) (N r)^(1 / (d + 1)), up to rounding of the lengths.
     for depth, n in enumerate(sizes):

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from xform._jax import scan_p
-from xform.planner.shape import fold, levels, scan_in_parts
+from xform.planner.shape import fold_loop, loop_levels, scan_in_parts
 from xform.program.ir import trace
 
 STEPS = np.sin(np.arange(36.0, dtype=np.float32)).reshape(12, 3)
@@ -44,7 +44,7 @@ def test_a_shape_of_another_length_is_refused() -> None:
 
 
 def test_a_loop_of_one_trip_is_no_level_but_when_it_is_alone() -> None:
-    assert [levels(trips) for trips in ((4,), (1,), (1, 1), (4, 1), (1, 4), (2, 3, 4))] == [
+    assert [loop_levels(trips) for trips in ((4,), (1,), (1, 1), (4, 1), (1, 4), (2, 3, 4))] == [
         1, 1, 1, 1, 1, 3
     ]  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_what_fills_its_trips_is_as_small_as_the_best_of_all_shapes(length, dept
     sizes = range(2, length + 1)
     exact = (t for t in itertools.product(sizes, repeat=depth + 1) if math.prod(t) == length)
     least = min(kept(trips, state, step) for trips in exact)
-    shape, found = fold(length, depth, state, step)
+    shape, found = fold_loop(length, depth, state, step)
     assert sum(map(math.prod, shape)) == length
     assert found == kept(shape[0], state, step) + sum(n * step for (n,) in shape[1:])
     assert len(shape[0]) == depth + 1
@@ -69,4 +69,4 @@ def test_what_fills_its_trips_is_as_small_as_the_best_of_all_shapes(length, dept
 
 
 def test_no_level_is_the_loop_itself() -> None:
-    assert fold(7, 0, 3, 5) == (((7,),), 35)
+    assert fold_loop(7, 0, 3, 5) == (((7,),), 35)

@@ -8,7 +8,7 @@ from typing import Any
 from xform.adjoints.printed import headline, local_derivatives, partial_said, said
 from xform.memory.page import assembled, part
 from xform.storage.files import atomic_write
-from xform.terminal.text import near
+from xform.terminal.text import shorten_place
 
 _SCRIPTS = ("steps", "layout", "picture", "values", "graph")
 
@@ -44,7 +44,12 @@ def _packed(graph: dict[str, Any]) -> dict[str, Any]:
         for v in graph["values"]
     ]
     operations = [
-        op | {"near": near(op["where"]), "groups": own, "partials": partials.get(op["id"], "")}
+        op
+        | {
+            "near": shorten_place(op["where"]),
+            "groups": own,
+            "partials": partials.get(op["id"], ""),
+        }
         for op, own in zip(graph["operations"], members, strict=True)
     ]
     edges = [

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform.terminal.text import columns, near
+from xform.terminal.text import columns, shorten_place
 
 # The pen of Graphviz for each activity of a value.
 _PENS = {"active": "darkgreen", "stopped": "darkorange", "constant": "gray50"}
@@ -92,7 +92,7 @@ def _row(graph: dict[str, Any], v: dict[str, Any], op: dict[str, Any],
     applied = f"{op['text']} {inputs}".rstrip()
     if op["closed"]:
         applied += f" ({op['closed']} equations inside)"
-    line = near(op["where"]) if op["where"] else ""
+    line = shorten_place(op["where"]) if op["where"] else ""
     indent = "  " * bool(op["scope"])
     return [f"{indent}{v['name']}:{v['type']}", v["label"], applied, said(v),
             said(v["adjoint"]), partials.get(op["id"], ""), v["activity"], line]  # fmt: skip

@@ -19,7 +19,7 @@ from xform.program.arithmetic import differentiable
 from xform.program.ir import Program, program
 from xform.program.source import frame
 from xform.registry.table import traits
-from xform.terminal.text import near
+from xform.terminal.text import shorten_place
 
 # The way to a nested program, from the outermost program inwards: at each level, the position of
 # the equation, and the number of the program among the programs that the equation holds.
@@ -170,7 +170,7 @@ def _uses(prog: Program, v: Var) -> Iterator[Use]:
         if any(x is v for x in eqn.invars):
             name = eqn.params.get("name")
             label = eqn.primitive.name + (f" {name}" if isinstance(name, str) else "")
-            where = near(frame(eqn))
+            where = shorten_place(frame(eqn))
             yield Use(i, f"{label}, {where}" if where else label)
     if any(x is v for x in prog.outputs):
         yield Use(len(prog.equations), "returned")

@@ -34,7 +34,7 @@ from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, policy_name, save_everything
 from xform.program.source import frame
 from xform.storage.files import atomic_write
-from xform.terminal.text import columns, human_bytes, human_flops, near
+from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
 
 # The transforms that return a function, which does the work when it is called.
 _LATER = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "checkpoint",
@@ -119,7 +119,7 @@ class FunctionRecord:
     @property
     def place(self) -> str:
         """The function and its line."""
-        return f"{self.name} ({near(self.where) or 'unknown line'})"
+        return f"{self.name} ({shorten_place(self.where) or 'unknown line'})"
 
     def cells(self) -> tuple[str, ...]:
         """The cells of this row in the table."""
@@ -127,8 +127,17 @@ class FunctionRecord:
         recompute = "" if self.recompute_flops is None else human_flops(self.recompute_flops)
         whose = "JAX's" if self.left_to_jax == self.traced + self.eager else "not planned: eager"
         policy = self.policy or whose
-        return (self.name, near(self.where), self.transform, str(self.traced), str(self.eager),
-                size(self.jax_bytes), size(self.bytes), recompute, policy)  # fmt: skip
+        return (
+            self.name,
+            shorten_place(self.where),
+            self.transform,
+            str(self.traced),
+            str(self.eager),
+            size(self.jax_bytes),
+            size(self.bytes),
+            recompute,
+            policy,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

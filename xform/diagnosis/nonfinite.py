@@ -22,7 +22,7 @@ from xform.passes.structured import bodies, body, region
 from xform.program.arithmetic import Value
 from xform.program.ir import Atom, Program, bind, environment, evaluate, program, read, write
 from xform.program.source import frame, name_stack
-from xform.terminal.text import near
+from xform.terminal.text import shorten_place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Origin:
         iteration = f" in iteration {', '.join(map(str, self.trips))}" if self.trips else ""
         backward = " of the backward pass" if self.backward else ""
         operation = f"{self.operation}{backward}{iteration}"
-        return f"{self.value} first produced by {operation}, {near(self.where)}"
+        return f"{self.value} first produced by {operation}, {shorten_place(self.where)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the origin as plain data for JSON."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from xform.diagnosis.row import LayerHealth
 from xform.memory.page import digest, source_line
 from xform.storage.files import atomic_write
-from xform.terminal.text import near
+from xform.terminal.text import shorten_place
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: light-dark(#1a202c, #e8eaf0);
@@ -101,7 +101,7 @@ def _cells(tag: str, cells: Sequence[str]) -> list[str]:
 def _row(row: LayerHealth) -> str:
     number = lambda x: "" if x is None else f"{x:.3g}"
     verdict = f"fine (affected by {row.because})" if row.because else row.verdict
-    cells = [row.title, *(number(of(row)) for _, of in _COLUMNS), verdict, near(row.where)]
+    cells = [row.title, *(number(of(row)) for _, of in _COLUMNS), verdict, shorten_place(row.where)]
     fault = ' class="fault"' if row.verdict != "fine" else ""
     title = html.escape(row.reason or source_line(row.where))
     return f'<tr{fault} title="{title}">{"".join(_cells("td", cells))}</tr>'

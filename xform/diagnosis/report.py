@@ -13,7 +13,7 @@ from xform.diagnosis import page, plot
 from xform.diagnosis.nonfinite import Origin
 from xform.diagnosis.row import LayerHealth
 from xform.storage.files import atomic_write
-from xform.terminal.text import columns, near
+from xform.terminal.text import columns, shorten_place
 
 # With more rows than this, only the rows at fault, rows near them, and the first and last are
 # printed.
@@ -179,5 +179,5 @@ def _line(row: LayerHealth) -> list[str]:
         share(row.saturated),
         number(row.correlation),
         verdict,
-        near(row.where),
+        shorten_place(row.where),
     ]

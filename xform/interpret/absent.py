@@ -42,7 +42,7 @@ from xform.program.arithmetic import Value
 from xform.program.ir import Atom, Mask, Program, trace
 from xform.registry.table import rule_of
 from xform.registry.words import Passthrough
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 # `joint.Joint` and `joint.Schedule`. This module is imported by `joint`, so it cannot import them.
 Joint = Any
@@ -157,7 +157,7 @@ def reduced_schedule(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
         of = reduced_joint(schedule.joint, given)
         order = [e for eqn in schedule.order for e in of.replacements.get(id(eqn), (eqn,))]
         order = live(order, of.joint.backward_outputs)
-        small = dataclasses.replace(schedule, joint=of.joint, order=order, cache=Recent())
+        small = dataclasses.replace(schedule, joint=of.joint, order=order, cache=BoundedCache())
         schedule.cache["given", given] = small, of.present_results
     return schedule.cache["given", given]
 

@@ -44,7 +44,7 @@ from xform.program.arithmetic import Value
 from xform.program.ir import Mask, Program, trace
 from xform.program.source import frame
 from xform.registry.table import traits
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class Joint:
     @cached_property
     def schedules(self) -> dict[Any, Schedule]:
         """The most recent schedules of this Joint, by policy."""
-        return Recent(16)
+        return BoundedCache(16)
 
     @cached_property
     def reduced_joints(self) -> dict[Mask, ReducedJoint]:
@@ -163,13 +163,13 @@ class Schedule:
     plan_other: Callable[[Joint], Schedule]
     snapshots: int | None = None
     decided_per_value: bool = False
-    cache: dict[Any, Any] = dataclasses.field(default_factory=Recent, repr=False)
+    cache: dict[Any, Any] = dataclasses.field(default_factory=BoundedCache, repr=False)
 
     @cached_property
     def outputs_only(self) -> Schedule:
         """The same schedule with nothing saved and nothing read, to compute the outputs alone."""
         reads = (False,) * len(self.reads)
-        return dataclasses.replace(self, saved=(), offloaded={}, reads=reads, cache=Recent())
+        return dataclasses.replace(self, saved=(), offloaded={}, reads=reads, cache=BoundedCache())
 
 
 # Whether the program that is being analyzed will run operation by operation.

@@ -13,7 +13,7 @@ from xform.jacobians.chain import ChainLink, Order, Product, Sweep, forward, rev
 from xform.jacobians.choice import Choice
 from xform.jacobians.segments import Segment
 from xform.program.source import frame
-from xform.terminal.text import columns, human_bytes, human_flops, near
+from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Explanation:
         for i, v in enumerate(self.values):
             link = [_flops(x) for x in (self.links[i - 1].push, self.links[i - 1].pull)]
             rows.append([f"J{i}" if i else "", v.name, ", ".join(v.shapes), f"{v.elements:,}",
-                         *(link if i else ["", ""]), near(v.where)])  # fmt: skip
+                         *(link if i else ["", ""]), shorten_place(v.where)])  # fmt: skip
         choices = [["choice", "FLOPs", ""]]
         for name, flops in self.flops.items():
             choices.append([name, _flops(flops), "chosen" if name == self.chosen else ""])

@@ -17,8 +17,8 @@ from pathlib import Path
 import jax
 
 from xform.introspection.packages import version
+from xform.storage.bounded_cache import BoundedCache
 from xform.storage.files import atomic_write
-from xform.storage.recent import Recent
 
 _FORMAT = "xform answer 1"
 # Packages and environment variables that an answer depends on, beside the program and the target.
@@ -49,7 +49,7 @@ class Answer:
         return bool(self.error) and "RESOURCE_EXHAUSTED" not in self.error
 
 
-_remembered: Recent[str, Answer] = Recent(32)
+_remembered: BoundedCache[str, Answer] = BoundedCache(32)
 
 
 def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer:

@@ -32,7 +32,7 @@ from xform.interpret.emit import BACKWARD, RECOMPUTE
 from xform.memory.buffers import COUNTED, DEVICE, Assignment, Buffer, MemoryChunk
 from xform.memory.dataflow import DataFlow
 from xform.memory.hlo import Index, Instruction
-from xform.terminal.text import near
+from xform.terminal.text import shorten_place
 
 FRAGMENTATION = "fragmentation"
 
@@ -229,9 +229,23 @@ class _BufferAttribution:
         peak = self._assignment.peak_step
         counted = chunk.allocation.space == DEVICE and kind in COUNTED
         at_peak = counted and chunk.born <= peak <= chunk.dies
-        return BufferRow(name, chunk.bytes, shape.dtype, shape.dims, word, near(where), scopes,
-                   category, why, chunk.born, chunk.dies, at_peak,
-                   chunk.allocation.out, chunk.allocation.space, counted)  # fmt: skip
+        return BufferRow(
+            name,
+            chunk.bytes,
+            shape.dtype,
+            shape.dims,
+            word,
+            shorten_place(where),
+            scopes,
+            category,
+            why,
+            chunk.born,
+            chunk.dies,
+            at_peak,
+            chunk.allocation.out,
+            chunk.allocation.space,
+            counted,
+        )
 
     def _value(self, chunk: MemoryChunk) -> tuple[Buffer, Instruction]:
         """The buffer that describes a chunk, and the operation that made it.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from xform.memory.attribute import BufferRow
 from xform.memory.batch_axes import BatchAxis
-from xform.terminal.text import human_bytes, several
+from xform.terminal.text import first_few, human_bytes
 
 # Categories of rows that are arguments of the compiled function, and of rows that it computes.
 ARGUMENTS = ("argument", "parameter", "optimizer state")
@@ -74,7 +74,7 @@ def _replicated(report: Any) -> Iterator[Change]:
         less = size - size // n
         yield Change(
             less,
-            f"every device holds a full copy of {several([r.name for r in rows])}: sharded over "
+            f"every device holds a full copy of {first_few([r.name for r in rows])}: sharded over "
             f"{n} devices they take {human_bytes(less)} less on each",
         )
 

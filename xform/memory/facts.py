@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from xform.memory.attribute import BufferRow
 from xform.memory.changes import ARGUMENTS, MADE
 from xform.memory.updates import waiting
-from xform.terminal.text import human_bytes, several
+from xform.terminal.text import first_few, human_bytes
 
 # The most source lines that a fact lists.
 _MOST = 3
@@ -56,7 +56,7 @@ def _donations(report: Any) -> Iterator[Fact]:
         size = sum(r.bytes for r in rows)
         yield Fact(
             size,
-            f"{several([r.name for r in rows])} ({human_bytes(size)}) have the same types as "
+            f"{first_few([r.name for r in rows])} ({human_bytes(size)}) have the same types as "
             "outputs: if nothing reads them after the call, donate them (donate_argnums), and the "
             "compiler may write the outputs into their memory",
         )

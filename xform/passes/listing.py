@@ -10,7 +10,7 @@ import numpy as np
 from xform._jax import JaxprEqn, Literal
 from xform.program.ir import Program, program
 from xform.program.source import frame
-from xform.terminal.text import columns, near
+from xform.terminal.text import columns, shorten_place
 
 # The label of each nested program, by the parameter that holds it.
 _LABELS = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}
@@ -95,7 +95,7 @@ def _rows(prog: Program, names: VariableNames, indent: str, lines: bool,
 
 def place(eqn: JaxprEqn) -> str:
     """Return the user's source line of an equation as a comment; empty if it is unknown."""
-    where = near(frame(eqn))
+    where = shorten_place(frame(eqn))
     return f"# {where}" if where else ""
 
 

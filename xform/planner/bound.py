@@ -11,20 +11,20 @@ from xform.planner.problem import Problem
 from xform.policies import Budget, MinCut
 
 
-def least_flops(problem: Problem, budget: Budget, held: int = 0) -> int:
+def least_flops(problem: Problem, budget: Budget, outside_argument_bytes: int = 0) -> int:
     """Return a lower bound on the FLOPs that a plan within `budget` recomputes.
 
     The bound holds for plans that recompute each step of a loop at most once. A peak contains the
-    arguments, the bytes `held` in addition (negative if arguments are donated) and the saved
-    values. So the saved values have at most the rest of the budget, and the bound is the relaxed
-    integer program (values may be saved in part) for that number of bytes.
+    arguments, `outside_argument_bytes` in addition (negative if arguments are donated) and the
+    saved values. So the saved values have at most the rest of the budget, and the bound is the
+    relaxed integer program (values may be saved in part) for that number of bytes.
 
     The bound is 0 if nothing better is known: if the program is too large to solve, if it has
     branches (their values share memory), or if only plans that rerun loops from a few stored states
     fit the budget.
     """
     save_most = problem.schedule(MinCut())
-    arguments = sum(aval_bytes(v.aval) for v in save_most.joint.inputs) + held
+    arguments = sum(aval_bytes(v.aval) for v in save_most.joint.inputs) + outside_argument_bytes
     remaining = budget.bytes - (arguments if budget.of == "peak" else 0)
     if saved_bytes(save_most) <= remaining or size(save_most) > MOST:
         return 0

@@ -12,7 +12,7 @@ from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.naming import digest
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 from xform.terminal import progress_line
 
 # Limits on the plans that are compiled for a budget, besides the default: FIRST until one of them
@@ -20,7 +20,7 @@ from xform.terminal import progress_line
 FIRST, COMPILES = 3, 6
 _MOST = 1 + max(COMPILES, FIRST + 4)
 # Compiled bytes by program, then by plan.
-_remembered: Recent[Hashable, dict[str, float]] = Recent(64)
+_remembered: BoundedCache[Hashable, dict[str, float]] = BoundedCache(64)
 
 
 class Compiler:

@@ -42,7 +42,7 @@ from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everythi
 from xform.policies.regions import region_policy
 from xform.program.ir import Mask, seldom_collected
 from xform.program.source import frame
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str)
         recomputed=cut.recomputed | ids,
         reads=tuple(on or v in reads for on, v in zip(cut.reads, joint.inputs, strict=True)),
         decided_per_value=schedule.decided_per_value,
-        cache=Recent(),
+        cache=BoundedCache(),
     )
     lower = liveness(two_steps, backend).total_bytes < liveness(schedule, backend).total_bytes
     return two_steps if lower else schedule

@@ -22,11 +22,11 @@ from xform.interpret.node import user_equation
 from xform.passes.dce import live
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import cut_schedules
+from xform.planner.candidates.large_loops import PlannedLoop, inner_loops, large_loops
 from xform.planner.candidates.nested import nested_candidates
 from xform.planner.candidates.snapshots import snapshot_candidates
 from xform.planner.candidates.split import split_candidates
 from xform.planner.candidates.stock import stock_candidates
-from xform.planner.candidates.worth import PlannedLoop, inner_loops, large_loops
 from xform.planner.costs.recompute import fusible
 from xform.planner.loops import loops
 from xform.planner.problem import Problem

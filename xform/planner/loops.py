@@ -16,7 +16,7 @@ import jax
 from xform._jax import JaxprEqn, scan_p
 from xform.passes.inline import small
 from xform.passes.structured import bodies, body, rebuilt, region
-from xform.planner.shape import Shape, levels, scan_in_parts
+from xform.planner.shape import Shape, loop_levels, scan_in_parts
 from xform.program.ir import Program, bind, environment, evaluate, read, trace, write
 from xform.program.source import name_stack, source
 from xform.rules.call import mark
@@ -124,7 +124,7 @@ def loop_origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
         inner_shapes = _subset(shapes, index + 1, len(within))
         inner = [(i + index + 1, k, level) for i, k, level in loop_origins(steps, inner_shapes)]
         for k, trips in enumerate(shapes.get(index, ((1,),))):
-            origin_of += [(index, k, level) for level in range(levels(trips))]
+            origin_of += [(index, k, level) for level in range(loop_levels(trips))]
             origin_of += inner
         index = within.stop
     return origin_of

@@ -15,10 +15,10 @@ from xform.planner.cuts.fit import propose_smallest, propose_within
 from xform.planner.decide import best_of_proposals
 from xform.planner.device import Device, resolve_fit
 from xform.planner.front import Front
+from xform.planner.infeasible import over_budget
 from xform.planner.loops import Shapes, loops
 from xform.planner.plan.plan import Plan
 from xform.planner.problem import Problem
-from xform.planner.refused import over_budget
 from xform.planner.search import search_compiled, search_simulated
 from xform.planner.simulate.profiles import profile
 from xform.policies import Budget, MinCut, Policy, check, min_cut

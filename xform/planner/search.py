@@ -18,8 +18,8 @@ from xform.planner.candidates.stock import reference_candidate
 from xform.planner.compiler import COMPILES, FIRST, Compiler, schedule_key
 from xform.planner.costs.outcome import offloaded_bytes, peak_lower_bound
 from xform.planner.front import Fits, front
+from xform.planner.infeasible import infeasible
 from xform.planner.problem import Problem
-from xform.planner.refused import infeasible
 from xform.planner.simulate.profiles import profile
 from xform.policies import Budget
 from xform.terminal.text import human_bytes

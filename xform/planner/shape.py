@@ -62,7 +62,7 @@ def _slice(x: Any, start: int, n: int) -> Any:
     return x if x.shape[0] == n else lax.slice_in_dim(x, start, start + n)
 
 
-def levels(trips: Sequence[int]) -> int:
+def loop_levels(trips: Sequence[int]) -> int:
     """How many nested loops a part has. Trip counts of 1 make no loop, except the only one."""
     return max(1, sum(n > 1 for n in trips))
 
@@ -88,7 +88,7 @@ def _nested(steps: Steps, carry: list[Any], seq: list[Any], trips: Sequence[int]
     return carry, [lax.reshape(y, (outer * n, *y.shape[2:])) for y in ys]
 
 
-def fold(length: int, depth: int, state: int, step: int) -> tuple[Shape, int]:
+def fold_loop(length: int, depth: int, state: int, step: int) -> tuple[Shape, int]:
     """The shape that holds the fewest bytes with `depth` levels of outer loops, and these bytes.
 
     `state` is the size of the carry, `step` the bytes that one step saves. Steps that do not fill
@@ -98,7 +98,7 @@ def fold(length: int, depth: int, state: int, step: int) -> tuple[Shape, int]:
         return ((length,),), length * step
     best: tuple[Shape, int] | None = None
     for n in _inner_lengths(length):
-        (inner, *_), within = fold(n, depth - 1, state, step)
+        (inner, *_), within = fold_loop(n, depth - 1, state, step)
         # A remainder of the inner loop would add one more loop to every outer iteration.
         if math.prod(inner) != n:
             continue
@@ -106,7 +106,7 @@ def fold(length: int, depth: int, state: int, step: int) -> tuple[Shape, int]:
         total = outer * state + within + remainder * step
         if best is None or total < best[1]:
             best = ((outer, *inner), *([(remainder,)] if remainder else ())), total
-    return best or fold(length, depth - 1, state, step)
+    return best or fold_loop(length, depth - 1, state, step)
 
 
 @functools.lru_cache(maxsize=64)

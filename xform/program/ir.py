@@ -24,7 +24,7 @@ from xform.program.equation import write as write
 from xform.program.hijax import settle
 from xform.program.references import makes_references, pure
 from xform.program.source import name_stack
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 Mask = tuple[bool, ...]
 
@@ -41,7 +41,7 @@ class Program:
     consts: tuple[tuple[Var, Any], ...]
     equations: tuple[JaxprEqn, ...]
     outputs: tuple[Atom, ...]
-    cache: dict[Any, Any] = dataclasses.field(default_factory=Recent, repr=False)
+    cache: dict[Any, Any] = dataclasses.field(default_factory=BoundedCache, repr=False)
 
     @property
     def in_avals(self) -> list[Any]:

@@ -40,7 +40,7 @@ from xform.program.ir import Atom, Mask, Program, evaluate, program, trace
 from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 
 class _Devices:
@@ -144,7 +144,7 @@ class _Devices:
 
 
 # The compiled programs that ran most recently outside `jit`.
-_COMPILED = Recent[str, Callable[..., Any]]()
+_COMPILED = BoundedCache[str, Callable[..., Any]]()
 
 
 def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:

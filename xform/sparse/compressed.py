@@ -20,7 +20,7 @@ from xform.sparse.coloring import Coloring, color_hessian, color_jacobian
 from xform.sparse.detection import dense, derivative_matrix
 from xform.sparse.forest import solved
 from xform.sparse.pattern import Pattern, pattern_of
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 from xform.transforms.forward import jvp
 from xform.transforms.function import partial, positions
 from xform.transforms.reverse import grad, vjp
@@ -58,7 +58,7 @@ class SparseMatrixFunction:
     _order: str
     _chunk: int | None
     _format: str
-    _cache: dict[Hashable, Any] = dataclasses.field(default_factory=Recent, repr=False)
+    _cache: dict[Hashable, Any] = dataclasses.field(default_factory=BoundedCache, repr=False)
 
     def prepare(self, *args: Any, **kwargs: Any) -> PatternAndColoring:
         """The pattern and the colouring for the types of these arguments.

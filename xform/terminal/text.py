@@ -109,18 +109,18 @@ def _scaled(n: int, base: int, units: Sequence[str]) -> str:
     return f"{n} {unit}" if one == 1 else f"{n / one:.1f} {unit}"
 
 
-def several(names: Sequence[str], most: int = 3) -> str:
+def first_few(names: Sequence[str], most: int = 3) -> str:
     """The first `most` names as a text, and the number of the others.
 
-    >>> from xform.terminal.text import several
-    >>> several(["w", "b"]), several(["a", "b", "c", "d", "e"])
+    >>> from xform.terminal.text import first_few
+    >>> first_few(["w", "b"]), first_few(["a", "b", "c", "d", "e"])
     ('w, b', 'a, b, c and 2 more')
     """
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def near(where: str) -> str:
+def shorten_place(where: str) -> str:
     """`file:line (function)` with the path relative to the current folder, if that is shorter."""
     path, line, rest = where.rpartition(".py:")
     if not path or path.startswith("<"):

@@ -16,7 +16,7 @@ from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.policies.regions import region_policy
 from xform.rules.call import mark
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 from xform.transforms.function import as_array, numbers
 from xform.transforms.planned_regions import tagged
 
@@ -131,7 +131,7 @@ def _no_cse(prevent_cse: Any, blocked: str) -> WrongArgument:
 
 Static = tuple[tuple[int | str, Any], ...]
 # For each live function: versions of it with some arguments bound, by the values of those.
-_BOUND: weakref.WeakKeyDictionary[Any, Recent[Any, Any]] = weakref.WeakKeyDictionary()
+_BOUND: weakref.WeakKeyDictionary[Any, BoundedCache[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def _bound(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ def _bound(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
     key = tuple((k, type(x), x) for k, x in static)  # 1 and True are equal
     try:
         hash(key)
-        cache = _BOUND.setdefault(f, Recent(16))
+        cache = _BOUND.setdefault(f, BoundedCache(16))
     except TypeError:  # not hashable: such a call is traced each time
         return _bind(lambda: f, static)
     if key not in cache:

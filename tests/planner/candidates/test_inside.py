@@ -13,10 +13,10 @@ from tests.reference import close
 from xform import errors, policies
 from xform.interpret.joint import analyze
 from xform.planner.candidates.as_written import cut_schedules
+from xform.planner.candidates.large_loops import inner_loops, large_loops
 from xform.planner.candidates.nested import nested_candidates
 from xform.planner.candidates.snapshots import snapshot_candidates
 from xform.planner.candidates.split import split_candidates
-from xform.planner.candidates.worth import inner_loops, large_loops
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.decide import schedule
 from xform.planner.front import front

@@ -11,8 +11,8 @@ from tests.reference import close
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import analyze
 from xform.interpret.node import gather
+from xform.planner.candidates.large_loops import planned_loops
 from xform.planner.candidates.states import all_states, outer_states
-from xform.planner.candidates.worth import planned_loops
 from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import edit_decision

@@ -11,9 +11,9 @@ from tests.fuzz.evaluate import Machine
 from xform import policies
 from xform.interpret.joint import analyze
 from xform.planner.candidate import Candidate
+from xform.planner.candidates.large_loops import large_loops
 from xform.planner.candidates.nested import nested_candidates
 from xform.planner.candidates.snapshots import snapshot_candidates
-from xform.planner.candidates.worth import large_loops
 from xform.planner.costs.outcome import peak_lower_bound, recompute_flops, saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem

@@ -9,7 +9,7 @@ import xform
 from xform.memory.compilation import compile_for
 from xform.memory.targets import missing, parse_target
 from xform.planner.simulate.liveness import simulate
-from xform.planner.simulate.profiles import tiled
+from xform.planner.simulate.profiles import tiled_elements
 from xform.program.ir import trace
 
 GPU, TPU = "gpu:h100", "tpu:v5e:1x1"
@@ -84,7 +84,7 @@ def test_logits_are_there_once_on_a_tpu() -> None:
 
 
 def test_tiles() -> None:
-    assert [tiled(s) for s in ((), (3,), (5, 3), (1000, 3), (0, 3), (2, 8, 128))] == [
+    assert [tiled_elements(s) for s in ((), (3,), (5, 3), (1000, 3), (0, 3), (2, 8, 128))] == [
         128, 128, 512, 4096, 0, 2048]  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from jax import lax
 from xform.interpret.barrier import barrier
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.fusion import (
+    is_pointwise,
     operands_not_elementwise,
-    pointwise,
     post_order,
     reads_not_elementwise,
 )
@@ -83,7 +83,7 @@ def test_what_is_not_read_element_by_element(name: str) -> None:
     f, places = READ[name]
     last = flat_of(f, X, X).steps[-1]
     assert [*operands_not_elementwise(last, True)] == [last.operands[i] for i in places]
-    assert pointwise(last) == (not places or name == "what waits")
+    assert is_pointwise(last) == (not places or name == "what waits")
 
 
 def test_an_update_in_a_loop_of_others_reads_all_of_its_operands() -> None:

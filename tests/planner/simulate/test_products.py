@@ -9,9 +9,9 @@ from jax import lax
 from xform.planner.simulate.products import (
     as_matrices,
     channels_last,
-    narrow,
-    orders,
-    outer,
+    is_16_bit,
+    is_outer,
+    operand_orders,
     shape,
 )
 from xform.program.ir import trace
@@ -50,7 +50,7 @@ def dot(text: str, args):
 def read_as_it_lies(eqn, i: int) -> bool:
     sizes = eqn.invars[i].aval.shape
     real = lambda axes: [a for a in axes if sizes[a] != 1]
-    ways = orders(eqn, i, tuple(range(len(sizes))))
+    ways = operand_orders(eqn, i, tuple(range(len(sizes))))
     return any(real(way) == sorted(real(way)) for way in ways)
 
 
@@ -70,7 +70,7 @@ def test_orders_are_permutations_and_the_matrices_multiply(name: str) -> None:
     f, eqn = dot(text, args)
     xs = a, b = [np.random.default_rng(0).normal(size=x.shape).astype("float32") for x in args]
     lie = [tuple(range(x.ndim)) for x in (a, b)]
-    ways = [orders(eqn, i, lie[i])[0] for i in range(2)]
+    ways = [operand_orders(eqn, i, lie[i])[0] for i in range(2)]
     assert [sorted(way) for way in ways] == [list(axes) for axes in lie]
     if not as_matrices(eqn):  # it is a product of matrices already
         a, b = (np.moveaxis(x, way, lies) for x, way, lies in zip((a, b), ways, lie, strict=True))
@@ -88,7 +88,7 @@ def test_what_sums_nothing_is_one_of_elements() -> None:
                             ("ij,jk->ik", (array(8, 2), array(2, 32)), False),
                             ("bi,bi->bi", (array(4, 8), array(4, 8)), True)):  # fmt: skip
         f, eqn = dot(text, args)
-        assert outer(eqn) is yes
+        assert is_outer(eqn) is yes
         text = jax.jit(f).lower(*args).compile().as_text()
         assert (" dot(" not in text) is yes
 
@@ -97,7 +97,7 @@ def test_sizes_of_what_is_empty() -> None:
     _, eqn = dot("hij,jk->hik", (array(4, 8, 0), array(0, 32)))
     assert len(as_matrices(eqn)) == 3
     assert (shape(jax.ShapeDtypeStruct((), jnp.int32)), shape(None)) == ((), ())
-    kinds = {d: narrow(jax.ShapeDtypeStruct((2,), d)) for d in ("bfloat16", "float16", "int16")}
+    kinds = {d: is_16_bit(jax.ShapeDtypeStruct((2,), d)) for d in ("bfloat16", "float16", "int16")}
     assert kinds == {"bfloat16": True, "float16": True, "int16": False}
 
 
@@ -112,7 +112,7 @@ def test_a_convolution_has_channels_last(layout, copies: int) -> None:
     w = array(*((sizes | kernel)[a] for a in layout[1]))
     f = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout)
     eqn = trace(lambda *xs: [f(*xs)], x, w).equations[0]
-    moved = [orders(eqn, i, (0, 1, 2, 3))[0] != (0, 1, 2, 3) for i in range(2)]
+    moved = [operand_orders(eqn, i, (0, 1, 2, 3))[0] != (0, 1, 2, 3) for i in range(2)]
     assert sum(moved) + (channels_last(eqn) != (0, 1, 2, 3)) == copies
     text = jax.jit(f).lower(x, w).compile().as_text()
     assert (text.count("transpose(") > 0) == (copies > 0)

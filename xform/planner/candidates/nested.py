@@ -15,14 +15,14 @@ from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
+from xform.planner.candidates.large_loops import inner_loops, large_loops, loop_nodes, loops_around
 from xform.planner.candidates.states import all_states, outer_states
-from xform.planner.candidates.worth import inner_loops, large_loops, loops_around, nodes
 from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.decide import schedule
 from xform.planner.loops import Shapes
 from xform.planner.plan.decision import edit_decision
 from xform.planner.problem import Problem
-from xform.planner.shape import Shape, fold
+from xform.planner.shape import Shape, fold_loop
 from xform.policies import MinCut
 
 # The numbers of outer loops that are tried.
@@ -35,12 +35,12 @@ _BODY_POLICIES = (MinCut(), MinCut(0.0, 0.0))
 
 def nested_candidates(problem: Problem) -> Iterator[Candidate]:
     """Yield candidates whose large loops are nested, in several shapes."""
-    outer = nodes(large_loops(problem))
+    outer = loop_nodes(large_loops(problem))
     for depth, body_policy in itertools.product(_DEPTHS, _BODY_POLICIES) if outer else ():
         shapes = {i: _shape(node, body_policy, depth) for i, node in outer.items()}
         base = problem.schedule(body_policy, shapes)
         yield problem.candidate(edit_decision(base, outer_states), shapes)
-    inner = nodes(inner_loops(problem))
+    inner = loop_nodes(inner_loops(problem))
     around = loops_around(problem.program, outer, inner)
     for depth, body_policy in itertools.product(_INNER_DEPTHS, _BODY_POLICIES) if inner else ():
         shapes = {i: _shape(node, body_policy, depth) for i, node in inner.items() if depth}
@@ -55,13 +55,13 @@ def _shape(node: Node, inner: MinCut, depth: int) -> Shape:
     (joint,) = node.joints
     schedules = (schedule(joint, inner),)
     step = device_bytes(expand_token(node, schedules)) // node.iterations
-    return fold(node.iterations, depth, _state(node, schedules[0]), step)[0]
+    return fold_loop(node.iterations, depth, _state(node, schedules[0]), step)[0]
 
 
 def _state_shape(node: Node, depth: int) -> Shape:
     """The smallest nested shape of a loop that saves its states only."""
     state = _state(node, schedule(node.joints[0], MinCut()))
-    return fold(node.iterations, depth, state, state)[0]
+    return fold_loop(node.iterations, depth, state, state)[0]
 
 
 def _state(node: Node, inside: Schedule) -> int:

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
-from xform.planner.candidates.states import Change, all_states
-from xform.planner.candidates.worth import (
-    at_places,
+from xform.planner.candidates.large_loops import (
     inner_loops,
-    large,
+    keep_large,
     large_loops,
+    loop_nodes,
     loops_around,
-    nodes,
+    nodes_at,
     planned_loops,
 )
+from xform.planner.candidates.states import Change, all_states
 from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.loops import Shapes, reshape_loops
@@ -49,25 +49,25 @@ def snapshot_candidates(problem: Problem) -> list[Iterator[Candidate]]:
 
 def _outermost(problem: Problem) -> Iterator[Iterator[Candidate]]:
     """The series for loops that are not inside other loops or regions."""
-    large_nodes = nodes(large_loops(problem))
+    large_nodes = loop_nodes(large_loops(problem))
     for shapes, policy in _chunked_shapes(large_nodes):
         base = problem.schedule(policy, shapes)
         planned = planned_loops(base, reshape_loops(problem.program, shapes))
         outer = {i: loop for i, loop in planned.items() if not loop.inner}
-        loops = nodes(large(outer, saved_bytes(base))).values()
+        loops = loop_nodes(keep_large(outer, saved_bytes(base))).values()
         decision = lambda slots, base=base: edit_decision(base, _store_states(slots))
         yield _decreasing_slots(problem, loops, shapes, decision)
 
 
 def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
     """The series for loops inside other loops or regions, without and with the loops around."""
-    prog, inner = problem.program, nodes(inner_loops(problem))
-    around = loops_around(prog, nodes(large_loops(problem)), inner)
+    prog, inner = problem.program, loop_nodes(inner_loops(problem))
+    around = loops_around(prog, loop_nodes(large_loops(problem)), inner)
     for shapes, policy in _chunked_shapes(inner):
         base = problem.schedule(MinCut(), shapes)
         decision = lambda slots, base=base, p=policy: edit_decision(base, all_states(p, slots))
         for places in (inner, {**inner, **around}) if around else (inner,):
-            loops = at_places(base, prog, shapes, places)
+            loops = nodes_at(base, prog, shapes, places)
             yield _decreasing_slots(problem, loops, shapes, decision)
 
 

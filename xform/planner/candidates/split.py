@@ -13,7 +13,7 @@ from xform.errors import OtherProgram
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
-from xform.planner.candidates.worth import planned_loops
+from xform.planner.candidates.large_loops import planned_loops
 from xform.planner.loops import Shapes, loop_origins, reshape_loops
 from xform.planner.plan.decision import Decision, decision_of, edit_decision
 from xform.planner.plan.record import record

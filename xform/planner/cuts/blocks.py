@@ -30,7 +30,7 @@ from xform.planner.cuts.bottleneck import bottlenecks, roots_of
 from xform.planner.cuts.integer_program import MOST, IntegerProgram, Solution, size
 from xform.planner.plan.decision import Decision
 from xform.program.fingerprint import lines
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 # How many solutions are computed for each class of blocks, beside the two ends.
 _POINTS = 16
@@ -185,7 +185,9 @@ def _block(top: Schedule, part: list[JaxprEqn], ends: Iterable[Var], joins: dict
         backward_outputs=tuple(v for e in part for v in e.outvars if v in ends),
     )
     inner = {n: top.inner[n] for n in nodes}
-    return dataclasses.replace(top, joint=joint, inner=inner, saved=(), reads=(), cache=Recent())
+    return dataclasses.replace(
+        top, joint=joint, inner=inner, saved=(), reads=(), cache=BoundedCache()
+    )
 
 
 def _transfer(decision: Decision, one: Joint, other: Joint) -> Decision:

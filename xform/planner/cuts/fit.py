@@ -24,8 +24,8 @@ from xform.planner.costs.link import HostLink
 from xform.planner.costs.outcome import offloaded_bytes, recompute_flops, saved_bytes
 from xform.planner.cuts import blocks
 from xform.planner.cuts.integer_program import choose
+from xform.planner.infeasible import over_budget
 from xform.planner.plan.decision import Decision
-from xform.planner.refused import over_budget
 from xform.policies import Budget, MinCut
 
 # The range of useful prices of a FLOP, in bytes. A matrix product that sums over an axis of length

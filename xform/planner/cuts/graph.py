@@ -33,7 +33,7 @@ from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible
 from xform.planner.cuts.mincut import minimum_cut
 from xform.program.naming import digest
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 _SOURCE, _SINK = 0, 1
 
@@ -65,7 +65,7 @@ class CutGraph:
         self._vertex: dict[Var, int] = {v: first + i for i, v in enumerate(values)}
         self._index = {v: i for i, v in enumerate(results)}
         self._results = results
-        self._cuts: Recent[str, frozenset[Var]] = Recent(16)
+        self._cuts: BoundedCache[str, frozenset[Var]] = BoundedCache(16)
         self._size = first + len(values)
         ends: list[tuple[int, int]] = []
         for i, eqn in enumerate(self.equations):

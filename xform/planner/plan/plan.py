@@ -29,7 +29,7 @@ from xform.planner.shape import Shape
 from xform.policies import min_cut
 from xform.policies.budgets import Regions
 from xform.storage.files import atomic_write
-from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, near
+from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, shorten_place
 
 _FORMAT = "xform plan 6"
 
@@ -288,7 +288,7 @@ def _line(rows: list[PlanRow]) -> list[str]:
         str(n),
         " x ".join(map(str, row.loops)),
         row.type,
-        near(row.where),
+        shorten_place(row.where),
         human_flops(sum(r.marginal_flops for r in rows) // n),
         row.why,
     ]
@@ -305,7 +305,8 @@ def _explain_row(row: PlanRow) -> str:
         other = f"saving it would take {size_on_device}, recomputing it {flops}"
     else:
         other = f"recomputing it would free {human_bytes(row.marginal_bytes)} and cost {flops}"
+    place = shorten_place(row.where)
     return (
-        f"{row.value}: {row.decision}\n  {size}, computed by {row.operation} at {near(row.where)}\n"
+        f"{row.value}: {row.decision}\n  {size}, computed by {row.operation} at {place}\n"
         f"  {row.why}; {other}"
     )

@@ -13,7 +13,7 @@ from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, user_equation
 from xform.planner.costs.saved_values import SavedValue, saved_values
 from xform.program.source import frame
-from xform.terminal.text import columns, human_bytes, near
+from xform.terminal.text import columns, human_bytes, shorten_place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _line(r: Residual, count: int) -> list[str]:
         r.type,
         r.kind if r.memory == "device" else f"{r.kind} in {r.memory}",
         f"{r.operation} '{r.name}'" if r.name else r.operation,
-        near(r.where),
+        shorten_place(r.where),
         r.why,
     ]
 

@@ -39,9 +39,9 @@ from xform.planner.simulate.flat_builder import FlatBuilder
 from xform.planner.simulate.products import (
     as_matrices,
     channels_last,
-    narrow,
-    outer,
-    reading,
+    is_16_bit,
+    is_outer,
+    operand_layout,
     shape,
 )
 from xform.planner.simulate.profiles import Profile
@@ -136,7 +136,7 @@ class Flattener(FlatBuilder):
             ]
         if prim is lax.transpose_p:
             return [self._transposed(eqn, operands[0])]
-        if prim is dot_general_p and self.fact(eqn, "outer", lambda: outer(eqn)):
+        if prim is dot_general_p and self.fact(eqn, "outer", lambda: is_outer(eqn)):
             prim, operands = lax.mul_p, [self._broadcast(eqn, x) for x in operands]
             return self.add_step(prim, (tuple(operands), self.operation_key(eqn)), eqn, operands)
         if prim in (dot_general_p, conv_general_dilated_p):
@@ -179,7 +179,7 @@ class Flattener(FlatBuilder):
             size = (*batch, m, n)
         elif eqn.primitive is conv_general_dilated_p:
             size = tuple(size[a] for a in channels_last(eqn))
-        wide = self.profile.widens_products and eqn.primitive is dot_general_p and narrow(aval)
+        wide = self.profile.widens_products and eqn.primitive is dot_general_p and is_16_bit(aval)
         value = FlatValue((1 + wide) * self.bytes(aval), "made", size)
         key = tuple(read), by_rows, self.operation_key(eqn)
         product = self.add_step(eqn.primitive, key, eqn, list(read), [value])[0]
@@ -198,7 +198,7 @@ class Flattener(FlatBuilder):
 
         If the operand is a transposed value, the original is converted, and then transposed.
         """
-        if not narrow(aval):
+        if not is_16_bit(aval):
             return x
         base, order = self.turned.get(x, (x, None))
         wide = lambda y: FlatValue(2 * y.bytes, "made", y.shape)
@@ -368,10 +368,10 @@ class Flattener(FlatBuilder):
     def _ordered(self, eqn: JaxprEqn, i: int, x: FlatValue) -> tuple[FlatValue, bool]:
         """An operand in an axis order that a product can read, copied if necessary.
 
-        Also returns whether that is the preferred order, see `products.orders`.
+        Also returns whether that is the preferred order, see `products.operand_orders`.
         """
         base, axes = self.turned.get(x, (x, None))  # copied at most once
-        layout = self.fact(eqn, ("reading", i, axes), lambda: reading(eqn, i, axes))
+        layout = self.fact(eqn, ("reading", i, axes), lambda: operand_layout(eqn, i, axes))
         if not layout.order:
             return x if layout.as_given else base, layout.first
         value = FlatValue(x.bytes, "made", layout.sizes)

@@ -146,10 +146,10 @@ def operands_not_elementwise(step: FlatStep, last: bool) -> Sequence[FlatValue]:
     """
     if step.primitive is barrier_p or (last and step.primitive is lax.dynamic_update_slice_p):
         return step.operands[1:]
-    return () if pointwise(step) else step.operands
+    return () if is_pointwise(step) else step.operands
 
 
-def pointwise(step: FlatStep) -> bool:
+def is_pointwise(step: FlatStep) -> bool:
     """Whether each element of the result depends on one element of each operand only."""
     others = (barrier_p, lax.convert_element_type_p, lax.copy_p)
     return step.traits.fusion == "elementwise" or step.primitive in others

@@ -41,10 +41,10 @@ from xform.planner.simulate.profiles import Profile, profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Atom, Mask, Program, program, seldom_collected
-from xform.storage.recent import Recent
+from xform.storage.bounded_cache import BoundedCache
 
 # The peaks of loop bodies. Many plans of one program have equal loop bodies.
-_BODY_PEAKS: Recent[tuple[str, int, int, str], int] = Recent(4_096)
+_BODY_PEAKS: BoundedCache[tuple[str, int, int, str], int] = BoundedCache(4_096)
 
 
 @dataclasses.dataclass(frozen=True)

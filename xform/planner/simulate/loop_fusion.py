@@ -28,11 +28,11 @@ from xform.planner.simulate.fusion import (
     REPEATS,
     Fusion,
     FusionGroup,
+    is_pointwise,
     operands_not_elementwise,
-    pointwise,
     post_order,
 )
-from xform.planner.simulate.products import narrow
+from xform.planner.simulate.products import is_16_bit
 from xform.planner.simulate.steps import FlatStep, FlatValue
 
 # A concatenation of more operands than this is a loop of its own.
@@ -197,7 +197,9 @@ class LoopFusion(Fusion):
         Slow operations, reductions, gathers, and operations with a widened 16-bit result are.
         """
         small = (
-            self.profile.widens_products and pointwise(step) and narrow(step.eqn.outvars[0].aval)
+            self.profile.widens_products
+            and is_pointwise(step)
+            and is_16_bit(step.eqn.outvars[0].aval)
         )
         return small or step.traits.expensive or _reduces(step) or step.primitive is lax.gather_p
 

@@ -20,7 +20,7 @@ def shape(aval: object) -> tuple[int, ...]:
     return getattr(aval, "shape", ())
 
 
-def narrow(aval: object) -> bool:
+def is_16_bit(aval: object) -> bool:
     """Whether a value consists of 16-bit floats."""
     return getattr(aval, "dtype", None) in _NARROW
 
@@ -49,13 +49,13 @@ def batch_and_summed(eqn: JaxprEqn) -> tuple[int, int]:
     return math.prod(size[i] for i in batch), math.prod(size[i] for i in summed)
 
 
-def outer(eqn: JaxprEqn) -> bool:
+def is_outer(eqn: JaxprEqn) -> bool:
     """Whether all summed axes of a product have length one: then it is elementwise."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     return all(shape(eqn.invars[0].aval)[a] == 1 for a in contracted)
 
 
-def orders(eqn: JaxprEqn, i: int, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+def operand_orders(eqn: JaxprEqn, i: int, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return the axis orders that XLA can read operand `i` in, the preferred one first.
 
     `axes` maps each axis of the operand to the axis of the value as it lies in memory. A product
@@ -75,7 +75,7 @@ def orders(eqn: JaxprEqn, i: int, axes: tuple[int, ...]) -> list[tuple[int, ...]
     return [(a, *spatial, b) if i == 0 else (*spatial, b, a)]
 
 
-class Reading(NamedTuple):
+class OperandLayout(NamedTuple):
     """How a product or a convolution reads an operand.
 
     Attributes:
@@ -91,7 +91,7 @@ class Reading(NamedTuple):
     sizes: tuple[int, ...] = ()
 
 
-def reading(eqn: JaxprEqn, i: int, axes: tuple[int, ...] | None) -> Reading:
+def operand_layout(eqn: JaxprEqn, i: int, axes: tuple[int, ...] | None) -> OperandLayout:
     """Return how an operand is read.
 
     `axes` is the order of its axes in memory, or None for the order of its shape.
@@ -101,11 +101,11 @@ def reading(eqn: JaxprEqn, i: int, axes: tuple[int, ...] | None) -> Reading:
     in_memory = axes or straight
     sizes = tuple(size[in_memory.index(a)] for a in straight)
     for way, as_given, now in ((in_memory, not axes, sizes), (straight, True, size)):
-        real = [tuple(a for a in order if now[a] != 1) for order in orders(eqn, i, way)]
+        real = [tuple(a for a in order if now[a] != 1) for order in operand_orders(eqn, i, way)]
         if (ordered := tuple(sorted(real[0]))) in real:
-            return Reading(as_given, ordered == real[0])
-    order = orders(eqn, i, in_memory)[0]
-    return Reading(False, True, order, tuple(sizes[a] for a in order))
+            return OperandLayout(as_given, ordered == real[0])
+    order = operand_orders(eqn, i, in_memory)[0]
+    return OperandLayout(False, True, order, tuple(sizes[a] for a in order))
 
 
 def channels_last(eqn: JaxprEqn) -> tuple[int, ...]:

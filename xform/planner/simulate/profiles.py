@@ -77,7 +77,7 @@ class Profile:
     def bytes(self, aval: object) -> int:
         """Return the bytes of a value in memory."""
         size, dims = aval_bytes(aval), getattr(aval, "shape", ())
-        return size * tiled(dims) // max(1, math.prod(dims)) if self.tiles else size
+        return size * tiled_elements(dims) // max(1, math.prod(dims)) if self.tiles else size
 
     def table_bytes(self, n: int) -> int:
         """Return the bytes of the table of pointers to `n` results; a single one needs none."""
@@ -86,7 +86,7 @@ class Profile:
         return 4 * _up(n, 128) if self.tiles else 8 * n
 
 
-def tiled(dims: tuple[int, ...]) -> int:
+def tiled_elements(dims: tuple[int, ...]) -> int:
     """Return the elements of an array, padded to tiles of 8 rows and 128 columns.
 
     An array of fewer rows has tiles of 1, 2 or 4 rows. The compiler chooses the two axes that make

@@ -11,7 +11,7 @@ from xform import policies
 from xform.errors import BudgetInfeasible
 from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
-from xform.planner.refused import floor_rows, infeasible, over_budget
+from xform.planner.infeasible import floor_rows, infeasible, over_budget
 from xform.terminal.text import human_bytes
 
 W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
@@ -37,7 +37,7 @@ def test_the_largest_values_are_named_with_their_trips_and_lines() -> None:
     stacked, single = rows[:2], rows[2]
     assert all(row.startswith("float32[4,8] x 7 of ") for row in stacked)
     assert single.startswith("float32[4,8] of ")
-    assert f"test_refused.py:{line()}" in single
+    assert f"test_infeasible.py:{line()}" in single
 
 
 def test_too_much_is_saved() -> None:
@@ -49,7 +49,7 @@ def test_too_much_is_saved() -> None:
         error
     )
     assert "policy=budget('100 B', of='saved')" in str(error)
-    assert "test_refused.py" in error.where
+    assert "test_infeasible.py" in error.where
     assert " x 7" not in error.where
 
 

@@ -8,22 +8,22 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Recent(dict[Key, Value]):
-    """A dict that keeps only the `most` entries that were added last.
+class BoundedCache(dict[Key, Value]):
+    """A dict that keeps only the `max_entries` entries that were added last.
 
-    >>> from xform.storage.recent import Recent
-    >>> found = Recent(2)
+    >>> from xform.storage.bounded_cache import BoundedCache
+    >>> found = BoundedCache(2)
     >>> for i in range(4):
     ...     found[i] = str(i)
     >>> found
     {2: '2', 3: '3'}
     """
 
-    def __init__(self, most: int = 256):
+    def __init__(self, max_entries: int = 256):
         super().__init__()
-        self.most = most
+        self.max_entries = max_entries
 
     def __setitem__(self, key: Key, value: Value) -> None:
         super().__setitem__(key, value)
-        if len(self) > self.most:
+        if len(self) > self.max_entries:
             del self[next(iter(self))]

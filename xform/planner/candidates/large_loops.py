@@ -59,7 +59,7 @@ def _visit(current: Schedule, runs: int, inner: bool) -> Iterator[PlannedLoop]:
             yield from _visit(p, runs * node.iterations, inner or node.loop or node.region)
 
 
-def large(loops: dict[int, PlannedLoop], total_bytes: int) -> dict[int, PlannedLoop]:
+def keep_large(loops: dict[int, PlannedLoop], total_bytes: int) -> dict[int, PlannedLoop]:
     """Keep the loops that save a large share of `total_bytes` and have enough iterations."""
     return {
         place: loop
@@ -74,7 +74,7 @@ def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
     save_most = problem.schedule(MinCut())
     planned = planned_loops(save_most, problem.program)
     outer = {i: loop for i, loop in planned.items() if not loop.inner}
-    return large(outer, saved_bytes(save_most))
+    return keep_large(outer, saved_bytes(save_most))
 
 
 def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
@@ -84,10 +84,10 @@ def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """
     planned = planned_loops(problem.schedule(MinCut()), problem.program)
     inner = {i: loop for i, loop in planned.items() if loop.inner}
-    return large(inner, residual_bytes(problem.schedule(MinCut(0.0, 0.0)))) if inner else {}
+    return keep_large(inner, residual_bytes(problem.schedule(MinCut(0.0, 0.0)))) if inner else {}
 
 
-def nodes(planned: Mapping[int, PlannedLoop]) -> dict[int, Node]:
+def loop_nodes(planned: Mapping[int, PlannedLoop]) -> dict[int, Node]:
     """The nodes of the loops, by index."""
     return {i: loop.node for i, loop in planned.items()}
 
@@ -98,7 +98,7 @@ def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, N
     return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(loops_inside(prog, i))}
 
 
-def at_places(
+def nodes_at(
     current: Schedule, prog: Program, shapes: Shapes, places: Container[int]
 ) -> list[Node]:
     """The nodes for some loops in the Schedule of a reshaped program.

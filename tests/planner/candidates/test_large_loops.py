@@ -6,13 +6,13 @@ import numpy as np
 from jax import lax
 
 from xform.interpret.joint import analyze
-from xform.planner.candidates.worth import (
-    at_places,
+from xform.planner.candidates.large_loops import (
     inner_loops,
-    large,
+    keep_large,
     large_loops,
+    loop_nodes,
     loops_around,
-    nodes,
+    nodes_at,
     planned_loops,
 )
 from xform.planner.costs.saved_values import device_bytes, expand_token
@@ -63,16 +63,16 @@ def test_large_are_those_of_some_trips_that_keep_a_twentieth() -> None:
     size = lambda x: device_bytes(expand_token(x.node, x.schedules))
     for whole in (0, *map(size, met.values()), 10**9):
         expected = {i for i, x in met.items() if x.node.iterations >= 4 and 20 * size(x) > whole}
-        assert large(met, whole).keys() == expected
+        assert keep_large(met, whole).keys() == expected
     assert large_loops(Problem(PROG, *MASKS)).keys() == {1, 3}
     assert inner_loops(Problem(PROG, *MASKS)).keys() == {4}
-    assert {i: n.iterations for i, n in nodes(inner_loops(Problem(PROG, *MASKS))).items()} == {
+    assert {i: n.iterations for i, n in loop_nodes(inner_loops(Problem(PROG, *MASKS))).items()} == {
         4: 12
     }
 
 
 def test_around_a_loop_is_the_one_in_which_it_stands() -> None:
-    outer, inner = (nodes(of(Problem(PROG, *MASKS))) for of in (large_loops, inner_loops))
+    outer, inner = (loop_nodes(of(Problem(PROG, *MASKS))) for of in (large_loops, inner_loops))
     assert loops_around(PROG, outer, inner) == {3: outer[3]}
     assert loops_around(PROG, outer, {}) == {}
     assert loops_around(PROG, {1: outer[1]}, inner) == {}
@@ -90,9 +90,9 @@ def test_a_loop_in_a_region_is_an_inner_one() -> None:
 def test_in_other_shapes_the_outermost_stand_for_those_that_they_were() -> None:
     shapes = {1: ((3, 4),), 3: ((2,), (3,))}
     now = most(reshape_loops(PROG, shapes))
-    found = at_places(now, PROG, shapes, {1, 3})
+    found = nodes_at(now, PROG, shapes, {1, 3})
     assert [node.iterations for node in found] == [3, 2, 3]
-    inner = at_places(now, PROG, shapes, {4})
+    inner = nodes_at(now, PROG, shapes, {4})
     assert [node.iterations for node in inner] == [12, 12]
 
 
