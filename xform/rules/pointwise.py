@@ -32,7 +32,6 @@ from xform.registry.traits import CONVERSION, ELEMENTWISE, EXPENSIVE, MOVEMENT, 
 from xform.registry.words import Linear, bilinear, composite, constant, linear, pointwise
 
 C = constant_like
-LOG2_LOG2 = math.log2(math.log(2))
 
 
 def real_valued(x: Value) -> bool:
@@ -124,12 +123,18 @@ composite("polynomial", _polynomial, traits=ELEMENTWISE)
 # Exponentials and logarithms.
 
 pointwise("exp", lambda y, x, *, accuracy=None: y, traits=EXPENSIVE)
-# 2^x log 2 as one power, which does not overflow earlier than 2^x.
-pointwise(
-    "exp2",
-    lambda y, x, *, accuracy=None: lax.exp2(lax.add(x, C(x, LOG2_LOG2)), accuracy=accuracy),
-    traits=EXPENSIVE,
-)
+
+
+def _exp2(y: Value, x: Value, *, accuracy: Any = None) -> Value:
+    """Return 2^x log 2, also where 2^x overflows and the product does not."""
+    if not real_valued(x):
+        return lax.mul(y, C(x, math.log(2)))
+    late = step(lax.ge(x, C(x, jax.numpy.finfo(x.dtype).maxexp)), x)
+    factor = lax.mul(C(x, math.log(2)), lax.add(late, C(x, 1)))
+    return lax.mul(lax.exp2(lax.sub(x, late), accuracy=accuracy), factor)
+
+
+pointwise("exp2", _exp2, traits=EXPENSIVE)
 # Not y + 1 or y (1 - y), which lose all digits if y is close to -1, or to 1.
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=EXPENSIVE)
 pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=EXPENSIVE)
@@ -216,7 +221,27 @@ pointwise(
 pointwise("sinh", lambda y, x: lax.cosh(x), traits=EXPENSIVE)
 pointwise("cosh", lambda y, x: lax.sinh(x), traits=EXPENSIVE)
 pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=EXPENSIVE)
-pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)), traits=EXPENSIVE)
+
+
+@jax.custom_jvp
+def _asinh_slope(x: Value) -> Value:
+    """Return 1 / sqrt(1 + x²), also if the square of a real `x` overflows."""
+    if not real_valued(x):
+        return lax.rsqrt(_one_plus_square(x))
+    large = lax.gt(lax.abs(x), C(x, 1))
+    inverse = lax.div(C(x, 1), lax.select(large, lax.abs(x), lax.full_like(x, 1)))
+    slope = lax.rsqrt(_one_plus_square(lax.select(large, inverse, x)))
+    return lax.mul(slope, inverse)
+
+
+@_asinh_slope.defjvp
+def _asinh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+    x, dx = map(arrayed, (*primals, *tangents))
+    y = _asinh_slope(x)
+    return y, lax.mul(dx, lax.mul(lax.mul(lax.neg(lax.mul(x, y)), y), y))
+
+
+pointwise("asinh", lambda y, x: _asinh_slope(x), traits=EXPENSIVE)
 pointwise("acosh", lambda y, x: _outside(x), traits=EXPENSIVE)
 
 
@@ -229,8 +254,9 @@ def _atanh_slope(x: Value) -> Value:
 @_atanh_slope.defjvp
 def _atanh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
     x, dx = map(arrayed, (*primals, *tangents))
-    y = _atanh_slope(x)
-    return y, lax.mul(dx, lax.mul(lax.mul(C(x, 2), x), lax.square(y)))
+    factors = _factors(x)
+    curvature = lax.div(lax.div(lax.mul(C(x, 2), x), factors), factors)
+    return _atanh_slope(x), lax.mul(dx, curvature)
 
 
 pointwise("atanh", lambda y, x: _atanh_slope(x), traits=EXPENSIVE)
