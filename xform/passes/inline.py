@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -44,7 +45,7 @@ class Inline(Pass):
         return opened(prog, self._opens)
 
     def _opens(self, eqn: JaxprEqn) -> Program | None:
-        inner = None if placed(eqn) else called(eqn)
+        inner = _jitted(eqn)
         of = traits(eqn.primitive)
         if self.custom and of.call and of.calls == "custom":
             inner = body(eqn)
@@ -60,6 +61,33 @@ def small(eqn: JaxprEqn, staged: bool = True) -> Program | None:
     """
     rule = rule_of(eqn.primitive)
     return None if rule is None else rule.inlined(eqn, staged)
+
+
+def called_once(prog: Program) -> Opens:
+    """Return a function that returns the body of a jitted function if the program calls it once.
+
+    Such a call saves the compiler no work, and its borders would hide the body from the planner.
+    """
+    calls: collections.Counter[int] = collections.Counter()
+
+    def count(equations: Sequence[JaxprEqn]) -> None:
+        for inner in filter(None, map(_jitted, equations)):
+            calls[id(inner)] += 1
+            if calls[id(inner)] == 1:
+                count(inner.equations)
+
+    count(prog.equations)
+
+    def opens(eqn: JaxprEqn) -> Program | None:
+        inner = _jitted(eqn)
+        return inner if inner is not None and calls[id(inner)] == 1 else None
+
+    return opens
+
+
+def _jitted(eqn: JaxprEqn) -> Program | None:
+    """Return the body of a call of a jitted function without shardings."""
+    return None if placed(eqn) else called(eqn)
 
 
 def opened(prog: Program, opens: Opens) -> Program:

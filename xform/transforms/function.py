@@ -14,8 +14,11 @@ import numpy as np
 from xform._jax import Tracer
 from xform._jax.mutable import is_mutable
 from xform.errors import WrongArgument, WrongDtype
+from xform.interpret.joint import compiled
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.introspection.modules import inexact, opened
+from xform.passes.inline import called_once
+from xform.passes.inline import opened as inlined
 from xform.planner.problem import Problem
 from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Mask, Program, lifted, trace
@@ -156,6 +159,8 @@ def function(at: FunctionCall) -> tuple[Function, list[Value]]:
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
     prog = trace(flat, *at.args)
+    if compiled():
+        prog = inlined(prog, called_once(prog))
     lifted_prog, consts = lifted(prog)
     tree, static, traced = out["aux"]
 
