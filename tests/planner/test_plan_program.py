@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -55,6 +56,64 @@ def everything(f):
 def with_margin(n: int) -> int:
     """Return the least budget that leaves a margin beyond so many bytes."""
     return math.ceil(n / (1 - CPU.margin))
+
+
+def graph_attention(params, x, mask):
+    """The scores of each head are sums of two vectors, so they are cheap to recompute."""
+    for w, a, b in params:
+        h = jnp.einsum("nf,hfo->hno", x, w)
+        scores = (h @ a)[:, :, None] + (h @ b)[:, None, :]
+        weights = jax.nn.softmax(jax.nn.leaky_relu(scores, 0.2) + mask, -1)
+        x = (weights @ h).transpose(1, 0, 2).reshape(len(x), -1)
+    return jnp.sum(jax.nn.log_softmax(x))
+
+
+@pytest.mark.parametrize("heads", [(16, 1), (2, 2)])
+def test_the_default_recomputes_nothing_if_that_raises_the_peak(heads) -> None:
+    """With 16 heads the work on one layer is the peak, and recomputed weights add to it."""
+    params = []
+    for inputs, n in zip((64, *(8 * n for n in heads)), heads, strict=False):
+        params.append((jnp.ones((n, inputs, 8)), jnp.ones(8), jnp.ones(8)))
+    leaves, tree = jax.tree.flatten((params, jnp.ones((256, 64)), jnp.zeros((256, 256))))
+    prog = trace(lambda *xs: [graph_attention(*tree.unflatten(xs))], *leaves)
+    problem = Problem(prog, (*(True,) * 6, False, False), (True,))
+    default = plan_program(problem, min_cut).schedule
+    cut = problem.schedule(dataclasses.replace(min_cut, slow_price=CPU.slow_price))
+    everything = problem.schedule(policies.save_everything)
+    assert peak(default) == min(peak(cut), peak(everything))
+    assert bool(default.recomputed) == (heads == (2, 2))
+
+
+def residual_layers(ws, x):
+    for w in lax.unstack(ws):
+        x = x + jnp.tanh(jax.nn.softmax(x @ w) @ w)
+    return x
+
+
+LOSSES = {
+    "rows of an array": lambda ws, x: jnp.sum(
+        functools.reduce(lambda x, w: jnp.tanh(x @ w), lax.unstack(ws), x)
+    ),
+    "a jitted model": lambda ws, x: jnp.sum(jax.jit(residual_layers)(ws, x) ** 2),
+    "a jitted model under vmap": lambda ws, x: jnp.sum(
+        jax.vmap(jax.jit(residual_layers), (None, 0))(ws, x[:, None]) ** 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_default_takes_no_more_than_jax_grad(name: str) -> None:
+    args = jnp.ones((8, 128, 128)), jnp.ones((256, 128))
+    temporary = lambda f: jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    assert temporary(xform.grad(LOSSES[name])) <= temporary(jax.grad(LOSSES[name]))
+
+
+def test_a_jitted_model_takes_what_the_model_takes() -> None:
+    """A function that is called once is planned as if it were not jitted, however large it is."""
+    f = lambda model: xform.grad(lambda ws, x: jnp.sum(model(ws, x) ** 2))
+    args = jnp.ones((8, 128, 128)), jnp.ones((256, 128))
+    kept = lambda model: str(jax.make_jaxpr(f(model))(*args))
+    assert kept(jax.jit(residual_layers)) == kept(residual_layers)
 
 
 @pytest.mark.parametrize("of", ["peak", "saved"])

@@ -294,9 +294,8 @@ def _sizes(joint: Joint, policy: MinCut, inner: Inner, available: Mask | None) -
 def _prices(joint: Joint, policy: MinCut, top: bool) -> np.ndarray:
     """The price of recomputing each equation of the forward part."""
     early_price = np.arange(len(joint.forward)) < policy.switch_at * len(joint.forward)
-    prices = _recompute_prices(joint).at(
-        np.where(early_price, policy.early_price, policy.late_price)
-    )
+    flops = np.where(early_price, policy.early_price, policy.late_price)
+    prices = _recompute_prices(joint).at(flops, policy.slow_price)
     nodes = ((i, eqn.params["node"]) for i, eqn in joint.forks.items())
     prices[[i for i, node in nodes if node.region or (node.loop and top)]] = math.inf
     return prices

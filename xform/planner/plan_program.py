@@ -13,7 +13,7 @@ from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import residual_bytes
 from xform.planner.cuts.fit import propose_smallest, propose_within
 from xform.planner.decide import best_of_proposals
-from xform.planner.device import Device, resolve_fit
+from xform.planner.device import resolve_fit
 from xform.planner.front import Front
 from xform.planner.infeasible import over_budget
 from xform.planner.loops import Shapes, loops
@@ -21,7 +21,7 @@ from xform.planner.plan.plan import Plan
 from xform.planner.problem import Problem
 from xform.planner.search import search_compiled, search_simulated
 from xform.planner.simulate.profiles import profile
-from xform.policies import Budget, MinCut, Policy, check, min_cut
+from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
 from xform.policies.regions import regions_of
 from xform.program.ir import Program
 from xform.program.source import frame
@@ -39,23 +39,33 @@ def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = N
         problem = dataclasses.replace(problem, regions=regions_of(policy))
         if isinstance(policy, Plan):
             return problem.candidate(policy, _recorded_shapes(policy, problem.program))
-        if not isinstance(policy, Budget):
-            return problem.candidate(_resolve_for_backend(policy, problem.device))
-        return _plan_for_budget(problem, policy, compiler)
+        if isinstance(policy, Budget):
+            return _plan_for_budget(problem, policy, compiler)
+        if policy == dataclasses.replace(min_cut, regions=problem.regions):
+            return _default(problem)
+        return problem.candidate(policy)
 
 
-def _resolve_for_backend(policy: Policy, device: Device) -> Policy:
-    """Fill in the backend's settings if `policy` is the default policy."""
-    if isinstance(policy, MinCut) and policy == dataclasses.replace(
-        min_cut, regions=policy.regions
-    ):
-        compiler = profile(device.backend)
-        return dataclasses.replace(
-            policy,
-            fused_save_price=compiler.fused_save_price,
-            rounds_operands=compiler.rounds_operands,
-        )
-    return policy
+def _default(problem: Problem) -> Candidate:
+    """The plan of the default policy: a minimum cut, unless it raises the peak.
+
+    A minimum cut lowers the bytes of the saved values. If they are not live at the peak, recomputed
+    values can raise it. Then saving everything takes less memory, and less time.
+    """
+    compiler = profile(problem.device.backend)
+    policy = dataclasses.replace(
+        min_cut,
+        regions=problem.regions,
+        fused_save_price=compiler.fused_save_price,
+        rounds_operands=compiler.rounds_operands,
+        slow_price=compiler.slow_price,
+    )
+    cut = problem.candidate(policy)
+    if not cut.schedule.recomputed:
+        return cut
+    everything = problem.candidate(save_everything)
+    lowest = (1 - compiler.margin) * problem.peak(cut.schedule)
+    return everything if problem.peak(everything.schedule) < lowest else cut
 
 
 def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
@@ -65,7 +75,7 @@ def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None
     if budget.of == "saved":
         choose = lambda: _plan_for_saved_bytes(problem, budget)
     else:
-        default = problem.candidate(_resolve_for_backend(min_cut, problem.device))
+        default = _default(problem)
         if compiler is not None:
             return search_compiled(problem, budget, default, compiler)
         choose = lambda: search_simulated(problem, budget, default)

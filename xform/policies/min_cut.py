@@ -52,6 +52,8 @@ class MinCut:
       rounds_operands: whether the compiler rounds the operands of products to half their bits, as
         on TPUs, and stores only the rounded value if nothing else reads the operand. Then the price
         of saving a value that only products read is half its bytes.
+      slow_price: the price of each byte that is recomputed by a slow elementwise function, such as
+        `exp`. With 1/4, four such functions are not recomputed to avoid saving one value.
     """
 
     early_price: float = math.inf
@@ -62,6 +64,7 @@ class MinCut:
     in_regions: bool = False
     regions: Regions = "marked"
     rounds_operands: bool = False
+    slow_price: float = 0.0
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
         """Return whether JAX saves the primitive's result: true for a product or a convolution."""

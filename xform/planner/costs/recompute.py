@@ -53,7 +53,7 @@ def price(eqn: JaxprEqn, flop: float = math.inf) -> float:
 
 
 class Prices:
-    """The prices of some equations, as arrays, for any price of a FLOP."""
+    """The prices of some equations, as arrays, for any price of a FLOP or of a slow function."""
 
     def __init__(self, equations: Sequence[JaxprEqn]):
         self._fixed = np.asarray([price(eqn, 0.0) for eqn in equations], np.float64)
@@ -61,11 +61,17 @@ class Prices:
         pairs = zip(equations, has_work, strict=True)
         self._has_work = np.asarray(has_work, bool)
         self._flops = np.asarray([equation_flops(user_equation(e)) if on else 0 for e, on in pairs])
+        self._slow_bytes = np.asarray([_slow_bytes(e) for e in equations], np.float64)
 
-    def at(self, flop: np.ndarray) -> np.ndarray:
-        """Return the price of each equation; `flop` holds one price of a FLOP for each."""
+    def at(self, flop: np.ndarray, slow: float = 0.0) -> np.ndarray:
+        """Return the price of each equation.
+
+        `flop` holds one price of a FLOP for each equation. `slow` is the price of each byte that a
+        slow elementwise function computes.
+        """
         work = np.where(np.isinf(flop), math.inf, np.where(np.isinf(flop), 0, flop) * self._flops)
-        return np.where(self._has_work, work + self._fixed, self._fixed)
+        fixed = self._fixed + slow * self._slow_bytes
+        return np.where(self._has_work, work + fixed, fixed)
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
@@ -80,3 +86,13 @@ def _fused_price(eqn: JaxprEqn) -> float:
     if of.call:
         return sum(map(_fused_price, body(eqn).equations))
     return (_REDUCED if of.fusion == "reduction" else _FUSED) * equation_bytes(eqn)
+
+
+def _slow_bytes(eqn: JaxprEqn) -> int:
+    """The bytes that slow elementwise functions compute in an equation that XLA fuses."""
+    of = traits(eqn.primitive)
+    if not fusible(eqn):
+        return 0
+    if of.call:
+        return sum(map(_slow_bytes, body(eqn).equations))
+    return equation_bytes(eqn) if of.expensive else 0

@@ -189,8 +189,10 @@ class FlatBuilder(abc.ABC):
                 else FlatValue(self.bytes(t), "made", shape(t)) for t in types
             ]  # fmt: skip
             inputs = [c for c in operands if c.kind != "constant"]
-            step = FlatStep(primitive, self.traits(primitive), eqn, inputs, values)
-            for value in values:
+            # An operation with an effect alone returns a token, in XLA too.
+            results = values or [FlatValue(0, "made")]
+            step = FlatStep(primitive, self.traits(primitive), eqn, inputs, results)
+            for value in results:
                 value.maker = step
             if self.compile_time.issuperset(inputs):
                 self.compile_time.update(values)

@@ -54,6 +54,8 @@ class Profile:
         computed from.
       rounds_operands: the default for `MinCut.rounds_operands`: 32-bit operands of products are
         rounded to 16 bits right after they are computed.
+      slow_price: the default for `MinCut.slow_price`. On a CPU, `exp` takes longer than to read
+        its result.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Profile:
     tiles: bool = False
     fused_save_price: float = 0.0
     rounds_operands: bool = False
+    slow_price: float = 0.0
 
     def bytes(self, aval: object) -> int:
         """Return the bytes of a value in memory."""
@@ -113,6 +116,7 @@ CPU = Profile(
     library_sines=jax.__version_info__ >= (0, 12),
     widens_products=jax.__version_info__ < (0, 12),
     margin=0.01,
+    slow_price=1 / 4,
 )
 # For an H100, on which a kernel starts in a microsecond. Other GPUs are assumed to be alike.
 GPU = Profile("gpu", kernel_bytes=3_350_000, merge_bytes=32 * 2**20, processors=132)
