@@ -88,7 +88,7 @@ def _fused_price(eqn: JaxprEqn) -> float:
     return (_REDUCED if of.fusion == "reduction" else _FUSED) * equation_bytes(eqn)
 
 
-def _slow_bytes(eqn: JaxprEqn) -> int:
+def _slow_bytes(eqn: JaxprEqn) -> float:
     """The bytes that slow elementwise functions compute in an equation that XLA fuses."""
     of = traits(eqn.primitive)
     if not fusible(eqn):
