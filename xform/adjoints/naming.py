@@ -12,8 +12,8 @@ from xform.errors import WrongArgument
 def name(x: Any, name: str) -> Any:
     """Return `x` with a name attached, exactly as `jax.ad_checkpoint.checkpoint_name` does.
 
-    `partials` computes the gradient at a named value, and policies can decide by name which values
-    to save. The name belongs to the returned value, so use that value and not `x`.
+    `xform.adjoints.partials` computes the gradient at a named value. Policies can decide by name
+    which values to save. The name belongs to the returned value, so use that value and not `x`.
 
     Args:
       x: a pytree of arrays of any shape; each leaf gets the name.

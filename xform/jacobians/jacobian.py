@@ -49,9 +49,10 @@ class JacobianTransform:
       allow_int: whether integer inputs are allowed; they get float0 columns.
       mode: "auto", or "forward" (column by column) or "reverse" (row by row) for all of it.
       chunk: how many tangents or cotangents are computed at once, which bounds memory; None: all.
-      policy: what reverse mode saves, as for `vjp`. `xform.policies.budget(bytes)` bounds the peak
-        memory of the compiled Jacobian, with arguments and result: the cheapest way that fits is
-        used, in chunks if necessary. With `of="saved"`, reverse mode is used.
+      policy: which values reverse mode saves, a policy of `xform.policies` or of
+        `jax.checkpoint_policies`. `xform.policies.budget(bytes)` bounds the peak memory of the
+        compiled Jacobian, with arguments and result: the cheapest way that fits is used, in chunks
+        if necessary. With `of="saved"`, reverse mode is used.
       elimination: "markowitz" computes small programs scalar by scalar, by vertex elimination in
         Markowitz' order, or in the order of forward or reverse mode if that multiplies less.
 
@@ -133,11 +134,11 @@ class JacobianTransform:
         """How `jacobian` evaluates the Jacobian of `f` at `args`, and the cost of the other ways.
 
         Args:
-          f: as for `jacobian`.
+          f: pure function of pytrees of arrays.
           *args: the arguments of `f`, as arrays or `jax.ShapeDtypeStruct`s.
           argnums: position or positions of the arguments to differentiate.
-          has_aux: whether `f` returns a pair.
-          holomorphic: whether `f` is complex-differentiable.
+          has_aux: whether `f` returns a pair, whose second element is not differentiated.
+          holomorphic: whether `f` is complex-differentiable; inputs must be complex.
           mode: "auto", or the mode to use.
           chunk: how many vectors are computed at once.
           policy: what reverse mode saves, or a budget.
@@ -147,7 +148,9 @@ class JacobianTransform:
           An `Explanation`, which can be printed.
 
         Raises:
-          WrongArgument, WrongDtype, BudgetInfeasible: as for `jacobian`.
+          WrongArgument: `mode` is unknown, or `chunk` is not positive.
+          WrongDtype: an input or output is not real (not complex, if `holomorphic`).
+          BudgetInfeasible: no way fits the budget.
 
         Cost: one trace of `f`, and two traces of the derivative of each factor. Nothing is run.
 

@@ -64,7 +64,8 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
     """Compile a function for a target and report whether it fits.
 
     Args:
-      f: as for `memory_analysis`.
+      f: a function of pytrees of arrays, or a function made by `jax.jit`, whose donation, shardings
+        and static arguments are kept.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
       target: a device whose capacity is known, such as `"tpu:v5e:1x1"` or `"gpu:h100"`.
       **options: options of `memory_analysis`.
@@ -101,8 +102,9 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     """Find the largest batch size at which a function fits a target. Nothing is run.
 
     Args:
-      f: as for `memory_analysis`; it must accept any batch size. If it plans for a budget, a batch
-        without a plan counts as too large.
+      f: a function of pytrees of arrays, or a function made by `jax.jit`, whose donation, shardings
+        and static arguments are kept. It must accept any batch size. If it plans for a
+        budget, a batch without a plan counts as too large.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees, with some batch size.
       target: a device whose capacity is known.
       batch_axis: the axis of the batch in the arrays of these arguments.
@@ -185,7 +187,8 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     devices with more memory, of the same kind if possible, until one accepts it.
 
     Args:
-      f: as for `memory_analysis`.
+      f: a function of pytrees of arrays, or a function made by `jax.jit`, whose donation, shardings
+        and static arguments are kept.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
       target: the device that the function does not fit.
       **options: options of `memory_analysis`.

@@ -188,7 +188,7 @@ def compile_for(
       in_specs: a `PartitionSpec` for each of `args`, or a prefix of their tree, over `mesh` or the
         arguments' own mesh. A None in it means replicated. Without `in_specs` the arguments keep
         their own shardings, and an argument without a sharding is replicated.
-      donate_argnums: as for `jax.jit`.
+      donate_argnums: positions of the arguments whose memory may be reused.
       timeout_seconds: time limit of a compiler that runs in a separate process.
 
     Returns:

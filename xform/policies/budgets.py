@@ -70,7 +70,7 @@ class Fit:
     Attributes:
       reserve: bytes of that memory that the derivative must not use.
       batch: the number of examples that share the memory; None if it was not given.
-      regions: as for `Budget`.
+      regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
     """
 
     reserve: int = 0
@@ -175,7 +175,8 @@ def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
       reserve: bytes of that memory, or a string such as `"2 GiB"`, for everything outside the
         differentiated function, such as an optimizer's state, which is unknown inside a `jit`.
         `xform.compare` and `python -m xform memory` count it without a reserve.
-      batch: how many examples share the memory under `vmap`, as for `budget`.
+      batch: how many examples share the memory. Under `vmap` a function is planned for one example,
+        so give the size of the batch.
 
     Returns:
       A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the smallest bytes

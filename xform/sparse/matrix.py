@@ -81,7 +81,9 @@ def hessian(
       f: pure function of pytrees of real arrays to a scalar. Values that it closes over count as
         constants.
       argnums: position or positions of the arguments whose elements are rows and columns.
-      pattern: as for `jacobian`; it must be symmetric.
+      pattern: a `Pattern`, a sparse array of SciPy or JAX, or a boolean matrix, `[n, n]`. It must
+        be symmetric and contain every element that is ever nonzero. None: `xform.sparse.sparsity`
+        finds it.
       coloring: "star" reads each element directly from a product. "acyclic" takes fewer products,
         but computes elements by sums and differences, so rounding errors accumulate.
         "column" does not use symmetry. "auto" is "star".
@@ -91,11 +93,16 @@ def hessian(
 
     Returns:
       A function of the arguments of `f` that returns a `jax.experimental.sparse.BCOO` of shape
-      `[n, n]`, with both triangles. It has a method `prepare`, as for `jacobian`.
+      `[n, n]`, with both triangles. It works under `jit` and `vmap`. Its method `prepare(*args)`
+      takes arrays or types, and returns the pattern and the colouring; otherwise the first call
+      with new types computes them.
 
     Raises:
       NotScalar: the output of `f` is not a scalar.
-      WrongArgument, WrongDtype, NotDifferentiable: as for `jacobian`.
+      WrongArgument: every element may be nonzero, so nothing is gained (pass `pattern` to override
+        this), or an argument is invalid.
+      WrongDtype: an input or the output is not real.
+      NotDifferentiable: `f` has side effects, or does not have the required modes.
 
     Cost: one gradient, and one jvp of the gradient for each colour, `chunk` of them at once.
     Source: Gebremedhin, Pothen, Tarafdar and Walther, "Efficient Computation of Sparse Hessians

@@ -169,7 +169,8 @@ def compare(
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
       policies: a list of policies, or a mapping from names to policies. None is the default policy.
         "auto" fits the memory of each target, or `capacity`.
-      targets: as for `memory_analysis`.
+      targets: names of devices, such as `"cpu"`, `"tpu:v5e:2x2"` or `"gpu:h100:8"`, attached or
+        not; None is JAX's default backend. `python -m xform doctor` lists the names.
       argnums: for a loss, the arguments to differentiate.
       progress: called with the policy's name and the target before each compilation.
       **options: options of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums`, `capacity`.
