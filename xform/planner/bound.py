@@ -29,5 +29,5 @@ def least_flops(problem: Problem, budget: Budget, outside_argument_bytes: int = 
     if saved_bytes(save_most) <= remaining or size(save_most) > MOST:
         return 0
     program = IntegerProgram(save_most, problem.link)
-    flops = None if program.branched else program.bound(remaining)
+    flops = None if program.has_branches else program.bound(remaining)
     return 0 if flops is None else math.floor(flops)

@@ -140,8 +140,10 @@ class _Search:
         for i in range(FIRST):
             if i == FIRST - 1:
                 self.excess = [excess and _LAST_ROOM * excess for excess in self.excess]
-            candidate = self._cheapest(lambda c: self._expected(c) <= self.limit) or self._cheapest(
-                lambda c: self._simulated(c) <= self.limit and self._untried(c)
+            candidate = self._cheapest(
+                lambda c: self._expected_bytes(c) <= self.limit
+            ) or self._cheapest(
+                lambda c: self._simulated_bytes(c) <= self.limit and self._is_untried(c)
             )
             if candidate is None or (default and candidate.work >= default.work):
                 return None
@@ -160,7 +162,7 @@ class _Search:
         self._learn(least)
         while misses < _MAX_MISSES and len(self.compiled) < COMPILES:
             candidate = self._cheapest(
-                lambda c: self._expected(c) <= self.limit and self._untried(c)
+                lambda c: self._expected_bytes(c) <= self.limit and self._is_untried(c)
             )
             if candidate is None or candidate.work >= least.work:
                 break
@@ -168,15 +170,15 @@ class _Search:
             if self._bytes(candidate) <= self.limit:
                 least, misses = candidate, 0
             self._learn(candidate)
-        nearly = lambda c: self._simulated(c) <= _NEAR * self.limit
+        nearly = lambda c: self._simulated_bytes(c) <= _NEAR * self.limit
         cheaper = [c for plans in self.fronts for c in plans.cheaper(least, nearly)]
         # The program as its author marked it comes first: if regions are open, its regions differ.
-        order = lambda c: (c.regions == self.problem.regions, self._expected(c))
+        order = lambda c: (c.regions == self.problem.regions, self._expected_bytes(c))
         misses = 0
         for candidate in sorted(cheaper, key=order):
             if misses == _MAX_MISSES or len(self.compiled) == COMPILES:
                 break
-            if candidate.work >= least.work or not self._untried(candidate):
+            if candidate.work >= least.work or not self._is_untried(candidate):
                 continue
             misses += 1
             if self._bytes(candidate) <= self.limit:
@@ -188,7 +190,7 @@ class _Search:
         candidates = (plans.least_recompute(fits) for plans in self.fronts)
         return min(filter(None, candidates), key=lambda c: c.work, default=None)
 
-    def _untried(self, candidate: Candidate) -> bool:
+    def _is_untried(self, candidate: Candidate) -> bool:
         """Whether this search has not compiled the plan yet."""
         return schedule_key(candidate.schedule) not in self.compiled
 
@@ -205,18 +207,18 @@ class _Search:
         expected to fit.
         """
         sends, size = bool(offloaded_bytes(candidate.schedule)), self._bytes(candidate)
-        excess, largest = size - self._simulated(candidate), self.excess[sends]
+        excess, largest = size - self._simulated_bytes(candidate), self.excess[sends]
         self.excess[sends] = excess if largest is None else max(largest, excess)
         if sends and size > self.limit and len(self.fronts) == 1:
             self.fronts.append(front(dataclasses.replace(self.problem, offload=False)))
 
-    def _expected(self, candidate: Candidate) -> float:
+    def _expected_bytes(self, candidate: Candidate) -> float:
         """Expected bytes of a plan: the scaled simulation plus the learned excess."""
-        return self._simulated(candidate) + (
+        return self._simulated_bytes(candidate) + (
             self.excess[bool(offloaded_bytes(candidate.schedule))] or 0
         )
 
-    def _simulated(self, candidate: Candidate) -> float:
+    def _simulated_bytes(self, candidate: Candidate) -> float:
         """Simulated bytes of a plan, scaled.
 
         If the saved values alone are clearly over the budget, their scaled bytes are returned

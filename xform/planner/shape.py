@@ -49,7 +49,7 @@ def scan_in_parts(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
         n = math.prod(trips)
         start = length - n_done - n if reverse else n_done
         part = [_slice(x, start, n) for x in seq]
-        carry, ys = _nested(steps, carry, part, trips, scan_options(eqn.params))
+        carry, ys = _run_nested(steps, carry, part, trips, scan_options(eqn.params))
         stacks.append(ys)
         n_done += n
     if reverse:
@@ -67,8 +67,8 @@ def loop_levels(trips: Sequence[int]) -> int:
     return max(1, sum(n > 1 for n in trips))
 
 
-def _nested(steps: Steps, carry: list[Any], seq: list[Any], trips: Sequence[int],
-            options: dict[str, Any]) -> tuple[list[Any], list[Any]]:  # fmt: skip
+def _run_nested(steps: Steps, carry: list[Any], seq: list[Any], trips: Sequence[int],
+                options: dict[str, Any]) -> tuple[list[Any], list[Any]]:  # fmt: skip
     """Run `steps` in nested loops; a trip count of 1 makes no loop.
 
     The scan's unroll factor is kept: the inner loop is unrolled first.
@@ -80,7 +80,7 @@ def _nested(steps: Steps, carry: list[Any], seq: list[Any], trips: Sequence[int]
     folded = [lax.reshape(x, (outer, n, *x.shape[1:])) for x in seq]
 
     def outer_step(carry: list[Any], x: list[Any]):
-        return _nested(steps, carry, x, inner, options)
+        return _run_nested(steps, carry, x, inner, options)
 
     unroll = max(1, options["unroll"] // n)
     outer_params: dict[str, Any] = {**options, "length": outer, "unroll": unroll}

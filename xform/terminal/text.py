@@ -23,7 +23,7 @@ def human_bytes(n: int | None) -> str:
     """
     if n is None:
         return "not known"
-    return _scaled(n, 1024, BYTES)
+    return _scale(n, 1024, BYTES)
 
 
 def parse_bytes(text: str) -> int:
@@ -74,7 +74,7 @@ def byte_count(amount: float | str) -> int:
 
 def human_flops(n: int) -> str:
     """A FLOP count in powers of 1000: `1.5 GFLOP`."""
-    return _scaled(n, 1000, FLOPS)
+    return _scale(n, 1000, FLOPS)
 
 
 def human_seconds(seconds: float) -> str:
@@ -104,7 +104,7 @@ def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
     return units[power], base**power
 
 
-def _scaled(n: int, base: int, units: Sequence[str]) -> str:
+def _scale(n: int, base: int, units: Sequence[str]) -> str:
     unit, one = unit_of(n, base, units)
     return f"{n} {unit}" if one == 1 else f"{n / one:.1f} {unit}"
 

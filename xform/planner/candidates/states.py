@@ -26,7 +26,7 @@ def outer_states(node: Node, current: Schedule) -> Decision | None:
     """The change that makes loops that contain loops save the states of the outer loop only."""
     if _around_loops(node, current):
         return _states(node, current, outer_states)
-    return decision_of(current) if _closed(node) else None
+    return decision_of(current) if _is_closed(node) else None
 
 
 def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
@@ -37,7 +37,7 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
     """
 
     def inner(node: Node, current: Schedule) -> Decision | None:
-        if _closed(node):
+        if _is_closed(node):
             return decision_of(current)
         if not node.loop:
             return None
@@ -53,7 +53,7 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
         return dataclasses.replace(decision, snapshots=slots[node]) if node in slots else decision
 
     def outer(node: Node, current: Schedule) -> Decision | None:
-        if node in slots or _closed(node) or _around_loops(node, current):
+        if node in slots or _is_closed(node) or _around_loops(node, current):
             return inner(node, current)
         return edit_decision(current, inner) if node.region else None
 
@@ -73,10 +73,10 @@ def _around_loops(node: Node, current: Schedule) -> bool:
 
 def _holds_loop(current: Schedule) -> bool:
     """Whether the program contains a loop that a plan may decide about."""
-    nodes = ((node, schedules) for node, schedules in current.inner.items() if not _closed(node))
+    nodes = ((node, schedules) for node, schedules in current.inner.items() if not _is_closed(node))
     return any(node.loop or any(map(_holds_loop, schedules)) for node, schedules in nodes)
 
 
-def _closed(node: Node) -> bool:
+def _is_closed(node: Node) -> bool:
     """Whether a node is a remat region with a policy of its own."""
     return node.region and not free_region(node.eqn)

@@ -43,7 +43,7 @@ def stock_candidates(problem: Problem) -> list[Candidate]:
     cache = problem.joint().program.cache
     key: Any = "stock", problem.device, problem.marked
     if key not in cache:
-        candidates = *map(problem.candidate, _STOCK), *_named(problem)
+        candidates = *map(problem.candidate, _STOCK), *_named_candidates(problem)
         allowed = [c for c in candidates if _only_repeatable(c.schedule)]
         cache[key] = [*allowed, *_as_marked(problem)]
     return cache[key]
@@ -67,7 +67,7 @@ def _as_marked(problem: Problem) -> Iterator[Candidate]:
         yield from map(author.candidate, (min_cut, save_everything))
 
 
-def _named(problem: Problem) -> Iterator[Candidate]:
+def _named_candidates(problem: Problem) -> Iterator[Candidate]:
     """Yield candidates that save the values with some names (`checkpoint_name`) in every layer.
 
     Names are ranked by the recomputed FLOPs that each of their bytes spares. The candidates save

@@ -94,7 +94,7 @@ class _Clock:
         """
         joint = schedule.joint
         forward, backward = self.times(joint)
-        left = _before(reversed(forward))[::-1]  # after each equation
+        left = _sums_before(reversed(forward))[::-1]  # after each equation
         # A read counts only if an output depends on the equation. Other equations compute
         # coefficients for the backward part: at the end of the forward part, or in the backward
         # part if their operand is offloaded.
@@ -102,7 +102,7 @@ class _Clock:
         last = {v: i for i, eqn in enumerate(joint.forward)
                 for v in (*(eqn.invars if id(eqn) in outputs else ()), *eqn.outvars)
                 if isinstance(v, Var)}  # fmt: skip
-        use = self._first_uses(schedule, _before(backward))
+        use = self._first_uses(schedule, _sums_before(backward))
         for v in (*joint.producer, *states):
             after = left[last[v]] if v in last else sum(forward)
             self.windows.setdefault(v, []).append(around + after + use.get(v, math.inf))
@@ -143,7 +143,7 @@ def _states(node: Node, inner: Schedule) -> list[Var]:
     )
 
 
-def _before(seconds: Iterable[float]) -> list[float]:
+def _sums_before(seconds: Iterable[float]) -> list[float]:
     """For each time in a sequence, the sum of the times before it."""
     sums = list(itertools.accumulate(seconds, initial=0.0))
     return sums[:-1]

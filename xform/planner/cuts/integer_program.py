@@ -107,7 +107,7 @@ class IntegerProgram:
                     self.model.cost[column], self.model.flops[column] = cost, flops
 
     @property
-    def branched(self) -> bool:
+    def has_branches(self) -> bool:
         """Whether there are branches. Their saved bytes are added up here, but share memory."""
         return any(part.branches for part in self.parts.values())
 
@@ -193,7 +193,7 @@ def _tree(schedule: Schedule, decided: dict[Joint, tuple[frozenset[Var], frozens
         inner = {
             node: tuple(_tree(p, decided, decisions) for p in schedules)
             for node, schedules in schedule.inner.items()
-            if _included(node)
+            if _is_included(node)
         }
         saved, sent = decided[schedule.joint]
         values = saved | sent.difference(schedule.joint.inputs)
@@ -201,7 +201,7 @@ def _tree(schedule: Schedule, decided: dict[Joint, tuple[frozenset[Var], frozens
     return decisions[schedule.joint]
 
 
-def _included(node: Node) -> bool:
+def _is_included(node: Node) -> bool:
     """Whether the integer program decides for the Joints of a node."""
     return not node.region and node.eqn.primitive is not while_p
 
@@ -219,10 +219,10 @@ def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside
         part.invariant = frozenset(gather(values, node.hoisted_values(every)))
     for inner, schedules in schedule.inner.items():
         within = runs * inner.iterations * inner.device_count
-        if runs and len(schedules) > 1 and _included(inner):
+        if runs and len(schedules) > 1 and _is_included(inner):
             part.branches.append((inner, runs))
             within = 0
-        for p in schedules if _included(inner) else ():
+        for p in schedules if _is_included(inner) else ():
             _visit(p, inner, times * inner.iterations, within, times, parts)
 
 
@@ -275,7 +275,7 @@ def _equations(model: Model, parts: dict[Joint, _JointColumns], part: _JointColu
             wanted += reads_of(eqn, schedule.inner)
             continue
         node = eqn.params["node"]
-        if _included(node):
+        if _is_included(node):
             wanted += [v for v in eqn.invars[:1] if isinstance(v, Var)]
             wanted += _nested(model, parts, part, node, eqn.invars[1:])
         else:
@@ -299,7 +299,7 @@ def _inner_work(
     for p in part.schedule.inner[node]:
         inner = parts[p.joint]
         terms = [(column, runs * cost, runs * flops) for column, cost, flops in inner.work]
-        for n in filter(_included, p.inner):
+        for n in filter(_is_included, p.inner):
             terms += _inner_work(model, parts, inner, n, runs)
         programs.append(terms)
     return _most_expensive(model, programs) if len(programs) > 1 else programs[0]

@@ -159,18 +159,18 @@ class _RecordReader:
     def _check_values(self, count: int, decision_numbers: Iterable[int]) -> None:
         for n in decision_numbers:
             if n >= count:
-                raise self._damaged(f"it saves value {n}, but the program has {count} values")
+                raise self._damage_error(f"it saves value {n}, but the program has {count} values")
 
     def _node(self, joint: Joint, index: int, count: int) -> Node:
         eqn = joint.forward[index] if index < len(joint.forward) else None
         if eqn is None or eqn.primitive is not fork_p or len(eqn.params["node"].joints) != count:
-            raise self._damaged(
+            raise self._damage_error(
                 f"it has {count} decisions for equation {index}, which does not hold as many "
                 "programs"
             )
         return eqn.params["node"]
 
-    def _damaged(self, blocked: str) -> OtherProgram:
+    def _damage_error(self, blocked: str) -> OtherProgram:
         remedy = "make a new plan with xform.plan, and do not edit the file that Plan.save writes"
         return OtherProgram(self.plan_text, blocked, "", remedy)
 

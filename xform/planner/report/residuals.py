@@ -88,15 +88,15 @@ class ResidualTable:
     @property
     def total_bytes(self) -> int:
         """Saved bytes on the device, without the arguments."""
-        return sum(r.total_bytes for r in self._kept if r.memory == "device")
+        return sum(r.total_bytes for r in self._saved_rows if r.memory == "device")
 
     @property
     def offloaded_bytes(self) -> int:
         """Saved bytes in other memories. A CPU has one memory, so there they are in addition."""
-        return sum(r.total_bytes for r in self._kept if r.memory != "device")
+        return sum(r.total_bytes for r in self._saved_rows if r.memory != "device")
 
     @property
-    def _kept(self) -> list[Residual]:
+    def _saved_rows(self) -> list[Residual]:
         return [r for r in self.rows if r.kind in ("kept", "carry")]
 
     @property

@@ -115,7 +115,7 @@ class Flattener(FlatBuilder):
             if lowered is not None:
                 return self.add_program(lowered, operands)
         if prim is barrier_p:
-            return self._delayed(eqn, operands)
+            return self._delay(eqn, operands)
         if prim is materialize_p:
             return [self.materialize(eqn, operands[0])]
         if self._is_identity(eqn, of):
@@ -135,7 +135,7 @@ class Flattener(FlatBuilder):
                 for i, v in enumerate(eqn.outvars)
             ]
         if prim is lax.transpose_p:
-            return [self._transposed(eqn, operands[0])]
+            return [self._transpose(eqn, operands[0])]
         if prim is dot_general_p and self.fact(eqn, "outer", lambda: is_outer(eqn)):
             prim, operands = lax.mul_p, [self._broadcast(eqn, x) for x in operands]
             return self.add_step(prim, (tuple(operands), self.operation_key(eqn)), eqn, operands)
@@ -167,7 +167,7 @@ class Flattener(FlatBuilder):
         """
         if self.profile.widens_products and eqn.primitive is dot_general_p:
             reads = [self._wide(eqn, x, v.aval) for x, v in zip(reads, eqn.invars, strict=True)]
-        read, by_rows = zip(*(self._ordered(eqn, i, x) for i, x in enumerate(reads)), strict=True)
+        read, by_rows = zip(*(self._reorder(eqn, i, x) for i, x in enumerate(reads)), strict=True)
         aval: Any = eqn.outvars[0].aval
         size = shape(aval)
         if eqn.primitive is dot_general_p and (
@@ -245,7 +245,7 @@ class Flattener(FlatBuilder):
         """Return the same value, written to memory. Its readers do not compute it again."""
         return self.add_step(wait_p, (x,), eqn, [x], [FlatValue(x.bytes, "made", x.shape)])[0]
 
-    def _delayed(self, eqn: JaxprEqn, reads: list[FlatValue]) -> list[FlatValue]:
+    def _delay(self, eqn: JaxprEqn, reads: list[FlatValue]) -> list[FlatValue]:
         """The results of a barrier that delays values until others are computed.
 
         The values themselves if the backend ignores the barrier, or knows all awaited values at
@@ -288,7 +288,7 @@ class Flattener(FlatBuilder):
             reads = [c if c.shape == size else self._broadcast(eqn, c) for c in reads]
         if prim is add_any_p:
             prim = lax.add_p
-        if prim is lax.add_p and (total := self._scattered(reads)):
+        if prim is lax.add_p and (total := self._scatter_sum(reads)):
             return total
         if prim is lax.square_p or (prim is lax.mul_p and reads[0] is reads[1]):
             return self._power(reads[0], 2, eqn)
@@ -315,7 +315,7 @@ class Flattener(FlatBuilder):
         key = (one,), self.operation_key(broadcast.eqn)
         return self.add_step(broadcast_in_dim_p, key, broadcast.eqn, [one])[0]
 
-    def _scattered(self, reads: Sequence[FlatValue]) -> FlatValue | None:
+    def _scatter_sum(self, reads: Sequence[FlatValue]) -> FlatValue | None:
         """The sum of a value and of updates scattered into zeros.
 
         XLA scatters the updates into the value instead. None for other sums.
@@ -351,7 +351,7 @@ class Flattener(FlatBuilder):
             x = times(x, x) if y else x
         return product or x
 
-    def _transposed(self, eqn: JaxprEqn, x: FlatValue) -> FlatValue:
+    def _transpose(self, eqn: JaxprEqn, x: FlatValue) -> FlatValue:
         """A transposed value. Two transpositions in a row become one, or none."""
         order = tuple(eqn.params["permutation"])
         if _of_product(eqn, x):
@@ -365,7 +365,7 @@ class Flattener(FlatBuilder):
         self.turned[turned] = x, order
         return turned
 
-    def _ordered(self, eqn: JaxprEqn, i: int, x: FlatValue) -> tuple[FlatValue, bool]:
+    def _reorder(self, eqn: JaxprEqn, i: int, x: FlatValue) -> tuple[FlatValue, bool]:
         """An operand in an axis order that a product can read, copied if necessary.
 
         Also returns whether that is the preferred order, see `products.operand_orders`.

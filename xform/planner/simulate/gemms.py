@@ -26,7 +26,7 @@ _TILE = 128
 
 def merge_and_split(flat: FlatProgram, profile: Profile) -> FlatProgram:
     """Return the program with its matrix products merged and split as the backend prim."""
-    return _Products(flat, profile).flat() if profile.merge_bytes else flat
+    return _Products(flat, profile).rewrite() if profile.merge_bytes else flat
 
 
 class _Products:
@@ -45,7 +45,7 @@ class _Products:
         self._sizes = {s: size for s, size in sizes.items() if all(size)}
         self._new, self._removed = dict[FlatStep, None](), set[FlatStep]()
 
-    def flat(self) -> FlatProgram:
+    def rewrite(self) -> FlatProgram:
         """Return the program with its products merged, then split."""
         self._before = self._depends()
         values = (c for s in self._flat.steps for c in s.results)
@@ -59,7 +59,7 @@ class _Products:
         for step in tuple(self._sizes):
             self._split(step)
         left = [s for s in self._flat.steps if s not in self._removed]
-        return _sorted(self._flat, (*left, *self._new)) if self._new else self._flat
+        return _sort_steps(self._flat, (*left, *self._new)) if self._new else self._flat
 
     def _depends(self) -> dict[FlatStep, int]:
         """For each product that shares an operand, the products that it depends on, as bits."""
@@ -161,7 +161,7 @@ def _bytes(steps: list[FlatStep]) -> int:
     return sum(c.bytes for c in dict.fromkeys(c for s in steps for c in (*s.operands, *s.results)))
 
 
-def _sorted(flat: FlatProgram, steps: Iterable[FlatStep]) -> FlatProgram:
+def _sort_steps(flat: FlatProgram, steps: Iterable[FlatStep]) -> FlatProgram:
     """The flat program of these steps, each after the steps that make its operands."""
     done: dict[FlatStep, None] = {}
     for first in steps:

@@ -40,7 +40,7 @@ def library_calls(
     """
     work = _LibraryFusion(flat, profile)
     for step in reversed(steps):
-        if step.primitive in _REDUCES and step not in work.home and work.knows(step):
+        if step.primitive in _REDUCES and step not in work.home and work.supports(step):
             work.grow(step)
         elif step.primitive is dot_general_p:
             work.home.setdefault(step, {step: None})
@@ -76,7 +76,7 @@ class _LibraryFusion:
             queue += [(s, False) for s in self._below(root, seen)]
             while queue:
                 step, up = queue.popleft()
-                if not self.knows(step):
+                if not self.supports(step):
                     continue
                 self.home[step] = members
                 if up:
@@ -116,11 +116,11 @@ class _LibraryFusion:
         seen.add(reader)
         return [reader]
 
-    def knows(self, step: FlatStep) -> bool:
+    def supports(self, step: FlatStep) -> bool:
         """Whether the library supports a step, and XLA prefers it for values of this size."""
-        if len(step.results) != 1 or not all(map(_typed, step.eqn.invars)):
+        if len(step.results) != 1 or not all(map(_has_library_type, step.eqn.invars)):
             return False
-        if not _typed(step.eqn.outvars[0]):
+        if not _has_library_type(step.eqn.outvars[0]):
             return False
         if step.primitive in _MOVES:
             return True
@@ -130,7 +130,7 @@ class _LibraryFusion:
         return large and (step.primitive in self.pointwise or step.primitive in _REDUCES)
 
 
-def _typed(v: object) -> bool:
+def _has_library_type(v: object) -> bool:
     return getattr(getattr(v, "aval", None), "dtype", None) in _TYPES
 
 

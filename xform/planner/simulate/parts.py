@@ -78,7 +78,7 @@ class _Flatten(walk.BackEnd):
             return [*gather(ys, outputs), *leaves]
 
         key, cache = ("fork", node, used, *schedules), self._cache(schedules)
-        prog = _once(cache, key, run, [v.aval for v in eqn.invars])
+        prog = _trace_once(cache, key, run, [v.aval for v in eqn.invars])
         tree = cache.setdefault(("tree", key), *trees)
         values, n = self.work.add_program(prog, xs), sum(outputs)
         return [*spread(values[:n], outputs), _FlatToken(values[n:], tree, prog.out_avals[n:])]
@@ -104,14 +104,14 @@ class _Flatten(walk.BackEnd):
 
         types = [*token.types, *(v.aval for v in (*inputs, *eqn.invars[1 + n :]))]
         key = "join", node, given, token.tree, *map(typed, types), *schedules
-        prog = _once(self._cache(schedules), key, run, types)
+        prog = _trace_once(self._cache(schedules), key, run, types)
         return self.work.add_program(prog, [*token.values, *gather(xs, reads), *seeds])
 
     def delay(self, wait: Wait, saved: list[FlatValue], seeds: list[FlatValue]) -> list[FlatValue]:
         n, types = len(saved), [v.aval for v in (*wait.saved, *wait.seeds)]
         key = "barrier", n, wait.where, *map(typed, types)
         run = lambda *xs: barrier(xs[:n], xs[n:], wait.where)
-        prog = _once(self.schedule.joint.program.cache, key, run, types)
+        prog = _trace_once(self.schedule.joint.program.cache, key, run, types)
         return self.work.add_program(prog, [*saved, *seeds])
 
     def materialize(self, eqn: JaxprEqn, x: FlatValue, where: Where) -> FlatValue:
@@ -120,7 +120,7 @@ class _Flatten(walk.BackEnd):
     def transfer(self, schedule: Schedule, v: Var, x: FlatValue, back: bool) -> FlatValue:
         def program(back: bool) -> Program:
             kind = program(False).out_avals[0] if back else v.aval
-            return _once(
+            return _trace_once(
                 schedule.cache,
                 ("sent", v, back),
                 lambda x: [emit.send(schedule, v, x, back)],
@@ -134,8 +134,8 @@ class _Flatten(walk.BackEnd):
         return schedules[0].cache if schedules else self.schedule.cache
 
 
-def _once(cache: dict[Any, Any], key: Any, run: Callable[..., list[Any]], types: Sequence[Any]
-          ) -> Program:  # fmt: skip
+def _trace_once(cache: dict[Any, Any], key: Any, run: Callable[..., list[Any]], types: Sequence[Any]
+                ) -> Program:  # fmt: skip
     """The Program of a function for some types, traced once and cached under `key`."""
     if key not in cache:
         cache[key] = trace(run, *types)
