@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import xform
 from xform import commands, errors, passes
 from xform.memory import remote
-from xform.memory.lowering import Lowered
+from xform.memory.lowering import LoweredProgram
 from xform.memory.targets import parse_target
 from xform.planner.cuts import highs
 from xform.planner.cuts.highs import Model
@@ -91,7 +91,7 @@ def without_matplotlib():
 
 
 def compiler_crashes():
-    lowered = Lowered("step", b"", 1, [], [], ())
+    lowered = LoweredProgram("step", b"", 1, [], [], ())
     with mock.patch.object(remote, "WORKER", (sys.executable, "-c", "import sys; sys.exit('Oh')")):
         remote.compile_there(lowered, parse_target("gpu:h100"), 60)
 

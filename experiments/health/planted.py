@@ -33,7 +33,7 @@ def diagnosis(name: str, bare: int = -1) -> tuple[Diagnosis, Callable[[Any, Any]
 def rows(name: str, params: Any, batch: Any, bare: int = -1) -> list[LayerHealth]:
     """Return the judged rows of a network."""
     of, read = diagnosis(name, bare)
-    return of.judged(jax.device_get(read(params, batch)))
+    return of.with_verdicts(jax.device_get(read(params, batch)))
 
 
 def places(network: Network) -> list[int]:

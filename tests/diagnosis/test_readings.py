@@ -170,6 +170,6 @@ def test_what_a_loss_makes_besides_is_passed_through_and_read_over() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
     for a, b in zip(aux["means"], jax.jit(normed)(ws, x)[1]["means"], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
-    assert len(of.judged(jax.device_get(read))) == 3
+    assert len(of.with_verdicts(jax.device_get(read))) == 3
     with pytest.raises(WrongArgument, match="not a pair"):
         Diagnosis(plain_loss, ws, x, has_aux=True)

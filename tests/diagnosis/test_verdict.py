@@ -13,7 +13,7 @@ from experiments.health.networks import NETWORKS
 from experiments.health.planted import found, plant
 from xform.diagnosis import thresholds
 from xform.diagnosis.row import LayerHealth
-from xform.diagnosis.verdict import FINE, VERDICTS, judged
+from xform.diagnosis.verdict import FINE, VERDICTS, with_verdicts
 
 SEEDS = 2
 SLOW = 12
@@ -31,7 +31,7 @@ def row(i: int, **numbers: Any) -> LayerHealth:
 
 
 def verdicts(rows: list[LayerHealth]) -> list[str]:
-    return [r.verdict for r in judged(rows)]
+    return [r.verdict for r in with_verdicts(rows)]
 
 
 def with_one(at: int = 3, n: int = 7, **numbers: Any) -> list[LayerHealth]:
@@ -55,7 +55,7 @@ def with_one(at: int = 3, n: int = 7, **numbers: Any) -> list[LayerHealth]:
 def test_each_verdict(numbers: dict[str, Any], verdict: str) -> None:
     assert verdicts(with_one(**numbers)) == [FINE] * 3 + [verdict] + [FINE] * 3
     assert verdict in VERDICTS
-    one = judged(with_one(**numbers))[3]
+    one = with_verdicts(with_one(**numbers))[3]
     assert bool(one.reason) == bool(one.remedy) == (verdict != FINE)
 
 
@@ -63,7 +63,7 @@ def test_a_layer_that_suffers_from_another_says_so() -> None:
     rows = with_one(dead=1.0)
     rows = [dataclasses.replace(r, gradient=0.0) if i < 3 else r for i, r in enumerate(rows)]
     rows[4] = dataclasses.replace(rows[4], input=0.0, gain=None, dead=1.0)
-    said = judged(rows)
+    said = with_verdicts(rows)
     assert [r.verdict for r in said] == [FINE] * 3 + ["dead"] + [FINE] * 3
     assert [r.because for r in said] == ["layers.3"] * 3 + ["", "layers.3", "", ""]
 
@@ -93,7 +93,7 @@ def test_gradients_that_explode_and_shatter_are_said_to_explode() -> None:
 def test_a_layer_without_a_path_around_it_among_those_that_have_one() -> None:
     rows = [row(i, bypassed=0 < i < 8 and i not in (3, 4)) for i in range(9)]
     assert [i for i, v in enumerate(verdicts(rows)) if v != FINE] == [4]  # where the sum should be
-    assert "add the block's input" in judged(rows)[4].remedy
+    assert "add the block's input" in with_verdicts(rows)[4].remedy
     assert set(verdicts([row(i) for i in range(9)])) == {FINE}  # no layer has one
 
 
@@ -106,7 +106,7 @@ def test_a_sum_of_which_one_part_is_zero_among_those_like_it() -> None:
 
 
 def test_no_rows_and_what_is_not_known() -> None:
-    assert judged([]) == []
+    assert with_verdicts([]) == []
     empty = dict.fromkeys(("input", "gain", "dead", "saturated", "correlation", "weight"))
     assert verdicts(with_one(**empty)) == [FINE] * 7
     assert verdicts([row(0, gradient=0.0)]) == [FINE]

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from xform.memory import answers
-from xform.memory.answers import Answer, answered
+from xform.memory.answers import Answer, cached_answer
 from xform.storage.bounded_cache import BoundedCache
 
 ANSWERS = (
@@ -39,49 +39,49 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=["compiled", "refused"])
 def test_another_process_finds_an_answer(answer: Answer, folder: Path, monkeypatch) -> None:
-    assert answered(b"program", "cpu", ask=lambda: answer) == answer
-    assert answered(b"program", "cpu", ask=never) is answer
+    assert cached_answer(b"program", "cpu", ask=lambda: answer) == answer
+    assert cached_answer(b"program", "cpu", ask=never) is answer
     forget(monkeypatch)
-    assert answered(b"program", "cpu", ask=never) == answer
+    assert cached_answer(b"program", "cpu", ask=never) == answer
     assert [p.suffix for p in (folder / "xform").iterdir()] == [".answer"]
 
 
 def test_a_failure_may_pass(folder: Path) -> None:
     failed = Answer({}, 0.1, None, "INTERNAL: no ptxas")
-    assert answered(b"program", ask=lambda: failed) is failed
-    assert answered(b"program", ask=lambda: ANSWERS[0]) is ANSWERS[0]
+    assert cached_answer(b"program", ask=lambda: failed) is failed
+    assert cached_answer(b"program", ask=lambda: ANSWERS[0]) is ANSWERS[0]
     assert len(list((folder / "xform").iterdir())) == 1
 
 
 def test_what_an_answer_depends_on(folder: Path, monkeypatch) -> None:
     one, other = ANSWERS
-    answered(b"program", "cpu", ask=lambda: one)
-    assert answered(b"program", "gpu:h100", ask=lambda: other) is other
-    assert answered(b"programs", "cpu", ask=lambda: other) is other
+    cached_answer(b"program", "cpu", ask=lambda: one)
+    assert cached_answer(b"program", "gpu:h100", ask=lambda: other) is other
+    assert cached_answer(b"programs", "cpu", ask=lambda: other) is other
     monkeypatch.setenv("XLA_FLAGS", "--xla_any=1")
-    assert answered(b"program", "cpu", ask=lambda: other) is other
+    assert cached_answer(b"program", "cpu", ask=lambda: other) is other
     monkeypatch.setattr(answers, "version", lambda package: f"{package} 99")
-    assert answered(b"program", "cpu", ask=lambda: one) is one
+    assert cached_answer(b"program", "cpu", ask=lambda: one) is one
 
 
 @pytest.mark.parametrize("spoiled", [b"", b"{}", b"\xff\xfe", b"[1]\nmodule"])
 def test_a_spoiled_file_is_asked_for_again(spoiled: bytes, folder: Path, monkeypatch) -> None:
-    answered(b"program", ask=lambda: ANSWERS[0])
+    cached_answer(b"program", ask=lambda: ANSWERS[0])
     (file,) = (folder / "xform").iterdir()
     file.write_bytes(spoiled)
     forget(monkeypatch)
-    assert answered(b"program", ask=lambda: ANSWERS[0]) == ANSWERS[0]
+    assert cached_answer(b"program", ask=lambda: ANSWERS[0]) == ANSWERS[0]
     assert file.read_bytes().endswith(ANSWERS[0].module or b"")
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(folder: Path) -> None:
     (folder / "xform").write_text("a file in the way")
-    assert answered(b"program", ask=lambda: ANSWERS[0]) == ANSWERS[0]
+    assert cached_answer(b"program", ask=lambda: ANSWERS[0]) == ANSWERS[0]
 
 
 @pytest.mark.parametrize("elsewhere", [None, "", "gs://bucket/cache"])
 def test_no_folder_no_file(elsewhere: str | None, folder: Path, monkeypatch) -> None:
     jax.config.update("jax_compilation_cache_dir", elsewhere)
     monkeypatch.chdir(folder)
-    assert answered(b"program", ask=lambda: ANSWERS[0]) == ANSWERS[0]
+    assert cached_answer(b"program", ask=lambda: ANSWERS[0]) == ANSWERS[0]
     assert not list(folder.iterdir())

@@ -10,7 +10,7 @@ import pytest
 import xform
 from tests.memory.dumps import PROGRAMS, dumped
 from tests.memory.test_capacity import f32
-from xform.memory.attribute import Argument, BufferRow, part, reason, rows, scope
+from xform.memory.attribute import Argument, BufferRow, pass_name, reason, rows, scope
 from xform.memory.buffers import read
 
 
@@ -124,7 +124,7 @@ def test_plain_data() -> None:
     ],
 )  # fmt: skip
 def test_parts(name: str, is_of: str) -> None:
-    assert part(name) == is_of
+    assert pass_name(name) == is_of
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import xform
-from xform.memory.batch_axes import shown
+from xform.memory.batch_axes import input_axes
 from xform.program.ir import program
 
 
@@ -27,7 +27,7 @@ def i32(*shape: int) -> Any:
 
 def found(f: Any, *args: Any) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
     """Return sizes and places of the batches of a function."""
-    made = shown(program(jax.make_jaxpr(f)(*args)))
+    made = input_axes(program(jax.make_jaxpr(f)(*args)))
     return [batch[:2] for batch in made.batches]
 
 
@@ -255,7 +255,7 @@ def test_random_programs_prove_nothing_wrong() -> None:
 
 
 def test_classes_are_those_of_a_loss() -> None:
-    of = lambda f, *args: shown(program(jax.make_jaxpr(f)(*args))).classes
+    of = lambda f, *args: input_axes(program(jax.make_jaxpr(f)(*args))).classes
     assert of(grad(classified), f32(6, 10), X, i32(8)) == [10]
     one_hot = lambda w, x, y: -jnp.sum(jax.nn.log_softmax(x @ w) * y)
     assert of(grad(one_hot), f32(6, 10), X, f32(8, 10)) == [10]

@@ -17,7 +17,7 @@ from xform import errors
 from xform.memory import answers, compilation
 from xform.memory.answers import Answer
 from xform.memory.compilation import compile_for, trace_for
-from xform.memory.lowering import Lowered
+from xform.memory.lowering import LoweredProgram
 from xform.memory.targets import missing, parse_target
 from xform.storage.bounded_cache import BoundedCache
 
@@ -30,9 +30,9 @@ def loss(w, x):
     return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0].sum()
 
 
-def answering(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[Lowered]:
+def answering(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[LoweredProgram]:
     """Replace the compiling process, and return its requests."""
-    asked: list[Lowered] = []
+    asked: list[LoweredProgram] = []
 
     def compile_there(lowered, target, timeout):
         asked.append(lowered)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.memory.samples import transformer
 from xform.errors import MissingExtra, WrongArgument
-from xform.memory.plot import draw, stacked
+from xform.memory.plot import bytes_by_category, draw
 from xform.terminal.text import human_bytes
 
 
@@ -56,9 +56,9 @@ def test_too_much_is_said(tmp_path: Path) -> None:
 
 def test_layers_add_up() -> None:
     data = tiny()
-    np.testing.assert_allclose(sum(stacked(data).values()), data["live"])
+    np.testing.assert_allclose(sum(bytes_by_category(data).values()), data["live"])
     more = data | {"live": [n + 9 for n in data["live"]]}
-    np.testing.assert_allclose(stacked(more)["not attributed"], 9)
+    np.testing.assert_allclose(bytes_by_category(more)["not attributed"], 9)
 
 
 def test_a_long_program_is_drawn_by_its_highest_steps(tmp_path: Path) -> None:

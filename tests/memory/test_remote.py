@@ -11,10 +11,10 @@ import pytest
 
 from xform import errors
 from xform.memory import remote
-from xform.memory.lowering import Lowered
+from xform.memory.lowering import LoweredProgram
 from xform.memory.targets import parse_target
 
-LOWERED = Lowered("step", b"program", 1, [], [0], ("x",))
+LOWERED = LoweredProgram("step", b"program", 1, [], [0], ("x",))
 ANSWER = {"bytes": {"temp": 3}, "compile_seconds": 1.5}
 # A worker that answers with the request as the module.
 ANSWERS = f"""

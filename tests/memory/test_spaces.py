@@ -16,8 +16,8 @@ import pytest
 import xform
 from tests.memory.test_buffers import ALLOC, FREE, message
 from xform.memory.compilation import Compilation
-from xform.memory.page import part
-from xform.memory.plot import stacked
+from xform.memory.page import web_file
+from xform.memory.plot import bytes_by_category
 from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
 
@@ -56,7 +56,7 @@ def check(report: MemoryReport) -> int:
         if row["counted"]:
             live[row["born"] : row["dies"] + 1] += row["bytes"]
     np.testing.assert_array_equal(live, data["live"])
-    layers = stacked(data)
+    layers = bytes_by_category(data)
     np.testing.assert_array_equal(sum(layers.values(), np.zeros(len(live))), live)
     assert "not attributed" not in layers
     assert max(data["live"]) == data["total_bytes"] == sum(row.bytes for row in report.peak)
@@ -81,7 +81,7 @@ def test_the_page_says_what_the_report_says(tmp_path: Path) -> None:
     report.save_html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text().partition('type="application/json">')[2]
     (tmp_path / "data.json").write_text(text.partition("</script>")[0])
-    (tmp_path / "run.js").write_text(part("data.js") + """
+    (tmp_path / "run.js").write_text(web_file("data.js") + """
       const { categories, reports } = JSON.parse(require("fs").readFileSync(process.argv[2]));
       const report = unpack(reports[0]), sum = (found) => found.reduce((n, b) => n + b.bytes, 0);
       console.log(JSON.stringify([report.live.map((_, step) => sum(liveAt(report, step))),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import xform
-from xform.memory.updates import waiting
+from xform.memory.updates import waiting_gradients
 
 
 def f32(*shape: int) -> Any:
@@ -44,13 +44,13 @@ def test_gradients_that_wait_for_their_norm() -> None:
     alone, together = (
         xform.memory_analysis(clipped(norm), *args, donate_argnums=0) for norm in (each, of_all)
     )
-    found = waiting(together)
+    found = waiting_gradients(together)
     assert len(found.rows) >= 11
     assert "test_updates.py" in found.where
     assert "of_all" in found.where
-    assert 0.5 * found.spared <= together.temp_bytes - alone.temp_bytes
-    assert found.spared > 0.5 * together.temp_bytes
-    assert waiting(alone) is None
+    assert 0.5 * found.peak_reduction <= together.temp_bytes - alone.temp_bytes
+    assert found.peak_reduction > 0.5 * together.temp_bytes
+    assert waiting_gradients(alone) is None
     (text,) = (text for text in together.advice if "gradients wait" in text)
     assert found.where in text
 
@@ -70,9 +70,9 @@ def test_gradients_that_a_loop_stacks_come_together() -> None:
     args = [f32(8, 128, 128)] * 2, f32(16, 128)
     report = xform.memory_analysis(step, *args, donate_argnums=0)
     assert sum(r.category == "gradient" for r in report.peak) == 2
-    assert waiting(report) is None
+    assert waiting_gradients(report) is None
     assert not any("gradients wait" in text for text in report.advice)
 
 
 def test_there_is_nothing_to_wait_where_nothing_is_derived() -> None:
-    assert waiting(xform.memory_analysis(layers, [f32(8, 8)] * 2, f32(4, 8))) is None
+    assert waiting_gradients(xform.memory_analysis(layers, [f32(8, 8)] * 2, f32(4, 8))) is None

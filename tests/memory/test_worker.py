@@ -31,7 +31,7 @@ def test_of_several_programs_the_largest_after_the_last_pass_is_read(tmp_path, r
     }.items():
         (tmp_path / f"{name}.hlo.pb").write_bytes(name[:1].encode() * size)
 
-    class Lowered:
+    class LoweredProgram:
         def compile(self, compiler_options):
             if refused:
                 raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too big")
@@ -40,7 +40,7 @@ def test_of_several_programs_the_largest_after_the_last_pass_is_read(tmp_path, r
         def memory_analysis(self):
             return types.SimpleNamespace(temp_size_in_bytes=5, output_size_in_bytes=None)
 
-    said, module = worker.compile_and_read(Lowered(), tmp_path)
+    said, module = worker.compile_and_read(LoweredProgram(), tmp_path)
     if refused:
         assert said["error"] == "RESOURCE_EXHAUSTED: too big"
         assert module is None

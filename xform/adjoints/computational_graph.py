@@ -23,7 +23,7 @@ from xform.introspection.modules import shaped
 from xform.program.arithmetic import differentiable
 from xform.program.ir import gather
 from xform.transforms.check import check_output, check_scalar
-from xform.transforms.function import call, function, positions
+from xform.transforms.function import function_call, positions, trace_function
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -207,8 +207,8 @@ def graph(
         leaves = [next(rest) if t else x for (_, x), t in zip(paths, is_traced, strict=True)]
         return f(*tree.unflatten(leaves), **kwargs)
 
-    bound = call(run, [x for _, x in gather(paths, is_traced)], caller)
-    fun, flat = function(bound)
+    bound = function_call(run, [x for _, x in gather(paths, is_traced)], caller)
+    fun, flat = trace_function(bound)
     if any(isinstance(x, Tracer) for x in flat):
         raise WrongArgument(
             caller,

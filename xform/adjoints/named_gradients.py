@@ -21,7 +21,7 @@ from xform.policies import check, min_cut, save_everything
 from xform.program.arithmetic import Value
 from xform.program.ir import seldom_collected, trace
 from xform.transforms.check import check_output, check_scalar
-from xform.transforms.function import Function, Tree, call, function
+from xform.transforms.function import Function, Tree, function_call, trace_function
 from xform.transforms.inspect import FlatArguments
 from xform.transforms.linear_map import Pullback
 from xform.transforms.reverse import Policy, planned_vjp
@@ -125,9 +125,9 @@ def partials(
             positional, named = arguments.replace_arrays(arrays)[1]
             return f(*positional, **named)
 
-        at = call(of_arrays, arguments.arrays(), caller, has_aux)
+        at = function_call(of_arrays, arguments.arrays(), caller, has_aux)
         with seldom_collected(staging()):
-            fun, flat = function(dataclasses.replace(at, name=function_name(f)))
+            fun, flat = trace_function(dataclasses.replace(at, name=function_name(f)))
             out = jax.tree.unflatten(fun.signature.out_tree, fun.signature.out_avals)
             check_scalar("partials", fun.signature.name, out)
             all_names = frozenset((*leaves, *([via] if isinstance(via, str) else ())))

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from xform.adjoints.printed import headline, local_derivatives, partial_said, said
-from xform.memory.page import assembled, part
+from xform.memory.page import assemble_page, web_file
 from xform.storage.files import atomic_write
 from xform.terminal.text import shorten_place
 
@@ -25,11 +25,11 @@ def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     Cost: about 700 bytes of the file per operation.
     """
-    own = lambda name: part(name, "xform.adjoints")
-    scripts = [part("dom.js"), *(own(f"{name}.js") for name in _SCRIPTS)]
-    style = part("page.css") + own("graph.css")
+    own = lambda name: web_file(name, "xform.adjoints")
+    scripts = [web_file("dom.js"), *(own(f"{name}.js") for name in _SCRIPTS)]
+    style = web_file("page.css") + own("graph.css")
     title = f"Graph of {graph['function']}"
-    page = assembled(title, own("graph.html"), style, scripts, _packed(graph))
+    page = assemble_page(title, own("graph.html"), style, scripts, _packed(graph))
     with atomic_write(path) as partial:
         partial.write_text(page, encoding="utf-8")
 

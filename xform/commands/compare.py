@@ -18,10 +18,10 @@ from xform.commands.reports import (
 
 def run(args: argparse.Namespace) -> str:
     """Compare policies and targets: bytes, FLOPs and estimated time."""
-    return render(compared(args), args)
+    return render(compare_policies(args), args)
 
 
-def compared(args: argparse.Namespace) -> Any:
+def compare_policies(args: argparse.Namespace) -> Any:
     """The comparison that the command line requests."""
     on = read_function(args)
     policies = {name: policy(name) for name in args.policy or ["min_cut"]}

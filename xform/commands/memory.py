@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import xform
-from xform.commands.compare import compared
+from xform.commands.compare import compare_policies
 from xform.commands.function import add_function, policy, read_function
 from xform.commands.reports import (
     add_outputs,
@@ -15,7 +15,7 @@ from xform.commands.reports import (
     render,
 )
 from xform.introspection.callables import takes_policy
-from xform.transforms.compare import kept_on
+from xform.transforms.compare import report_on
 
 
 def run(args: argparse.Namespace) -> str:
@@ -27,10 +27,10 @@ def run(args: argparse.Namespace) -> str:
     what was compiled. Several policies or targets make a table.
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
-        return render(compared(args), args)
+        return render(compare_policies(args), args)
     on, (target,) = read_function(args), args.target
     if args.policy:
-        report = kept_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
+        report = report_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
     else:
         report = xform.memory_analysis(on.f, *on.args, target=target, **options(args))
     note = report.description.note

@@ -21,7 +21,9 @@ def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
     """Add the options of the target: devices, mesh, shardings, capacity and donation."""
     about = "device, such as cpu, tpu:v5e:2x2, gpu:h100 or gpu:h100:8; see `python -m xform doctor`"
     if several:
-        parser.add_argument("--target", type=words, default=[None], metavar="T,T", help=about)
+        parser.add_argument(
+            "--target", type=split_commas, default=[None], metavar="T,T", help=about
+        )
     else:
         parser.add_argument("--target", required=True, metavar="T", help=about)
     parser.add_argument("--mesh", type=_mesh, metavar="data=4,model=4",
@@ -39,8 +41,9 @@ def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
 
 def add_policies(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Add the option for several policies."""
-    parser.add_argument("--policy", type=words, default=words(default) if default else None,
-                        metavar="P,P", help=ABOUT_POLICIES)  # fmt: skip
+    names = split_commas(default) if default else None
+    parser.add_argument("--policy", type=split_commas, default=names, metavar="P,P",
+                        help=ABOUT_POLICIES)  # fmt: skip
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +113,7 @@ def picture(text: str) -> Path:
     return path
 
 
-def words(text: str) -> list[str]:
+def split_commas(text: str) -> list[str]:
     """Split a text at commas; an empty word is an error."""
     several = text.split(",")
     if not all(several):
@@ -127,7 +130,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _specs(text: str) -> dict[str, PartitionSpec]:
     specs: dict[str, PartitionSpec] = {}
-    for word in words(text):
+    for word in split_commas(text):
         name, equals, axes = word.partition("=")
         if not (name.isidentifier() and equals):
             raise argparse.ArgumentTypeError(f"{word!r} is not argument=axes, such as x=data")
@@ -139,7 +142,7 @@ def _specs(text: str) -> dict[str, PartitionSpec]:
 
 def _mesh(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
-    for word in words(text):
+    for word in split_commas(text):
         name, equals, size = word.partition("=")
         if not (name.isidentifier() and equals and size.isdecimal()):
             raise argparse.ArgumentTypeError(f"{word!r} is not axis=size")

@@ -20,7 +20,7 @@ from xform.commands.function import (
     positions,
     read_untransformed,
 )
-from xform.commands.reports import words
+from xform.commands.reports import split_commas
 from xform.commands.transform import arrays_alone
 from xform.interpret.joint import analyze
 from xform.memory.printed import compiled_text, stablehlo_text
@@ -201,7 +201,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _passes(text: str) -> tuple[str, ...]:
-    names = words(text)
+    names = split_commas(text)
     if unknown := [n for n in names if n not in PASSES]:
         known = ", ".join(PASSES)
         raise argparse.ArgumentTypeError(f"unknown pass {', '.join(unknown)}; use {known}")

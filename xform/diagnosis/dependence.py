@@ -265,7 +265,7 @@ def dependence_map(prog: Program, inputs: Sequence[Dependence], results: int | N
       NotDifferentiable: the program has effects, such as a print. A diagnosis runs the loss several
         times and would repeat them.
     """
-    prog = calls_opened(prog)
+    prog = inline_calls(prog)
     result = DependenceMap(prog, dict(zip(prog.inputs, inputs, strict=True)), results)
     for i, eqn in enumerate(prog.equations):
         _check_effects(eqn)
@@ -284,7 +284,7 @@ def dependence_map(prog: Program, inputs: Sequence[Dependence], results: int | N
     return result
 
 
-def calls_opened(prog: Program) -> Program:
+def inline_calls(prog: Program) -> Program:
     """Return the program with its calls inlined. The result is cached on the program."""
     if "calls opened" not in prog.cache:
         prog.cache["calls opened"] = opened(prog, called)
@@ -306,7 +306,7 @@ def _region(of: DependenceMap, eqn: JaxprEqn, read: Sequence[Dependence], has_in
     sources = {m.region for m in read if m.is_data and m.region >= 0}
     if has_inner:
         kind = "inner"
-    elif begins(eqn, read):
+    elif begins_layer(eqn, read):
         kind = "layer"
     elif len(sources) == 1 and not any(m.is_data and m.region < 0 for m in read):
         return sources.pop()
@@ -316,7 +316,7 @@ def _region(of: DependenceMap, eqn: JaxprEqn, read: Sequence[Dependence], has_in
     return len(of.regions) - 1
 
 
-def begins(eqn: JaxprEqn, read: Sequence[Dependence]) -> bool:
+def begins_layer(eqn: JaxprEqn, read: Sequence[Dependence]) -> bool:
     """Return whether an equation begins a layer. `read` has the dependences of its inputs.
 
     An equation begins a layer if it is a product of a weight with a value that depends on the

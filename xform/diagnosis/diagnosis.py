@@ -22,7 +22,7 @@ from xform.diagnosis.nonfinite import Origin
 from xform.diagnosis.probed import run, sinks
 from xform.diagnosis.report import Report
 from xform.diagnosis.row import LayerHealth
-from xform.diagnosis.verdict import judged
+from xform.diagnosis.verdict import with_verdicts
 from xform.errors import WrongArgument
 from xform.introspection.callables import argument_names, function_name
 from xform.program.arithmetic import Value
@@ -171,10 +171,10 @@ class Diagnosis:
 
     def report(self, losses: Sequence[Any], read: Readings, origin: Origin | None = None) -> Report:
         """Return the report of the readings and the losses. This cannot be jitted."""
-        rows = self.judged(jax.device_get(read))
+        rows = self.with_verdicts(jax.device_get(read))
         return Report(self.name, tuple(map(float, losses)), tuple(rows), origin)
 
-    def judged(self, read: Readings) -> list[LayerHealth]:
+    def with_verdicts(self, read: Readings) -> list[LayerHealth]:
         """Return the rows with verdicts, in execution order. `read` may hold NumPy arrays."""
         norms = [dict(zip(self.owned, map(np.asarray, of_owned), strict=False))
                  for of_owned in (read.weights, read.gradients, read.updates)]  # fmt: skip
@@ -190,7 +190,7 @@ class Diagnosis:
             last = next((r.name for r in reversed(ordered) if r.kind == "layer"), "")
             with_name = one if one.kind == "layer" else dataclasses.replace(one, name=last)
             ordered.append(with_name)
-        return judged(ordered)
+        return with_verdicts(ordered)
 
     def _row(self, row: NestedLayer, place: int, trip: tuple[int, ...], values: Any,
              norms: Sequence[dict[tuple[int, int], Any]]) -> LayerHealth | None:  # fmt: skip

@@ -111,7 +111,7 @@ def health(
         value, readings, params, state = measure(params, state, k)
         losses.append(float(value))
         every.append(jax.tree.map(np.asarray, readings))
-        rows = diagnosis.judged(every[-1])
+        rows = diagnosis.with_verdicts(every[-1])
         if not finite(value) or any(r.nonfinite or r.gradient_nonfinite for r in rows):
             cause = _origin(diagnosis, loss, before, batch)
             every = every[-1:]  # report this step alone: earlier steps were still finite

@@ -16,7 +16,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var
 from xform.diagnosis.dependence import Dependence, DependenceMap, Region, dependence_map
-from xform.diagnosis.slices import Slice, activation, between, is_linear
+from xform.diagnosis.slices import Slice, activation, is_linear, slice_between
 from xform.memory.attribute import scope
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Program
@@ -160,7 +160,7 @@ def _layer(deps: DependenceMap, region: Region, top: bool) -> Layer | None:
     x = None if is_sum else next(iter(operands), None)
     body = None
     if x is not None and differentiable(x.aval):
-        body = between(deps, region, x, out)
+        body = slice_between(deps, region, x, out)
     return Layer(
         kind="sum" if is_sum else "layer",
         start=start,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.diagnosis.dependence import calls_opened
+from xform.diagnosis.dependence import inline_calls
 from xform.interpret.emit import BACKWARD
 from xform.passes.structured import bodies, body, region
 from xform.program.arithmetic import Value
@@ -83,7 +83,7 @@ def origin(prog: Program, args: Sequence[Value], outputs: Sequence[int]) -> Orig
 def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips: tuple[int, ...]
             ) -> Origin | int | None:  # fmt: skip
     """Return the origin, or the index of an input that is not finite, or None."""
-    prog = calls_opened(prog)
+    prog = inline_calls(prog)
     env, outer = environment(prog, args), name_stack()
     producer: dict[Var, tuple[JaxprEqn, int]] = {}
     for eqn in prog.equations:

@@ -94,7 +94,7 @@ def is_linear(function: Slice) -> bool:
     return not any(isinstance(v, Var) and v in dependent for e in joint.backward for v in e.invars)
 
 
-def between(deps: DependenceMap, region: Region, x: Var, out: Var) -> Slice | None:
+def slice_between(deps: DependenceMap, region: Region, x: Var, out: Var) -> Slice | None:
     """Return the part of a region from `x` to `out`; None if `out` does not depend on `x`."""
     equations = [deps.program.equations[i] for i in region.equations]
     needed, chosen = {out}, list[JaxprEqn]()

@@ -29,7 +29,7 @@ _SMOOTHER = (
 )
 
 
-def judged(rows: Sequence[LayerHealth]) -> list[LayerHealth]:
+def with_verdicts(rows: Sequence[LayerHealth]) -> list[LayerHealth]:
     """Return the rows with verdicts, for rows in execution order without verdicts."""
     faults: dict[int, tuple[str, str, str]] = {}
     for group in ((_nonfinite,), (_units, _scales, _paths, _zeroed), (_drifts, _shattered)):

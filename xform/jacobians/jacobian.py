@@ -24,8 +24,8 @@ from xform.program.arithmetic import differentiable, float0_zeros
 from xform.program.ir import seldom_collected
 from xform.transforms.check import check_input, check_output_types
 from xform.transforms.forward import linearize
-from xform.transforms.function import Tree, call, function, numbers, partial
-from xform.transforms.jacobian import check_forward_input, some
+from xform.transforms.function import Tree, function_call, numbers, partial, trace_function
+from xform.transforms.jacobian import check_forward_input, nonempty_positions
 from xform.transforms.reverse import vjp
 
 Mode = Literal["auto", "forward", "reverse"]
@@ -168,7 +168,7 @@ class JacobianTransform:
 
         def explain(*args: Any, **kwargs: Any) -> None:
             at = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, False)
-            fun, _ = function(call(at.f, at.primals, "jacobian.explain", has_aux))
+            fun, _ = trace_function(function_call(at.f, at.primals, "jacobian.explain", has_aux))
             at.check_output(fun.signature.out_avals)
             choice = choose(fun, mode, holomorphic, chunk, policy, count=True)
             found.append(explained(at.f.__name__, choice))
@@ -218,7 +218,9 @@ class _FunctionAtPoint:
 
     def __init__(self, f: Any, argnums: Any, args: Sequence[Any], kwargs: dict[str, Any],
                  mode: str, holomorphic: bool, allow_int: bool):  # fmt: skip
-        self.f, primals = partial(f, some(argnums, len(args), "jacobian"), args, kwargs)
+        self.f, primals = partial(
+            f, nonempty_positions(argnums, len(args), "jacobian"), args, kwargs
+        )
         self.primals, self.holomorphic = tuple(primals), holomorphic
         self.inputs: Tree = primals[0] if isinstance(argnums, int | np.integer) else self.primals
         for leaf in jax.tree.leaves(primals):
@@ -233,9 +235,9 @@ class _FunctionAtPoint:
 
     def traced(self, has_aux: bool) -> Any:
         """The traced function and its flat inputs; None if tracing it fails outside `jit`."""
-        at = call(self.f, self.primals, "jacobian", has_aux)
+        at = function_call(self.f, self.primals, "jacobian", has_aux)
         try:
-            return function(at)
+            return trace_function(at)
         except Exception:
             if staging():
                 raise

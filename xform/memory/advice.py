@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xform.memory.changes import changes
-from xform.memory.facts import facts, largest
+from xform.memory.facts import facts, largest_buffer
 from xform.terminal.text import human_bytes
 
 # The advice leaves out anything below this fraction of the total.
@@ -30,6 +30,6 @@ def advice(report: Any) -> list[str]:
         *(f"{c.text}. This may be enough: the program is over by {human_bytes(over)}"
           for c in enough),
         *(c.text for c in worth if c not in enough),
-        largest(report),
+        largest_buffer(report),
         *(f.text for f in found),
     ]  # fmt: skip

@@ -52,18 +52,18 @@ class Answer:
 _remembered: BoundedCache[str, Answer] = BoundedCache(32)
 
 
-def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer:
+def cached_answer(program: bytes, *depends_on: str, ask: Callable[[], Answer]) -> Answer:
     """The cached answer for a program, else the answer of `ask()`, which is then cached.
 
     Args:
       program: the serialized program.
-      *decides: everything else that the answer depends on, such as the target.
+      *depends_on: everything else that the answer depends on, such as the target.
       ask: compiles the program.
     """
     key = hashlib.sha256(program)
     flags = (os.environ.get(name, "") for name in _FLAGS)
     versions = (version(package) or "" for package in _COMPILERS)
-    for part in (*decides, *flags, *versions, _FORMAT):
+    for part in (*depends_on, *flags, *versions, _FORMAT):
         key.update(b"\0" + part.encode())
     name = key.hexdigest()
     if name not in _remembered:

@@ -124,7 +124,7 @@ def rows(
     return _BufferAttribution(assignment, known).rows()
 
 
-def fullest(found: Sequence[BufferRow]) -> list[BufferRow]:
+def peak_rows(found: Sequence[BufferRow]) -> list[BufferRow]:
     """The rows that are live at the step where all these rows together take the most bytes."""
     change: dict[int, int] = {}
     for row in found:
@@ -136,13 +136,13 @@ def fullest(found: Sequence[BufferRow]) -> list[BufferRow]:
     return [row for row in found if row.born <= most <= row.dies]
 
 
-def part(op_name: str) -> str:
+def pass_name(op_name: str) -> str:
     """The pass of a derivative that an operation belongs to: `backward`, `recompute` or ``.
 
     The empty text is the forward pass, or an operation outside any derivative.
 
-    >>> from xform.memory.attribute import part
-    >>> part("jit(f)/jvp(mlp)/mul"), part("jit(f)/transpose(jvp(mlp))/mul")
+    >>> from xform.memory.attribute import pass_name
+    >>> pass_name("jit(f)/jvp(mlp)/mul"), pass_name("jit(f)/transpose(jvp(mlp))/mul")
     ('', 'backward')
     """
     for piece in reversed(op_name.split("/")):
@@ -337,8 +337,8 @@ class _BufferAttribution:
         return self._module.order.get(instruction.id, len(self._module.order))
 
     def _part(self, instruction: Instruction) -> str:
-        """The pass that an operation belongs to, see `part`."""
-        return part(self._module.named(instruction))
+        """The pass that an operation belongs to, see `pass_name`."""
+        return pass_name(self._module.named(instruction))
 
     def _readers(self, buffer: Buffer) -> list[Instruction]:
         return self._flow.readers([(buffer.instruction, buffer.index)])

@@ -79,7 +79,7 @@ class Axes:
         return frozenset(self.factors(self._mixed))
 
 
-def twice(axes: Sequence[Factors]) -> frozenset[int]:
+def repeated_factors(axes: Sequence[Factors]) -> frozenset[int]:
     """The factors that occur twice in a value: its elements belong to pairs of indices."""
     every = [f for axis in axes for f in axis]
     return frozenset(f for f in every if every.count(f) > 1)

@@ -13,7 +13,7 @@ import numpy as np
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.introspection.callables import argument_names
 from xform.introspection.modules import compilable, holding
-from xform.memory.lowering import is_jitted, jitted
+from xform.memory.lowering import ensure_jitted, is_jitted
 
 Argnums = int | Sequence[int] | str | None
 
@@ -94,7 +94,7 @@ def _trace(f: Any, args: Sequence[Any]) -> None:
         f.trace(*args)
         return
     held, positional, named = holding(*compilable(f, args, {}))
-    jitted(held).trace(*positional, **named)
+    ensure_jitted(held).trace(*positional, **named)
 
 
 def _places(count: int, batch_argnums: Argnums) -> set[int]:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
 from xform.interpret.cost import shape
-from xform.memory.attribute import part
-from xform.memory.axes import Axes, Factors, twice
+from xform.memory.attribute import pass_name
+from xform.memory.axes import Axes, Factors, repeated_factors
 from xform.memory.ends import ends
 from xform.passes.structured import body
 from xform.program.ir import Atom, Program, program
@@ -86,7 +86,7 @@ class InputAxes(NamedTuple):
     classes: Sequence[int] = ()
 
 
-def shown(prog: Program) -> InputAxes:
+def input_axes(prog: Program) -> InputAxes:
     """Find the batches and the classes in the program of a derivative.
 
     Cost: plain Python, a few operations for each pair of an equation and an axis that may be a
@@ -128,7 +128,7 @@ class _AxisCollector:
         env |= zip(prog.inputs, inputs, strict=True)
         read = lambda v: env[v] if isinstance(v, Var) else self.value(v)
         for eqn in prog.equations:
-            of = derivative or part(str(eqn.source_info.name_stack) + "/") != ""
+            of = derivative or pass_name(str(eqn.source_info.name_stack) + "/") != ""
             made = self._equation(eqn, [read(v) for v in eqn.invars], of)
             env.update(zip(eqn.outvars, made, strict=True))
         return [read(v) for v in prog.outputs]
@@ -253,7 +253,7 @@ class _Proof:
         resolve = walk.axes.factors
         self._walk, self._inputs, self._outputs = walk, inputs, outputs
         self._values = [tuple(map(resolve, axes)) for axes in walk.values]
-        self._mixed = walk.axes.mixed().union(*map(twice, self._values))
+        self._mixed = walk.axes.mixed().union(*map(repeated_factors, self._values))
         self._steps = [s._replace(summed=resolve(s.summed)) for s in walk.steps]
         self._derivatives = self._results()
 
@@ -282,7 +282,7 @@ class _Proof:
         """Lengths of the axes over classes that are axes of an input, largest first."""
         size, resolve = self._walk.axes.size, self._walk.axes.factors
         in_inputs = {f for x in self._inputs for axis in self._values[x] for f in axis}
-        single = in_inputs - {f for axes in self._values for f in twice(axes)}
+        single = in_inputs - {f for axes in self._values for f in repeated_factors(axes)}
         return sorted({size(f) for f in resolve(self._walk.classes) if f in single}, reverse=True)
 
     def _sums(self, factor: int) -> bool:

@@ -43,7 +43,7 @@ def changes(report: Any) -> Iterator[Change]:
     yield from _batch(report)
 
 
-def spared(report: Any, left: Callable[[BufferRow], float]) -> int:
+def peak_reduction(report: Any, left: Callable[[BufferRow], float]) -> int:
     """Return by how many bytes the peak falls if some buffers shrink.
 
     The buffer of each row shrinks to the fraction `left(row)` of its bytes; 1 leaves it unchanged.
@@ -86,11 +86,11 @@ def _batch(report: Any) -> Iterator[Change]:
     output, which saves more. On several devices this change is not proposed, because the traced
     program does not show how the devices split a buffer.
     """
-    batch = next(iter(report.shown.batches), None)
+    batch = next(iter(report.input_axes.batches), None)
     if batch is None or batch.size % 2 or report.compilation.devices > 1:
         return
     batched = _with_batch(report, batch)
-    less = spared(report, lambda row: 0.5 if id(row) in batched else 1)
+    less = peak_reduction(report, lambda row: 0.5 if id(row) in batched else 1)
     yield Change(
         less,
         f"half the batch, {batch.size // 2} instead of {batch.size}, takes at least "

@@ -19,15 +19,15 @@ from xform.interpret.cost import flops
 from xform.introspection.callables import function_name
 from xform.introspection.modules import compilable, holding
 from xform.memory import buffers
-from xform.memory.answers import Answer, answered
+from xform.memory.answers import Answer, cached_answer
 from xform.memory.lowering import (
     LoweringArguments,
+    ensure_jitted,
     is_jitted,
-    jitted,
     lower,
-    lowered_for,
+    lowering_context,
     on_mesh,
-    traced,
+    trace_jitted,
 )
 from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
@@ -217,8 +217,8 @@ def _compile_elsewhere(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], g
     check_installed(goal)
     lowered, jaxpr = lower(f, on_mesh(args, kwargs, goal, mesh, in_specs), goal)
     ask = lambda: compile_there(lowered, goal, timeout_seconds)
-    decides = goal.name, str(lowered.donated), str(lowered.options)
-    answer = answered(lowered.program, *decides, ask=ask)
+    key = goal.name, str(lowered.donated), str(lowered.options)
+    answer = cached_answer(lowered.program, *key, ask=ask)
     return _compilation(lowered.name, goal, lowered.devices, answer, jaxpr, lowered.arguments)
 
 
@@ -233,10 +233,10 @@ def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     if goal.local:
         arguments = _on_devices(args, kwargs, goal, None, None)
         with _planned_locally(goal):
-            return traced(f, arguments)
+            return trace_jitted(f, arguments)
     arguments = on_mesh(args, kwargs, goal, None, None)
-    with lowered_for(goal, arguments):
-        return traced(f, arguments)
+    with lowering_context(goal, arguments):
+        return trace_jitted(f, arguments)
 
 
 def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
@@ -245,7 +245,7 @@ def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     """The function jitted, with its arguments in the form that the jitted function takes."""
     if not is_jitted(f):
         f, args, kwargs = holding(*compilable(f, args, kwargs))
-    return jitted(f, donate_argnums), args, kwargs
+    return ensure_jitted(f, donate_argnums), args, kwargs
 
 
 def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
@@ -272,7 +272,7 @@ def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goa
     """Compile for devices of this process."""
     arguments = _on_devices(args, kwargs, goal, mesh, in_specs)
     with _planned_locally(goal):
-        trace = traced(f, arguments)
+        trace = trace_jitted(f, arguments)
         lowered = trace.lower()
 
     def ask() -> Answer:
@@ -283,8 +283,8 @@ def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goa
             return read(*compile_and_read(lowered, Path(folder), fresh))
 
     devices = arguments.mesh.size if arguments.mesh else 1
-    decides = goal.name, goal.device.name, str(compiler_options(trace))
-    answer = answered(lowered.as_text(debug_info=True).encode(), *decides, ask=ask)
+    key = goal.name, goal.device.name, str(compiler_options(trace))
+    answer = cached_answer(lowered.as_text(debug_info=True).encode(), *key, ask=ask)
     return _compilation(trace.fun_name, goal, devices, answer, trace.jaxpr)
 
 

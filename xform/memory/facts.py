@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from xform.memory.attribute import BufferRow
 from xform.memory.changes import ARGUMENTS, MADE
-from xform.memory.updates import waiting
+from xform.memory.updates import waiting_gradients
 from xform.terminal.text import first_few, human_bytes
 
 # The most source lines that a fact lists.
@@ -26,7 +26,7 @@ class Fact(NamedTuple):
     text: str
 
 
-def largest(report: Any) -> str:
+def largest_buffer(report: Any) -> str:
     """A sentence about the largest buffer at the peak: its size, type and source line."""
     row = max(report.peak, key=lambda row: row.bytes)
     kind = f"{row.dtype}[{','.join(map(str, row.shape))}]"
@@ -75,10 +75,10 @@ def _state(report: Any) -> Iterator[Fact]:
 
 def _applied(report: Any) -> Iterator[Fact]:
     """Gradients that are all live at once because a number is computed from all of them."""
-    if found := waiting(report):
+    if found := waiting_gradients(report):
         size, at = sum(r.bytes for r in found.rows), f", at {found.where}" if found.where else ""
         yield Fact(
-            found.spared,
+            found.peak_reduction,
             f"{human_bytes(size)} of gradients wait for a number that is computed from all of them "
             f"(a norm, or whether they are finite){at}: with one number for each gradient, as in "
             "optax.clip_by_block_rms, each gradient can be applied as soon as it is computed",
@@ -94,7 +94,7 @@ def _copies(report: Any) -> Iterator[Fact]:
 
 def _classes(report: Any) -> Iterator[Fact]:
     """Values with an axis over the classes of a loss, such as logits."""
-    for n in report.shown.classes:
+    for n in report.input_axes.classes:
         rows = [r for r in report.peak if r.category in MADE and n in r.shape]
         size = sum(r.bytes for r in rows)
         yield Fact(

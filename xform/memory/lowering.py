@@ -74,7 +74,7 @@ class LoweringArguments:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lowered:
+class LoweredProgram:
     """A program lowered for devices that need not be attached.
 
     Attributes:
@@ -101,7 +101,7 @@ def is_jitted(f: Any) -> bool:
     return hasattr(f, "trace") and hasattr(f, "lower")
 
 
-def jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
+def ensure_jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
     """`jax.jit(f)`; a function that is jitted already is returned unchanged.
 
     Raises:
@@ -154,7 +154,7 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
 
 
 @contextlib.contextmanager
-def lowered_for(target: Target, arguments: LoweringArguments) -> Generator[None]:
+def lowering_context(target: Target, arguments: LoweringArguments) -> Generator[None]:
     """Context that plans traces for a target that is not attached, on its mesh."""
     mesh = arguments.mesh
     manual = jax.sharding.use_abstract_mesh(mesh) if mesh else contextlib.nullcontext()
@@ -162,17 +162,17 @@ def lowered_for(target: Target, arguments: LoweringArguments) -> Generator[None]
         yield
 
 
-def lower(f: Any, arguments: LoweringArguments, target: Target) -> tuple[Lowered, Any]:
+def lower(f: Any, arguments: LoweringArguments, target: Target) -> tuple[LoweredProgram, Any]:
     """Lower a jitted function for a target, and return the program and its jaxpr.
 
     Raises:
       XformError: JAX cannot export an operation of the program.
       WrongArgument: the program runs on several devices, and its arguments have no mesh.
     """
-    with lowered_for(target, arguments):
-        trace = traced(f, arguments)
+    with lowering_context(target, arguments):
+        trace = trace_jitted(f, arguments)
         try:
-            exported = export.export(_Traced(trace), platforms=[target.platform])()
+            exported = export.export(_TracedFunction(trace), platforms=[target.platform])()
         except (NotImplementedError, ValueError) as error:
             # A foreign custom call raises ValueError, and so do many other problems.
             if isinstance(error, ValueError) and not str(error).startswith(_ABSENT):
@@ -198,14 +198,14 @@ def lower(f: Any, arguments: LoweringArguments, target: Target) -> tuple[Lowered
     )
     names = argument_names(trace.jaxpr)
     donated = [i for i, a in enumerate(jax.tree.leaves(trace.args_info)) if a.donated]
-    lowered = Lowered(exported.fun_name, bytes(flat.serialize()), exported.nr_devices,
+    lowered = LoweredProgram(exported.fun_name, bytes(flat.serialize()), exported.nr_devices,
                       arguments.axes, donated,
                       tuple(names[i] for i in exported.module_kept_var_idx),
                       compiler_options(trace))  # fmt: skip
     return lowered, trace.jaxpr
 
 
-def traced(f: Any, arguments: LoweringArguments) -> Any:
+def trace_jitted(f: Any, arguments: LoweringArguments) -> Any:
     """Trace a jitted function on its arguments, and return JAX's `Traced` object.
 
     Raises:
@@ -235,7 +235,7 @@ def traced(f: Any, arguments: LoweringArguments) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Traced:
+class _TracedFunction:
     """Gives `jax.export` a function that is traced already, for these arguments only."""
 
     traced: Any

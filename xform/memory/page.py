@@ -62,16 +62,16 @@ def write(
 def _page(reports: Sequence[dict[str, Any]]) -> str:
     data = {"categories": [c._asdict() for c in (*CATEGORIES, REST)], "reports": reports}
     title = f"Memory of {reports[0]['function']}"
-    scripts = [part(f"{name}.js") for name in _SCRIPTS]
-    return assembled(title, part("page.html"), part("page.css"), scripts, data)
+    scripts = [web_file(f"{name}.js") for name in _SCRIPTS]
+    return assemble_page(title, web_file("page.html"), web_file("page.css"), scripts, data)
 
 
-def part(name: str, package: str = "xform.memory") -> str:
+def web_file(name: str, package: str = "xform.memory") -> str:
     """The text of a file in the folder `web` of a package."""
     return (importlib.resources.files(package) / "web" / name).read_text(encoding="utf-8")
 
 
-def assembled(title: str, body: str, style: str, scripts: Sequence[str], data: Any) -> str:
+def assemble_page(title: str, body: str, style: str, scripts: Sequence[str], data: Any) -> str:
     """Assemble a page from its parts, with `data` embedded as JSON.
 
     The page's content security policy allows only this style and these scripts, and no requests.
@@ -80,7 +80,7 @@ def assembled(title: str, body: str, style: str, scripts: Sequence[str], data: A
     script = "\n".join(['"use strict"; (() => {', *scripts, "})();\n"])
     # `<` is escaped in the JSON, so that no text in the data can end its element or start another.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return string.Template(part("frame.html")).substitute(
+    return string.Template(web_file("frame.html")).substitute(
         title=html.escape(title),
         body=body,
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; "

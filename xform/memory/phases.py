@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xform.memory.attribute import part
+from xform.memory.attribute import pass_name
 from xform.memory.hlo import Module
 
 
@@ -28,7 +28,7 @@ def phases(module: Module) -> list[Phase]:
     for number, step in module.order.items():
         instruction = module.instructions[number]
         if instruction.opcode != "parameter" and (name := module.named(instruction)):
-            votes[step] += 1 if part(name) else -1
+            votes[step] += 1 if pass_name(name) else -1
     first, end = _majority(votes)
     if first == end:
         return []

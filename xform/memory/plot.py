@@ -44,7 +44,7 @@ def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
     save_figure(figure, _ASKED, path)
 
 
-def stacked(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def bytes_by_category(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """Live bytes of each category at each step; they add up to `data["live"]`.
 
     Bytes that belong to no buffer are in the category `REST`.
@@ -80,7 +80,7 @@ def _timeline(ax: Any, data: dict[str, Any]) -> None:
     at = _shown(live)
     edges, at = np.append(at, len(live)), np.append(at, at[-1])
     floor = np.zeros(len(at))
-    for name, values in stacked(data).items():
+    for name, values in bytes_by_category(data).items():
         top = floor + values[at] / one
         color = category(name).light
         ax.fill_between(edges, floor, top, step="post", linewidth=0, color=color, label=name)

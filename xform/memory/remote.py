@@ -22,7 +22,7 @@ from typing import Any
 from xform.errors import CompilationFailed
 from xform.memory import worker
 from xform.memory.answers import Answer
-from xform.memory.lowering import Lowered
+from xform.memory.lowering import LoweredProgram
 from xform.memory.targets import Target
 
 # `-P`: the worker must not import the modules in its own folder.
@@ -38,7 +38,7 @@ def read(data: dict[str, Any], module: bytes | None) -> Answer:
     return Answer(data.get("bytes", {}), data["compile_seconds"], module, data.get("error", ""))
 
 
-def compile_there(lowered: Lowered, target: Target, timeout_seconds: float) -> Answer:
+def compile_there(lowered: LoweredProgram, target: Target, timeout_seconds: float) -> Answer:
     """Compile a program for a target in another process.
 
     Raises:
@@ -117,7 +117,7 @@ def _ended(code: int) -> str:
     return f"the compiler was killed by {signal.Signals(-code).name}"
 
 
-def _failed(lowered: Lowered, target: Target, what: str, log: Path) -> CompilationFailed:
+def _failed(lowered: LoweredProgram, target: Target, what: str, log: Path) -> CompilationFailed:
     tail = last_lines(log.read_text(errors="replace")) if log.exists() else ""
     return CompilationFailed(
         f"{lowered.name} for target={target.name!r}",

@@ -11,8 +11,8 @@ from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory import advice, buffers
-from xform.memory.attribute import Argument, BufferRow, fullest, rows
-from xform.memory.batch_axes import InputAxes, shown
+from xform.memory.attribute import Argument, BufferRow, peak_rows, rows
+from xform.memory.batch_axes import InputAxes, input_axes
 from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.compilation import Compilation
 from xform.memory.description import Description
@@ -191,7 +191,7 @@ class MemoryReport:
     @cached_property
     def on_chip(self) -> tuple[BufferRow, ...]:
         """The buffers in the chip's fast memory (VMEM), at the step with the most bytes there."""
-        return tuple(fullest([row for row in self.buffers if row.space in ON_CHIP]))
+        return tuple(peak_rows([row for row in self.buffers if row.space in ON_CHIP]))
 
     def __iter__(self) -> Iterator[BufferRow]:
         return iter(self.peak)
@@ -251,10 +251,10 @@ class MemoryReport:
         return max(each / speed, self.moved_bytes / device.bytes_per_second)
 
     @cached_property
-    def shown(self) -> InputAxes:
+    def input_axes(self) -> InputAxes:
         """The proven batches of the program, and the classes of its loss."""
         prog = self.compilation.program
-        return InputAxes() if prog is None else shown(prog)
+        return InputAxes() if prog is None else input_axes(prog)
 
     @cached_property
     def advice(self) -> list[str]:

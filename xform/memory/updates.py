@@ -12,22 +12,22 @@ from xform.memory.attribute import BufferRow
 from xform.memory.hlo import Instruction, Module
 
 
-class Waiting(NamedTuple):
+class WaitingGradients(NamedTuple):
     """Gradients that are live at the peak because a number is computed from all of them.
 
     Attributes:
       rows: their buffers.
       where: `file:line (function)` of the operation that computes the number, or empty.
-      spared: by how many bytes the peak would fall if each gradient were applied as soon as it is
-        computed.
+      peak_reduction: by how many bytes the peak would fall if each gradient were applied as soon as
+        it is computed.
     """
 
     rows: Sequence[BufferRow]
     where: str
-    spared: int
+    peak_reduction: int
 
 
-def waiting(report: Any) -> Waiting | None:
+def waiting_gradients(report: Any) -> WaitingGradients | None:
     """The gradients in a `MemoryReport` that wait for each other, or None.
 
     The update of a parameter reads its gradient, so it could run as soon as the gradient is
@@ -42,8 +42,8 @@ def waiting(report: Any) -> Waiting | None:
     number, read = _number_of_most(module, rows)
     if number is None:
         return None
-    spared = report.live[report.peak_step] - _peak_without(report.live, read)
-    return Waiting(read, module.where(number), spared)
+    peak_reduction = report.live[report.peak_step] - _peak_without(report.live, read)
+    return WaitingGradients(read, module.where(number), peak_reduction)
 
 
 def _number_of_most(

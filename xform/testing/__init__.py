@@ -32,7 +32,7 @@ from xform.testing.comparisons import (
     directions,
     dot,
     in_64_bits,
-    twice,
+    stack_pair,
     with_fixed_arguments,
 )
 from xform.testing.grads import check_grads
@@ -232,8 +232,8 @@ def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Coll
     one = lambda xs, d: _first(xform, f, xs, d)
     work: dict[str, Fun] = {
         "jit": lambda *xs: _first(xform, jax.jit(f), xs, d),
-        "vmap": lambda *xs: jax.vmap(one)(twice(xs, 1.0), twice(d)),
-        "scan": lambda *xs: _first(xform, in_scan, twice(xs, 1.0), twice(d)),
+        "vmap": lambda *xs: jax.vmap(one)(stack_pair(xs, 1.0), stack_pair(d)),
+        "scan": lambda *xs: _first(xform, in_scan, stack_pair(xs, 1.0), stack_pair(d)),
         "second": lambda *xs: _second(xform, f, xs),
     }
     has = {"second": case.second, "vmap": case.vmap}
@@ -249,11 +249,11 @@ def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Coll
     results = _run(everything, *xs)
     once = first or results.get("JAX") or _first(xform, f, xs, d)
     factors = {"output of jvp": 1.0, "output of vjp": 1.0, "jvp": -0.5, "vjp": -0.5}
-    double = {key: twice(once[key], factor) for key, factor in factors.items()}
+    double = {key: stack_pair(once[key], factor) for key, factor in factors.items()}
     for m in wanted:
         if m != "second":
             checker.close(f"under {m}", results[m], once if m == "jit" else double)
-            _check_types(results[m], xs if m == "jit" else twice(xs), checker)
+            _check_types(results[m], xs if m == "jit" else stack_pair(xs), checker)
         elif case.jax:
             checker.close("against JAX", results[m], results["JAX, second"])
         elif case.differences and in_64_bits(xs):

@@ -120,7 +120,7 @@ def directions(f: Fun, xs: Any) -> tuple[Any, Any]:
     return direction(xs, 1), direction(jax.eval_shape(f, *xs), 2)
 
 
-def twice(tree: Any, factor: float = -0.5) -> Any:
+def stack_pair(tree: Any, factor: float = -0.5) -> Any:
     """Each array, stacked with `factor` times itself; integer arrays, stacked with themselves."""
 
     def one(x: Any) -> Any:

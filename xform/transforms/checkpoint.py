@@ -18,7 +18,7 @@ from xform.policies.regions import region_policy
 from xform.rules.call import mark
 from xform.storage.bounded_cache import BoundedCache
 from xform.transforms.function import as_array, numbers
-from xform.transforms.planned_regions import tagged
+from xform.transforms.planned_regions import name_saved_values
 
 
 def checkpoint(
@@ -95,7 +95,7 @@ def checkpoint(
                 raise _no_cse(prevent_cse, str(error).splitlines()[0]) from None
         by = policy
         if isinstance(policy, policies.MinCut | policies.Budget):
-            jaxpr, by = tagged(jaxpr, policy)
+            jaxpr, by = name_saved_values(jaxpr, policy)
         out = mark(jaxpr, leaves, by, cse)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 

@@ -214,7 +214,7 @@ def compare(
             if progress:
                 progress(name, target or "default backend")
             try:
-                report = kept_on(target, f, args, named[name], argnums, **options)
+                report = report_on(target, f, args, named[name], argnums, **options)
                 entries.append(Entry(name, report.target, report))
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,
@@ -255,7 +255,7 @@ def _named(policies: Any, asked: str) -> dict[str, Policy]:
     return by_name
 
 
-def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
+def report_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
             argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
     """Return the memory report of a function under a policy on a target, with the policy's name.
 

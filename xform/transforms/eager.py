@@ -347,7 +347,7 @@ def _watched(at: FunctionCall, trace: Watch, marks: Sequence[Any]):
     return ys, [m for _, m in pairs], tree, aux
 
 
-def pushing() -> Watch:
+def push_trace() -> Watch:
     """Return a trace that pushes tangents."""
     return _PushTrace(current_trace())
 

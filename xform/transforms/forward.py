@@ -16,7 +16,7 @@ from xform.planner.decide import schedule
 from xform.program.arithmetic import Value, all_arrayed
 from xform.program.ir import seldom_collected
 from xform.transforms import eager
-from xform.transforms.function import FunctionCall, Tree, as_tuple, call, function
+from xform.transforms.function import FunctionCall, Tree, as_tuple, function_call, trace_function
 from xform.transforms.linear_map import PlannedRunner, Pushforward, check_tangents, dense
 
 
@@ -50,10 +50,10 @@ def jvp(
     6.0
     """
     primals, tangents = as_tuple(primals, "primals", "jvp"), as_tuple(tangents, "tangents", "jvp")
-    at = call(f, primals, "jvp", has_aux)
+    at = function_call(f, primals, "jvp", has_aux)
     avals = list(map(jax.typeof, at.args))
     dxs = check_tangents(at.name, at.in_tree, avals, "jvp", tangents)
-    trace = eager.pushing()
+    trace = eager.push_trace()
     try:
         with seldom_collected(staging()):
             y, dy, aux = eager.jvp(at, dxs, trace)
@@ -75,7 +75,7 @@ def _pruned(at: FunctionCall, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] |
     Such operations may lack a forward mode. Return None if an output needs one of them, or if the
     program has effects, because the first attempt has run those.
     """
-    fun, args = function(at)
+    fun, args = trace_function(at)
     if any(map(has_effects, fun.program.equations)):
         return None
     try:
@@ -119,11 +119,11 @@ def linearize(
     >>> float(push(2.0))
     2.0
     """
-    at = call(f, primals, "linearize", has_aux, in_nzs)
+    at = function_call(f, primals, "linearize", has_aux, in_nzs)
     if not staging():
         y, push, aux = eager.linearize(at)
     else:
-        fun, args = function(at)
+        fun, args = trace_function(at)
         pushed = schedule(analyze(fun.program, fun.active(), push=True))
         outs, kept = emit.forward(pushed, args)
         y, aux = fun.outputs(outs)

@@ -64,7 +64,7 @@ class FunctionCall:
         return result
 
 
-def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False,
+def function_call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False,
          in_nzs: Any = None) -> FunctionCall:  # fmt: skip
     """Return the `FunctionCall` of `f` at positional arguments that are pytrees of arrays.
 
@@ -143,7 +143,7 @@ class Function:
         return y, self.rebuild_aux(flat[n:])
 
 
-def function(at: FunctionCall) -> tuple[Function, list[Value]]:
+def trace_function(at: FunctionCall) -> tuple[Function, list[Value]]:
     """Trace a call; return the traced function and the flat inputs of its program."""
     out: dict[str, Any] = {}
 

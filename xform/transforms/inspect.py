@@ -23,10 +23,10 @@ from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
     Function,
     Tree,
-    call,
-    function,
+    function_call,
     partial,
     positions,
+    trace_function,
 )
 from xform.transforms.reverse import Policy
 
@@ -156,8 +156,8 @@ def derivative_at(
     def run(*arrays: Any) -> None:
         leaves, full = arguments.replace_arrays(arrays)
         bound, primals = (f, full) if at is None else partial(f, at, full, {})
-        at_point = call(bound, primals, asked, has_aux)
-        fun, flat = function(at_point)
+        at_point = function_call(bound, primals, asked, has_aux)
+        fun, flat = trace_function(at_point)
         place = {id(x): i for i, x in enumerate(leaves)}
         closed = [place.get(id(x), x) for x in flat[: fun.n_consts]]
         consts = [called[x] if isinstance(x, int) else "closed over" for x in closed]

@@ -64,7 +64,7 @@ def jacfwd(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, primals = partial(f, some(argnums, len(args), "jacfwd"), args, kwargs)
+        held, primals = partial(f, nonempty_positions(argnums, len(args), "jacfwd"), args, kwargs)
         for leaf in jax.tree.leaves(primals):
             check_forward_input(leaf, holomorphic)
 
@@ -82,7 +82,7 @@ def jacfwd(
     return jacobian_of
 
 
-def some(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
+def nonempty_positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
     """Return positions of arguments; raise WrongArgument if there are none."""
     if at := positions(argnums, n, asked):
         return at
@@ -129,7 +129,7 @@ def jacrev(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, primals = partial(f, some(argnums, len(args), "jacrev"), args, kwargs)
+        held, primals = partial(f, nonempty_positions(argnums, len(args), "jacrev"), args, kwargs)
         check_inputs("jacrev", primals, holomorphic, allow_int)
         # All rows share one set of residuals, which is small beside them. A barrier would make a
         # recompute wait for the cotangents, although the basis is available from the start. XLA

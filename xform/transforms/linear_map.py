@@ -35,7 +35,7 @@ from xform.program.ir import Mask, seldom_collected
 from xform.transforms.function import Function, Signature, Tree, as_array
 from xform.transforms.gradient_refs import reference_argument, with_refs
 from xform.transforms.prefix import mirrored
-from xform.transforms.residuals import Primals, PullbackResiduals, residuals
+from xform.transforms.residuals import Primals, PullbackResiduals, split_residuals
 
 
 class LinearRunner(abc.ABC):
@@ -137,7 +137,7 @@ class Pullback:
         if self._residuals is None:
             self._runner, arrays = self._runner.with_explicit_arrays(self._arrays)
             self._arrays = None
-            self._residuals = residuals(arrays, self._primals, self.in_tree)
+            self._residuals = split_residuals(arrays, self._primals, self.in_tree)
         return self._residuals
 
     @property

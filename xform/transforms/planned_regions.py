@@ -29,7 +29,7 @@ from xform.program.source import name_stack, source
 from xform.registry.table import rule_of
 
 
-def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, TaggedPolicy]:
+def name_saved_values(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, TaggedPolicy]:
     """Return a region's jaxpr with names for its saved values, and the policy that saves them.
 
     Both are stored in the program's cache. Under a budget that is too small, nothing is named, so

@@ -93,7 +93,7 @@ class PullbackResiduals:
         return self.tree.unflatten(next(others) if i is None else given[i] for i in self.places)
 
 
-def residuals(arrays: Any, primals: Primals, in_tree: Any) -> PullbackResiduals:
+def split_residuals(arrays: Any, primals: Primals, in_tree: Any) -> PullbackResiduals:
     """Separate the arrays of a pullback into arguments, found by identity, and all others."""
     leaves, tree = jax.tree.flatten(arrays)
     by_id = primals.places()

@@ -30,11 +30,11 @@ from xform.transforms.function import (
     Function,
     FunctionCall,
     Tree,
-    call,
-    function,
+    function_call,
     numbers,
     partial,
     positions,
+    trace_function,
 )
 from xform.transforms.linear_map import PlannedRunner, Pullback
 from xform.transforms.prefix import flags
@@ -92,7 +92,7 @@ def vjp(
     >>> float(pull(1.0)[0])
     6.0
     """
-    at = call(f, primals, "vjp", has_aux, in_nzs)
+    at = function_call(f, primals, "vjp", has_aux, in_nzs)
     return _vjp(at, policy, flags(saveable_args, at.in_tree, "vjp", "saveable_args"))
 
 
@@ -102,7 +102,7 @@ def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
         y, pull, aux = eager.vjp(at, saveable)
     else:
         by = min_cut if policy is None else check(policy)
-        y, pull, aux = planned_vjp(*function(at), by, saveable, at.asked)
+        y, pull, aux = planned_vjp(*trace_function(at), by, saveable, at.asked)
     return (y, pull, aux) if at.has_aux else (y, pull)
 
 
@@ -221,7 +221,7 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
         bound, primals = partial(f, positions(argnums, len(args), asked), args, kwargs)
         check_inputs(asked, primals, holomorphic, allow_int)
         with seldom_collected(staging()):
-            y, pull, *aux = _vjp(call(bound, primals, asked, has_aux), policy)
+            y, pull, *aux = _vjp(function_call(bound, primals, asked, has_aux), policy)
             check_scalar(asked, bound.__name__, y)
             check_output(asked, y, holomorphic)
             place = cotangent_sharding(y)
@@ -271,7 +271,7 @@ def fwd_and_bwd(
 
     def fwd(*args: Any, **kwargs: Any) -> Any:
         bound, primals = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
-        return _vjp(call(bound, primals, "fwd_and_bwd", has_aux), policy)
+        return _vjp(function_call(bound, primals, "fwd_and_bwd", has_aux), policy)
 
     def bwd(residuals: Pullback, ct: Tree) -> Any:
         cts = residuals(ct)
@@ -300,7 +300,7 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
     zero = jax.tree.map(_zeros_like, primals)
     for leaf in jax.tree.leaves(zero):
         check_input("linear_transpose", leaf, False, False)
-    fun, args = function(call(f, zero, "linear_transpose"))
+    fun, args = trace_function(function_call(f, zero, "linear_transpose"))
     joint = analyze(fun.program, fun.active(), fun.differentiable(), linear=True)
     linear = schedule(joint)
     check_linear(linear, fun.active())

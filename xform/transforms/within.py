@@ -74,7 +74,7 @@ def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
     )
 
 
-def ways(budget: Budget) -> Iterator[Any]:
+def reverse_policies(budget: Budget) -> Iterator[Any]:
     """Yield policies for reverse mode under a budget of the peak, in order of rising work."""
     yield None
     yield min_cut
@@ -101,5 +101,7 @@ def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> A
         return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)
 
     remedy = "raise the budget, make the batch smaller, or use xform.remat on the largest part"
-    chosen = run(first_within(policy, ([way] for way in ways(policy)), bytes_of, remedy))
+    chosen = run(
+        first_within(policy, ([way] for way in reverse_policies(policy)), bytes_of, remedy)
+    )
     return (chosen if staging() else jax.jit(chosen))(*args)

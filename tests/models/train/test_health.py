@@ -41,7 +41,7 @@ def test_a_step_that_reads_layers_updates_as_any_other(tmp_path: Path, accumulat
     read = more.pop("health")
     for a, b in zip(jax.tree.leaves((plain, metrics)), jax.tree.leaves((same, more)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
-    rows = of.judged(jax.device_get(read))
+    rows = of.with_verdicts(jax.device_get(read))
     assert {row.verdict for row in rows} == {"fine"}
     assert sum(row.kind == "layer" for row in rows) == 2 + 6 * MODEL.depth
 
