@@ -223,13 +223,13 @@ def grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = Fa
 
 def _gradient(boundary: _ModuleBoundary, f: Function, argnums: Any, has_aux: bool,
               *options: Any) -> Function:  # fmt: skip
-    asked, one = f"{boundary.name} of {function_name(f)}", not isinstance(argnums, Iterable)
+    caller, one = f"{boundary.name} of {function_name(f)}", not isinstance(argnums, Iterable)
     chosen = [argnums] if one else list(argnums)
     at = [x.argnum if isinstance(x, nnx.DiffState) else x for x in chosen]
-    distinct(numbers(at, asked, "argnums"), asked, at)
+    distinct(numbers(at, caller, "argnums"), caller, at)
     if not boundary.updates and any(isinstance(x, nnx.DiffState) for x in chosen):
         raise WrongArgument(
-            f"{asked} by a DiffState",
+            f"{caller} by a DiffState",
             "without graph updates, a module is differentiated as a whole",
             "",
             "pass graph=True, graph_updates=True",
@@ -246,7 +246,7 @@ def _gradient(boundary: _ModuleBoundary, f: Function, argnums: Any, has_aux: boo
             y, (aux, changes) = boundary.pure(f, has_aux)(*_place(entered, at, wrt), **held)
             if _is_node(y):
                 raise NotScalar(
-                    f"{asked}: gradient only defined for scalar-output functions",
+                    f"{caller}: gradient only defined for scalar-output functions",
                     "it returned a Variable or a module",
                     "",
                     "return an array, such as variable[...] or jnp.mean(module(x))",
@@ -261,7 +261,7 @@ def _gradient(boundary: _ModuleBoundary, f: Function, argnums: Any, has_aux: boo
             selected = lambda x: x.states[0] if _is_node(x) else x
             wrt = [jax.tree.map(selected, entered[i], is_leaf=_is_node) for i in at]
             if not jax.tree.leaves(wrt):
-                _refuse_objects(asked, [args[i] for i in at], filters)
+                _refuse_objects(caller, [args[i] for i in at], filters)
             transform, every = getattr(reverse, boundary.name), range(len(at))
             holomorphic, allow_int, policy = options
             out = transform(objective, every, True, holomorphic, allow_int, policy=policy)(*wrt)
@@ -278,13 +278,13 @@ def _gradient(boundary: _ModuleBoundary, f: Function, argnums: Any, has_aux: boo
     return gradient
 
 
-def _refuse_objects(asked: str, args: Sequence[Tree], filters: Sequence[nnx.DiffState]) -> None:
+def _refuse_objects(caller: str, args: Sequence[Tree], filters: Sequence[nnx.DiffState]) -> None:
     """Raise `WrongArgument` if there are modules and the filters select nothing of them."""
     nodes = [x for _, x in nnx.iter_graph(args, graph=True)]
     if kinds := {type(x).__name__ for x in nodes if isinstance(x, nnx.Variable | nnx.Module)}:
         wanted = [getattr(x.filter, "__name__", str(x.filter)) for x in filters]
         raise WrongArgument(
-            f"{asked}: there is nothing to differentiate",
+            f"{caller}: there is nothing to differentiate",
             f"{', '.join(wanted)} selects nothing of {', '.join(sorted(kinds))}",
             "",
             "pass argnums=nnx.DiffState(position, filter), or another position",

@@ -31,7 +31,7 @@ from xform.transforms.check import check_inputs, check_output, check_scalar
 from xform.transforms.function import FunctionCall, Tree, as_array
 from xform.transforms.reverse import value_and_grad
 
-ASKED = "health"
+CALLER = "health"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +84,14 @@ class Diagnosis:
         ]
         leaves, self._batch = jax.tree.flatten(batch)
         zero_of = lambda x: jnp.zeros((), x.dtype) if hasattr(x, "dtype") else x
-        check_inputs(ASKED, jax.tree.map(zero_of, params), False, False)
+        check_inputs(CALLER, jax.tree.map(zero_of, params), False, False)
         n, structure = len(paths), jax.tree.structure((params, batch))
         self._aux: Any = None
 
         def flat(*args: Value) -> list[Value]:
-            y, aux = FunctionCall(ASKED, self.name, loss, has_aux, [], [], structure).run(args)
-            check_scalar(ASKED, self.name, y)
-            check_output(ASKED, y, False)
+            y, aux = FunctionCall(CALLER, self.name, loss, has_aux, [], [], structure).run(args)
+            check_scalar(CALLER, self.name, y)
+            check_output(CALLER, y, False)
             others, self._aux = jax.tree.flatten(aux)
             return [y, *map(jnp.asarray, others)]
 
@@ -108,7 +108,7 @@ class Diagnosis:
         self.rows: list[NestedLayer] = self._level.rows
         if not any(row.layer.kind == "layer" for row in self.rows):
             raise WrongArgument(
-                f"{ASKED} of {self.name}",
+                f"{CALLER} of {self.name}",
                 "no layer was found: the loss has no matrix product, convolution or look-up of a "
                 "parameter with a value that depends on the batch",
                 "",
@@ -278,7 +278,7 @@ def _path_name(path: str, argument: str) -> str:
 
 
 def _typed(x: Any) -> Any:
-    return x if isinstance(x, jax.ShapeDtypeStruct) else as_array(x, ASKED)
+    return x if isinstance(x, jax.ShapeDtypeStruct) else as_array(x, CALLER)
 
 
 def _noise(shape: tuple[int, ...]) -> float:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform.diagnosis.diagnosis import ASKED, Diagnosis, Readings
+from xform.diagnosis.diagnosis import CALLER, Diagnosis, Readings
 from xform.diagnosis.nonfinite import Origin, finite, origin
 from xform.diagnosis.report import Report
 from xform.errors import WrongArgument
@@ -83,12 +83,12 @@ def health(
     >>> [(row.name, row.verdict) for row in report.findings]
     [('ws.2', 'vanishing')]
     """
-    check_callable(loss, ASKED)
+    check_callable(loss, CALLER)
     steps = _count(steps, "steps", 1)
     iterations = _count(iterations, "iterations", 0)
     if update is None and steps > 1:
         raise WrongArgument(
-            f"{ASKED} with steps={steps}", "more than one step needs an update", "",
+            f"{CALLER} with steps={steps}", "more than one step needs an update", "",
             "pass update=, such as optax.sgd(0.1) or lambda params, grads: ..., or leave out steps",
         )  # fmt: skip
     loss, (params, batch) = opened(loss, (params, batch), inexact)
@@ -129,7 +129,7 @@ def _count(n: Any, name: str, least: int) -> int:
     except TypeError:
         n = -1
     if n < least:
-        raise WrongArgument(ASKED, f"{name} must be an integer of at least {least}", "",
+        raise WrongArgument(CALLER, f"{name} must be an integer of at least {least}", "",
                             f"pass such a number as {name}, or leave it out")  # fmt: skip
     return n
 
@@ -151,7 +151,7 @@ def _init_and_step(update: Any) -> tuple[Callable[[Tree], Tree], Callable[..., A
         return init, step
     if update is not None and not callable(update):
         raise WrongArgument(
-            f"{ASKED} with update={update!r}", f"update has type {type(update).__name__}", "",
+            f"{CALLER} with update={update!r}", f"update has type {type(update).__name__}", "",
             "pass an Optax transformation, or a function of parameters and gradient that returns "
             "new parameters",
         )  # fmt: skip

@@ -172,12 +172,12 @@ def read(source: str | Path | bytes) -> Assignment:
     try:
         return _read(data)
     except (Corrupt, LookupError) as error:
-        blocked = f"{len(data)} bytes: {error}"
+        problem = f"{len(data)} bytes: {error}"
         if not isinstance(error, Corrupt):
-            blocked = f"{len(data)} bytes with a reference to a missing entry ({error!r}): the dump"
-            blocked += " is incomplete"
+            problem = f"{len(data)} bytes with a reference to a missing entry ({error!r}): the dump"
+            problem += " is incomplete"
         raise WrongArgument(
-            f"memory of a compiled program, read from {name}", blocked, "",
+            f"memory of a compiled program, read from {name}", problem, "",
             "dump it again with compiler_options={'xla_dump_to': folder, "
             "'xla_dump_hlo_as_proto': True}, and read *after_optimizations.hlo.pb",
         ) from error  # fmt: skip

@@ -163,10 +163,10 @@ def _number(text: str) -> bool:
     return re.fullmatch(r"[1-9]\d*", text) is not None
 
 
-def _unknown(name: str, blocked: str) -> WrongArgument:
+def _unknown(name: str, problem: str) -> WrongArgument:
     return WrongArgument(
         f"target={name!r}",
-        blocked,
+        problem,
         "",
         f"give one of cpu, cpu:N, {', '.join(names())}, gpu:NAME:N, or None for JAX's default",
     )

@@ -106,13 +106,13 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
         )  # fmt: skip
     if not isinstance(case, Case):
         case = Case(fields.pop("primitive", ""), case, args, **fields)
-    asked = f"check_rule of {case.id}"
-    check_callable(case.fun, asked)
+    caller = f"check_rule of {case.id}"
+    check_callable(case.fun, caller)
     left_out = {"second": not case.second, "vmap": not case.vmap}
-    check_modes(asked, [m for m in modes if not left_out.get(m)], MODES)
+    check_modes(caller, [m for m in modes if not left_out.get(m)], MODES)
     if not dtypes or isinstance(dtypes, str):
         raise WrongArgument(
-            f"{asked} with dtypes={dtypes!r}", "it is not a list of dtypes", "",
+            f"{caller} with dtypes={dtypes!r}", "it is not a list of dtypes", "",
             "give a list of names, such as ['float64']",
         )  # fmt: skip
     for dtype in dtypes:

@@ -12,42 +12,42 @@ from xform.errors import WrongArgument
 from xform.program.arithmetic import differentiable
 
 
-def check_modes(asked: str, modes: Collection[str], known: Sequence[str]) -> None:
+def check_modes(caller: str, modes: Collection[str], known: Sequence[str]) -> None:
     """Raise `WrongArgument` if a mode is unknown, or if there are no modes."""
     unknown = [modes] if isinstance(modes, str) else [m for m in modes if m not in known]
     if unknown or not modes:
         problem = f"{unknown[0]!r} is not a mode" if unknown else "there is no mode left to check"
         raise WrongArgument(
-            f"{asked} with modes={modes!r}", problem, "", f"give several of {tuple(known)}"
+            f"{caller} with modes={modes!r}", problem, "", f"give several of {tuple(known)}"
         )
 
 
-def check_point(asked: str, args: Any) -> None:
+def check_point(caller: str, args: Any) -> None:
     """Raise `WrongArgument` if no argument is an array of floats."""
     if not any(differentiable(jax.typeof(x)) for x in jax.tree.leaves(args)):
         raise WrongArgument(
-            asked,
+            caller,
             "there is nothing to differentiate: no argument is an array of floats",
             "",
             "give a point to check, as float64 arrays",
         )
 
 
-def check_outputs(asked: str, outputs: Any) -> None:
+def check_outputs(caller: str, outputs: Any) -> None:
     """Raise `WrongArgument` if the function returns no arrays."""
     if not jax.tree.leaves(outputs):
         raise WrongArgument(
-            asked, "there is nothing to compare: the function returns no array", "",
+            caller, "there is nothing to compare: the function returns no array", "",
             "return the outputs that the rule is for",
         )  # fmt: skip
 
 
-def check_precision(asked: str, kind: str, arrays: Any) -> None:
+def check_precision(caller: str, kind: str, arrays: Any) -> None:
     """Raise `WrongArgument` if arrays are too inexact for finite differences."""
     dtypes = [x.dtype for x in jax.tree.leaves(arrays) if differentiable(x)]
     if narrow := [dtype for dtype in dtypes if jnp.finfo(dtype).bits < 64]:
         raise WrongArgument(
-            f"{asked} in {narrow[0]}",
+            f"{caller} in {narrow[0]}",
             f"{kind} has dtype {narrow[0]}, too inexact to check a derivative by differences",
             "",
             "compute in float64: set jax.config.update('jax_enable_x64', True) and pass float64 "

@@ -16,68 +16,68 @@ from xform.program.hijax import is_vector
 from xform.transforms.function import Tree, as_array
 
 
-def check_scalar(asked: str, name: str, y: Any) -> None:
+def check_scalar(caller: str, name: str, y: Any) -> None:
     """Raise NotScalar unless `y`, the output of the function `name`, is one scalar."""
     leaves = jax.tree.leaves(y)
     one = len(leaves) == 1 and leaves[0] is y
     if not one or np.shape(y) != ():
         raise NotScalar(
-            f"{asked} of {name}: gradient only defined for scalar-output functions",
+            f"{caller} of {name}: gradient only defined for scalar-output functions",
             f"it returned {f'an array of shape {np.shape(y)}' if one else repr(y)}",
             "",
             "reduce the output to a scalar, or use vjp or jacrev",
         )
 
 
-def check_inputs(asked: str, tree: Tree, holomorphic: bool, allow_int: bool) -> None:
+def check_inputs(caller: str, tree: Tree, holomorphic: bool, allow_int: bool) -> None:
     """Raise WrongDtype if a leaf of `tree` cannot be differentiated under these options."""
     for leaf in jax.tree.leaves(tree):
-        integer = not differentiable(jax.typeof(as_array(leaf, asked)))
+        integer = not differentiable(jax.typeof(as_array(leaf, caller)))
         if integer and not allow_int and (module := nnx_module(tree)) is not None:
             raise WrongDtype(
-                f"{asked} of a Flax NNX module, {type(module).__name__}",
+                f"{caller} of a Flax NNX module, {type(module).__name__}",
                 "it holds integers, such as counts of its random keys, which have no gradient",
                 "",
                 "use xform.flax.grad, or split the module with graphdef, params, rest = "
                 "nnx.split(module, nnx.Param, ...) and pass only params",
             )
-        check_input(asked, leaf, holomorphic, allow_int)
+        check_input(caller, leaf, holomorphic, allow_int)
 
 
-def check_input(asked: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
+def check_input(caller: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
     """Raise WrongDtype for an integer, or with `holomorphic` for an input that is not complex."""
-    aval = jax.typeof(as_array(x, asked))
+    aval = jax.typeof(as_array(x, caller))
     if is_vector(aval) and not holomorphic:
         return
     dtype = getattr(aval, "dtype", aval.str_short())
     if holomorphic and not jnp.issubdtype(dtype, np.complexfloating):
         raise WrongDtype(
-            f"{asked} with holomorphic=True requires inputs with complex dtype",
+            f"{caller} with holomorphic=True requires inputs with complex dtype",
             f"an input has dtype {dtype}",
             "",
             "pass complex inputs, or drop holomorphic",
         )
     if not jnp.issubdtype(dtype, np.inexact) and not allow_int:
         raise WrongDtype(
-            f"{asked} requires real- or complex-valued inputs (a sub-dtype of np.inexact)",
+            f"{caller} requires real- or complex-valued inputs (a sub-dtype of np.inexact)",
             f"an input has dtype {dtype}",
             "",
             "pass a float, name other arguments in argnums, or set allow_int=True",
         )
 
 
-def check_output(asked: str, y: Tree, holomorphic: bool) -> None:
+def check_output(caller: str, y: Tree, holomorphic: bool) -> None:
     """Raise WrongDtype unless all outputs are real, or complex with `holomorphic`."""
-    check_output_types(asked, map(jax.typeof, jax.tree.leaves(y)), holomorphic)
+    check_output_types(caller, map(jax.typeof, jax.tree.leaves(y)), holomorphic)
 
 
-def check_output_types(asked: str, avals: Iterable[Any], holomorphic: bool) -> None:
+def check_output_types(caller: str, avals: Iterable[Any], holomorphic: bool) -> None:
     """Do the same as `check_output`, for the types of the outputs."""
     for dtype in (aval.dtype for aval in avals):
         if not jnp.issubdtype(dtype, np.complexfloating if holomorphic else np.floating):
             kind = "outputs with complex dtype" if holomorphic else "real-valued outputs"
             raise WrongDtype(
-                f"{asked}{' with holomorphic=True' * holomorphic} requires {kind}",
+                f"{caller}{' with holomorphic=True' * holomorphic} requires {kind}",
                 f"an output has dtype {dtype}",
                 "",
                 "use vjp, or set holomorphic=True if the function is complex-differentiable",

@@ -237,11 +237,11 @@ def _labels(entries: Sequence[Entry], sizes: Sequence[float], costs: Sequence[fl
     return labels
 
 
-def _named(policies: Any, asked: str) -> dict[str, Policy]:
+def _named(policies: Any, caller: str) -> dict[str, Policy]:
     """Return the policies by name; equal names are numbered."""
     if callable(policies) or isinstance(policies, str) or not isinstance(policies, Iterable):
         raise WrongArgument(
-            asked,
+            caller,
             f"policies={policies!r} is not a list of policies",
             "",
             "give a list, such as [None, xform.policies.save_nothing], or a dict of names",

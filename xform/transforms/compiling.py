@@ -42,7 +42,7 @@ def _memory(module: str) -> Any:
 
 
 def compiler_for(
-    fun: Function, args: Sequence[Value], policy: Policy, asked: str
+    fun: Function, args: Sequence[Value], policy: Policy, transform: str
 ) -> Compiler | None:
     """Return the compiler that measures plans of a derivative; None if plans are only simulated.
 
@@ -51,8 +51,8 @@ def compiler_for(
       args: the inputs of its program, or their types. Concrete arrays become constants of the
         compiled program.
       policy: only a budget of the peak needs a compiler.
-      asked: the transform. "grad" does not output the value. For "grad" and "value_and_grad" the
-        cotangent is 1.
+      transform: name of the transform. "grad" does not output the value. For "grad" and
+        "value_and_grad" the cotangent is 1.
 
     Raises:
       UnknownShardings: the arguments are on a mesh with `Auto` axes.
@@ -74,7 +74,7 @@ def compiler_for(
             )
         return None
     _check_shardings(budget, fun.signature.name, avals)
-    measure = _Measure(fun, args, avals, asked, goal)
+    measure = _Measure(fun, args, avals, transform, goal)
     return Compiler(fun.problem, measure.bytes, goal.name, *measure.cache_key)
 
 
@@ -82,12 +82,17 @@ class _Measure:
     """The bytes of a derivative, compiled alone."""
 
     def __init__(
-        self, fun: Function, args: Sequence[Value], avals: Sequence[Any], asked: str, goal: Target
+        self,
+        fun: Function,
+        args: Sequence[Value],
+        avals: Sequence[Any],
+        transform: str,
+        goal: Target,
     ):
-        self.fun, self.goal, self.asked = fun, goal, asked
+        self.fun, self.goal, self.transform = fun, goal, transform
         self.known = [None if isinstance(x, Tracer | AbstractValue) else x for x in args]
         # The cotangent of a scalar function is 1, and the compiler may use that.
-        scalar = asked in ("grad", "value_and_grad")
+        scalar = transform in ("grad", "value_and_grad")
         self.cotangents = None if scalar else [cotangent_aval(a) for a in fun.signature.out_avals]
         self.types = [argument(a) for a, x in zip(avals, self.known, strict=True) if x is None]
         self.types += [argument(a) for a in self.cotangents or () if a.dtype != float0]
@@ -96,7 +101,7 @@ class _Measure:
     def cache_key(self) -> tuple[Any, ...]:
         """Return what the bytes of a plan depend on besides the program."""
         places = tuple(str(t.sharding) for t in self.types)
-        return self.asked, places, tuple(x is None for x in self.known)
+        return self.transform, places, tuple(x is None for x in self.known)
 
     def bytes(self, candidate: Candidate) -> int | None:
         """Return the bytes of the compiled derivative under a plan."""
@@ -119,7 +124,7 @@ class _Measure:
             cts = [float0_zeros(a.shape) if a.dtype == float0 else next(rest)
                    for a in self.cotangents]  # fmt: skip
         runner = PlannedRunner(self.fun, candidate.schedule, push=False)
-        outs = outs[n:] if self.asked == "grad" else outs
+        outs = outs[n:] if self.transform == "grad" else outs
         return outs, runner.run(runner.arrays(kept, args), cts)
 
 

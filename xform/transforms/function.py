@@ -31,10 +31,11 @@ Tree = Any
 class FunctionCall:
     """A call of `f` that a transform differentiates: the `leaves` of its primals, as arrays `args`.
 
-    `moving` says which primals may have a tangent; None for all.
+    `caller` is the transform, for messages. `moving` says which primals may have a tangent; None
+    for all.
     """
 
-    asked: str
+    caller: str
     name: str
     f: Callable[..., Any]
     has_aux: bool
@@ -56,7 +57,7 @@ class FunctionCall:
         if not isinstance(result, tuple) or len(result) != 2:
             kind = "an array" if isinstance(result, Tracer) else type(result).__name__
             raise WrongArgument(
-                f"{self.asked} with has_aux=True",
+                f"{self.caller} with has_aux=True",
                 f"{self.name} returned {kind}, not a pair (output, auxiliary)",
                 "",
                 "return a pair, or drop has_aux",
@@ -64,19 +65,19 @@ class FunctionCall:
         return result
 
 
-def function_call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False,
-         in_nzs: Any = None) -> FunctionCall:  # fmt: skip
+def function_call(f: Callable[..., Any], primals: Sequence[Tree], caller: str,
+                  has_aux: bool = False, in_nzs: Any = None) -> FunctionCall:  # fmt: skip
     """Return the `FunctionCall` of `f` at positional arguments that are pytrees of arrays.
 
     `in_nzs` is a tree of bools, a prefix of the arguments: which are differentiated; None for all.
     """
-    check_callable(f, asked)
+    check_callable(f, caller)
     name = function_name(f)
     f, primals = opened(f, primals, inexact)
     leaves, in_tree = jax.tree.flatten(primals)
-    args = [as_array(x, asked) for x in leaves]
-    moving = None if in_nzs is None else flags(in_nzs, in_tree, asked, "in_nzs")
-    return FunctionCall(asked, name, f, has_aux, leaves, args, in_tree, moving)
+    args = [as_array(x, caller) for x in leaves]
+    moving = None if in_nzs is None else flags(in_nzs, in_tree, caller, "in_nzs")
+    return FunctionCall(caller, name, f, has_aux, leaves, args, in_tree, moving)
 
 
 def _moving(avals: Iterable[Any], moving: Mask | None) -> Mask:
@@ -188,7 +189,7 @@ def check_outputs(ys: Sequence[Any], at: FunctionCall) -> None:
             jax.typeof(y)
         except TypeError:
             raise WrongDtype(
-                f"{at.asked} of {at.name}",
+                f"{at.caller} of {at.name}",
                 f"it returned a value of type {type(y).__name__}, which is no array",
                 definition_site(at.f),
                 "return arrays, numbers or pytrees of them; with has_aux=True the second of a pair "
@@ -196,7 +197,7 @@ def check_outputs(ys: Sequence[Any], at: FunctionCall) -> None:
             ) from None
 
 
-def as_array(x: Any, asked: str) -> Value:
+def as_array(x: Any, caller: str) -> Value:
     """Return a leaf as an array or tracer, with its weak type, or as another JAX value."""
     if isinstance(x, _ARRAYS) and not (isinstance(x, Tracer) and is_mutable(x.aval)):
         return x
@@ -204,14 +205,14 @@ def as_array(x: Any, asked: str) -> Value:
         aval = jax.typeof(x)
     except TypeError:
         raise WrongDtype(
-            asked,
+            caller,
             f"an argument of type {type(x).__name__} is not an array",
             "",
             "pass arrays, numbers or pytrees of them; bind other arguments with functools.partial",
         ) from None
     if is_mutable(aval):
         raise WrongDtype(
-            asked,
+            caller,
             f"an argument of type {type(x).__name__} is a mutable value, which has no derivative",
             "",
             "pass its contents (nnx.with_vars(x, hijax=False)), and close over what f writes",
@@ -221,53 +222,53 @@ def as_array(x: Any, asked: str) -> Value:
     return jnp.asarray(x)
 
 
-def as_tuple(value: Any, name: str, asked: str) -> tuple[Tree, ...]:
+def as_tuple(value: Any, name: str, caller: str) -> tuple[Tree, ...]:
     """Return primals or tangents as a tuple; raise WrongArgument if they are no tuple or list."""
     if isinstance(value, tuple | list):
         return tuple(value)
     raise WrongArgument(
-        f"{asked} with {name} of type {type(value).__name__}",
+        f"{caller} with {name} of type {type(value).__name__}",
         f"{name} must be a tuple or list with one entry for each argument of the function",
         "",
         f"for a function of one argument pass {name}=({'x' if name == 'primals' else 'dx'},)",
     )
 
 
-def numbers(value: Any, asked: str, name: str) -> tuple[int, ...]:
+def numbers(value: Any, caller: str, name: str) -> tuple[int, ...]:
     """Return one position, or a sequence of positions, as a tuple."""
     try:
         several = (value,) if isinstance(value, int | np.integer) else tuple(value)
         return tuple(map(operator.index, several))
     except TypeError:
         raise WrongArgument(
-            f"{asked} with {name}={value!r}",
+            f"{caller} with {name}={value!r}",
             "it is neither a position nor a sequence of positions",
             "",
             f"give positions of arguments, such as {name}=0 or {name}=(0, 2)",
         ) from None
 
 
-def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
+def positions(argnums: int | Sequence[int], n: int, caller: str) -> tuple[int, ...]:
     """Return `argnums` as a tuple of non-negative positions."""
-    several = numbers(argnums, asked, "argnums")
+    several = numbers(argnums, caller, "argnums")
     for i in several:
         if not -n <= i < n:
             raise WrongArgument(
-                f"{asked} with argnums={argnums}",
+                f"{caller} with argnums={argnums}",
                 f"the function was called with {n} positional argument{'s' * (n != 1)}",
                 "",
                 "pass the arguments to differentiate by position; keywords are held constant",
             )
     at = tuple(int(i) % n for i in several)
-    distinct(at, asked, argnums)
+    distinct(at, caller, argnums)
     return at
 
 
-def distinct(at: Sequence[int], asked: str, argnums: Any) -> None:
+def distinct(at: Sequence[int], caller: str, argnums: Any) -> None:
     """Raise WrongArgument if a position occurs twice in `at`, which came from `argnums`."""
     if len(set(at)) < len(at):
         raise WrongArgument(
-            f"{asked} with argnums={argnums}",
+            f"{caller} with argnums={argnums}",
             "it names one argument twice",
             "",
             "name each argument once",

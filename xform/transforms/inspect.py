@@ -127,8 +127,8 @@ class TracedDerivative:
         avals = self.function.program.in_avals
         closed = (avals[i] if isinstance(x, int) else x for i, x in enumerate(self.closed))
         args = [*closed, *avals[len(self.closed) :]]
-        asked = "grad" if self.function.signature.is_scalar else "vjp"
-        compiler = compiler_for(self.function, args, policy, asked)
+        transform = "grad" if self.function.signature.is_scalar else "vjp"
+        compiler = compiler_for(self.function, args, policy, transform)
         return plan_program(self.problem, policy, compiler)
 
     @property
@@ -138,15 +138,15 @@ class TracedDerivative:
 
 
 def derivative_at(
-    asked: str,
+    caller: str,
     f: Callable[..., Any],
     args: Sequence[Tree],
     argnums: int | Sequence[int] | None,
     has_aux: bool,
 ) -> TracedDerivative:
     """Trace `f` at arrays, or their types, and return its derivative there. Nothing is run."""
-    check_callable(f, asked)
-    at = None if argnums is None else positions(argnums, len(args), asked)
+    check_callable(f, caller)
+    at = None if argnums is None else positions(argnums, len(args), caller)
     arguments = FlatArguments(args)
     names = argument_names(f, len(args))
     called = [names[path[0].idx] + keystr(path[1:]) for path, _ in arguments.paths]
@@ -156,7 +156,7 @@ def derivative_at(
     def run(*arrays: Any) -> None:
         leaves, full = arguments.replace_arrays(arrays)
         bound, primals = (f, full) if at is None else partial(f, at, full, {})
-        at_point = function_call(bound, primals, asked, has_aux)
+        at_point = function_call(bound, primals, caller, has_aux)
         fun, flat = trace_function(at_point)
         place = {id(x): i for i, x in enumerate(leaves)}
         closed = [place.get(id(x), x) for x in flat[: fun.n_consts]]

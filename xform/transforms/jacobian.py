@@ -82,22 +82,22 @@ def jacfwd(
     return jacobian_of
 
 
-def nonempty_positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
+def nonempty_positions(argnums: int | Sequence[int], n: int, caller: str) -> tuple[int, ...]:
     """Return positions of arguments; raise WrongArgument if there are none."""
-    if at := positions(argnums, n, asked):
+    if at := positions(argnums, n, caller):
         return at
     raise WrongArgument(
-        f"{asked} with argnums={argnums!r}", "it names no argument", "", "give one or more"
+        f"{caller} with argnums={argnums!r}", "it names no argument", "", "give one or more"
     )
 
 
-def check_forward_input(x: Value, holomorphic: bool, asked: str = "jacfwd") -> None:
+def check_forward_input(x: Value, holomorphic: bool, caller: str = "jacfwd") -> None:
     """Raise WrongDtype unless an input is real, or complex with `holomorphic`."""
-    check_input(asked, x, holomorphic, False)
-    dtype = jax.typeof(as_array(x, asked)).dtype
+    check_input(caller, x, holomorphic, False)
+    dtype = jax.typeof(as_array(x, caller)).dtype
     if not holomorphic and not jnp.issubdtype(dtype, np.floating):
         raise WrongDtype(
-            f"{asked} in forward mode requires real-valued inputs",
+            f"{caller} in forward mode requires real-valued inputs",
             f"an input has dtype {dtype}",
             "",
             "set holomorphic=True if the function is complex-differentiable, or use jvp",

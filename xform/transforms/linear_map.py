@@ -294,16 +294,16 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
     return laid(as_array(ct, f"pullback of {name}"), aval, cotangent_aval)
 
 
-def _check_varying(dx_aval: Any, aval: Any, asked: str, name: str) -> None:
+def _check_varying(dx_aval: Any, aval: Any, caller: str, name: str) -> None:
     """Raise WrongTangent if a tangent varies over devices and its primal does not."""
     axes = tuple(sorted(varying(dx_aval) - varying(aval), key=str))
     if axes:
         raise WrongTangent(
-            f"{asked} of {name}",
+            f"{caller} of {name}",
             f"a tangent varies over {axes} within a shard_map, but its primal is the same there",
             "",
             f"let the primal vary, by applying `jax.lax.pcast(..., {axes}, to='varying')` to the "
-            f"primal value passed to `xform.{asked}`",
+            f"primal value passed to `xform.{caller}`",
         )
 
 
@@ -314,13 +314,13 @@ def varying(aval: Any) -> frozenset[Any]:
 
 
 def check_tangents(
-    name: str, tree: Any, avals: Sequence[Any], asked: str, tangents: tuple[Tree, ...]
+    name: str, tree: Any, avals: Sequence[Any], caller: str, tangents: tuple[Tree, ...]
 ) -> list[Value]:
     """Check tangents against a function's primals; return them flat, with None for integers."""
     leaves, tangent_tree = jax.tree.flatten(tangents)
     if tangent_tree != tree:
         raise WrongTangent(
-            f"{asked} of {name}",
+            f"{caller} of {name}",
             f"the tangents' tree is {tangent_tree}, the primals' is {tree}",
             "",
             "pass tangents with the tree of the primals",
@@ -336,14 +336,14 @@ def check_tangents(
             same = dx_aval.dtype == wanted and dx_aval.shape == aval.shape
         if not same:
             raise WrongTangent(
-                f"{asked} of {name}",
+                f"{caller} of {name}",
                 f"a tangent is {dx_aval.str_short()}, but its primal {aval.str_short()} needs "
                 f"{tangent_aval(aval).str_short()}",
                 "",
                 "pass tangents of the primals' shapes and dtypes; for integers, "
                 "np.zeros(shape, jax.dtypes.float0)",
             )
-        _check_varying(dx_aval, aval, asked, name)
-        held = x if is_number(x) or is_vector(aval) else laid(as_array(x, asked), aval)
+        _check_varying(dx_aval, aval, caller, name)
+        held = x if is_number(x) or is_vector(aval) else laid(as_array(x, caller), aval)
         out.append(held if active else None)
     return out

@@ -27,7 +27,7 @@ def mirrored(tree: Any, leaves: Sequence[Any]) -> Any:
     return build(tree)
 
 
-def flags(given: Any, tree: Any, asked: str, name: str) -> Mask:
+def flags(given: Any, tree: Any, caller: str, name: str) -> Mask:
     """Return one bool for each leaf of `tree`, from a tree of bools that is a prefix of it.
 
     Containers match if they have the same number of children. Two dicts must have the same keys.
@@ -35,7 +35,7 @@ def flags(given: Any, tree: Any, asked: str, name: str) -> Mask:
     if isinstance(given, bool):
         return (given,) * tree.num_leaves
     error: Callable[[str, str, str], WrongArgument] = lambda at, wrong, remedy: WrongArgument(
-        f"{asked} with {name}", f"{name}{at} {wrong}", "", remedy
+        f"{caller} with {name}", f"{name}{at} {wrong}", "", remedy
     )
 
     def read(prefix: Any, of: Any, at: str) -> Mask:

@@ -102,15 +102,15 @@ def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
         y, pull, aux = eager.vjp(at, saveable)
     else:
         by = min_cut if policy is None else check(policy)
-        y, pull, aux = planned_vjp(*trace_function(at), by, saveable, at.asked)
+        y, pull, aux = planned_vjp(*trace_function(at), by, saveable, at.caller)
     return (y, pull, aux) if at.has_aux else (y, pull)
 
 
 def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask | None = None,
-                asked: str = "vjp") -> tuple[Tree, Pullback, Tree]:  # fmt: skip
+                caller: str = "vjp") -> tuple[Tree, Pullback, Tree]:  # fmt: skip
     """Plan a traced function under a policy; return its output, pullback and auxiliary output.
 
-    `saveable` says which arguments the pullback may hold; None for all. `asked` is the transform
+    `saveable` says which arguments the pullback may hold; None for all. `caller` is the transform
     that the user called.
     """
     if isinstance(by, Budget | Fit) and by.batch is None and any(map(batched, args)):
@@ -120,7 +120,7 @@ def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask
             stacklevel=3,
         )
     with seldom_collected(staging()):
-        compiler = compiler_for(fun, args, by, asked) if staging() else None
+        compiler = compiler_for(fun, args, by, caller) if staging() else None
         chosen = current_planner()(fun.problem, by, compiler)
         outs, kept = emit.forward(chosen.schedule, args)
     y, aux = fun.outputs(outs)
@@ -210,20 +210,20 @@ def grad(
     return gradient
 
 
-def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic: bool,
+def _value_and_grad(caller: str, f: Any, argnums: Any, has_aux: bool, holomorphic: bool,
                     allow_int: bool, policy: Policy) -> Callable[..., Any]:  # fmt: skip
-    check_callable(f, asked)
+    check_callable(f, caller)
     check(policy)
-    numbers(argnums, asked, "argnums")
+    numbers(argnums, caller, "argnums")
 
     @functools.wraps(f, updated=())
     def both(*args: Any, **kwargs: Any) -> Any:
-        bound, primals = partial(f, positions(argnums, len(args), asked), args, kwargs)
-        check_inputs(asked, primals, holomorphic, allow_int)
+        bound, primals = partial(f, positions(argnums, len(args), caller), args, kwargs)
+        check_inputs(caller, primals, holomorphic, allow_int)
         with seldom_collected(staging()):
-            y, pull, *aux = _vjp(function_call(bound, primals, asked, has_aux), policy)
-            check_scalar(asked, bound.__name__, y)
-            check_output(asked, y, holomorphic)
+            y, pull, *aux = _vjp(function_call(bound, primals, caller, has_aux), policy)
+            check_scalar(caller, bound.__name__, y)
+            check_output(caller, y, holomorphic)
             place = cotangent_sharding(y)
             usual = place == jax.typeof(y).sharding
             g = pull(lax.full_like(y, 1, sharding=None if usual else place))
