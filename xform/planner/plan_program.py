@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from xform.errors import BudgetInfeasible, OtherProgram
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
@@ -26,6 +27,9 @@ from xform.policies.regions import regions_of
 from xform.program.ir import Program
 from xform.program.source import frame
 from xform.terminal import progress_line
+
+# At most so many of the largest values are taken to be live at once beside the saved ones.
+_FEW = 16
 
 
 def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
@@ -61,11 +65,22 @@ def _default(problem: Problem) -> Candidate:
         slow_price=compiler.slow_price,
     )
     cut = problem.candidate(policy)
-    if not cut.schedule.recomputed:
-        return cut
     everything = problem.candidate(save_everything)
+    if not _may_raise_the_peak(cut.schedule, residual_bytes(everything.schedule)):
+        return cut
     lowest = (1 - compiler.margin) * problem.peak(cut.schedule)
     return everything if problem.peak(everything.schedule) < lowest else cut
+
+
+def _may_raise_the_peak(cut: Schedule, everything: int) -> bool:
+    """Whether a minimum cut may have a higher peak than saving everything, of so many bytes.
+
+    Recomputed values are live for a few operations. So where a cut saves more than a few of the
+    largest values, as in a deep network, it lowers the peak, and nothing has to be simulated.
+    """
+    values = (v.aval for eqn in cut.joint.forward for v in eqn.outvars)
+    live = _FEW * max(map(aval_bytes, values), default=0)
+    return bool(cut.recomputed) and everything <= residual_bytes(cut) + live
 
 
 def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
