@@ -10,7 +10,7 @@ from scipy.sparse import csgraph
 
 from xform.sparse import greedy, symmetric
 from xform.sparse.coloring import ORDERS, color_hessian, color_jacobian
-from xform.sparse.forest import solved
+from xform.sparse.forest import solve_forest
 from xform.sparse.pattern import pattern_of
 
 RANDOM = range(12)
@@ -53,7 +53,7 @@ def recovered(matrix: np.ndarray, pattern, coloring) -> np.ndarray:
     values = products[coloring.places] if products.size else products
     if coloring.trees is not None:
         with jax.enable_x64(True):
-            values = solved(coloring.trees, products, coloring.places)
+            values = solve_forest(coloring.trees, products, coloring.places)
     out = np.zeros(matrix.shape)
     out[pattern.rows, pattern.cols] = values
     return out

@@ -32,7 +32,7 @@ Adjoints = dict[int, Array]
 Flows = dict[int, Array]
 
 
-def pushed(values: Sequence[GraphValue], operations: Sequence[GraphOperation],
+def push_adjoints(values: Sequence[GraphValue], operations: Sequence[GraphOperation],
            edges: Sequence[Edge], output: int
            ) -> tuple[Adjoints, Flows, list[AdjointUpdate]]:  # fmt: skip
     """Sum adjoints in the pushed order, operation by operation.
@@ -66,16 +66,16 @@ def pushed(values: Sequence[GraphValue], operations: Sequence[GraphOperation],
     return adjoints, flows, updates
 
 
-def pulled(values: Sequence[GraphValue], operations: Sequence[GraphOperation],
+def pull_adjoints(values: Sequence[GraphValue], operations: Sequence[GraphOperation],
            edges: Sequence[Edge], output: int) -> tuple[Adjoints, list[AdjointUpdate]]:  # fmt: skip
     """Sum adjoints in the pulled order, value by value.
 
     If the local derivative of an edge is a single number, the contribution is that number times the
     adjoint of the operation's result. Otherwise the operation's pullback computes it. The arguments
-    are those of `pushed`.
+    are those of `push_adjoints`.
 
     Returns:
-      The adjoints and the updates. The contributions are those of `pushed`.
+      The adjoints and the updates. The contributions are those of `push_adjoints`.
 
     Cost: one product of numbers or one pullback for each edge. So the pullback of an operation with
     several array inputs runs several times.

@@ -12,7 +12,7 @@ import jax
 from jax.tree_util import keystr
 
 from xform._jax import Tracer
-from xform.adjoints.accumulate import pulled, pushed
+from xform.adjoints.accumulate import pull_adjoints, push_adjoints
 from xform.adjoints.page import write
 from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue, measure
 from xform.adjoints.printed import dot, text
@@ -222,19 +222,19 @@ def graph(
     names = argument_names(f, len(args))
     active_args = range(len(args)) if argnums is None else positions(argnums, len(args), "graph")
     record = Recorder(expand)
-    inputs = [record.given(x, "", "constant") for x in flat[: fun.n_consts]]
+    inputs = [record.add_leaf(x, "", "constant") for x in flat[: fun.n_consts]]
     for (path, _), x in zip(gather(paths, is_traced), flat[fun.n_consts :], strict=True):
         active = path[0].idx in active_args and differentiable(jax.typeof(x))
         label = names[path[0].idx] + keystr(path[1:])
-        inputs.append(record.given(x, label, "active" if active else "constant"))
+        inputs.append(record.add_leaf(x, label, "active" if active else "constant"))
     output = record.run(fun.program, inputs)[0]
     check_output("graph", record.values[output].array, holomorphic=False)
     return _adjoints(function_name(f), record, output)
 
 
 def _adjoints(name: str, record: Recorder, output: int) -> ComputationalGraph:
-    adjoints, flows, pushes = pushed(record.values, record.operations, record.edges, output)
-    _, pulls = pulled(record.values, record.operations, record.edges, output)
+    adjoints, flows, pushes = push_adjoints(record.values, record.operations, record.edges, output)
+    _, pulls = pull_adjoints(record.values, record.operations, record.edges, output)
     values = [dataclasses.replace(v, adjoint=adjoints.get(v.id)) for v in record.values]
     edges = [dataclasses.replace(e, flow=flows.get(e.id)) for e in record.edges]
     operations = tuple(record.operations)

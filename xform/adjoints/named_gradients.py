@@ -13,7 +13,7 @@ from jax import lax
 
 from xform._jax import staging, zeros
 from xform.adjoints.perturb import ProgramEdit, run
-from xform.adjoints.sites import Site, listed, sites
+from xform.adjoints.sites import Site, list_uses, sites
 from xform.errors import NotDifferentiable, WrongArgument
 from xform.interpret.activity import path
 from xform.introspection.callables import check_callable, function_name
@@ -184,7 +184,7 @@ def _answer(request: _Request, targets: Sequence[Site], via: str | int | None, s
             if not 0 <= via < len(s.uses):
                 raise WrongArgument(
                     f"{request.caller} at {s.name!r} with via={via}",
-                    f"the value has {len(s.uses)} uses: {listed(s.uses)}",
+                    f"the value has {len(s.uses)} uses: {list_uses(s.uses)}",
                     s.where,
                     "pass the number of one of these uses, counted from 0",
                 )
@@ -279,7 +279,7 @@ def _check_paths(request: _Request, fun: Function, targets: Sequence[Site], to: 
             raise NotDifferentiable(
                 request.caller,
                 f"no path of derivatives leads from the value named {site.name!r} to {to}; the "
-                f"value is read by: {listed(site.uses)}",
+                f"value is read by: {list_uses(site.uses)}",
                 site.where,
                 f'use the value that name returns, h = xform.adjoints.name(h, "{site.name}"), and '
                 "look for stop_gradient and integer values between",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from xform.adjoints.printed import headline, local_derivatives, partial_said, said
+from xform.adjoints.printed import format_measure, format_partial, headline, local_derivatives
 from xform.memory.page import assemble_page, web_file
 from xform.storage.files import atomic_write
 from xform.terminal.text import shorten_place
@@ -29,18 +29,19 @@ def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
     scripts = [web_file("dom.js"), *(own(f"{name}.js") for name in _SCRIPTS)]
     style = web_file("page.css") + own("graph.css")
     title = f"Graph of {graph['function']}"
-    page = assemble_page(title, own("graph.html"), style, scripts, _packed(graph))
+    page = assemble_page(title, own("graph.html"), style, scripts, _page_data(graph))
     with atomic_write(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
 
-def _packed(graph: dict[str, Any]) -> dict[str, Any]:
+def _page_data(graph: dict[str, Any]) -> dict[str, Any]:
     """Return the data of the page: the graph with its numbers formatted as text."""
     partials = local_derivatives(graph)
     groups, members = _groups(graph["operations"])
     copied = ("id", "name", "label", "type", "activity", "operation")
     values = [
-        {k: v[k] for k in copied} | {"said": said(v), "adjoint": said(v["adjoint"])}
+        {k: v[k] for k in copied}
+        | {"said": format_measure(v), "adjoint": format_measure(v["adjoint"])}
         for v in graph["values"]
     ]
     operations = [
@@ -57,14 +58,16 @@ def _packed(graph: dict[str, Any]) -> dict[str, Any]:
             "id": e["id"],
             "source": e["source"],
             "target": e["target"],
-            "partial": partial_said(e["partial"]),
-            "short": said(e["partial"]),
-            "flow": said(e["flow"]),
+            "partial": format_partial(e["partial"]),
+            "short": format_measure(e["partial"]),
+            "flow": format_measure(e["flow"]),
             "number": "value" in (e["partial"] or {}),
         }
         for e in graph["edges"]
     ]
-    steps = {k: [[s["edge"], said(s["total"])] for s in graph[k]] for k in ("pushed", "pulled")}
+    steps = {
+        k: [[s["edge"], format_measure(s["total"])] for s in graph[k]] for k in ("pushed", "pulled")
+    }
     return {
         "function": graph["function"],
         "about": headline(graph),

@@ -29,7 +29,7 @@ Values = dict[int, Value]
 
 
 @jax.custom_jvp
-def perturbed(x: Value, by: Value) -> Value:
+def add_perturbation(x: Value, by: Value) -> Value:
     """Return `x`, with derivative one with respect to both `x` and `by`.
 
     This differentiates like `x + by`, for a perturbation `by` that is zero.
@@ -37,7 +37,7 @@ def perturbed(x: Value, by: Value) -> Value:
     return x
 
 
-@perturbed.defjvp
+@add_perturbation.defjvp
 def _(primals: tuple[Value, Value], tangents: tuple[Value, Value]) -> tuple[Value, Value]:
     return primals[0], tangents[0] + tangents[1]
 
@@ -110,7 +110,7 @@ def _read(prog: Program, env: dict[Var, Value], atoms: Sequence[Any], edits: Seq
     for m in edits:
         if m.action == "read":
             v = prog.equations[m.producer].outvars[0]
-            values = [perturbed(x, by[m.key]) if a is v else x
+            values = [add_perturbation(x, by[m.key]) if a is v else x
                       for a, x in zip(atoms, values, strict=True)]  # fmt: skip
     return values
 
@@ -124,7 +124,7 @@ def _apply_edits(y: Value, edits: Sequence[ProgramEdit], by: Values, cut_values:
         y = lax.stop_gradient(y)
     for m in edits:
         if m.action == "perturb":
-            y = perturbed(y, by[m.key])
+            y = add_perturbation(y, by[m.key])
     return y
 
 
@@ -222,7 +222,7 @@ def _custom(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit], by
     stopped = [lax.stop_gradient(x) for x in xs]
     inner, _ = run(bodies(eqn)[0], stopped, _inside(edits, 0), by, names)
     pairs = zip(bind(eqn, xs), inner, strict=True)
-    return [perturbed(y, z) if differentiable(jax.typeof(y)) else y for y, z in pairs], {}
+    return [add_perturbation(y, z) if differentiable(jax.typeof(y)) else y for y, z in pairs], {}
 
 
 _REBUILD: dict[str, Callable[..., Evaluated]] = {

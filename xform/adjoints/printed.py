@@ -12,7 +12,7 @@ from xform.terminal.text import columns, shorten_place
 _PENS = {"active": "darkgreen", "stopped": "darkorange", "constant": "gray50"}
 
 
-def said(measured: dict[str, Any] | None) -> str:
+def format_measure(measured: dict[str, Any] | None) -> str:
     """Format a number in six digits, or an array by its norm; empty for None.
 
     For a local derivative, `~` marks an estimated norm, and complex values give "complex".
@@ -27,11 +27,11 @@ def said(measured: dict[str, Any] | None) -> str:
     return f"norm {'~' * (not measured.get('exact', True))}{_digits(size, 4)}"
 
 
-def partial_said(partial: dict[str, Any] | None) -> str:
+def format_partial(partial: dict[str, Any] | None) -> str:
     """Format a local derivative: a number, or the shape and norm of a block of the Jacobian."""
     if partial is None or "value" in partial:
-        return said(partial)
-    return f"[{','.join(map(str, partial['shape']))}] {said(partial)}"
+        return format_measure(partial)
+    return f"[{','.join(map(str, partial['shape']))}] {format_measure(partial)}"
 
 
 def _digits(x: Any, n: int) -> str:
@@ -47,7 +47,7 @@ def headline(graph: dict[str, Any]) -> str:
               and not graph["operations"][v["operation"]]["inputs"]]  # fmt: skip
     active = sum(v["activity"] == "active" for v in leaves)
     n = sum(bool(op["inputs"]) for op in graph["operations"])
-    out = said(graph["values"][graph["output"]])
+    out = format_measure(graph["values"][graph["output"]])
     inputs = f"{active} active input{'s' * (active != 1)}"
     return f"{n} operation{'s' * (n != 1)}, {inputs}, output {out}"
 
@@ -94,8 +94,9 @@ def _row(graph: dict[str, Any], v: dict[str, Any], op: dict[str, Any],
         applied += f" ({op['closed']} equations inside)"
     line = shorten_place(op["where"]) if op["where"] else ""
     indent = "  " * bool(op["scope"])
-    return [f"{indent}{v['name']}:{v['type']}", v["label"], applied, said(v),
-            said(v["adjoint"]), partials.get(op["id"], ""), v["activity"], line]  # fmt: skip
+    return [f"{indent}{v['name']}:{v['type']}", v["label"], applied, format_measure(v),
+            format_measure(v["adjoint"]), partials.get(op["id"], ""), v["activity"],
+            line]  # fmt: skip
 
 
 def local_derivatives(graph: dict[str, Any]) -> dict[int, str]:
@@ -104,7 +105,9 @@ def local_derivatives(graph: dict[str, Any]) -> dict[int, str]:
     for edge in graph["edges"]:
         if edge["partial"] is not None:
             name = graph["values"][edge["source"]]["name"]
-            texts.setdefault(edge["target"], []).append(f"∂{name} {partial_said(edge['partial'])}")
+            texts.setdefault(edge["target"], []).append(
+                f"∂{name} {format_partial(edge['partial'])}"
+            )
     return {op: ", ".join(parts) for op, parts in texts.items()}
 
 
@@ -118,9 +121,9 @@ def dot(graph: dict[str, Any]) -> str:
         if source["operation"] < 0:
             continue
         passes = edge["partial"] is not None
-        label = partial_said(edge["partial"])
+        label = format_partial(edge["partial"])
         if edge["flow"] is not None:
-            label += f"\nflow {said(edge['flow'])}"
+            label += f"\nflow {format_measure(edge['flow'])}"
         style = "" if passes else ", style=dashed"
         pen = f"color={_PENS[source['activity']]}{style}"
         ends = f"o{source['operation']} -> o{edge['target']}"
@@ -139,7 +142,9 @@ def _clusters(operations: Sequence[dict[str, Any]], values: Sequence[dict[str, A
         names = ", ".join(f"{v['name']} {v['label']}".rstrip() for v in outs)
         inputs = " ".join(values[i]["name"] for i in op["inputs"])
         label = f"{names} = {op['text']} {inputs}\n" + "\n".join(
-            f"{said(v)}" + (f"; adjoint {said(v['adjoint'])}" if v["adjoint"] else "") for v in outs
+            f"{format_measure(v)}"
+            + (f"; adjoint {format_measure(v['adjoint'])}" if v["adjoint"] else "")
+            for v in outs
         )
         activity = next((v["activity"] for v in outs), "constant")
         yield f"{indent}o{op['id']} [label={_quoted(label)}, color={_PENS[activity]}];"

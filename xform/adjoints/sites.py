@@ -62,17 +62,17 @@ class Site:
     uses: tuple[Use, ...]
 
 
-def named(prog: Program) -> frozenset[str]:
+def names_in(prog: Program) -> frozenset[str]:
     """Return all names in a program, including its nested programs."""
     if "named" not in prog.cache:
         own = {e.params["name"] for e in prog.equations if e.primitive is name_p}
-        inner = (named(program(j)) for e in prog.equations for j in jaxprs_of(e))
+        inner = (names_in(program(j)) for e in prog.equations for j in jaxprs_of(e))
         prog.cache["named"] = frozenset(own.union(*inner))
     return prog.cache["named"]
 
 
 def _holds(eqn: JaxprEqn, names: frozenset[str]) -> bool:
-    return any(not names.isdisjoint(named(program(j))) for j in jaxprs_of(eqn))
+    return any(not names.isdisjoint(names_in(program(j))) for j in jaxprs_of(eqn))
 
 
 def level(prog: Program, names: frozenset[str]) -> Program:
@@ -127,7 +127,7 @@ def sites(prog: Program, name: str, names: frozenset[str], asked: str) -> list[S
     """
     result = list(_sites(prog, name, names, asked, (), ()))
     if not result:
-        existing = sorted(named(prog))
+        existing = sorted(names_in(prog))
         similar = difflib.get_close_matches(name, existing, 3, 0.4) or existing[:5]
         raise WrongArgument(
             asked,
@@ -189,6 +189,6 @@ def _unreachable(asked: str, name: str, eqn: JaxprEqn) -> NotDifferentiable:
     )
 
 
-def listed(uses: Sequence[Use]) -> str:
+def list_uses(uses: Sequence[Use]) -> str:
     """Format the uses of a value as a numbered list."""
     return "; ".join(f"{i}: {use.label}" for i, use in enumerate(uses)) or "nothing reads it"

@@ -42,7 +42,7 @@ class Recorder:
         self._expand = expand
         self._names = VariableNames()
 
-    def given(self, array: Array, label: str, activity: Activity) -> int:
+    def add_leaf(self, array: Array, label: str, activity: Activity) -> int:
         """Record an argument (with its label) or a constant (with an empty label); return its id.
 
         A constant is a value that the function closes over.
@@ -54,7 +54,7 @@ class Recorder:
     def run(self, prog: Program, inputs: Sequence[int], scope: Scope = ()) -> list[int]:
         """Evaluate a program on recorded values, record its operations, and return output ids."""
         env: dict[Var, int] = dict(zip(prog.inputs, inputs, strict=True))
-        env |= {v: self.given(x, "", "constant") for v, x in prog.consts}
+        env |= {v: self.add_leaf(x, "", "constant") for v, x in prog.consts}
         for eqn in prog.equations:
             ids = [self._atom(v, env) for v in eqn.invars]
             stack = str(eqn.source_info.name_stack)

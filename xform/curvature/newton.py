@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform.curvature.matrices import Distribution, Matrix, Product, fisher, matrix
-from xform.curvature.vectors import dot, norm, plus, real_vector, scaled, unwrapped
+from xform.curvature.vectors import dot, norm, plus, real_vector, scale, unwrap
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
 from xform.program.arithmetic import Value
@@ -245,12 +245,12 @@ def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[
         return step
 
     result = run_within(policy, run, [*leaves, *scalars])
-    return dataclasses.replace(result, step=unwrapped(result.step))
+    return dataclasses.replace(result, step=unwrap(result.step))
 
 
 def _solve_with(solver: Solver, product: Product, gradient: Tree) -> SecondOrderStep:
     """Solve `product(p) = -gradient` by the user's solver; one more product gives the residual."""
-    p = solver(product, scaled(gradient, -1))
+    p = solver(product, scale(gradient, -1))
     image = product(p)
     decrease = -dot(gradient, p) - dot(p, image) / 2
     residual = _relative(norm(plus(image, gradient)), norm(gradient))
@@ -276,7 +276,7 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
     gradient_norm = norm(gradient)
     relative = jnp.minimum(0.5, jnp.sqrt(gradient_norm)) if tolerance is None else tolerance
     threshold = relative * gradient_norm
-    zero = scaled(gradient, 0)
+    zero = scale(gradient, 0)
     running, converged, negative, boundary = -1, 1, 2, 3
 
     def unfinished(state: Any) -> Value:
@@ -304,12 +304,12 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
         new_r = plus(r, image, alpha)
         inside_code = jnp.where(norm(new_r) <= threshold, converged, running)
         code = jnp.where(positive, jnp.where(outside, boundary, inside_code), negative)
-        new_d = plus(scaled(new_r, -1), d, dot(new_r, new_r) / square)
+        new_d = plus(scale(new_r, -1), d, dot(new_r, new_r) / square)
         return plus(p, d, alpha), new_r, new_d, decrease, i + 1, code
 
     start = jnp.where(gradient_norm <= 0, converged, running)
     zero_decrease = jnp.zeros_like(gradient_norm)
-    state = (zero, gradient, scaled(gradient, -1), zero_decrease, jnp.int32(0), start)
+    state = (zero, gradient, scale(gradient, -1), zero_decrease, jnp.int32(0), start)
     p, r, _, decrease, i, code = lax.while_loop(unfinished, step, state)
     code = jnp.where(code == running, 0, code)
     return SecondOrderStep(p, decrease, _relative(norm(r), gradient_norm), i, code)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 
 from xform.curvature.matrices import Distribution, GaussNewton, Matrix, fisher
-from xform.curvature.vectors import real_vector, unwrapped
+from xform.curvature.vectors import real_vector, unwrap
 from xform.introspection.callables import check_callable
 from xform.transforms.function import Tree, as_tuple
 from xform.transforms.within import run_within
@@ -121,4 +121,4 @@ def _product(caller: str, matrix: Matrix, primals: Any, tangents: Any, policy: A
 
         return product
 
-    return unwrapped(run_within(policy, run, leaves))
+    return unwrap(run_within(policy, run, leaves))

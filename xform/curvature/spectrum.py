@@ -21,7 +21,7 @@ from xform.curvature.vectors import (
     rademacher,
     random_key,
     real_vector,
-    scaled,
+    scale,
     size,
 )
 from xform.errors import WrongArgument
@@ -216,7 +216,7 @@ def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
     """
     dtype = accumulator(start)
     basis = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), start)
-    q = scaled(start, 1 / norm(start))
+    q = scale(start, 1 / norm(start))
     tiny = 10 * float(jnp.finfo(dtype).eps)
 
     def step(carry: Any, i: Value) -> Any:
@@ -229,7 +229,7 @@ def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
         largest = jnp.maximum(largest, jnp.maximum(jnp.abs(alpha), beta))
         has_next = beta > tiny * largest * steps
         beta = jnp.where(has_next, beta, 0)
-        q = scaled(w, jnp.where(has_next, 1 / jnp.where(has_next, beta, 1), 0))
+        q = scale(w, jnp.where(has_next, 1 / jnp.where(has_next, beta, 1), 0))
         return (basis, q, largest), (alpha, beta)
 
     carry = basis, q, jnp.zeros((), dtype)

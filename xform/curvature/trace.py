@@ -18,8 +18,8 @@ from xform.curvature.vectors import (
     rademacher,
     random_key,
     real_vector,
-    scaled,
-    unwrapped,
+    scale,
+    unwrap,
     wide,
 )
 from xform.errors import WrongArgument
@@ -111,7 +111,7 @@ def hutchinson(
 def _estimate(curvature: Matrix, primals: tuple[Tree, ...], policy: Any, key: Value, samples: int
               ) -> TraceAndDiagonal:  # fmt: skip
     product = curvature.at(primals, policy)
-    zero = wide(scaled(primals, 0))
+    zero = wide(scale(primals, 0))
 
     def step(carry: Any, x: Any) -> Any:
         """Update the mean and the sum of squared deviations, by Welford's recurrence."""
@@ -130,6 +130,6 @@ def _estimate(curvature: Matrix, primals: tuple[Tree, ...], policy: Any, key: Va
     return TraceAndDiagonal(
         jnp.mean(traces),
         jnp.std(traces, ddof=1) / math.sqrt(samples),
-        unwrapped(mean),
-        unwrapped(jax.tree.map(error, square)),
+        unwrap(mean),
+        unwrap(jax.tree.map(error, square)),
     )

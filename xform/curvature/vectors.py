@@ -68,7 +68,7 @@ def norm(a: Tree) -> Value:
     return jnp.sqrt(dot(a, a))
 
 
-def scaled(a: Tree, by: Value) -> Tree:
+def scale(a: Tree, by: Value) -> Tree:
     """Return `by * a`, in the dtypes of `a`."""
     return jax.tree.map(lambda x: x * jnp.asarray(by).astype(x.dtype), a)
 
@@ -97,6 +97,6 @@ def rademacher(key: Value, like: Tree) -> Tree:
     )
 
 
-def unwrapped(trees: tuple[Tree, ...]) -> Tree:
+def unwrap(trees: tuple[Tree, ...]) -> Tree:
     """Return the tree itself if the tuple has only one, else the tuple."""
     return trees[0] if len(trees) == 1 else trees

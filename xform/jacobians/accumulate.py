@@ -48,8 +48,8 @@ def accumulate(cut_program: CutProgram, order: Order, args: Sequence[Value],
     return [read(env, v) for v in cut_program.program.outputs], jacobian
 
 
-def swept(mode: str, linear: Linear, outs: Sequence[Any], ins: Sequence[Any], chunk: int | None
-          ) -> Leaves:  # fmt: skip
+def jacobian_by_sweep(mode: str, linear: Linear, outs: Sequence[Any], ins: Sequence[Any],
+                      chunk: int | None) -> Leaves:  # fmt: skip
     """The Jacobian of a linear map between values of these types, by forward or reverse mode."""
     if not outs or not ins:
         return _empty(outs)

@@ -104,7 +104,7 @@ class Explanation:
         ])  # fmt: skip
 
 
-def explained(function: str, choice: Choice) -> Explanation:
+def explain_choice(function: str, choice: Choice) -> Explanation:
     """The explanation of a choice. Its links must have been counted."""
     cut_program, links = choice.cut_program, choice.links
     full = cut_program.segment(0, len(cut_program) - 1)

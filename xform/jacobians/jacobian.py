@@ -12,10 +12,10 @@ import numpy as np
 from xform._jax import staging
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
-from xform.jacobians.accumulate import Leaves, swept
+from xform.jacobians.accumulate import Leaves, jacobian_by_sweep
 from xform.jacobians.choice import choose
-from xform.jacobians.explain import Explanation, explained
-from xform.jacobians.scalars import eliminated
+from xform.jacobians.explain import Explanation, explain_choice
+from xform.jacobians.scalars import jacobian_by_elimination
 from xform.jacobians.units import vary
 from xform.passes.inline import Inline
 from xform.policies import check
@@ -99,12 +99,12 @@ class JacobianTransform:
         def jacobian_of(*args: Any, **kwargs: Any) -> Any:
             at = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, allow_int)
             budget = isinstance(policy, Budget | Fit)
-            traced = at.traced(has_aux) if mode == "auto" or budget else None
+            traced = at.trace(has_aux) if mode == "auto" or budget else None
             if elimination is not None:
-                y, aux, jacobian = at.eliminated(traced)
+                y, aux, jacobian = at.by_elimination(traced)
             elif traced is None:
                 way = "reverse" if mode == "auto" else mode
-                y, aux, jacobian = at.swept(way, has_aux, chunk, policy)
+                y, aux, jacobian = at.by_sweep(way, has_aux, chunk, policy)
             else:
                 fun, inputs = traced
                 at.check_output(fun.signature.out_avals)
@@ -114,7 +114,7 @@ class JacobianTransform:
                     run = jax.jit(run) if budget and not staging() else run
                     ys, jacobian = run(inputs)
                 y, aux = fun.outputs(ys)
-            out = at.assembled(y, jacobian)
+            out = at.assemble(y, jacobian)
             return (out, aux) if has_aux else out
 
         return jacobian_of
@@ -171,7 +171,7 @@ class JacobianTransform:
             fun, _ = trace_function(function_call(at.f, at.primals, "jacobian.explain", has_aux))
             at.check_output(fun.signature.out_avals)
             choice = choose(fun, mode, holomorphic, chunk, policy, count=True)
-            found.append(explained(at.f.__name__, choice))
+            found.append(explain_choice(at.f.__name__, choice))
 
         jax.eval_shape(explain, *args, **kwargs)
         return found[0]
@@ -233,7 +233,7 @@ class _FunctionAtPoint:
         """Raise an error for outputs of types that have no Jacobian."""
         check_output_types("jacobian", avals, self.holomorphic)
 
-    def traced(self, has_aux: bool) -> Any:
+    def trace(self, has_aux: bool) -> Any:
         """The traced function and its flat inputs; None if tracing it fails outside `jit`."""
         at = function_call(self.f, self.primals, "jacobian", has_aux)
         try:
@@ -243,7 +243,7 @@ class _FunctionAtPoint:
                 raise
             return None  # run eagerly, it works, or raises an error of its own
 
-    def eliminated(self, traced: Any) -> Any:
+    def by_elimination(self, traced: Any) -> Any:
         """Output, auxiliary output and Jacobian, by vertex elimination."""
         if traced is None:
             raise WrongArgument(
@@ -256,10 +256,10 @@ class _FunctionAtPoint:
         self.check_output(fun.signature.out_avals)
         prog = Inline().program(fun.program)
         ends = fun.active(), fun.differentiable()
-        ys, jacobian, _ = eliminated(prog, *ends, inputs, self.holomorphic)
+        ys, jacobian, _ = jacobian_by_elimination(prog, *ends, inputs, self.holomorphic)
         return *fun.outputs(ys), jacobian
 
-    def swept(self, mode: str, has_aux: bool, chunk: int | None, policy: Any) -> Any:
+    def by_sweep(self, mode: str, has_aux: bool, chunk: int | None, policy: Any) -> Any:
         """Output, auxiliary output and Jacobian, by forward or reverse mode."""
         leaves, tree = jax.tree.flatten(self.primals)
         if mode == "forward":
@@ -273,9 +273,9 @@ class _FunctionAtPoint:
         self.check_output(outs)
         ins = list(filter(differentiable, ins))
         linear = lambda xs: [x for x in jax.tree.leaves(image(xs)) if differentiable(jax.typeof(x))]
-        return y, aux[0] if aux else (), swept(mode, linear, outs, ins, chunk)
+        return y, aux[0] if aux else (), jacobian_by_sweep(mode, linear, outs, ins, chunk)
 
-    def assembled(self, y: Tree, jacobian: Leaves) -> Tree:
+    def assemble(self, y: Tree, jacobian: Leaves) -> Tree:
         """The Jacobian in the trees of output and input, with float0 blocks for integer inputs."""
         leaves, tree = jax.tree.flatten(self.inputs)
         ys, out = jax.tree.flatten(y)

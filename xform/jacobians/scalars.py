@@ -28,10 +28,11 @@ from xform.registry.words import Bilinear, Linear, Pointwise
 MOST = 50_000
 
 
-def eliminated(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
-               ) -> tuple[list[Value], Leaves, Elimination]:  # fmt: skip
+def jacobian_by_elimination(
+    prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
+) -> tuple[list[Value], Leaves, Elimination]:
     """The outputs of a program, its Jacobian by the cheapest of three orders, and this order."""
-    env, build = _built(prog, active, wanted, args, holomorphic)
+    env, build = _build_graph(prog, active, wanted, args, holomorphic)
     ins, outs = _ends(prog, active, wanted)
     order = fewest(build.graph(ins, outs))
     avals = [v.aval for v in outs], [v.aval for v in ins]
@@ -44,7 +45,7 @@ def graph_of(f: Callable[..., Any], *args: Value) -> ScalarGraph:
     """The graph of scalar derivatives of a function that returns one array, in all arguments."""
     prog = Inline().program(trace(lambda *xs: [f(*xs)], *args))
     ends = (True,) * len(args), (True,)
-    return _built(prog, *ends, args, False)[1].graph(*_ends(prog, *ends))
+    return _build_graph(prog, *ends, args, False)[1].graph(*_ends(prog, *ends))
 
 
 def _ends(prog: Program, active: Mask, wanted: Mask) -> tuple[list[Any], list[Any]]:
@@ -52,7 +53,7 @@ def _ends(prog: Program, active: Mask, wanted: Mask) -> tuple[list[Any], list[An
     return gather(prog.inputs, active), gather(prog.outputs, wanted)
 
 
-def _built(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
+def _build_graph(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
            ) -> tuple[dict[Var, Value], _ScalarGraphBuilder]:  # fmt: skip
     """Run a program; returns the values of its variables, and a builder with its scalar graph."""
     env = environment(prog, args)

@@ -18,7 +18,7 @@ from xform.introspection.callables import definition_site, function_name
 from xform.program.ir import gather
 from xform.sparse.coloring import Coloring, color_hessian, color_jacobian
 from xform.sparse.detection import dense, derivative_matrix
-from xform.sparse.forest import solved
+from xform.sparse.forest import solve_forest
 from xform.sparse.pattern import Pattern, pattern_of
 from xform.storage.bounded_cache import BoundedCache
 from xform.transforms.forward import jvp
@@ -104,7 +104,7 @@ class SparseMatrixFunction:
         return prepared, run, call
 
     def _prepare(self, call: SplitArguments) -> PatternAndColoring:
-        asked, (args, kwargs) = self._asked, call.rebuilt(call.traced)
+        asked, (args, kwargs) = self._asked, call.rebuild(call.traced)
         where = positions(self._argnums, len(args), f"sparse.{self._of}")
         for x in jax.tree.leaves([args[i] for i in where]):
             _check_real(getattr(x, "dtype", jnp.result_type(x)), asked, "an input")
@@ -170,7 +170,7 @@ class SparseMatrixFunction:
 
     def _flat_function(self, call: SplitArguments, traced: list[Any]):
         """The function as one of a flat vector to a flat vector, the vector, and its pytree."""
-        args, kwargs = call.rebuilt(traced)
+        args, kwargs = call.rebuild(traced)
         where = positions(self._argnums, len(args), self._asked)
         f, primals = partial(self._f, where, args, kwargs)
         if self._of == "hessian":
@@ -191,7 +191,7 @@ class SparseMatrixFunction:
             products.append(self._products(lambda v: pull(v)[0], rows))
         flat = jnp.concatenate([jnp.ravel(p) for p in products])
         if coloring.trees is not None:
-            return solved(coloring.trees, flat, places)
+            return solve_forest(coloring.trees, flat, places)
         return flat.at[places].get(mode="promise_in_bounds") if flat.size else flat
 
     def _products(self, of: Callable[[Any], Any], seeds: Any) -> Any:
@@ -223,7 +223,7 @@ class SplitArguments:
         static = gather(leaves, tuple(not on for on in is_traced))
         return SplitArguments(tree, is_traced, gather(leaves, is_traced), static)
 
-    def rebuilt(self, traced: list[Any]) -> Any:
+    def rebuild(self, traced: list[Any]) -> Any:
         """Positional and keyword arguments, with the traced leaves replaced."""
         dynamic, static = iter(traced), iter(self.static)
         leaves = [next(dynamic if on else static) for on in self.is_traced]

@@ -87,11 +87,11 @@ def sparsity(
             "pass of='jacobian' or of='hessian'",
         )
     if at is not None:
-        args = _placed(args, argnums, at)
+        args = _with_point(args, argnums, at)
     return derivative_matrix(f, args, argnums, of, "sparsity").pattern(at is not None)
 
 
-def _placed(args: tuple[Any, ...], argnums: int | Sequence[int], at: Any) -> tuple[Any, ...]:
+def _with_point(args: tuple[Any, ...], argnums: int | Sequence[int], at: Any) -> tuple[Any, ...]:
     """The arguments of `f`, with those at `argnums` replaced by the point `at`."""
     if isinstance(argnums, int | np.integer):
         at, argnums = (at,), (int(argnums),)

@@ -87,7 +87,7 @@ def _rooted(here: np.ndarray, there: np.ndarray, n: int) -> tuple[np.ndarray, np
     return np.where(parents[:n] == n, -1, parents[:n]), depths[:n]
 
 
-def solved(trees: Forest, products: Any, places: np.ndarray) -> Any:
+def solve_forest(trees: Forest, products: Any, places: np.ndarray) -> Any:
     """Compute the nonzeros of the pattern from the flattened products.
 
     `places` holds the index of each diagonal element in the products.
