@@ -29,7 +29,7 @@ def states(loss: Callable[..., Any], args: Any) -> int:
 
 def taken(made: xform.Plan) -> str:
     """The shape that a plan gives the loop, and how many states it stores, if not all."""
-    stored = [str(choice["snapshots"]) for choice in made.record.choices if choice["snapshots"]]
+    stored = [str(choice["snapshots"]) for choice in made.record.decisions if choice["snapshots"]]
     shapes = map(str, made.shapes().values())
     return ", ".join([*shapes, *(f"{n} states stored" for n in stored)])
 
