@@ -14,7 +14,7 @@ import pytest
 from xform import commands, everywhere
 from xform._jax import jax_primitives
 from xform.commands.record import largest_difference
-from xform.program.ir import forget
+from xform.program.ir import clear_program_cache
 from xform.registry import table
 
 PROGRAM = """
@@ -88,7 +88,7 @@ def test_a_plan_that_fails_fails_no_program(run: Run) -> None:
 
 def test_what_is_left_to_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(table.RULES, jax_primitives.sin_p)
-    forget()  # derivatives of sin from other tests
+    clear_program_cache()  # derivatives of sin from other tests
     code, out, err = run("""
         import jax, jax.numpy as jnp
         g = jax.grad(lambda x: 2 * jnp.sin(x))

@@ -15,7 +15,7 @@ import jax
 from experiments.fuzz.worker import Result
 from experiments.report import write_table
 from tests.fuzz.cases import Case, load, save
-from xform.registry.table import every_rule
+from xform.registry.table import rules_by_name
 
 HERE = Path(__file__).parent
 FILE = HERE / f"totals-{'.'.join(jax.__version__.split('.')[:2])}.json"
@@ -120,7 +120,7 @@ class Totals:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows of the README's table."""
-        ruled = sum(name in every_rule() for name in self.names)
+        ruled = sum(name in rules_by_name() for name in self.names)
         by = lambda counter: ", ".join(f"{k}: {counter[k]:,}" for k in sorted(counter))
         return [
             ("programs compared", f"{self.programs:,}"),
@@ -130,7 +130,7 @@ class Totals:
             ("compositions by order", by(self.orders)),
             ("programs by depth of nesting", by(self.depths)),
             ("ways of running", by(self.ways)),
-            ("primitives with a rule, in programs", f"{ruled} of {len(every_rule())}"),
+            ("primitives with a rule, in programs", f"{ruled} of {len(rules_by_name())}"),
             ("largest error that agrees", f"{self.worst:.1e}"),
             ("ill-conditioned, apart within their own noise", f"{self.ill_conditioned:,}"),
             ("refused by JAX, not compared", f"{self.refused:,}"),

@@ -12,10 +12,10 @@ from tests.parameters import slow
 from xform.interpret.checkpoints import (
     _split,
     _stride,
-    back,
     in_lanes,
-    known,
-    places,
+    known_length_trail,
+    run_backward,
+    slot_of_each_step,
     steps_run,
     sweep,
 )
@@ -45,7 +45,7 @@ def trodden(length, n, called=None):
         return [x[0], wrong + 1 - right.astype(jnp.int32)], [jnp.int32(1)]
 
     ways = in_lanes(trail.lane_steps, step, pull)
-    cts, sums = back(trail, end[:1], (True,), *ways, [length, jnp.int32(0)], [jnp.int32(0)])
+    cts, sums = run_backward(trail, end[:1], (True,), *ways, [length, jnp.int32(0)], [jnp.int32(0)])
     return end, cts, sums
 
 
@@ -101,9 +101,9 @@ def retraced(length, n, called):
         return [cts[0] - 1], [sums[0] + ((x[0] == i) & (cts[0] == i + 1))]
 
     steps = jnp.arange(length, dtype=jnp.int32)
-    slots = jnp.zeros(n + 1, jnp.int32).at[places(length, n)].set(steps)
-    trail = known(length, n, [slots])
-    return back(trail, [], (False,), count, pull, [jnp.int32(length)], [jnp.int32(0)])
+    slots = jnp.zeros(n + 1, jnp.int32).at[slot_of_each_step(length, n)].set(steps)
+    trail = known_length_trail(length, n, [slots])
+    return run_backward(trail, [], (False,), count, pull, [jnp.int32(length)], [jnp.int32(0)])
 
 
 @pytest.mark.parametrize("n", slow([1, 2, 3, 5, 8, 40], 2, 5, 8))

@@ -46,7 +46,7 @@ def count(f, *args) -> int:
 def test_the_compiled_program_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     added = lambda: lines(xform.grad(unrolled), 8) - lines(xform.grad(unrolled), 4)
     shared = added()
-    monkeypatch.setattr("xform.interpret.walk.shared", lambda plan: {})
+    monkeypatch.setattr("xform.interpret.walk.shared_values", lambda plan: {})
     assert shared < 0.75 * added()
 
 

@@ -10,12 +10,12 @@ import pytest
 import xform
 from xform.errors import WrongArgument, WrongDtype
 from xform.introspection.callables import (
-    Derived,
+    TransformRecord,
     argument_names,
     check_callable,
     definition_site,
-    derived,
     takes_policy,
+    transform_record,
 )
 
 X = jnp.ones(3)
@@ -35,16 +35,18 @@ def several(x):
 
 def test_what_a_transform_made_is_known_by_itself_and_jitted() -> None:
     g = xform.grad(loss, (0, 1), policy=xform.policies.save_dots)
-    assert derived(g) == Derived("grad", (0, 1), xform.policies.save_dots)
-    assert derived(jax.jit(g)) == derived(g)
-    assert derived(xform.value_and_grad(loss)) == Derived("value_and_grad", 0, None)
+    assert transform_record(g) == TransformRecord("grad", (0, 1), xform.policies.save_dots)
+    assert transform_record(jax.jit(g)) == transform_record(g)
+    assert transform_record(xform.value_and_grad(loss)) == TransformRecord(
+        "value_and_grad", 0, None
+    )
 
     @functools.wraps(g)
     def step(*args):
         return g(*args)
 
     for f in (loss, step, jnp.sin, functools.partial(loss, X), 3):
-        assert derived(f) is None
+        assert transform_record(f) is None
 
 
 def test_arguments() -> None:

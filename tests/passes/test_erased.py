@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform.passes.erased import erased
+from xform.passes.erased import unchanged_operand
 from xform.program.ir import trace
 
 X, N = jnp.ones((3, 5)), jnp.ones((3, 5), jnp.int32)
@@ -41,7 +41,7 @@ OTHER = {
 
 def last(f, x):
     """Return the place of the operand that is the last equation's result."""
-    return erased(trace(lambda x: [f(x)], x).equations[-1])
+    return unchanged_operand(trace(lambda x: [f(x)], x).equations[-1])
 
 
 def compiled(f, x) -> str:
@@ -84,6 +84,6 @@ def test_the_least_of_all_numbers_is_none_to_a_maximum() -> None:
 def test_a_number_that_is_repeated_counts_where_its_equation_is_known() -> None:
     prog = trace(lambda x: [x + jnp.zeros_like(x)], X)
     by = {v: eqn for eqn in prog.equations for v in eqn.outvars}
-    assert erased(prog.equations[-1]) is None
-    assert erased(prog.equations[-1], by) == 0
+    assert unchanged_operand(prog.equations[-1]) is None
+    assert unchanged_operand(prog.equations[-1], by) == 0
     assert drops(lambda x: x + jnp.zeros_like(x), X)

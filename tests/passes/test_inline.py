@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xform.passes.inline import called_once, opened
+from xform.passes.inline import bodies_called_once, inline_bodies
 from xform.program.ir import trace
 
 
 def operations(f) -> list[str]:
     """Return the primitives of a program after its once-called functions were inlined."""
     prog = trace(f, jax.core.ShapedArray((3,), "float32"))
-    return [e.primitive.name for e in opened(prog, called_once(prog)).equations]
+    return [e.primitive.name for e in inline_bodies(prog, bodies_called_once(prog)).equations]
 
 
 def test_a_call_is_inlined_with_the_calls_inside_it() -> None:

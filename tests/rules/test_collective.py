@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import xform
 from tests.parameters import slow
 from tests.sharding import BATCH, agree, checked, inputs, mesh, placed, same, shard, total
-from xform.registry.table import every_rule
+from xform.registry.table import rules_by_name
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -113,8 +113,8 @@ def test_pbroadcast() -> None:
     def both(x: Any) -> Any:
         ct = jnp.cos(x)
         want = xform.vjp(chosen, x)[1](ct)[0]
-        mine = every_rule()["pbroadcast"].formulas[0](ct, x, axis_name="i", source=3)
-        other = every_rule()["pbroadcast_dynamic"].formulas[0](ct, x, np.int32(3), axis_name="i")
+        mine = rules_by_name()["pbroadcast"].formulas[0](ct, x, axis_name="i", source=3)
+        other = rules_by_name()["pbroadcast_dynamic"].formulas[0](ct, x, np.int32(3), axis_name="i")
         return jnp.concatenate([mine, other]), jnp.concatenate([want, want])
 
     same(*jax.jit(shard(both, True, P("i"), (P("i"), P("i"))))(inputs()[0]))
@@ -170,7 +170,7 @@ def test_ragged_all_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     how = np.array([
         [[0, 1], [2, 0]], [[1, 2], [3, 1]], [[1, 0], [2, 3]], [[1, 3], [2, 1]]
     ], np.int32)  # fmt: skip
-    (transpose,) = every_rule()["ragged_all_to_all"].formulas
+    (transpose,) = rules_by_name()["ragged_all_to_all"].formulas
     names = {"axis_name": "i", "axis_index_groups": None}
     lanes = lambda f: jax.vmap(f, axis_name="i")
     y = lanes(lambda *args: ragged(*args, **names))(x, into, *how)

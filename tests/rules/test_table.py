@@ -25,7 +25,7 @@ from xform.errors import MissingRule, UnsupportedParam, WrongRule
 from xform.interpret.cost import equation_flops
 from xform.planner.costs.recompute import fusible
 from xform.registry import table
-from xform.registry.table import every_rule
+from xform.registry.table import rules_by_name
 from xform.registry.traits import REDUCTION, UNKNOWN
 from xform.rules.unsupported import ONE_WAY, UNSUPPORTED
 from xform.testing import check_rule
@@ -36,7 +36,7 @@ ROOT = Path(xform.__file__).parent.parent
 
 # Kernels and calls that this machine cannot make; other primitives test the same rules.
 UNMADE = {
-    *(name for name, rule in every_rule().items() if rule.word == "opaque"),
+    *(name for name, rule in rules_by_name().items() if rule.word == "opaque"),
     "stage", "broadcast_to", "with_memory_space_constraint",
 }  # fmt: skip
 
@@ -45,13 +45,13 @@ UNMADE = {
 IMPORTED = (hijax, multihost_utils, pallas, sparse)
 
 # Read before any test runs, because other tests declare rules.
-LIBRARY = tuple(every_rule())
+LIBRARY = tuple(rules_by_name())
 REGISTERED = registered()
 
 
 def has_a_case(name: str) -> bool:
     known = name in NEW - REGISTERED or name in TRIED or name in ELSEWHERE or name in UNMADE
-    return known or every_rule()[name].word == "constant"
+    return known or rules_by_name()[name].word == "constant"
 
 
 def test_every_rule_has_a_case() -> None:
@@ -59,7 +59,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_every_case_has_a_rule() -> None:
-    assert not TRIED - every_rule().keys()
+    assert not TRIED - rules_by_name().keys()
 
 
 @pytest.mark.parametrize("path", sorted(set(ELSEWHERE.values())))
@@ -69,11 +69,11 @@ def test_what_is_tested_elsewhere_is_there(path: str) -> None:
 
 def test_every_primitive_has_a_rule_or_a_reason() -> None:
     """The public primitives, and those with a JAX derivative."""
-    assert not registered() - every_rule().keys() - UNSUPPORTED.keys()
+    assert not registered() - rules_by_name().keys() - UNSUPPORTED.keys()
 
 
 def test_what_is_without_a_rule_is_still_without() -> None:
-    assert not UNSUPPORTED.keys() & every_rule().keys()
+    assert not UNSUPPORTED.keys() & rules_by_name().keys()
 
 
 def test_what_is_without_a_rule_exists() -> None:
@@ -83,7 +83,7 @@ def test_what_is_without_a_rule_exists() -> None:
 
 def test_reasons_are_short() -> None:
     assert len(set(UNSUPPORTED.values())) <= 12
-    assert ONE_WAY.keys() <= every_rule().keys()
+    assert ONE_WAY.keys() <= rules_by_name().keys()
 
 
 # A rule belongs to a Primitive object.
@@ -168,8 +168,8 @@ def test_a_parameter_that_a_rule_does_not_know_is_refused(declare) -> None:
 
 
 def test_rules_of_primitives_that_are_loaded_later_are_found() -> None:
-    assert "pallas_call" in table.every_rule()
-    assert not {p.name for p in table.RULES} & table.LATER.keys()
+    assert "pallas_call" in table.rules_by_name()
+    assert not {p.name for p in table.RULES} & table.PENDING_RULES.keys()
 
 
 def test_a_rule_for_one_s_own_primitive_is_checked_in_short_floats_too() -> None:
@@ -192,9 +192,9 @@ def test_a_rule_for_one_s_own_primitive_is_checked_in_short_floats_too() -> None
 
 
 def test_a_call_names_its_body() -> None:
-    calls = {name: rule.traits.call for name, rule in every_rule().items() if rule.traits.call}
+    calls = {name: rule.traits.call for name, rule in rules_by_name().items() if rule.traits.call}
     assert calls.items() >= {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}.items()
-    assert all(every_rule()[name].known is None or call in every_rule()[name].known
+    assert all(rules_by_name()[name].known is None or call in rules_by_name()[name].known
                for name, call in calls.items())  # fmt: skip
 
 
@@ -240,4 +240,4 @@ def test_such_a_set_is_found(tmp_path: Path) -> None:
 def test_a_name_that_is_no_primitives_is_refused() -> None:
     with pytest.raises(WrongRule, match="JAX has no primitive of that name"):
         xform.extend.pointwise("sine", lambda y, x: jnp.cos(x))
-    assert "sine" not in table.LATER
+    assert "sine" not in table.PENDING_RULES

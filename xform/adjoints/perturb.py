@@ -23,7 +23,7 @@ from xform.program.arithmetic import Value, differentiable
 from xform.program.equation import scan_options, switch
 from xform.program.ir import Program, bind, environment, read, trace, write
 from xform.program.source import frame, name_stack, source
-from xform.rules.call import mark as region
+from xform.rules.call import remat_region_of as region
 
 Values = dict[int, Value]
 

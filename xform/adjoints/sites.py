@@ -13,8 +13,8 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var, cond_p, jaxprs_of, jit_p, name_p, scan_p
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
-from xform.passes.inline import opened, small
-from xform.passes.structured import body, called, placed
+from xform.passes.inline import inlinable_body, inline_bodies
+from xform.passes.structured import called_body, has_shardings, plain_call_body
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Program, program
 from xform.program.source import frame
@@ -79,13 +79,15 @@ def level(prog: Program, names: frozenset[str]) -> Program:
     """Return the program with all calls inlined that hold one of the names."""
     key = "level", names
     if key not in prog.cache:
-        prog.cache[key] = opened(prog, lambda eqn: _to_inline(eqn) if _holds(eqn, names) else None)
+        prog.cache[key] = inline_bodies(
+            prog, lambda eqn: _to_inline(eqn) if _holds(eqn, names) else None
+        )
     return prog.cache[key]
 
 
 def _to_inline(eqn: JaxprEqn) -> Program | None:
     """Return the program that replaces a call; None for a call with shardings, or no call."""
-    return None if placed(eqn) else called(eqn) or small(eqn)
+    return None if has_shardings(eqn) else plain_call_body(eqn) or inlinable_body(eqn)
 
 
 def kind(eqn: JaxprEqn) -> str:
@@ -103,14 +105,14 @@ def kind(eqn: JaxprEqn) -> str:
     if known.calls == "region":
         return "region"
     own = known.calls == "custom" and known.call and known.call in eqn.params
-    return "custom" if own and len(body(eqn).inputs) == len(eqn.invars) else ""
+    return "custom" if own and len(called_body(eqn).inputs) == len(eqn.invars) else ""
 
 
 def bodies(eqn: JaxprEqn) -> list[Program]:
     """Return the nested programs of an equation whose `kind` is not empty."""
     if kind(eqn) == "branch":
         return [program(b) for b in eqn.params["branches"]]
-    return [program(eqn.params["jaxpr"]) if kind(eqn) == "scan" else body(eqn)]
+    return [program(eqn.params["jaxpr"]) if kind(eqn) == "scan" else called_body(eqn)]
 
 
 def sites(prog: Program, name: str, names: frozenset[str], asked: str) -> list[Site]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from xform._jax import Primitive, ad, registered
 from xform.errors import WrongArgument
 from xform.introspection.loaded import loaded
-from xform.registry.table import every_rule
-from xform.rules.foreign import every_foreign
+from xform.registry.table import rules_by_name
+from xform.rules.foreign import foreign_primitives
 from xform.rules.unsupported import ONE_WAY, UNSUPPORTED
 from xform.terminal.text import columns
 
@@ -52,7 +52,7 @@ class RuleRow:
 
 def rows() -> list[RuleRow]:
     """A row for each primitive, with its rule or with the reason why it has none."""
-    tried, rules = json.loads(TESTED.read_text()), every_rule()
+    tried, rules = json.loads(TESTED.read_text()), rules_by_name()
     table = []
     for name in sorted(
         {*rules, *UNSUPPORTED, *registered()} - {"xform_fork", "xform_join", "xform_refused"}
@@ -94,7 +94,7 @@ def foreign(modules: Sequence[str]) -> str:
                 f"rules --foreign {name}", f"there is no module {error.name!r}", "",
                 "name an installed module",
             ) from None  # fmt: skip
-    primitives = every_foreign()
+    primitives = foreign_primitives()
     yes = lambda table, p: "yes" if p in table else "no"
     head = ("primitive", "module", "jvp", "transpose")
     cells = [head, *[(p.name, _holder(p), yes(ad.primitive_jvps, p),

@@ -29,8 +29,8 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Literal, Var, has_effects, scan_counts
 from xform.errors import NotDifferentiable
-from xform.passes.inline import opened
-from xform.passes.structured import bodies, body, called, region
+from xform.passes.inline import inline_bodies
+from xform.passes.structured import bodies, called_body, plain_call_body, region
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Atom, Program
 from xform.program.source import frame
@@ -287,7 +287,7 @@ def dependence_map(prog: Program, inputs: Sequence[Dependence], results: int | N
 def inline_calls(prog: Program) -> Program:
     """Return the program with its calls inlined. The result is cached on the program."""
     if "calls opened" not in prog.cache:
-        prog.cache["calls opened"] = opened(prog, called)
+        prog.cache["calls opened"] = inline_bodies(prog, plain_call_body)
     return prog.cache["calls opened"]
 
 
@@ -329,7 +329,7 @@ def begins_layer(eqn: JaxprEqn, read: Sequence[Dependence]) -> bool:
     known = rule.traits
     if known.calls == "custom" and known.call:
         combines = any(m.is_weight for m in read) and any(m.batch for m in read)
-        return combines and _has_product(body(eqn))
+        return combines and _has_product(called_body(eqn))
     if known.fusion == "elementwise":
         return False
     if rule.word == "bilinear":
@@ -347,7 +347,7 @@ def _has_product(prog: Program) -> bool:
         rule = rule_of(eqn.primitive)
         if rule is not None and rule.word == "bilinear" and rule.traits.fusion != "elementwise":
             return True
-        inner = (*bodies(eqn), *([body(eqn)] if traits(eqn.primitive).call else []))
+        inner = (*bodies(eqn), *([called_body(eqn)] if traits(eqn.primitive).call else []))
         if any(map(_has_product, inner)):
             return True
     return False
@@ -355,7 +355,7 @@ def _has_product(prog: Program) -> bool:
 
 def _inner_maps(eqn: JaxprEqn, read: Sequence[Dependence]) -> tuple[DependenceMap, ...]:
     """Return the maps of the programs inside a loop, branch or remat region, else `()`."""
-    inner: tuple[Program, ...] = (body(eqn),) if region(eqn) else bodies(eqn)
+    inner: tuple[Program, ...] = (called_body(eqn),) if region(eqn) else bodies(eqn)
     if not inner:
         return ()
     enter = [dataclasses.replace(m, region=-1) for m in read]

@@ -26,7 +26,7 @@ from xform.diagnosis.verdict import with_verdicts
 from xform.errors import WrongArgument
 from xform.introspection.callables import argument_names, function_name
 from xform.program.arithmetic import Value
-from xform.program.ir import lifted, trace
+from xform.program.ir import lift_constants, trace
 from xform.transforms.check import check_inputs, check_output, check_scalar
 from xform.transforms.function import FunctionCall, Tree, as_array
 from xform.transforms.reverse import value_and_grad
@@ -96,7 +96,7 @@ class Diagnosis:
             return [y, *map(jnp.asarray, others)]
 
         args = [_typed(x) for x in (*(x for _, x in paths), *leaves)]
-        self._program, self._closed = lifted(trace(flat, *args))
+        self._program, self._closed = lift_constants(trace(flat, *args))
         self.batch_size = next((x.shape[0] for x in args[n:] if x.shape), 0)
         inputs = [Dependence(frozenset([(i, 0)])) for i in range(n)]
         inputs = [

@@ -14,7 +14,7 @@ from xform.diagnosis.dependence import DependenceMap, Region
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
-from xform.passes.structured import body
+from xform.passes.structured import called_body
 from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Program
 from xform.registry.table import traits
@@ -171,7 +171,7 @@ def _elementwise(eqn: JaxprEqn) -> bool:
     """
     known = traits(eqn.primitive)
     if known.call and known.calls in ("", "custom"):
-        return all(map(_elementwise, body(eqn).equations))
+        return all(map(_elementwise, called_body(eqn).equations))
     shapes = {getattr(v.aval, "shape", None) for v in (*eqn.invars, *eqn.outvars)}
     moved = known.identity or (known.fusion == "movement")
     return known.fusion == "elementwise" or (moved and len(shapes) == 1)

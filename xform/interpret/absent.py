@@ -72,7 +72,7 @@ start_p.def_abstract_eval(lambda *avals: list(avals))
 Groups = dict[int, tuple[tuple[Var, ...], ...]]
 
 
-def together(cts: Sequence[Value]) -> list[Value]:
+def group_cotangents(cts: Sequence[Value]) -> list[Value]:
     """Mark the cotangents that one call of a user's backward function takes as a group.
 
     A symbolic zero, None, stays None and is outside the group. A single cotangent needs no mark.
@@ -81,7 +81,7 @@ def together(cts: Sequence[Value]) -> list[Value]:
     return spread(together_p.bind(*gather(cts, on)), on) if sum(on) > 1 else list(cts)
 
 
-def unmarked(prog: Program) -> tuple[Program, int, Groups]:
+def remove_markers(prog: Program) -> tuple[Program, int, Groups]:
     """Remove the equations `xform_start` and `xform_together` from a program.
 
     Returns:

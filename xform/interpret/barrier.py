@@ -49,12 +49,12 @@ barrier_p.def_impl(lambda *args, n, where: list(args[:n]))
 barrier_p.def_abstract_eval(lambda *avals, n, where: list(avals[:n]))
 
 
-def holds(where: Where, backend: str) -> bool:
+def is_active(where: Where, backend: str) -> bool:
     """Whether a barrier with this `where` is active on "cpu", "gpu" or "tpu"."""
     return backend in _BACKENDS[where]
 
 
-def holdable(aval: Any) -> bool:
+def can_wait(aval: Any) -> bool:
     """Whether a value of this type can wait at a barrier: numbers, masks and random keys can."""
     kinds = np.number, np.bool_, prng_key
     return hasattr(aval, "dtype") and any(jnp.issubdtype(aval.dtype, kind) for kind in kinds)
@@ -89,14 +89,14 @@ def opaque_true(x: Value) -> Value:
 
 
 def _select(*args: Value, n: int, where: Where) -> list[Value]:
-    if not holds(where, "cpu"):
+    if not is_active(where, "cpu"):
         return list(args[:n])
     true = functools.reduce(lax.bitwise_and, [opaque_true(x) for x in args[n:]])
     return [lax.select(lax.broadcast(true, x.shape), x, lax.full_like(x, 0)) for x in args[:n]]
 
 
 def _barrier(backend: str, *args: Value, n: int, where: Where) -> Any:
-    return lax.optimization_barrier(args)[:n] if holds(where, backend) else list(args[:n])
+    return lax.optimization_barrier(args)[:n] if is_active(where, backend) else list(args[:n])
 
 
 def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, n: int, where: Where):

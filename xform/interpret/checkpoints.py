@@ -1,11 +1,12 @@
 """Run the backward pass of a loop with a fixed number of stored states.
 
-A loop of known length stores its states at the optimal steps (`places`). A loop of unknown length
-(`sweep`) has n slots. At first it stores its state at every step. When all slots are full, it frees
-every second one, and then stores a state at every second step, later at every fourth, and so on. A
-quarter of the slots stays free for the backward pass. In the backward pass (`back`) the slots are a
-stack. The state before a step is recomputed from the topmost stored state. During the recompute,
-states are stored in the free slots by the rule that is optimal for a known number of steps.
+A loop of known length stores its states at the optimal steps (`slot_of_each_step`). A loop of
+unknown length (`sweep`) has n slots. At first it stores its state at every step. When all slots are
+full, it frees every second one, and then stores a state at every second step, later at every
+fourth, and so on. A quarter of the slots stays free for the backward pass. In the backward pass
+(`run_backward`) the slots are a stack. The state before a step is recomputed from the topmost
+stored state. During the recompute, states are stored in the free slots by the rule that is optimal
+for a known number of steps.
 
 With four slots or more, an unknown length costs 4 to 8% more steps than a known one, on average
 over lengths up to 100,000, and 40% at worst. Griewank and Walther, "Algorithm 799: revolve", 2000,
@@ -30,7 +31,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import zeros
-from xform.interpret.lanes import keep, predicate, some, store
+from xform.interpret.lanes import any_alive, predicate, select_alive, store_slice
 from xform.interpret.node import gather
 from xform.program.arithmetic import Value
 from xform.program.ir import Mask
@@ -79,7 +80,7 @@ def sweep(
     `stored` says which parts of the state the backward pass needs.
     """
     live = predicate(alive(start))
-    zero, none = (zeros(_integer(x)) for x in (some(live), live))
+    zero, none = (zeros(_integer(x)) for x in (any_alive(live), live))
     steps = lax.broadcast(zero, (n + 1,))
     places = lax.add(steps, np.arange(n + 1, dtype=np.int32))
     slots = [lax.broadcast(x, (n + 1,)) for x in gather(start, stored)]
@@ -89,9 +90,14 @@ def sweep(
 
     def one(s: Any) -> Any:
         count, lane_steps, live, x = s
-        y = keep(live, step(x), x)
+        y = select_alive(live, step(x), x)
         count = lax.add(count, np.int32(1))
-        return count, *keep(live, [lax.broadcast(count, live.shape)], [lane_steps]), alive(y), y
+        return (
+            count,
+            *select_alive(live, [lax.broadcast(count, live.shape)], [lane_steps]),
+            alive(y),
+            y,
+        )
 
     def leg(s: Any) -> Any:
         """Store the state, and run to the step where the next one is stored."""
@@ -101,13 +107,15 @@ def sweep(
         trail = _store(trail, gather(x, stored))
         due = lax.add(trail.count, stride)
         count, lane_steps, live, x = lax.while_loop(
-            lambda s: lax.bitwise_and(some(s[2]), lax.lt(s[0], due)),
+            lambda s: lax.bitwise_and(any_alive(s[2]), lax.lt(s[0], due)),
             one,
             (trail.count, trail.lane_steps, live, x),
         )
         return trail._replace(count=count, lane_steps=lane_steps), stride, live, x
 
-    trail, _, _, end = lax.while_loop(lambda s: some(s[2]), leg, (trail, stride, live, list(start)))
+    trail, _, _, end = lax.while_loop(
+        lambda s: any_alive(s[2]), leg, (trail, stride, live, list(start))
+    )
     return end, trail
 
 
@@ -144,11 +152,11 @@ def _store(trail: Trail, x: States) -> Trail:
     return trail._replace(
         filled=lax.add(trail.filled, np.int32(1)),
         steps=_put(trail.steps, trail.count, trail.filled),
-        slots=[store(s, v, at) for s, v in zip(trail.slots, x, strict=True)],
+        slots=[store_slice(s, v, at) for s, v in zip(trail.slots, x, strict=True)],
     )
 
 
-def back(
+def run_backward(
     trail: Trail,
     last: States,
     ahead: Mask,
@@ -178,7 +186,7 @@ def back(
 
         i, x = lax.while_loop(lambda s: lax.lt(s[0], target), one, (i, x))
         at = _get(places, filled)
-        slots = [store(s, v, at) for s, v in zip(slots, x, strict=True)]
+        slots = [store_slice(s, v, at) for s, v in zip(slots, x, strict=True)]
         return i, end, lax.add(filled, np.int32(1)), _put(steps, i, filled), x, slots
 
     def on_top(s: Any) -> Value:
@@ -226,13 +234,15 @@ def in_lanes(
     """
 
     def one(i: Value, x: States) -> States:
-        return keep(lax.lt(i, lane_steps), step(x), x)
+        return select_alive(lax.lt(i, lane_steps), step(x), x)
 
     def down(i: Value, x: States, after: States, cts: States, sums: States):
         alive = lax.lt(i, lane_steps)
         if not (alive.ndim and sums):
             new, more = pull(x, after, cts)
-            return keep(alive, new, cts), keep(alive, list(map(lax.add, sums, more)), sums)
+            return select_alive(alive, new, cts), select_alive(
+                alive, list(map(lax.add, sums, more)), sums
+            )
         # The sums are over lanes too. A lane that has ended adds nothing, because its cotangent is
         # zero. It gets the state of the longest lane, because the step may be singular at its own
         # final state.
@@ -241,17 +251,17 @@ def in_lanes(
         def move(vs: States) -> States:
             rows = (lax.reshape(v, (lane_steps.size, *v.shape[alive.ndim :])) for v in vs)
             longest = [lax.broadcast(_get(v, lane), alive.shape) for v in rows]
-            return keep(alive, vs, longest)
+            return select_alive(alive, vs, longest)
 
         none = [zeros(jax.typeof(ct)) for ct in cts]
-        new, more = pull(move(x), move(after), keep(alive, cts, none))
-        return keep(alive, new, cts), list(map(lax.add, sums, more))
+        new, more = pull(move(x), move(after), select_alive(alive, cts, none))
+        return select_alive(alive, new, cts), list(map(lax.add, sums, more))
 
     return one, down
 
 
 @functools.lru_cache(maxsize=64)
-def places(length: int, n: int) -> np.ndarray:
+def slot_of_each_step(length: int, n: int) -> np.ndarray:
     """Return the slot for the state before each step of a loop of known length.
 
     Slots 0 to n - 1 keep their state. The extra slot n holds a state only until it is used: each
@@ -294,9 +304,9 @@ def steps_run(length: int, n: int) -> int:
     return times * length - math.comb(n + times, n + 1)
 
 
-def known(length: int, n: int, slots: States) -> Trail:
-    """Return the trail of a loop of known length whose states were stored as `places` says."""
-    at = places(length, n)
+def known_length_trail(length: int, n: int, slots: States) -> Trail:
+    """Return the trail of a loop of known length that stored states by `slot_of_each_step`."""
+    at = slot_of_each_step(length, n)
     stored = np.flatnonzero((at < n) | (np.arange(length) == length - 1))
     steps = np.zeros(n + 1, np.int32)
     steps[: len(stored)] = stored

@@ -30,8 +30,8 @@ from xform._jax import (
 from xform._jax.mutable import is_mutable
 from xform.errors import DerivativeLost
 from xform.interpret.reference import refer
-from xform.program.arithmetic import NUMPY, Value, all_arrayed
-from xform.program.hijax import settled
+from xform.program.arithmetic import NUMPY, Value, as_jax_values
+from xform.program.hijax import lower_operation
 from xform.program.ir import Mask, apply, environment, evaluate, read, trace
 from xform.program.references import MAKERS
 from xform.program.source import frame
@@ -195,7 +195,7 @@ class Watch(Trace, abc.ABC):
         return Var(aval)
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
-        replaced, params = settled(primitive, params)
+        replaced, params = lower_operation(primitive, params)
         out = self._processed(replaced, args, params)
         return out if replaced.multiple_results == primitive.multiple_results else [out]
 
@@ -215,14 +215,14 @@ class Watch(Trace, abc.ABC):
                 writes = rule.word == "foreign" and any(map(is_mutable, avals))
                 eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
                 # A traced rule gets a Python number as an array.
-                xs = xs if rule.numbers else all_arrayed(xs)
+                xs = xs if rule.numbers else as_jax_values(xs)
                 outputs = self._by_equation(rule, eqn, xs, marks, on)
                 return outputs if primitive.multiple_results else outputs[0]
             if rule is None and True in on:
                 eqn = self.applied(primitive, params, avals, marks)
                 if eqn.outvars:  # an effect may have no rule
                     lookup(eqn)
-            xs = all_arrayed(xs) if True in on else xs
+            xs = as_jax_values(xs) if True in on else xs
             if any([isinstance(x, NUMPY) for x in xs]):
                 out = primitive.bind(*xs, **params)  # converts NumPy arrays to JAX arrays
             else:
@@ -236,7 +236,7 @@ class Watch(Trace, abc.ABC):
             wanted = rule.active(eqn, on)
             if True not in wanted:
                 return out
-            marks = self.formula(rule, eqn, xs, all_arrayed(ys), marks)
+            marks = self.formula(rule, eqn, xs, as_jax_values(ys), marks)
         outputs = [
             self.lift(y, m, v.aval) if w else y
             for y, m, w, v in zip(ys, marks, wanted, outs, strict=True)
@@ -273,7 +273,7 @@ class Watch(Trace, abc.ABC):
         on = tuple(m is not None for m in marks)
         with set_current_trace(self.below):
             eqn = self.applied(primitive, staged.params, avals, marks, list(staged.outvars))
-            xs = all_arrayed(xs)
+            xs = as_jax_values(xs)
             outs = (
                 self._by_equation(lookup(eqn), eqn, xs, marks, on) if any(on) else apply(staged, xs)
             )

@@ -30,7 +30,7 @@ import jax
 
 from xform._jax import JaxprEqn, itemsize
 from xform.passes.dce import live
-from xform.passes.structured import body
+from xform.passes.structured import called_body
 from xform.program.hijax import is_vector
 from xform.program.ir import Program, program
 from xform.registry.table import traits
@@ -88,7 +88,7 @@ def equation_flops(eqn: JaxprEqn) -> int:
     if known.flops is not None:
         return int(known.flops(eqn))
     if known.call:
-        return flops(body(eqn))
+        return flops(called_body(eqn))
     if known.fusion == "movement":
         return 0
     return operand_size(eqn) if known.fusion == "reduction" else sum(map(size, eqn.outvars))

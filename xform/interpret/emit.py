@@ -43,12 +43,14 @@ def values(
     return walk.values(schedule, _Emit(_forward_scopes(schedule)), wanted, env, effects)
 
 
-def once(schedule: Schedule, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:
+def values_by_variable(
+    schedule: Schedule, wanted: Sequence[Var], env: dict[Var, Value]
+) -> dict[Var, Value]:
     """Compute some forward values in the current trace, without effects, by variable."""
     return dict(zip(wanted, values(schedule, wanted, env, effects=False), strict=True))
 
 
-def recompute() -> AbstractContextManager[Any]:
+def recompute_scope() -> AbstractContextManager[Any]:
     """Return the scope of forward equations that are recomputed for the backward part."""
     return jax.named_scope(RECOMPUTE)
 
@@ -74,7 +76,7 @@ def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
         return walk.backward(schedule, by, kept, args, seeds, together, whole)
 
 
-def send(schedule: Schedule, v: Var, x: Value, back: bool = False) -> Value:
+def transfer(schedule: Schedule, v: Var, x: Value, back: bool = False) -> Value:
     """Move a saved value to the memory where it waits, or `back`, if the schedule offloads it."""
     if v not in schedule.offloaded:
         return x
@@ -139,7 +141,7 @@ class _Emit(walk.BackEnd):
             return materialize(x, where)
 
     def transfer(self, schedule: Schedule, v: Var, x: Value, back: bool) -> Value:
-        return send(schedule, v, x, back)
+        return transfer(schedule, v, x, back)
 
 
 def _forward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
@@ -159,9 +161,9 @@ def _forward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
 def _backward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
     """Return a function from an equation of the backward part to its scope."""
     scope = name_stack()
-    with recompute():
-        recompute_scope = name_stack()
-    return lambda eqn: scope if id(eqn) in schedule.joint.backward_ids else recompute_scope
+    with recompute_scope():
+        recomputed = name_stack()
+    return lambda eqn: scope if id(eqn) in schedule.joint.backward_ids else recomputed
 
 
 def _reasons(schedule: Schedule) -> dict[Var, str]:

@@ -29,16 +29,16 @@ from xform._jax import (
     tangent_aval,
 )
 from xform.errors import WrongCotangent
-from xform.interpret.absent import Groups, ReducedJoint, start_p, unmarked
+from xform.interpret.absent import Groups, ReducedJoint, remove_markers, start_p
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
-from xform.interpret.logs import collected
+from xform.interpret.logs import collect_logs
 from xform.interpret.node import Node, fork_p, gather, join_p, resolve_node_references, spread
 from xform.interpret.pullback import pullback
 from xform.passes.dce import live
-from xform.passes.erased import erased, reshaped
-from xform.passes.inline import opened, small
+from xform.passes.erased import is_reshape, unchanged_operand
+from xform.passes.inline import inlinable_body, inline_bodies
 from xform.passes.simplify import Simplify
 from xform.program.arithmetic import Value
 from xform.program.ir import Mask, Program, trace
@@ -114,7 +114,7 @@ class Joint:
             loop = of.fusion in ("elementwise", "movement") and of.pure and not of.identity
             if all(known) and loop:
                 constant.update(eqn.outvars)
-            elif of.view or reshaped(eqn) or erased(eqn, self.producer) is not None:
+            elif of.view or is_reshape(eqn) or unchanged_operand(eqn, self.producer) is not None:
                 views.update(eqn.outvars)
         return frozenset(constant | views)
 
@@ -176,7 +176,7 @@ class Schedule:
 _SINGLY = contextvars.ContextVar("xform_singly", default=False)
 
 
-def compiled() -> bool:
+def will_be_compiled() -> bool:
     """Whether an operation that is applied here will be compiled together with others."""
     return staging() and not _SINGLY.get()
 
@@ -212,7 +212,7 @@ def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
     def joint(*args: Value) -> list[Value]:
         ins, cts = args[: len(prog.inputs)], args[len(prog.inputs) :]
         outs, pull = pullback(prog, active, wanted, ins, linear)
-        with collected() as logs:
+        with collect_logs() as logs:
             in_cts = pull(spread(start_p.bind(*cts), wanted))
         places.update(logs.places("a program that is planned, as under jit or a policy"))
         results[:] = [ct is not None for ct in in_cts]
@@ -240,8 +240,8 @@ def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
 
 def _opened(traced: Program) -> Program:
     """Inline the calls that a schedule sees through, and simplify the program."""
-    prog = opened(
-        resolve_node_references(traced), functools.partial(small, staged=not _SINGLY.get())
+    prog = inline_bodies(
+        resolve_node_references(traced), functools.partial(inlinable_body, staged=not _SINGLY.get())
     )
     simpler = Simplify().rewrite(prog)
     if simpler is prog:
@@ -263,7 +263,7 @@ def _split(
     It also has the effects of users' backward functions, such as reads of a reference, and each
     join, even if simplification has removed its seeds.
     """
-    traced, start, tied = unmarked(traced)
+    traced, start, tied = remove_markers(traced)
     n, k = len(prog.inputs), len(prog.outputs)
     dependent = set(traced.inputs[n:])
     forward, backward = [], []

@@ -1,9 +1,10 @@
 """Loops whose lanes, the elements of a batch, take different numbers of steps.
 
 A loop ends when no lane is alive, and a lane that has ended keeps its state. A loop that uses
-`some` and `keep` counts its steps for all lanes together. Under `vmap` neither its predicate nor
-its counter is batched. Only the values given to `keep` are selected by lane. A step stores one
-slice of memory (`store`). Outside `vmap`, `some` and `keep` are identities.
+`any_alive` and `select_alive` counts its steps for all lanes together. Under `vmap` neither its
+predicate nor its counter is batched. Only the values given to `select_alive` are selected by lane.
+A step stores one slice of memory (`store_slice`). Outside `vmap`, `any_alive` and `select_alive`
+are identities.
 
 If JAX has already batched a loop, its predicate has the batch axes, which are the leading axes of
 each part of its state. In this case both kinds of batching work at once.
@@ -34,12 +35,12 @@ def predicate(alive: Any) -> Value:
     return lax.convert_element_type(alive, np.bool_)
 
 
-def some(alive: Value) -> Value:
+def any_alive(alive: Value) -> Value:
     """Return whether any lane is alive; the result is the same for all lanes."""
     return some_p.bind(lax.reduce_or(alive, range(alive.ndim)) if alive.ndim else alive)
 
 
-def keep(alive: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
+def select_alive(alive: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
     """Return `new` in the lanes that are alive, and `old` in the others.
 
     Call it only if some lane is alive. Outside a batch there is one lane, so the result is `new`.
@@ -48,7 +49,7 @@ def keep(alive: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value
     return [choose(alive, a, b) for a, b in zip(new, old, strict=True)]
 
 
-def store(slots: Value, x: Value, i: Value, axis: int = 0) -> Value:
+def store_slice(slots: Value, x: Value, i: Value, axis: int = 0) -> Value:
     """Return `slots` with `x` at index `i` of an axis; one slice of memory if lanes share `i`.
 
     JAX's own update becomes a scatter under `vmap`.
@@ -60,7 +61,7 @@ def _update(slots: Value, x: Value, i: Value, *, axis: int) -> Value:
     return lax.dynamic_update_index_in_dim(slots, x, i, axis, allow_negative_indices=False)
 
 
-def final(x: Value, where: str) -> Value:
+def forward_only(x: Value, where: str) -> Value:
     """Mark the result of a loop, written at `where`, that `jax.grad` cannot differentiate."""
     return final_p.bind(x, where=where)
 
@@ -73,10 +74,10 @@ def while_loop(cond: Callable[[Any], Value], step: Callable[[Any], Any], state: 
 
     def one(s: Any) -> Any:
         alive, old = s
-        new = keep(alive, step(old), old)
+        new = select_alive(alive, step(old), old)
         return cond(new), new
 
-    return lax.while_loop(lambda s: some(s[0]), one, (alive, state))[1]
+    return lax.while_loop(lambda s: any_alive(s[0]), one, (alive, state))[1]
 
 
 def _select(alive: Value, new: Value, old: Value) -> Value:
@@ -84,7 +85,7 @@ def _select(alive: Value, new: Value, old: Value) -> Value:
 
 
 def _some_batched(args: Sequence[Value], dims: Sequence[Any]):
-    return some(lax.reduce_or(args[0], (dims[0],))), None
+    return any_alive(lax.reduce_or(args[0], (dims[0],))), None
 
 
 def _keep_batched(args: Sequence[Value], dims: Sequence[Any]):
@@ -92,7 +93,7 @@ def _keep_batched(args: Sequence[Value], dims: Sequence[Any]):
     alive = args[0]
     pairs = list(zip(args, dims, strict=True))[1:]
     new, old = (batching.bdim_at_front(x, d, size) for x, d in pairs)
-    return keep(alive, [new], [old])[0], 0
+    return select_alive(alive, [new], [old])[0], 0
 
 
 def _store_batched(args: Sequence[Value], dims: Sequence[Any], *, axis: int):
@@ -102,15 +103,15 @@ def _store_batched(args: Sequence[Value], dims: Sequence[Any], *, axis: int):
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     pairs = list(zip(args, dims, strict=True))[:2]
     slots, x = (batching.bdim_at_front(x, d, size) for x, d in pairs)
-    return store(slots, x, args[2], axis + 1), 0
+    return store_slice(slots, x, args[2], axis + 1), 0
 
 
 def _final_batched(args: Sequence[Value], dims: Sequence[Any], *, where: str):
-    return final(args[0], where), dims[0]
+    return forward_only(args[0], where), dims[0]
 
 
 def _some_jvp(primals: Sequence[Value], tangents: Sequence[Any]):
-    alive = some(*primals)
+    alive = any_alive(*primals)
     return alive, ad.Zero(alive.aval.to_tangent_aval())
 
 
@@ -124,17 +125,17 @@ def _keep_jvp(primals: Sequence[Value], tangents: Sequence[Any]):
 
 
 def _store_jvp(primals: Sequence[Value], tangents: Sequence[Any], *, axis: int):
-    y = store(*primals, axis=axis)
+    y = store_slice(*primals, axis=axis)
     dslots, dx, _ = tangents
     if isinstance(dslots, ad.Zero) and isinstance(dx, ad.Zero):
         return y, dslots
     dslots, dx = ad.instantiate_zeros(dslots), ad.instantiate_zeros(dx)
-    return y, store(dslots, dx, primals[2], axis)
+    return y, store_slice(dslots, dx, primals[2], axis)
 
 
 def _final_jvp(primals: Sequence[Value], tangents: Sequence[Any], *, where: str):
     (x,), (dx,) = primals, tangents
-    return final(x, where), dx if isinstance(dx, ad.Zero) else final(dx, where)
+    return forward_only(x, where), dx if isinstance(dx, ad.Zero) else forward_only(dx, where)
 
 
 def _refuse(*_: Any, where: str) -> Any:
@@ -154,7 +155,7 @@ def _keep_transpose(ct: Value, alive: Value, new: Value, old: Value) -> list[Val
 
 def _store_transpose(ct: Value, slots: Value, x: Value, i: Value, *, axis: int) -> list[Value]:
     part = lax.dynamic_index_in_dim(ct, i, axis, False, allow_negative_indices=False)
-    return [store(ct, zeros(part.aval), i, axis), part, None]
+    return [store_slice(ct, zeros(part.aval), i, axis), part, None]
 
 
 def _declare(prim: Primitive, f: Callable[..., Value], like: int, batched: Any, jvp: Any) -> None:

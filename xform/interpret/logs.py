@@ -41,7 +41,7 @@ class Logs:
 
 
 @contextlib.contextmanager
-def collected() -> Generator[Logs]:
+def collect_logs() -> Generator[Logs]:
     """Collect the log entries of the backward functions that run in this context."""
     logs = Logs()
     token = _NOW.set(logs)

@@ -13,7 +13,7 @@ from xform.program.ir import Atom
 _NONE: Mapping[Var, Var] = {}
 
 
-def needed(
+def needed_inputs(
     schedule: Schedule, carried: Mapping[Var, Atom], ahead: Mapping[Var, Var] = _NONE
 ) -> set[Var]:
     """Return the inputs of a step to store, from which all its backward part reads is computed.
@@ -24,18 +24,18 @@ def needed(
     """
     joint, inputs = schedule.joint, set(schedule.joint.inputs)
     need = {*gather(joint.inputs, schedule.reads), *ahead}
-    need |= read_for(joint, schedule.saved, ahead.values())
+    need |= values_read(joint, schedule.saved, ahead.values())
     need &= inputs
     while True:
         goal = [carried[v] for v in need if v in carried]
-        sources = {v for v in goal if isinstance(v, Var)} | read_for(joint, goal)
+        sources = {v for v in goal if isinstance(v, Var)} | values_read(joint, goal)
         grown = need | (inputs & sources)
         if grown == need:
             return need
         need = grown
 
 
-def read_for(joint: Joint, wanted: Iterable[Atom], known: Iterable[Var] = ()) -> set[Var]:
+def values_read(joint: Joint, wanted: Iterable[Atom], known: Iterable[Var] = ()) -> set[Var]:
     """Return what the equations of a step read to compute `wanted` values from `known` ones."""
     equations = live(joint.forward, wanted, set(known), effects=False)
     return {v for e in equations for v in e.invars if isinstance(v, Var)}

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import Primitive, ad, batching, mlir
-from xform.interpret.barrier import Where, holds, lowered_plainly, opaque_true
+from xform.interpret.barrier import Where, is_active, lowered_plainly, opaque_true
 from xform.program.arithmetic import Value
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.traits import Traits
@@ -35,7 +35,7 @@ def materialize(x: Value, where: Where = "everywhere") -> Value:
 
 def _loop(x: Value, where: Where) -> Value:
     """Pass `x` through a loop that never runs: XLA:CPU writes the values that a loop carries."""
-    if not holds(where, "cpu"):
+    if not is_active(where, "cpu"):
         return x
     never = lax.bitwise_not(opaque_true(x))
     step = lambda state: (lax.full_like(never, False), lax.full_like(state[1], 0))
@@ -44,7 +44,7 @@ def _loop(x: Value, where: Where) -> Value:
 
 def _barrier(x: Value, where: Where) -> Value:
     """Pass `x` through an optimization barrier, which a GPU's compiler does not fuse across."""
-    return lax.optimization_barrier(x) if holds(where, "gpu") else x
+    return lax.optimization_barrier(x) if is_active(where, "gpu") else x
 
 
 mlir.register_lowering(materialize_p, lowered_plainly(_loop, several=False), platform="cpu")

@@ -23,7 +23,7 @@ from xform.errors import WrongCotangent
 from xform.interpret.activity import path
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.staged import Split, stage
-from xform.program.arithmetic import Value, add, arrayed, differentiable
+from xform.program.arithmetic import Value, add, as_jax_value, differentiable
 from xform.program.hijax import is_vector, operation
 from xform.program.ir import Atom, Mask, Program, apply, bind, environment, read, write
 from xform.program.source import frame, name_stack, source
@@ -56,13 +56,13 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
 
     def pull(cts: Sequence[Value]) -> list[Value]:
         seeds = [v if on else None for v, on in zip(prog.outputs, wanted, strict=True)]
-        env_ct = back(tape, seeds, cts)
+        env_ct = pull_tape(tape, seeds, cts)
         return [env_ct.get(v) if on else None for v, on in zip(prog.inputs, active, strict=True)]
 
     return [read(env, v) for v in prog.outputs], pull
 
 
-def back(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
+def pull_tape(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
          cts: Sequence[Value]) -> dict[Var, Value]:  # fmt: skip
     """Pull cotangents of some outputs back through a tape; return the cotangents of variables."""
     env_ct: dict[Var, Value] = {}
@@ -93,7 +93,7 @@ RULE_RETURNED_NONE: Any = object()
 def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
     """Return the cotangents of an equation's inputs."""
     users = lookup(eqn).users  # as in JAX, a user's rule gets a Python number unchanged
-    some = [None if ct is RULE_RETURNED_NONE else ct if users else arrayed(ct) for ct in cts]
+    some = [None if ct is RULE_RETURNED_NONE else ct if users else as_jax_value(ct) for ct in cts]
     if all(ct is None for ct in some) and not users:
         return [RULE_RETURNED_NONE if differentiable(v.aval) else None for v in eqn.invars]
     results = pull(some)

@@ -34,7 +34,7 @@ _LONG = 8
 _FEW = 1024
 
 
-def shared(schedule: Schedule) -> dict[Var, Where]:
+def shared_values(schedule: Schedule) -> dict[Var, Where]:
     """Return values that end a long cheap chain and are read by a product and another operation."""
     if "shared" not in schedule.cache:
         where: dict[Var, Where] = {v: "cpu" for v in _shared(schedule)}
@@ -43,7 +43,7 @@ def shared(schedule: Schedule) -> dict[Var, Where]:
 
 
 def _shared(schedule: Schedule) -> Iterator[Var]:
-    """Yield the values that `shared` describes, in the order of the backward part."""
+    """Yield the values that `shared_values` describes, in the order of the backward part."""
     reads = [(eqn, frozenset(reads_of(eqn, schedule.inner))) for eqn in schedule.order]
     products = Counter(v for eqn, read in reads if is_work(eqn) for v in read)
     sums = {v for eqn, read in reads if eqn.primitive in _SUMS for v in read}

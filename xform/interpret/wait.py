@@ -9,10 +9,10 @@ from typing import Any
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
-from xform.interpret.barrier import EARLY, Where, holdable
+from xform.interpret.barrier import EARLY, Where, can_wait
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule, reads_of
-from xform.passes.structured import body
+from xform.passes.structured import called_body
 from xform.program.hijax import is_vector
 from xform.registry.table import traits
 
@@ -33,7 +33,7 @@ class Wait:
 Waits = Mapping[int, Sequence[Wait]]
 
 
-def waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
+def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
     """Return what waits, by its place in `schedule.order`.
 
     With `together`, the forward part is in the same computation.
@@ -66,7 +66,7 @@ def waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
 def _once(schedule: Schedule) -> Waits:
     """Return one wait at the start: all recomputed values wait for the first cotangents."""
     forward = {id(e) for e in schedule.joint.forward}
-    saved = cover([e for e in schedule.order if id(e) in forward], schedule)
+    saved = greedy_cover([e for e in schedule.order if id(e) in forward], schedule)
     return {0: [Wait(saved, schedule.joint.seeds)]} if saved else {}
 
 
@@ -87,7 +87,7 @@ def _each(schedule: Schedule, together: bool) -> Waits:
             run.append(eqn)
             continue
         cts = [v for v in reads_of(eqn, schedule.inner) if v in anchors]
-        saved = cover(run, schedule) if cts else ()
+        saved = greedy_cover(run, schedule) if cts else ()
         last, at = max((anchors[v] for v in cts), key=lambda anchor: anchor[1], default=(None, 0))
         work = any(map(is_work, run))
         if saved and last is not None and (work or at >= 0):
@@ -143,13 +143,13 @@ def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var])
     """Return what work in a run reads that the run does not compute and that does not wait yet."""
     computed = {*saved, *(v for e in run for v in e.outvars)}
     read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, schedule.inner))
-    return tuple(v for v in read if v not in computed and holdable(v.aval))
+    return tuple(v for v in read if v not in computed and can_wait(v.aval))
 
 
 def is_work(eqn: JaxprEqn) -> bool:
     """Whether an equation is more than a fusible operation: its results are in memory."""
     of = traits(eqn.primitive)
-    return any(map(is_work, body(eqn).equations)) if of.call else not of.fusible
+    return any(map(is_work, called_body(eqn).equations)) if of.call else not of.fusible
 
 
 def _grows(run: Sequence[JaxprEqn], schedule: Schedule, written: Set[Var]) -> bool:
@@ -163,10 +163,10 @@ def _grows(run: Sequence[JaxprEqn], schedule: Schedule, written: Set[Var]) -> bo
 def _expensive(eqn: JaxprEqn) -> bool:
     """Whether an equation is expensive for each element, also in a nested program."""
     of = traits(eqn.primitive)
-    return any(map(_expensive, body(eqn).equations)) if of.call else of.expensive
+    return any(map(_expensive, called_body(eqn).equations)) if of.call else of.expensive
 
 
-def cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
+def greedy_cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
     """Return the fewest values, chosen greedily, so that each recompute depends on one of them.
 
     Equations that cost nothing may stay merged. But values whose elements are repeated may not,
@@ -189,7 +189,7 @@ def cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
             depends[v] for v in reads_of(eqn, schedule.inner) if _repeated(v, eqn) and depends[v]
         ]
         depends.update((v, over) for v in eqn.outvars)
-    gain = {v: 0 for v in leaves if holdable(v.aval)}
+    gain = {v: 0 for v in leaves if can_wait(v.aval)}
     for i, over in enumerate(reached):
         for v in gain:
             if over & leaves[v]:

@@ -17,8 +17,8 @@ from xform.interpret.barrier import Where
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.must_materialize import must_materialize
 from xform.interpret.node import fork_p, gather, join_p, spread
-from xform.interpret.shared import shared
-from xform.interpret.wait import Wait, Waits, waits
+from xform.interpret.shared import shared_values
+from xform.interpret.wait import Wait, Waits, find_waits
 from xform.passes.dce import live
 from xform.program.ir import Mask, Program
 
@@ -104,17 +104,17 @@ def backward(schedule: Schedule, by: BackEnd, kept: Sequence[Any], args: Sequenc
     """Run the backward part on saved values, the inputs that it reads, and seeds.
 
     `together` says that the forward part is in the same computation. `whole` says that the Joint is
-    a whole function or the body of a loop, see `waits`.
+    a whole function or the body of a loop, see `find_waits`.
     """
     joint = schedule.joint
     env = _SavedValues(schedule, by, kept)
     env.update(by.constants(joint.program))
     env.update(zip(joint.inputs, args, strict=True))
     env.update(zip(joint.seeds, seeds, strict=True))
-    places = waits(schedule, whole, together) if together or whole else {}
+    places = find_waits(schedule, whole, together) if together or whole else {}
     stays = must_materialize(schedule) if places and by.staged else {}
     if together and whole and by.staged:
-        stays = shared(schedule) | stays
+        stays = shared_values(schedule) | stays
     walk = _ScheduleWalk(schedule, by, env, schedule.inner if together else ())
     walk.run(schedule.order, joint.backward_outputs, stays, places)
     return [by.read(env, v) for v in joint.backward_outputs]

@@ -12,7 +12,7 @@ from xform.errors import WrongArgument
 
 
 @dataclasses.dataclass(frozen=True)
-class Derived:
+class TransformRecord:
     """The transform of xform that returned a function.
 
     Attributes:
@@ -26,20 +26,20 @@ class Derived:
     policy: Any
 
 
-_DERIVED: weakref.WeakKeyDictionary[Any, Derived] = weakref.WeakKeyDictionary()
+_DERIVED: weakref.WeakKeyDictionary[Any, TransformRecord] = weakref.WeakKeyDictionary()
 
 
-def mark(f: Callable[..., Any], transform: str, argnums: Any, policy: Any) -> None:
+def record_transform(f: Callable[..., Any], transform: str, argnums: Any, policy: Any) -> None:
     """Record that a transform of xform returned `f`."""
-    _DERIVED[f] = Derived(transform, argnums, policy)
+    _DERIVED[f] = TransformRecord(transform, argnums, policy)
 
 
-def derived(f: Any) -> Derived | None:
+def transform_record(f: Any) -> TransformRecord | None:
     """The transform of xform that returned `f`, also if `f` is wrapped in `jax.jit`; else None.
 
     >>> import xform
-    >>> from xform.introspection.callables import derived
-    >>> derived(jax.jit(xform.grad(jnp.sin))).transform, derived(jnp.sin)
+    >>> from xform.introspection.callables import transform_record
+    >>> transform_record(jax.jit(xform.grad(jnp.sin))).transform, transform_record(jnp.sin)
     ('grad', None)
     """
     while hasattr(f, "lower") and hasattr(f, "__wrapped__"):

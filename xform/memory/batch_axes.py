@@ -24,7 +24,7 @@ from xform.interpret.cost import shape
 from xform.memory.attribute import pass_name
 from xform.memory.axes import Axes, Factors, repeated_factors
 from xform.memory.ends import ends
-from xform.passes.structured import body
+from xform.passes.structured import called_body
 from xform.program.ir import Atom, Program, program
 from xform.registry.dependence import Elementwise
 from xform.registry.table import rule_of, traits
@@ -141,7 +141,7 @@ class _AxisCollector:
             return self._while(eqn, xs, of)
         if eqn.primitive is cond_p:
             return self._branches(eqn, xs, of)
-        if known.call and len((inner := body(eqn)).inputs) == len(xs):
+        if known.call and len((inner := called_body(eqn)).inputs) == len(xs):
             return self.run(inner, xs, of)
         if (
             isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from xform._jax import ShapedArray
-from xform.introspection.callables import argument_names, derived
+from xform.introspection.callables import argument_names, transform_record
 from xform.policies import as_code, min_cut, policy_name
 from xform.terminal.text import human_bytes
 
@@ -71,7 +71,7 @@ def describe(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     compiled: its grad by argument 0, policy min_cut
     arguments: w f32[3], x f32[3]
     """
-    derivative = derived(f)
+    derivative = transform_record(f)
     options = ((k, x) for k, x in kwargs.items() if k != "policy")  # has a field of its own
     named = [*zip(argument_names(f, len(args)), args, strict=True), *options]
     words = [f"{name} {_type(x)}" for name, x in named[:_MOST_NAMED]]

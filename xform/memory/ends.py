@@ -15,7 +15,7 @@ from xform._jax import JaxprEqn
 from xform.interpret.cost import shape
 from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
-from xform.rules.contract import rest
+from xform.rules.contract import remaining_axes
 
 # For each axis of an operand: its axis in the result; or a number >= the result's number of axes if
 # it is summed, equal for axes that are summed together; or None if it is needed whole.
@@ -51,7 +51,7 @@ def _without(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[E
     """The result has all axes except `axes`, in order; these are summed, or needed whole."""
     out: list[Ends] = []
     for s in map(shape, eqn.invars):
-        keeps = rest(len(s), axes)
+        keeps = remaining_axes(len(s), axes)
         place = {axis: j for j, axis in enumerate(keeps)}
         gone = {axis: len(keeps) + k if summed else None for k, axis in enumerate(axes)}
         out.append(tuple(place.get(i, gone.get(i)) for i in range(len(s))))
@@ -126,7 +126,7 @@ def _dot(eqn: JaxprEqn) -> list[Ends]:
     ndim, first = len(shape(eqn.outvars[0])), len(batch[0])
     out: list[Ends] = []
     for v, over, together in zip(eqn.invars, summed, batch, strict=True):
-        owns = rest(len(shape(v)), over, together)
+        owns = remaining_axes(len(shape(v)), over, together)
         place = {axis: k for k, axis in enumerate(together)}
         place |= {axis: k for k, axis in enumerate(owns, first)}
         place |= {axis: k for k, axis in enumerate(over, ndim)}
@@ -158,7 +158,7 @@ def _conv(eqn: JaxprEqn) -> list[Ends]:
 def _gather(eqn: JaxprEqn) -> list[Ends]:
     """Three kinds of axes stay: full in every window, batching axes, and axes of the indices."""
     d, (x, indices, y) = eqn.params["dimension_numbers"], map(shape, (*eqn.invars, *eqn.outvars))
-    outside = rest(len(y), d.offset_dims)
+    outside = remaining_axes(len(y), d.offset_dims)
     place = _fixed(x, eqn.params["slice_sizes"], d.offset_dims, d.collapsed_slice_dims,
                    d.operand_batching_dims, d.start_index_map)  # fmt: skip
     pairs = zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True)
@@ -171,9 +171,9 @@ def _scatter(adds: bool) -> EndsRule:
 
     def row(eqn: JaxprEqn) -> list[Ends]:
         d, (x, indices, updates) = eqn.params["dimension_numbers"], map(shape, eqn.invars)
-        outside = rest(len(updates), d.update_window_dims)
+        outside = remaining_axes(len(updates), d.update_window_dims)
         inserted, batched = d.inserted_window_dims, d.operand_batching_dims
-        inside = rest(len(x), inserted, batched)
+        inside = remaining_axes(len(x), inserted, batched)
         sizes = [1] * len(x)
         for i, j in zip(inside, d.update_window_dims, strict=True):
             sizes[i] = updates[j]
@@ -193,7 +193,7 @@ def _scatter(adds: bool) -> EndsRule:
 def _fixed(x: Sequence[int], sizes: Sequence[int], axes: Sequence[int], narrow: Sequence[int],
              batch: Sequence[int], named: Sequence[int]) -> dict[int, int]:  # fmt: skip
     """The axes that every window covers fully, each with its axis in the array of the windows."""
-    inside = zip(rest(len(x), narrow, batch), axes, strict=True)
+    inside = zip(remaining_axes(len(x), narrow, batch), axes, strict=True)
     return {i: j for i, j in inside if i not in named and sizes[i] == x[i]}
 
 

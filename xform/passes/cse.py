@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from xform._jax import JaxprEqn, Literal
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
-from xform.passes.pure import pure
+from xform.passes.pure import is_pure
 from xform.program.fingerprint import literal, operation
 from xform.program.ir import Program
 
@@ -35,7 +35,7 @@ class Cse(Pass):
         seen: dict[Any, JaxprEqn] = {}
         for eqn in map(build.renamed, prog.equations):
             reads = (literal(v) if isinstance(v, Literal) else v for v in eqn.invars)
-            first = seen.setdefault((operation(eqn), *reads), eqn) if pure(eqn) else eqn
+            first = seen.setdefault((operation(eqn), *reads), eqn) if is_pure(eqn) else eqn
             if first is eqn:
                 build.add(eqn)
             else:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from xform._jax import JaxprEqn, Var, has_effects, scan_counts, scan_p, while_p
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
-from xform.passes.structured import bodies, reads, rebuilt
+from xform.passes.structured import bodies, inputs_read, rebuild_equation
 from xform.program.ir import Mask, Program, gather
 
 
@@ -36,7 +36,7 @@ class Dce(Pass):
                 continue
             pruned = self._pruned(eqn, tuple(v in need for v in eqn.outvars))
             kept.append(eqn if pruned is None else (eqn, *pruned))
-            reading = (True,) * len(eqn.invars) if pruned is None else reads(pruned[0])
+            reading = (True,) * len(eqn.invars) if pruned is None else inputs_read(pruned[0])
             need.update(v for v in gather(eqn.invars, reading) if isinstance(v, Var))
         build = Builder(prog)
         build.changed = len(kept) < len(prog.equations)
@@ -62,14 +62,14 @@ class Dce(Pass):
             used = _carried(used, nk, old[0], nc)
         elif eqn.primitive is while_p:
             a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-            until = reads(old[0])[a:]
+            until = inputs_read(old[0])[a:]
             used = tuple(u or c for u, c in zip(used, until, strict=True))
             used, condition = _carried(used, len(used), old[1], b), (True,)
         masks = (condition, used) if condition else (used,) * len(old)
         new = [self.program(_only(p, m)) for p, m in zip(old, masks, strict=True)]
         if all(n is p for n, p in zip(new, old, strict=True)):
             return None
-        replacement = rebuilt(eqn, new, used)
+        replacement = rebuild_equation(eqn, new, used)
         return None if replacement is None else (replacement, used)
 
 
@@ -79,7 +79,7 @@ def _carried(used: Mask, n: int, steps: Program, first: int) -> Mask:
     `steps` is the body. It carries `n` values, from input number `first` on.
     """
     while True:
-        read = reads(_only(steps, used))[first : first + n]
+        read = inputs_read(_only(steps, used))[first : first + n]
         more = (*(u or r for u, r in zip(used[:n], read, strict=True)), *used[n:])
         if more == used:
             return used

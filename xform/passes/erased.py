@@ -31,7 +31,7 @@ _REDUCTIONS = frozenset({
 })  # fmt: skip
 
 
-def erased(eqn: JaxprEqn, by: Mapping[Any, JaxprEqn] | None = None) -> int | None:
+def unchanged_operand(eqn: JaxprEqn, by: Mapping[Any, JaxprEqn] | None = None) -> int | None:
     """Return the number of the operand that is the result; None for an operation that XLA keeps.
 
     `by` maps each value to the equation that makes it. With it, broadcast numbers are found too.
@@ -45,12 +45,14 @@ def erased(eqn: JaxprEqn, by: Mapping[Any, JaxprEqn] | None = None) -> int | Non
     unit, places = _UNITS.get(prim, (0.0, ()))
     for i in places:
         other = eqn.invars[1 - i]
-        if number(eqn.invars[i], by or {}) == unit and _shape(other) == _shape(eqn.outvars[0]):
+        if known_number(eqn.invars[i], by or {}) == unit and _shape(other) == _shape(
+            eqn.outvars[0]
+        ):
             return 1 - i
     return None
 
 
-def reshaped(eqn: JaxprEqn) -> bool:
+def is_reshape(eqn: JaxprEqn) -> bool:
     """Whether an equation reduces only axes of length one, which XLA replaces by a reshape."""
     if eqn.primitive not in _REDUCTIONS:
         return False
@@ -58,7 +60,7 @@ def reshaped(eqn: JaxprEqn) -> bool:
     return all(shape[axis] == 1 for axis in eqn.params["axes"])
 
 
-def number(atom: Any, by: Mapping[Any, JaxprEqn]) -> float | None:
+def known_number(atom: Any, by: Mapping[Any, JaxprEqn]) -> float | None:
     """Return the real number that all elements of a value equal, or None if it is unknown.
 
     `by` maps each value to the equation that makes it.

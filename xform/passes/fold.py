@@ -11,7 +11,7 @@ import numpy as np
 from xform._jax import JaxprEqn, Literal, Tracer, itemsize
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
-from xform.passes.pure import pure
+from xform.passes.pure import is_pure
 from xform.program.ir import Atom, Program, bind
 from xform.registry.table import traits
 
@@ -54,7 +54,7 @@ class Fold(Pass):
         return build.program()
 
     def _folds(self, eqn: JaxprEqn) -> bool:
-        if not traits(eqn.primitive).folds or not pure(eqn) or _on_a_mesh(eqn):
+        if not traits(eqn.primitive).folds or not is_pure(eqn) or _on_a_mesh(eqn):
             return False
         return all(_bytes(v.aval) <= self.most_bytes for v in eqn.outvars)
 

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from xform._jax import JaxprEqn, Literal, Var
 from xform.passes.base import Pass
-from xform.passes.structured import body, called, placed
+from xform.passes.structured import called_body, has_shardings, plain_call_body
 from xform.program.ir import Atom, Program
 from xform.program.source import within
 from xform.registry.table import rule_of, traits
 
 # Returns the program that replaces an equation; None keeps the equation.
-Opens = Callable[[JaxprEqn], Program | None]
+BodyToInline = Callable[[JaxprEqn], Program | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,18 +42,18 @@ class Inline(Pass):
     custom: bool = False
 
     def rewrite(self, prog: Program) -> Program:
-        return opened(prog, self._opens)
+        return inline_bodies(prog, self._opens)
 
     def _opens(self, eqn: JaxprEqn) -> Program | None:
         inner = _jitted(eqn)
         of = traits(eqn.primitive)
         if self.custom and of.call and of.calls == "custom":
-            inner = body(eqn)
+            inner = called_body(eqn)
         fits = inner is None or self.most is None or len(inner.equations) <= self.most
         return inner if fits else None
 
 
-def small(eqn: JaxprEqn, staged: bool = True) -> Program | None:
+def inlinable_body(eqn: JaxprEqn, staged: bool = True) -> Program | None:
     """Return the body of a call that the planner inlines; None for other equations.
 
     The rule of the primitive decides, for a jit by its size. With `staged` False, operations run
@@ -63,7 +63,7 @@ def small(eqn: JaxprEqn, staged: bool = True) -> Program | None:
     return None if rule is None else rule.inlined(eqn, staged)
 
 
-def called_once(prog: Program) -> Opens:
+def bodies_called_once(prog: Program) -> BodyToInline:
     """Return a function that returns the body of a jitted function if the program calls it once.
 
     Such a call saves the compiler no work, and its borders would hide the body from the planner.
@@ -87,10 +87,10 @@ def called_once(prog: Program) -> Opens:
 
 def _jitted(eqn: JaxprEqn) -> Program | None:
     """Return the body of a call of a jitted function without shardings."""
-    return None if placed(eqn) else called(eqn)
+    return None if has_shardings(eqn) else plain_call_body(eqn)
 
 
-def opened(prog: Program, opens: Opens) -> Program:
+def inline_bodies(prog: Program, opens: BodyToInline) -> Program:
     """Inline some calls of a program, also calls inside inlined calls. Linear in equations.
 
     `opens` returns the program to inline for an equation, or None to keep it.
@@ -104,7 +104,7 @@ def opened(prog: Program, opens: Opens) -> Program:
     return Program(prog.inputs, tuple(consts.items()), equations, outputs)
 
 
-def _open(equations: Sequence[JaxprEqn], opens: Opens, names: dict[Any, Atom],
+def _open(equations: Sequence[JaxprEqn], opens: BodyToInline, names: dict[Any, Atom],
           consts: dict[Var, Any], call: JaxprEqn | None) -> Iterator[JaxprEqn]:  # fmt: skip
     """The equations of a program after inlining.
 

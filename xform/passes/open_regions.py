@@ -6,8 +6,8 @@ import dataclasses
 from typing import ClassVar
 
 from xform.passes.base import Pass
-from xform.passes.inline import opened
-from xform.passes.structured import body, region
+from xform.passes.inline import inline_bodies
+from xform.passes.structured import called_body, region
 from xform.program.ir import Program
 
 
@@ -28,4 +28,4 @@ class OpenRegions(Pass):
     name: ClassVar[str] = "open_regions"
 
     def rewrite(self, prog: Program) -> Program:
-        return opened(prog, lambda eqn: body(eqn) if region(eqn) else None)
+        return inline_bodies(prog, lambda eqn: called_body(eqn) if region(eqn) else None)

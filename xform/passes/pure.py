@@ -7,7 +7,7 @@ from xform.program.ir import Program, program
 from xform.registry.table import traits
 
 
-def pure(eqn: JaxprEqn) -> bool:
+def is_pure(eqn: JaxprEqn) -> bool:
     """Whether an equation depends on its inputs alone, and may be merged with an equal one."""
     if has_effects(eqn) or not traits(eqn.primitive).pure:
         return False
@@ -16,5 +16,5 @@ def pure(eqn: JaxprEqn) -> bool:
 
 def _pure(prog: Program) -> bool:
     if "pure" not in prog.cache:
-        prog.cache["pure"] = all(map(pure, prog.equations))
+        prog.cache["pure"] = all(map(is_pure, prog.equations))
     return prog.cache["pure"]

@@ -20,7 +20,7 @@ from jax import lax
 from xform._jax import JaxprEqn, Literal, Primitive
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
-from xform.passes.erased import number
+from xform.passes.erased import known_number
 from xform.program.ir import Atom, Program, trace
 from xform.program.source import name_stack, source
 
@@ -96,7 +96,7 @@ def _before(atom: Atom, by: Producers, *of: Primitive) -> JaxprEqn | None:
 
 def _is(atom: Atom, by: Producers, value: float) -> bool:
     """Whether all elements of a value are known to be this real number. 0.0 and -0.0 differ."""
-    x = number(atom, by)
+    x = known_number(atom, by)
     return x is not None and x == value and math.copysign(1, x) == math.copysign(1, value)
 
 
@@ -110,14 +110,14 @@ def _neutral(value: float | None, right: bool = False) -> Rule:
 
     def rule(eqn: JaxprEqn, by: Producers) -> Atom | None:
         x, y = eqn.invars
-        number = value
-        if number is None:
+        neutral = value
+        if neutral is None:
             # In floating point the neutral element of a sum is -0.0, and of a difference 0.0.
             integral = np.issubdtype(_type(eqn.outvars[0]).dtype, np.integer)
-            number = 0.0 if integral or right else -0.0
-        if _is(y, by, number):
+            neutral = 0.0 if integral or right else -0.0
+        if _is(y, by, neutral):
             return x
-        return y if not right and _is(x, by, number) else None
+        return y if not right and _is(x, by, neutral) else None
 
     return rule
 

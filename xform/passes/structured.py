@@ -20,12 +20,12 @@ from xform.program.source import name_stack, source
 from xform.registry.table import traits
 
 
-def body(eqn: JaxprEqn) -> Program:
+def called_body(eqn: JaxprEqn) -> Program:
     """Return the program that a call runs."""
     return program(callee(eqn.params, traits(eqn.primitive).call))
 
 
-def called(eqn: JaxprEqn) -> Program | None:
+def plain_call_body(eqn: JaxprEqn) -> Program | None:
     """Return the body of a call that has no other meaning than its body; else None."""
     known = traits(eqn.primitive)
     held = callee(eqn.params, known.call)
@@ -42,7 +42,7 @@ def sharding(s: Any) -> Any:
     return s if isinstance(s, jax.sharding.Sharding) else None
 
 
-def placed(eqn: JaxprEqn) -> bool:
+def has_shardings(eqn: JaxprEqn) -> bool:
     """Whether a jit equation has shardings for inputs or outputs. Such a call is not inlined."""
     where = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     return any(sharding(s) is not None for s in where)
@@ -55,7 +55,7 @@ def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
         return program(params["cond_jaxpr"]), program(params["body_jaxpr"])
     if eqn.primitive is cond_p:
         return tuple(map(program, params["branches"]))
-    plain = eqn.primitive is jit_p and not placed(eqn) and not _special(params)
+    plain = eqn.primitive is jit_p and not has_shardings(eqn) and not _special(params)
     return (program(params["jaxpr"]),) if plain or eqn.primitive is scan_p else ()
 
 
@@ -76,10 +76,10 @@ def nested(eqn: JaxprEqn, f: Callable[[Program], Program]) -> Program | None:
     new = [f(p) for p in old]
     if all(n is p for n, p in zip(new, old, strict=True)):
         return None
-    return rebuilt(eqn, new, (True,) * len(eqn.outvars))
+    return rebuild_equation(eqn, new, (True,) * len(eqn.outvars))
 
 
-def rebuilt(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None:
+def rebuild_equation(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None:
     """Rebuild an equation with new nested programs, as a program.
 
     Args:
@@ -106,7 +106,7 @@ def rebuilt(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None
     return prog if same else None
 
 
-def reads(*programs: Program) -> Mask:
+def inputs_read(*programs: Program) -> Mask:
     """Return which inputs are read or returned by any of some programs with the same inputs."""
     mask: list[bool] = [False] * len(programs[0].inputs)
     for prog in programs:
@@ -119,7 +119,7 @@ def reads(*programs: Program) -> Mask:
 def _scan(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
     (steps,) = new
     nc, nk = scan_counts(eqn.params)
-    carried, read = used[:nk], reads(steps)[nc + nk :]
+    carried, read = used[:nk], inputs_read(steps)[nc + nk :]
     consts, start = xs[:nc], gather(xs[nc : nc + nk], carried)
     n = len(start)
 
@@ -146,7 +146,7 @@ def _while(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any])
 
 def _cond(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
     index, *operands = xs
-    read = reads(*new)
+    read = inputs_read(*new)
 
     def branch(prog: Program) -> Callable[..., list[Any]]:
         return lambda inputs: evaluate(prog, spread(inputs, read))
@@ -169,19 +169,19 @@ def _unclamped(prog: Program) -> Program:
 
 
 def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
-    (called,) = new
-    read = reads(called)
+    (inner,) = new
+    read = inputs_read(inner)
     options = {k: eqn.params[k] for k in ("inline", "keep_unused")}
     # One jitted function per program, so that a program that is called often is compiled once.
     key = "jitted", eqn.params["name"], *options.values()
-    if key not in called.cache:
+    if key not in inner.cache:
 
         def run(*inputs: Any) -> list[Any]:
-            return evaluate(called, spread(inputs, read))
+            return evaluate(inner, spread(inputs, read))
 
         run.__name__ = eqn.params["name"]
-        called.cache[key] = jax.jit(run, **options)
-    return called.cache[key](*gather(xs, read))
+        inner.cache[key] = jax.jit(run, **options)
+    return inner.cache[key](*gather(xs, read))
 
 
 Makes = Callable[[JaxprEqn, Sequence[Program], Mask, Sequence[Any]], list[Any]]

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, scan_p
-from xform.passes.inline import small
-from xform.passes.structured import bodies, body, rebuilt, region
+from xform.passes.inline import inlinable_body
+from xform.passes.structured import bodies, called_body, rebuild_equation, region
 from xform.planner.shape import Shape, loop_levels, scan_in_parts
 from xform.program.ir import Program, bind, environment, evaluate, read, trace, write
 from xform.program.source import name_stack, source
-from xform.rules.call import mark
+from xform.rules.call import remat_region_of
 
 Shapes = Mapping[int, Shape]
 
@@ -40,9 +40,9 @@ def _loops(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
 
 def _programs(eqn: JaxprEqn) -> tuple[Program, ...]:
     """The programs inside an equation whose loops may be changed."""
-    if (called := small(eqn)) is not None:
+    if (called := inlinable_body(eqn)) is not None:
         return (called,)
-    return (body(eqn),) if free_region(eqn) else bodies(eqn)
+    return (called_body(eqn),) if free_region(eqn) else bodies(eqn)
 
 
 def free_region(eqn: JaxprEqn) -> bool:
@@ -93,7 +93,7 @@ def _reshape_equation(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: A
         n = len(loops(inner))
         new.append(reshape_loops(inner, _subset(shapes, index, n)))
         index += n
-    if small(eqn) is not None:
+    if inlinable_body(eqn) is not None:
         return evaluate(new[0], xs)
     with source(eqn, outer), eqn.ctx.manager:
         if eqn.primitive is scan_p and 0 in shapes:
@@ -101,8 +101,8 @@ def _reshape_equation(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: A
             params = {**eqn.params, "jaxpr": _jaxpr(new[0])} if changed else eqn.params
             return scan_in_parts(eqn.replace(params=params), xs, shapes[0])
         if free_region(eqn):
-            return list(mark(_jaxpr(new[0]), xs, None, eqn.params["prevent_cse"]))
-    changed_program = rebuilt(eqn, new, (True,) * len(eqn.outvars))
+            return list(remat_region_of(_jaxpr(new[0]), xs, None, eqn.params["prevent_cse"]))
+    changed_program = rebuild_equation(eqn, new, (True,) * len(eqn.outvars))
     return bind(eqn, xs, outer) if changed_program is None else evaluate(changed_program, xs)
 
 

@@ -59,7 +59,7 @@ def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] |
     ]
 
 
-def arrayed(x: Value) -> Value:
+def as_jax_value(x: Value) -> Value:
     """`x` as JAX converts it: a Python number to an array, a NumPy value to an enabled dtype.
 
     A literal of a program keeps its weak type, also if it is a NumPy value.
@@ -71,9 +71,9 @@ def arrayed(x: Value) -> Value:
     return jnp.asarray(x) if isinstance(x, _PYTHON) else x
 
 
-def all_arrayed(xs: Iterable[Value]) -> list[Value]:
-    """Apply `arrayed` to each value that is not a tracer."""
-    return [x if isinstance(x, Tracer) else arrayed(x) for x in xs]
+def as_jax_values(xs: Iterable[Value]) -> list[Value]:
+    """Apply `as_jax_value` to each value that is not a tracer."""
+    return [x if isinstance(x, Tracer) else as_jax_value(x) for x in xs]
 
 
 def is_number(x: Value) -> bool:
@@ -86,7 +86,7 @@ def cotangent_sharding(x: Value) -> Any:
     return cotangent_aval(jax.typeof(x)).sharding
 
 
-def laid(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_aval) -> Value:
+def reshard_tangent(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_aval) -> Value:
     """Reshard a tangent `x` of a value of type `aval`, if the type has explicit mesh axes.
 
     `kind` is `tangent_aval`, or `cotangent_aval` if `x` is a cotangent.
@@ -150,13 +150,13 @@ def _plus(a: Value, b: Value) -> Value:
         return ad.add_jaxvals(a, b) if foreign else lax.add(a, b)
 
 
-def like(dx: Value, y: Value) -> Value:
+def shaped_like(dx: Value, y: Value) -> Value:
     """`dx` in the shape and sharding of `y`, which may differ from those of an operand."""
-    full = dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, kept(dx, y))
-    return laid(full, jax.typeof(y))
+    full = dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, kept_dimensions(dx, y))
+    return reshard_tangent(full, jax.typeof(y))
 
 
-def kept(x: Value, y: Value) -> tuple[int, ...]:
+def kept_dimensions(x: Value, y: Value) -> tuple[int, ...]:
     """The `broadcast_dimensions` from `x` to `y`: all axes of `y`; none if `x` is a scalar."""
     return tuple(range(y.ndim)) if x.ndim == y.ndim else ()
 
@@ -176,7 +176,7 @@ def reduce_like(ct: Value, x: Value) -> Value:
     aval = jax.typeof(x)
     if ct.shape != aval.shape:
         ct = _summed(ct, aval.shape)
-    return laid(ct, aval, cotangent_aval)
+    return reshard_tangent(ct, aval, cotangent_aval)
 
 
 def _summed(ct: Value, shape: tuple[int, ...]) -> Value:

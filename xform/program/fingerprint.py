@@ -40,13 +40,13 @@ from xform._jax import (
 )
 from xform.program.ir import Atom, Program
 from xform.program.naming import (
+    cached_text,
     digest,
     from_library,
     is_importable,
-    itself,
     name_of,
-    once,
     primitive_name,
+    unique_name,
 )
 
 # `id`s of the enclosing objects, outermost first, to detect an object that contains itself.
@@ -135,7 +135,7 @@ def parameters(eqn: JaxprEqn) -> str:
     skip_none = named(eqn.primitive.name) is eqn.primitive
     params = sorted(eqn.params.items())
     texts = [f"{k}={text_of(v)}" for k, v in params if v is not None or not skip_none]
-    where = once(eqn.ctx, _context)
+    where = cached_text(eqn.ctx, _context)
     if where and _mesh_in_types(eqn):
         where = _context(eqn.ctx, mesh=False)
     return ", ".join([*texts, where] if where else texts)
@@ -159,7 +159,7 @@ def _context(ctx: Any, mesh: bool = True) -> str:
 
 def typed(aval: Any) -> str:
     """The type of a value as text."""
-    return once(aval, _typed)
+    return cached_text(aval, _typed)
 
 
 def _typed(aval: Any) -> str:
@@ -188,7 +188,7 @@ def text_of(x: Any, outer: _Outer = ()) -> str:
     if isinstance(x, np.dtype):
         return f"dtype {_dtype(x)}"
     if is_jaxpr(x):
-        return once(x, _nested)
+        return cached_text(x, _nested)
     if id(x) in outer:
         return f"<what is {len(outer) - outer.index(id(x))} levels up>"
     return _compound(x, (*outer, id(x)))
@@ -200,7 +200,7 @@ def _compound(x: Any, outer: _Outer) -> str:
     if isinstance(x, np.ndarray | np.generic):
         return _array(x, outer)
     if isinstance(x, jax.Array):
-        return itself(x) if isinstance(x, Tracer) else once(x, _device_array)
+        return unique_name(x) if isinstance(x, Tracer) else cached_text(x, _device_array)
     if isinstance(x, enum.Enum):
         return f"{name_of(kind)}.{x.name}" if x.name else f"{name_of(kind)}({x.value!r})"
     if isinstance(x, Primitive):
@@ -210,7 +210,7 @@ def _compound(x: Any, outer: _Outer) -> str:
     if isinstance(x, jax.Device):
         return f"<{x.platform} {x.device_kind!r} {x.id} of process {x.process_index}>"
     if isinstance(x, NamedSharding | Mesh | AbstractMesh):
-        return once(x, _mesh_or_sharding)
+        return cached_text(x, _mesh_or_sharding)
     if isinstance(x, type | types.ModuleType):
         return name_of(x)
     if is_silent(x):
@@ -250,7 +250,7 @@ def _function(x: Any, outer: _Outer) -> str:
     names = () if known or from_library(x) else _global_names(x.__code__)
     values = {k: x.__globals__[k] for k in names if k in x.__globals__}
     texts = text_of((x.__defaults__, x.__kwdefaults__, cells), outer), _pairs(values, outer)
-    return f"{x.__module__}.{x.__qualname__}#{digest((once(x.__code__, _code), *texts))}"
+    return f"{x.__module__}.{x.__qualname__}#{digest((cached_text(x.__code__, _code), *texts))}"
 
 
 def _unwrapped(x: Any) -> Any:
@@ -270,7 +270,8 @@ def _cell_content(cell: types.CellType) -> Any:
 def _code(code: types.CodeType) -> str:
     """The text of a code object, without its line numbers."""
     consts = [
-        once(c, _code) if isinstance(c, types.CodeType) else text_of(c) for c in code.co_consts
+        cached_text(c, _code) if isinstance(c, types.CodeType) else text_of(c)
+        for c in code.co_consts
     ]
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
@@ -303,20 +304,20 @@ def _reduced(x: Any, outer: _Outer) -> str:
     """
     kind = type(x)
     if kind.__eq__ is object.__eq__ and kind.__module__.partition(".")[0] != "jax":
-        return itself(x)
+        return unique_name(x)
     try:
         reduction = x.__reduce_ex__(4)
     except Exception:  # a class may raise anything
-        return itself(x)
+        return unique_name(x)
     if not isinstance(reduction, tuple):
-        return itself(x)
+        return unique_name(x)
     make, args, *more = reduction
     parts = [_part(kind, x) for x in more if x is not None]
     if make in _NEW:
         # The class has state, but its reduction has none, so equality cannot be decided.
         slots = any(vars(c).get("__slots__") for c in kind.__mro__)
         if len(args) == 1 and not parts and (slots or kind.__basicsize__ > _BARE):
-            return itself(x)
+            return unique_name(x)
         args = args[1:]
     else:
         args = make, args
@@ -365,7 +366,7 @@ def _device_array(x: jax.Array) -> str:
             keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
             value = np.asarray(jax.random.key_data(x) if keys else x)
     except (RuntimeError, TypeError):  # deleted, or on the devices of several processes
-        return itself(x)
+        return unique_name(x)
     return f"{typed(jax.typeof(x))}:{_array(value)} on {text_of(x.sharding)}"
 
 

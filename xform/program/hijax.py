@@ -45,7 +45,7 @@ def is_vector(aval: Any) -> bool:
     return has and getattr(aval.to_tangent_aval(), "dtype", None) != jax.dtypes.float0
 
 
-def is_lost(aval: Any) -> bool:
+def blocks_derivatives(aval: Any) -> bool:
     """Whether values of a type block derivatives: it is not an array type and has no tangents."""
     if hasattr(aval, "dtype") or isinstance(aval, AbstractToken):
         return False
@@ -66,13 +66,15 @@ def operation(eqn: JaxprEqn) -> str:
     return type(prim).__name__ if isinstance(prim, HiPrim) else eqn.primitive.name
 
 
-def brings(prim: Any, method: str) -> bool:
+def defines_rule(prim: Any, method: str) -> bool:
     """Whether the class of an operation object defines the rule `method` itself."""
     rule = getattr(type(prim), method, None)
     return rule is not None and rule is not getattr(HiPrim, method, None) and rule not in _DERIVED
 
 
-def settled(primitive: Primitive, params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
+def lower_operation(
+    primitive: Primitive, params: dict[str, Any]
+) -> tuple[Primitive, dict[str, Any]]:
     """Convert an operation object to the primitive it replaces; else return the arguments."""
     prim = params["_prim"] if primitive is _CALL else None
     if prim is None:
@@ -106,30 +108,30 @@ def _region(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def settle(eqn: JaxprEqn) -> JaxprEqn:
+def lower_equation(eqn: JaxprEqn) -> JaxprEqn:
     """Convert an equation of an operation object to one of the primitive that it replaces."""
-    primitive, params = settled(eqn.primitive, eqn.params)
+    primitive, params = lower_operation(eqn.primitive, eqn.params)
     if primitive is eqn.primitive:
         return eqn
     return eqn.replace(primitive=primitive, params=params)
 
 
-def settle_all(jaxpr: Any) -> Any:
-    """Apply `settle` to all equations of a jaxpr and of nested ones.
+def lower_all(jaxpr: Any) -> Any:
+    """Apply `lower_equation` to all equations of a jaxpr and of nested ones.
 
     A jaxpr without operation objects is returned unchanged.
     """
     body = jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
-    eqns = [_settle_nested(settle(eqn)) for eqn in body.eqns]
+    eqns = [_settle_nested(lower_equation(eqn)) for eqn in body.eqns]
     if all(map(operator.is_, eqns, body.eqns)):
         return jaxpr
-    settled = body.replace(eqns=eqns)
-    return settled if body is jaxpr else jaxpr.replace(jaxpr=settled)
+    lowered = body.replace(eqns=eqns)
+    return lowered if body is jaxpr else jaxpr.replace(jaxpr=lowered)
 
 
 def _settle_nested(eqn: JaxprEqn) -> JaxprEqn:
     """Return an equation with the operation objects in its nested programs settled."""
-    of = lambda x: settle_all(x) if hasattr(x, "eqns") else x
+    of = lambda x: lower_all(x) if hasattr(x, "eqns") else x
     changed: dict[str, Any] = {}
     for name, value in eqn.params.items():
         parts = value if isinstance(value, tuple) else (value,)

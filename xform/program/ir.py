@@ -21,8 +21,8 @@ from xform.program.equation import apply as apply
 from xform.program.equation import bind as bind
 from xform.program.equation import read as read
 from xform.program.equation import write as write
-from xform.program.hijax import settle
-from xform.program.references import makes_references, pure
+from xform.program.hijax import lower_equation
+from xform.program.references import makes_references, remove_references
 from xform.program.source import name_stack
 from xform.storage.bounded_cache import BoundedCache
 
@@ -68,12 +68,12 @@ def program(jaxpr: Any) -> Program:
     return prog
 
 
-def forget() -> None:
+def clear_program_cache() -> None:
     """Clear the cache of `program`, when data derived from the Programs is no longer valid."""
     _PROGRAMS.clear()
 
 
-def lifted(prog: Program) -> tuple[Program, list[Any]]:
+def lift_constants(prog: Program) -> tuple[Program, list[Any]]:
     """The program with its constants as leading inputs, and the values of these constants."""
     inputs = (*(v for v, _ in prog.consts), *prog.inputs)
     return Program(inputs, (), prog.equations, prog.outputs), [x for _, x in prog.consts]
@@ -82,11 +82,13 @@ def lifted(prog: Program) -> tuple[Program, list[Any]]:
 def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
     """Return a jaxpr as a Program, without mutable references and operation objects."""
     if makes_references(jaxpr):
-        jaxpr, consts = closed(pure(jaxpr, consts))
+        jaxpr, consts = closed(remove_references(jaxpr, consts))
     variables = (*jaxpr.constvars, *jaxpr.invars)
     n = len(consts)
     pairs = tuple(zip(variables[:n], consts, strict=True))
-    return Program(variables[n:], pairs, tuple(map(settle, jaxpr.eqns)), tuple(jaxpr.outvars))
+    return Program(
+        variables[n:], pairs, tuple(map(lower_equation, jaxpr.eqns)), tuple(jaxpr.outvars)
+    )
 
 
 def trace(f: Callable[..., Any], *args: Any) -> Program:

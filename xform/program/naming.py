@@ -25,7 +25,7 @@ _LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
 
 def primitive_name(primitive: Primitive) -> str:
     """The name of a primitive; for one that is not JAX's, with the module that holds it."""
-    return once(primitive, _primitive_name)
+    return cached_text(primitive, _primitive_name)
 
 
 def _primitive_name(primitive: Primitive) -> str:
@@ -36,16 +36,16 @@ def _primitive_name(primitive: Primitive) -> str:
         f"{module}.{k}" for module, names in loaded() for k, v in [*names.items()] if v is primitive
     )
     if not places or _claims.setdefault(places[0], weakref.ref(primitive))() is not primitive:
-        return f"{name}@{itself(primitive)}"
+        return f"{name}@{unique_name(primitive)}"
     return f"{name}@{places[0]}"
 
 
 def name_of(x: Any) -> str:
     """The name of a class, function or module; with a number if it cannot be imported by it."""
     if isinstance(x, types.ModuleType):
-        return f"module {x.__name__}" if sys.modules.get(x.__name__) is x else itself(x)
+        return f"module {x.__name__}" if sys.modules.get(x.__name__) is x else unique_name(x)
     name = f"{x.__module__}.{x.__qualname__}"
-    return _unique_name(name, x) if is_importable(x) else f"{name} {itself(x)}"
+    return _unique_name(name, x) if is_importable(x) else f"{name} {unique_name(x)}"
 
 
 def is_importable(x: Any) -> bool:
@@ -67,13 +67,13 @@ def _unique_name(name: str, x: Any) -> str:
     A notebook cell that is run twice defines two objects of the same name.
     """
     if not from_library(x) and _claims.setdefault(name, weakref.ref(x))() is not x:
-        return f"{name} {itself(x)}"
+        return f"{name} {unique_name(x)}"
     return name
 
 
-def itself(x: Any) -> str:
+def unique_name(x: Any) -> str:
     """A name that no other object has, in any process."""
-    return once(x, lambda _: f"<{_PROCESS}:{next(_numbers)}>", keep=True)
+    return cached_text(x, lambda _: f"<{_PROCESS}:{next(_numbers)}>", keep=True)
 
 
 # By name: the first object that was given the name. Later objects get a name with a number.
@@ -84,7 +84,7 @@ _PROCESS = uuid.uuid4().hex[:12]
 _texts: dict[int, tuple[Callable[[], Any], str]] = {}
 
 
-def once(x: Any, make: Callable[[Any], str], keep: bool = False) -> str:
+def cached_text(x: Any, make: Callable[[Any], str], keep: bool = False) -> str:
     """The text `make(x)` of an immutable object `x`, cached while `x` lives.
 
     If `x` does not support weak references, the text is cached only with `keep`, and `x` is never

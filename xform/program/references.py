@@ -28,7 +28,7 @@ from xform._jax import (
 )
 from xform.errors import NotDifferentiable
 from xform.program.equation import bind, read, scan_options, switch, write
-from xform.program.hijax import settle
+from xform.program.hijax import lower_equation
 from xform.program.reference_indexing import add_at, read_at, write_at
 from xform.program.source import frame, name_stack, source
 
@@ -55,7 +55,7 @@ def makes_references(jaxpr: Any) -> bool:
     return any(eqn.primitive in MAKERS for eqn in jaxpr.eqns)
 
 
-def pure(jaxpr: Any, consts: Sequence[Any]) -> Any:
+def remove_references(jaxpr: Any, consts: Sequence[Any]) -> Any:
     """Convert a jaxpr that creates references to an equivalent jaxpr without references."""
     run = lambda *args: _run(jaxpr, consts, args)
     inputs = (*jaxpr.constvars, *jaxpr.invars)[len(consts) :]
@@ -91,7 +91,7 @@ def _run(jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Val
     """Evaluate a jaxpr; updates the cells among its inputs."""
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     outer = name_stack()
-    for eqn in map(settle, jaxpr.eqns):
+    for eqn in map(lower_equation, jaxpr.eqns):
         xs = [read(env, v) for v in eqn.invars]
         write(env, eqn.outvars, _apply_equation(eqn, xs, outer))
     return [read(env, v) for v in jaxpr.outvars]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from xform._jax import JaxprEqn, Primitive, named
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
 from xform.program.arithmetic import Value, differentiable
-from xform.program.ir import Mask, Program, forget
+from xform.program.ir import Mask, Program, clear_program_cache
 from xform.program.source import frame
 from xform.registry.traits import PLAIN, UNKNOWN, Traits
 
@@ -24,7 +24,7 @@ Formula = Callable[..., Any]
 R = TypeVar("R", bound="Rule")
 RULES: dict[Primitive, Rule] = {}
 # By name: rules of primitives that JAX has not loaded yet, or that only other versions of JAX have.
-LATER: dict[str, Rule] = {}
+PENDING_RULES: dict[str, Rule] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
                     "",
                     "pass the Primitive object",
                 )
-            LATER[primitive] = rule
+            PENDING_RULES[primitive] = rule
             return rule
         primitive = own
     before = rule_of(primitive)
@@ -165,7 +165,7 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
                 "bind a primitive of your own, or wrap the call in jax.custom_jvp or "
                 "jax.custom_vjp",
             )
-        forget()
+        clear_program_cache()
     RULES[primitive] = rule
     return rule
 
@@ -173,7 +173,7 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
 _fallback: Callable[[Primitive], Rule | None] | None = None
 
 
-def loaded(elsewhere: Callable[[Primitive], Rule | None]) -> None:
+def set_fallback(elsewhere: Callable[[Primitive], Rule | None]) -> None:
     """Call this once all of the library's own rules are declared.
 
     From then on `add_rule` refuses names that JAX does not have. `elsewhere` returns rules for
@@ -186,17 +186,17 @@ def loaded(elsewhere: Callable[[Primitive], Rule | None]) -> None:
 def rule_of(primitive: Primitive) -> Rule | None:
     """The rule of a primitive, if it has one."""
     rule = RULES.get(primitive)
-    if rule is None and primitive.name in LATER and named(primitive.name) is primitive:
-        rule = RULES[primitive] = LATER.pop(primitive.name)
+    if rule is None and primitive.name in PENDING_RULES and named(primitive.name) is primitive:
+        rule = RULES[primitive] = PENDING_RULES.pop(primitive.name)
     return _fallback(primitive) if rule is None and _fallback is not None else rule
 
 
-def every_rule() -> dict[str, Rule]:
+def rules_by_name() -> dict[str, Rule]:
     """All rules by name of the primitive, also of primitives that are not loaded. For listings.
 
     If several primitives share a name, the library's own rule is returned.
     """
-    rules = sorted((*LATER.values(), *RULES.values()), key=lambda rule: rule.own)
+    rules = sorted((*PENDING_RULES.values(), *RULES.values()), key=lambda rule: rule.own)
     return {rule.name: rule for rule in rules}
 
 

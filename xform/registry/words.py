@@ -30,9 +30,9 @@ from xform.program.arithmetic import (
     add,
     differentiable,
     instantiate,
-    like,
     reduce_like,
     scale,
+    shaped_like,
 )
 from xform.program.equation import apply
 from xform.program.ir import Mask, gather, spread
@@ -55,7 +55,7 @@ class Pointwise(Rule):
             for d, dx in zip(self.formulas, dxs, strict=True)
             if dx is not None
         ]
-        return [like(add(terms), y)]
+        return [shaped_like(add(terms), y)]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip

@@ -1,6 +1,6 @@
 """The library's own rules. Importing this package fills `table.RULES`."""
 
-from xform.registry.table import loaded
+from xform.registry.table import set_fallback
 from xform.rules import (
     branch,
     call,
@@ -31,7 +31,7 @@ from xform.rules import (
     window,
 )
 
-loaded(foreign.elsewhere)
+set_fallback(foreign.foreign_rule)
 
 __all__ = [
     "branch",

@@ -19,14 +19,14 @@ from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
 from xform.interpret.absent import reduced_joint
 from xform.interpret.activity import path
-from xform.interpret.joint import Joint, analyze, compiled
+from xform.interpret.joint import Joint, analyze, will_be_compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, spread
 from xform.interpret.pullback import pullback
-from xform.passes.structured import body, called, placed, sharding
-from xform.program.arithmetic import Value, all_arrayed
-from xform.program.hijax import settle_all
-from xform.program.ir import Mask, Program, evaluate, lifted, program, trace
+from xform.passes.structured import called_body, has_shardings, plain_call_body, sharding
+from xform.program.arithmetic import Value, as_jax_values
+from xform.program.hijax import lower_all
+from xform.program.ir import Mask, Program, evaluate, lift_constants, program, trace
 from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -40,7 +40,7 @@ def size(prog: Program) -> int:
     """Return the number of equations, including those of nested calls."""
     if "size" not in prog.cache:
         prog.cache["size"] = sum(
-            1 if (inner := called(e)) is None else size(inner) for e in prog.equations
+            1 if (inner := plain_call_body(e)) is None else size(inner) for e in prog.equations
         )
     return prog.cache["size"]
 
@@ -97,7 +97,7 @@ class _JitNode(CallNode):
 
     def _places(self, used: Mask) -> dict[str, Any]:
         """Return the shardings of the forward part, for a jit that has some."""
-        if not placed(self.eqn):
+        if not has_shardings(self.eqn):
             return {}
         params = self.eqn.params
         outs = gather([sharding(s) for s in params["out_shardings"]], used)
@@ -113,15 +113,15 @@ class Jit(Structured):
     numbers = True
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return path(body(eqn), active).outputs
+        return path(called_body(eqn), active).outputs
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return path(body(eqn), active, wanted).inputs
+        return path(called_body(eqn), active, wanted).inputs
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
-        if not staged or placed(eqn):
+        if not staged or has_shardings(eqn):
             return None
-        prog = body(eqn)
+        prog = called_body(eqn)
         return prog if inlines(eqn.params) or size(prog) < _LARGE else None
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
@@ -129,38 +129,38 @@ class Jit(Structured):
         seeds = gather(dxs, on)
         types = tuple(map(jax.typeof, seeds))
         options = tuple(map(eqn.params.get, _OPTIONS))
-        key, cache = ("jvp", wanted, on, types, options), body(eqn).cache
+        key, cache = ("jvp", wanted, on, types, options), called_body(eqn).cache
         if key not in cache:
             cache[key] = _staged_jvp(eqn, on, types, wanted)
         params, moving, run = cache[key]
         # Staging a jit is faster than calling a jitted function. Outside a trace it is slower.
-        if staging() or placed(eqn):
+        if staging() or has_shardings(eqn):
             outs = eqn.primitive.bind(*xs, *seeds, **params)
         else:
             outs = run(*xs, *seeds)
         return outs[: len(wanted)], spread(outs[len(wanted) :], moving)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        xs = all_arrayed(xs)
-        inlined = self.inlined(eqn, compiled()) is not None
+        xs = as_jax_values(xs)
+        inlined = self.inlined(eqn, will_be_compiled()) is not None
         # A node loses what its body logs. The node uses the same analysis.
-        if inlined or (not placed(eqn) and analyze(body(eqn), active, wanted).logs):
-            return pullback(body(eqn), active, wanted, xs)
+        if inlined or (not has_shardings(eqn) and analyze(called_body(eqn), active, wanted).logs):
+            return pullback(called_body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 
     def transposed(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if (small := self.inlined(eqn, True)) is None:
             return super().transposed(eqn, xs, active, wanted)
-        return pullback(small, active, wanted, all_arrayed(xs), linear=True)
+        return pullback(small, active, wanted, as_jax_values(xs), linear=True)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        xs, dxs = all_arrayed(xs), _weak_as(dxs, body(eqn).in_avals)
-        if self.inlined(eqn, compiled()):
-            return jvp(body(eqn), xs, dxs, split=True, wanted=wanted)
+        xs, dxs = as_jax_values(xs), _weak_as(dxs, called_body(eqn).in_avals)
+        if self.inlined(eqn, will_be_compiled()):
+            return jvp(called_body(eqn), xs, dxs, split=True, wanted=wanted)
         return super().split(eqn, xs, dxs, wanted)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        return _JitNode(eqn, analyze(body(eqn), active, wanted, push), push)
+        return _JitNode(eqn, analyze(called_body(eqn), active, wanted, push), push)
 
 
 def _weak_as(dxs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
@@ -175,7 +175,7 @@ def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
 
     A tangent has the sharding and the weak type of its primal.
     """
-    prog, moving = body(eqn), []
+    prog, moving = called_body(eqn), []
 
     def push(*args: Value) -> list[Value]:
         dxs = _weak_as(spread(args[len(on) :], on), prog.in_avals)
@@ -202,10 +202,10 @@ class InlineCall(Jit):
     """The rule of calls that are always replaced by their body."""
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
-        return body(eqn)
+        return called_body(eqn)
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        return jvp(body(eqn), xs, dxs, wanted=wanted)
+        return jvp(called_body(eqn), xs, dxs, wanted=wanted)
 
 
 class RegionNode(CallNode):
@@ -249,7 +249,9 @@ def _run_traced(schedule: Any, key: Any, f: Callable[..., Any], *args: Any) -> A
     return out.unflatten(evaluate(prog, leaves))
 
 
-def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tuple[bool, ...]):
+def remat_region_of(
+    jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tuple[bool, ...]
+):
     """Run a jaxpr as a remat region. Values that it closes over become arguments of the region."""
     opened, consts = closed(jaxpr)
     if any(is_mutable(jax.typeof(x)) for x in consts):
@@ -262,7 +264,7 @@ def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tup
     if consts:
         prog = program(jaxpr)
         if "lifted" not in prog.cache:
-            full, _ = lifted(prog)
+            full, _ = lift_constants(prog)
             jaxpr_of_all = jax.make_jaxpr(lambda *xs: evaluate(full, xs))(*full.in_avals)
             prog.cache["lifted"] = closed(jaxpr_of_all)[0]
         opened = prog.cache["lifted"]
@@ -276,7 +278,7 @@ def _settled(jaxpr: Any) -> Any:
     """Return a region's jaxpr with names as primitives, because JAX's policies see only those."""
     cache = program(jaxpr).cache
     if "settled" not in cache:
-        settled = settle_all(jaxpr)
+        settled = lower_all(jaxpr)
         cache["settled"] = None if settled is jaxpr else settled  # a cache must not hold its key
     return cache["settled"] or jaxpr
 
@@ -290,21 +292,21 @@ class Remat(Structured):
     """The rule of `jax.checkpoint`, which marks a remat region of xform's or JAX's own."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return path(body(eqn), active).outputs
+        return path(called_body(eqn), active).outputs
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return path(body(eqn), active, wanted).inputs
+        return path(called_body(eqn), active, wanted).inputs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = tuple(dx is not None for dx in dxs)
         args = [*xs, *gather(dxs, on)]
-        types, cache = tuple(map(jax.typeof, args)), body(eqn).cache
+        types, cache = tuple(map(jax.typeof, args)), called_body(eqn).cache
         if ("jvp", on, types) not in cache:
-            cache["jvp", on, types] = self._pushes(body(eqn), on, types)
+            cache["jvp", on, types] = self._pushes(called_body(eqn), on, types)
         jaxpr, nonzero = cache["jvp", on, types]
         prevent = eqn.params["prevent_cse"]
         prevent = prevent if isinstance(prevent, bool) else True
-        out = mark(jaxpr, args, eqn.params["policy"], prevent)
+        out = remat_region_of(jaxpr, args, eqn.params["policy"], prevent)
         n = len(eqn.outvars)
         return out[:n], spread(out[n:], nonzero)
 
@@ -321,11 +323,11 @@ class Remat(Structured):
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if eqn.params["differentiated"]:
-            return pullback(body(eqn), active, wanted, lax.optimization_barrier(tuple(xs)))
+            return pullback(called_body(eqn), active, wanted, lax.optimization_barrier(tuple(xs)))
         return super().vjp(eqn, xs, active, wanted)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        joint = analyze(body(eqn), active, wanted, push)
+        joint = analyze(called_body(eqn), active, wanted, push)
         return RegionNode(eqn, joint, push, eqn.params["policy"], eqn.params["prevent_cse"])
 
 

@@ -38,23 +38,23 @@ from xform.registry.words import Bilinear, bilinear
 Axes = Sequence[int]
 
 
-def of_type(ct: Any, x: Any) -> Any:
+def cast_cotangent(ct: Any, x: Any) -> Any:
     """Return `ct` in the dtype of `x`. If `x` is real, the imaginary part of `ct` is dropped."""
     ct = lax.real(ct) if np.iscomplexobj(ct) and not np.iscomplexobj(x) else ct
     return ct if ct.dtype == x.dtype else lax.convert_element_type(ct, x.dtype)
 
 
-def rest(ndim: int, *taken: Axes) -> list[int]:
+def remaining_axes(ndim: int, *taken: Axes) -> list[int]:
     """Return the axes of an array with `ndim` axes that are in none of the lists `taken`."""
     return [i for i in range(ndim) if not any(i in axes for axes in taken)]
 
 
-def sharded(x: Any, axes: Axes) -> Any:
+def sharding(x: Any, axes: Axes) -> Any:
     """Return the `out_sharding` of a cotangent of `x` with its axes in the order `axes`."""
-    sharding = cotangent_sharding(x)
-    if not sharding.mesh.empty:
-        spec = sharding.spec
-        return sharding.update(spec=spec.update(partitions=[spec.partitions[i] for i in axes]))
+    own = cotangent_sharding(x)
+    if not own.mesh.empty:
+        spec = own.spec
+        return own.update(spec=spec.update(partitions=[spec.partitions[i] for i in axes]))
     mesh = jax.sharding.get_abstract_mesh()
     return None if mesh.empty else NamedSharding(mesh, PartitionSpec(*(None for _ in axes)))
 
@@ -68,7 +68,7 @@ def sharded(x: Any, axes: Axes) -> Any:
 def _dot_lhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
              preferred_element_type: Any, out_sharding: Any):  # fmt: skip
     (a_sum, b_sum), (a_batch, b_batch) = dimension_numbers
-    own = rest(np.ndim(a), a_sum, a_batch)
+    own = remaining_axes(np.ndim(a), a_sum, a_batch)
     other = len(a_batch) + len(own)
     return _dot(ct, b, a, b_sum, b_batch, range(other, ct.ndim), a_sum, a_batch, own, precision,
                 preferred_element_type)  # fmt: skip
@@ -77,7 +77,7 @@ def _dot_lhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
 def _dot_rhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
              preferred_element_type: Any, out_sharding: Any):  # fmt: skip
     (a_sum, b_sum), (a_batch, b_batch) = dimension_numbers
-    own = rest(np.ndim(b), b_sum, b_batch)
+    own = remaining_axes(np.ndim(b), b_sum, b_batch)
     other = ct.ndim - len(own)
     return _dot(ct, a, b, a_sum, a_batch, range(len(b_batch), other), b_sum, b_batch, own,
                 precision, preferred_element_type)  # fmt: skip
@@ -90,13 +90,13 @@ def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_kno
     Contracts `ct` with `known` over the own axes of `known`, the axes `ct_known` of `ct`. The other
     arguments are axes of each kind; `sum` axes are contracted in the forward product.
     """
-    own = rest(np.ndim(known), known_sum, known_batch)
+    own = remaining_axes(np.ndim(known), known_sum, known_batch)
     dims = (ct_known, own), (range(len(x_batch)), known_batch)
     # The axes of the product, as axes of `x`. The last ones are the contracted axes, in the order
     # of `known`.
     order = [*x_batch, *x_own, *(x_sum[i] for i in np.argsort(known_sum))]
-    out = lax.dot_general(ct, known, dims, precision, preferred, out_sharding=sharded(x, order))
-    return of_type(lax.transpose(out, np.argsort(order)), x)
+    out = lax.dot_general(ct, known, dims, precision, preferred, out_sharding=sharding(x, order))
+    return cast_cotangent(lax.transpose(out, np.argsort(order)), x)
 
 
 def _dot_flops(eqn: JaxprEqn) -> int:
@@ -117,7 +117,7 @@ def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     """  # fmt: skip
     (a_sum, b_sum), (a_batch, b_batch) = eqn.params["dimension_numbers"]
     shapes = list(map(shape, eqn.invars))
-    owns = [rest(len(s), *taken) for s, taken in zip(
+    owns = [remaining_axes(len(s), *taken) for s, taken in zip(
         shapes, ((a_sum, a_batch), (b_sum, b_batch)), strict=True)]  # fmt: skip
     ways: list[list[Links]] = []
     for i, (batch, summed) in enumerate(((a_batch, a_sum), (b_batch, b_sum))):
@@ -165,8 +165,8 @@ def _ragged_lhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
     numbers = ragged_dot_dimension_numbers
     (a_sum, b_sum), (a_batch, b_batch) = numbers.dot_dimension_numbers
     (ragged,), group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
-    own = rest(np.ndim(a), a_sum, a_batch)
-    b_own = rest(np.ndim(b), b_sum, b_batch, group)
+    own = remaining_axes(np.ndim(a), a_sum, a_batch)
+    b_own = remaining_axes(np.ndim(b), b_sum, b_batch, group)
     last = range(ct.ndim - len(b_own), ct.ndim)
     summed = [a_sum[i] for i in np.argsort(b_sum)]
     kind = (sizes, precision, preferred_element_type)
@@ -186,8 +186,8 @@ def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
     numbers = ragged_dot_dimension_numbers
     (a_sum, b_sum), (a_batch, b_batch) = numbers.dot_dimension_numbers
     (ragged,), group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
-    own = rest(np.ndim(a), a_sum, a_batch)
-    b_own = rest(np.ndim(b), b_sum, b_batch, group)
+    own = remaining_axes(np.ndim(a), a_sum, a_batch)
+    b_own = remaining_axes(np.ndim(b), b_sum, b_batch, group)
     order = [*group, *b_batch, *(b_sum[i] for i in np.argsort(a_sum)), *b_own]
     first = 0 if ragged in own else 1  # ct has a group axis first if the ragged axis is contracted
     if ragged in a_batch:
@@ -216,7 +216,7 @@ def _ragged(a: Any, b: Any, x: Any, dims: Any, ragged: int, group: Axes, order: 
     """
     numbers = lax.RaggedDotDimensionNumbers(dims, (ragged,), group)
     out = lax.ragged_dot_general(a, b, sizes, numbers, precision, preferred)
-    return of_type(lax.transpose(out, np.argsort(order)), x)
+    return cast_cotangent(lax.transpose(out, np.argsort(order)), x)
 
 
 def _ragged_flops(eqn: JaxprEqn) -> int:
@@ -292,9 +292,9 @@ def _conv_lhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
         lhs_dilation=window_strides, rhs_dilation=rhs_dilation,
         dimension_numbers=lax.ConvDimensionNumbers(y_spec, swapped, x_spec),
         feature_group_count=groups, precision=precision,
-        preferred_element_type=preferred_element_type, out_sharding=sharded(x, range(x.ndim)),
+        preferred_element_type=preferred_element_type, out_sharding=sharding(x, range(x.ndim)),
     )  # fmt: skip
-    return of_type(regroup(out, batch_group_count, x_spec[1], x_spec[0]), x)
+    return cast_cotangent(regroup(out, batch_group_count, x_spec[1], x_spec[0]), x)
 
 
 def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs_dilation: Any,
@@ -318,9 +318,9 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
         dimension_numbers=lax.ConvDimensionNumbers(specs[0], specs[2], specs[1]),
         feature_group_count=batch_group_count, batch_group_count=feature_group_count,
         precision=precision, preferred_element_type=preferred_element_type,
-        out_sharding=sharded(w, range(w.ndim)),
+        out_sharding=sharding(w, range(w.ndim)),
     )  # fmt: skip
-    return of_type(out, w)
+    return cast_cotangent(out, w)
 
 
 def _conv_flops(eqn: JaxprEqn) -> int:

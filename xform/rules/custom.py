@@ -28,14 +28,14 @@ from xform._jax import (
     zeros,
 )
 from xform.errors import NotDifferentiable
-from xform.interpret.absent import together
+from xform.interpret.absent import group_cotangents
 from xform.interpret.cost import flops
 from xform.interpret.jvp import jvp
 from xform.interpret.logs import log
 from xform.interpret.node import Structured, gather, spread
 from xform.interpret.pullback import RULE_RETURNED_NONE, pull_of_jvp, pullback
-from xform.passes.structured import body
-from xform.program.arithmetic import Value, all_arrayed, arrayed, differentiable, instantiate
+from xform.passes.structured import called_body
+from xform.program.arithmetic import Value, as_jax_value, as_jax_values, differentiable, instantiate
 from xform.program.ir import Mask, apply, program, trace
 from xform.program.source import frame
 from xform.registry.table import declare
@@ -57,7 +57,7 @@ def indexable(xs: Sequence[Value]) -> list[Value]:
 
 def number(x: Value) -> Value:
     """Return a residual; a Python number becomes an array for the backward function."""
-    return x if isinstance(x, bool) else arrayed(x)
+    return x if isinstance(x, bool) else as_jax_value(x)
 
 
 def none_if_zero(x: Value) -> Value:
@@ -96,7 +96,9 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     avals = [cotangent_aval(jax.typeof(y)) for y in ys]
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-        out, entries = pull_custom_vjp(bwd, residuals, _fill_zeros(together(cts), avals, symbolic))
+        out, entries = pull_custom_vjp(
+            bwd, residuals, _fill_zeros(group_cotangents(cts), avals, symbolic)
+        )
         log(entries, "custom_vjp", frame())
         cotangent = lambda ct: RULE_RETURNED_NONE if none_if_zero(ct) is None else ct
         return [cotangent(ct) if on else None for ct, on in zip(out, active, strict=True)]
@@ -221,12 +223,12 @@ class CustomJvp(Structured):
         outs = super().active(eqn, active)
         if not eqn.params["symbolic_zeros"]:
             return outs
-        return moving_outputs(self.jvp, eqn, active, outs, body(eqn).cache)
+        return moving_outputs(self.jvp, eqn, active, outs, called_body(eqn).cache)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         _, rule = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
         ys, dys = push_by_rule(rule.call_wrapped, eqn.params["symbolic_zeros"], xs, dxs)
-        return all_arrayed(ys), all_arrayed(dys)
+        return as_jax_values(ys), as_jax_values(dys)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         return self.jvp(eqn, xs, dxs)
@@ -246,11 +248,11 @@ class CustomVjp(Structured):
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         rules = self._rules(eqn, tuple(dx is not None for dx in dxs))
         ys, dys = split_by_rule(*rules, xs, dxs, frame(eqn))
-        return all_arrayed(ys), dys
+        return as_jax_values(ys), dys
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         ys, residuals, pull = pull_by_rule(*self._rules(eqn, active), xs, active)
-        return all_arrayed(ys), lambda cts: pull(residuals, cts)
+        return as_jax_values(ys), lambda cts: pull(residuals, cts)
 
     def _rules(self, eqn: JaxprEqn, active: Mask) -> tuple[Any, Any, Any, bool]:
         """Return forward rule, backward rule, their output trees, and if zeros are symbolic."""

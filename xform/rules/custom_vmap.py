@@ -29,7 +29,7 @@ from xform.interpret.node import (
     spread,
     submask,
 )
-from xform.program.arithmetic import Value, all_arrayed, differentiable, instantiate
+from xform.program.arithmetic import Value, as_jax_values, differentiable, instantiate
 from xform.program.ir import Mask, Program, apply, evaluate, program, trace
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -148,7 +148,7 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
 
         def run(xs: list[Value], dxs: list[Value]) -> list[Value]:
             ruled = trace(_ruled(eqn, size, both, mutual), *xs)
-            return derivative(ruled, all_arrayed(xs), all_arrayed(dxs))
+            return derivative(ruled, as_jax_values(xs), as_jax_values(dxs))
 
         if all(axis is None for axes in outside for axis in axes):
             out = run(xs, dxs)

@@ -29,7 +29,7 @@ from xform.rules.linalg import (
 )
 
 
-def unsupported(name: str, what: str) -> UnsupportedParam:
+def unsupported_error(name: str, what: str) -> UnsupportedParam:
     """Return the error for a decomposition that has no derivative rule."""
     return UnsupportedParam(
         f"derivative of {name}",
@@ -39,10 +39,10 @@ def unsupported(name: str, what: str) -> UnsupportedParam:
     )
 
 
-def whole(name: str, subset_by_index: Any, n: int) -> None:
+def check_no_subset(name: str, subset_by_index: Any, n: int) -> None:
     """Raise UnsupportedParam for a subset of the eigenvectors or singular vectors."""
     if subset_by_index is not None and tuple(subset_by_index) != (0, n):
-        raise unsupported(name, f"subset_by_index={subset_by_index}")
+        raise unsupported_error(name, f"subset_by_index={subset_by_index}")
 
 
 def _eigh(xs: Any, dxs: Any, *, lower: bool, sort_eigenvalues: bool, subset_by_index: Any,
@@ -51,7 +51,7 @@ def _eigh(xs: Any, dxs: Any, *, lower: bool, sort_eigenvalues: bool, subset_by_i
     # algorithmic differentiation" (2008), section 3.1: dw = diag(Vᴴ dA V) and
     # dV = V (F ∘ Vᴴ dA V), F[i, j] = 1 / (w[j] - w[i]) off the diagonal.
     (a,), (da,) = xs, dxs
-    whole("eigh", subset_by_index, a.shape[-1])
+    check_no_subset("eigh", subset_by_index, a.shape[-1])
     v, w = jax_primitives.eigh_p.bind(
         a, lower=lower, sort_eigenvalues=sort_eigenvalues, subset_by_index=subset_by_index,
         algorithm=algorithm,
@@ -74,9 +74,9 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
     (a,), (da,) = xs, dxs
     m, n = a.shape[-2:]
     if compute_uv:
-        whole("svd", subset_by_index, min(m, n))
+        check_no_subset("svd", subset_by_index, min(m, n))
         if full_matrices and m != n:
-            raise unsupported("svd", "full_matrices=True of a matrix that is not square")
+            raise unsupported_error("svd", "full_matrices=True of a matrix that is not square")
     kind = {"subset_by_index": subset_by_index, "algorithm": algorithm}
     svd_p = jax_primitives.svd_p
     if da is None:

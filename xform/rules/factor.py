@@ -31,7 +31,7 @@ from xform.rules.linalg import (
     upper,
     where,
 )
-from xform.rules.reduce import defined_by
+from xform.rules.reduce import jvp_of_definition
 
 
 def _cholesky(xs: Any, dxs: Any):
@@ -169,10 +169,10 @@ def _cholesky_update(r: Any, w: Any) -> list[Any]:
 
 _qr_flops = factorization(lambda m, n: 2 * m * n**2 - 2 * n**3 / 3)
 
-composite("householder_product", defined_by(_householder_product), Traits(flops=_qr_flops))
-composite("ormqr", defined_by(_ormqr))
-composite("symmetric_product", defined_by(_symmetric_product))
-composite("cholesky_update", defined_by(_cholesky_update))
+composite("householder_product", jvp_of_definition(_householder_product), Traits(flops=_qr_flops))
+composite("ormqr", jvp_of_definition(_ormqr))
+composite("symmetric_product", jvp_of_definition(_symmetric_product))
+composite("cholesky_update", jvp_of_definition(_cholesky_update))
 constant("lu_pivots_to_permutation", known=("permutation_size",))
 composite("cholesky", _cholesky, Traits(flops=factorization(lambda m, n: n**3 / 3)))
 composite("lu", _lu, Traits(flops=factorization(lambda m, n: m * n**2 - n**3 / 3)))

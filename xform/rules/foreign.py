@@ -25,7 +25,7 @@ from xform.errors import NotDifferentiable
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp
 from xform.program.arithmetic import Value
-from xform.program.hijax import is_lost
+from xform.program.hijax import blocks_derivatives
 from xform.program.ir import Mask
 from xform.program.source import frame
 from xform.registry.table import RULES, Rule
@@ -37,7 +37,7 @@ class Foreign(Structured):
     """The rule of a primitive whose rules are in JAX's public tables."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        lost = not eqn.outvars or any(is_lost(v.aval) for v in eqn.outvars)
+        lost = not eqn.outvars or any(blocks_derivatives(v.aval) for v in eqn.outvars)
         if any(active) and lost:
             raise NotDifferentiable(
                 f"derivative of {eqn.primitive.name}",
@@ -106,14 +106,14 @@ def has_rule(primitive: Primitive) -> bool:
 _FOREIGN_RULES: weakref.WeakKeyDictionary[Primitive, Rule] = weakref.WeakKeyDictionary()
 
 
-def elsewhere(primitive: Primitive) -> Rule | None:
+def foreign_rule(primitive: Primitive) -> Rule | None:
     """Return the rule of a primitive that has none in xform's registry; None if JAX has none."""
     if primitive not in _FOREIGN_RULES and has_rule(primitive):
         _FOREIGN_RULES[primitive] = Foreign(primitive.name, "foreign", traits=UNKNOWN)
     return _FOREIGN_RULES.get(primitive)
 
 
-def every_foreign() -> list[Primitive]:
+def foreign_primitives() -> list[Primitive]:
     """Return all primitives of the loaded libraries that have rules in JAX's tables."""
     known = {*ad.primitive_jvps, *ad.primitive_transposes} - RULES.keys()
     return sorted(filter(has_rule, known), key=lambda p: (type(p).__module__, p.name))

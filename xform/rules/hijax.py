@@ -15,12 +15,19 @@ import jax
 
 from xform._jax import JaxprEqn, cotangent_aval, tangent_aval
 from xform.errors import NotDifferentiable, WrongCotangent
-from xform.interpret.absent import together
+from xform.interpret.absent import group_cotangents
 from xform.interpret.logs import log
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import RULE_RETURNED_NONE, check_cotangent, pull_of_jvp, pullback
 from xform.program.arithmetic import Value, add
-from xform.program.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
+from xform.program.hijax import (
+    NullAccum,
+    ValAccum,
+    blocks_derivatives,
+    defines_rule,
+    kind,
+    operation,
+)
 from xform.program.ir import Mask, apply, program, trace
 from xform.program.source import frame
 from xform.registry.table import declare
@@ -63,7 +70,7 @@ class HiPrimitive(Structured):
     users: ClassVar[bool] = True
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        lost = [v.aval for v in eqn.outvars if is_lost(v.aval)] if any(active) else []
+        lost = [v.aval for v in eqn.outvars if blocks_derivatives(v.aval)] if any(active) else []
         if lost:
             raise NotDifferentiable(
                 f"derivative of {operation(eqn)}",
@@ -81,23 +88,25 @@ class HiPrimitive(Structured):
         prim = eqn.params["_prim"]
         if _is_custom_vjp(prim):
             raise no_forward_mode(frame(eqn))
-        rule = _jvp if brings(prim, "jvp") else _linearize if brings(prim, "lin") else None
+        rule = (
+            _jvp if defines_rule(prim, "jvp") else _linearize if defines_rule(prim, "lin") else None
+        )
         if rule is None:
             raise _refusal(eqn, "push tangents: it has neither jvp nor lin")
         return rule(prim, xs, with_zeros(dxs, eqn.invars, tangent_aval))
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         prim = eqn.params["_prim"]
-        pushes = brings(prim, "jvp") or brings(prim, "lin")
-        if brings(prim, "vjp_fwd") and (_is_custom_vjp(prim) or not pushes):
+        pushes = defines_rule(prim, "jvp") or defines_rule(prim, "lin")
+        if defines_rule(prim, "vjp_fwd") and (_is_custom_vjp(prim) or not pushes):
             reverse = self._reverse(eqn, xs, tuple(dx is not None for dx in dxs))
             return refuse_push(*reverse, dxs, frame(eqn))
-        if brings(prim, "lin"):
+        if defines_rule(prim, "lin"):
             return _linearize(prim, xs, with_zeros(dxs, eqn.invars, tangent_aval))
         return self.jvp(eqn, xs, dxs)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        if not brings(eqn.params["_prim"], "vjp_fwd"):
+        if not defines_rule(eqn.params["_prim"], "vjp_fwd"):
             push = functools.partial(self._pushed, eqn, wanted)
             return pull_of_jvp(push, xs, active, wanted)
         ys, residuals, pull = self._reverse(eqn, xs, active)
@@ -118,7 +127,9 @@ class HiPrimitive(Structured):
         residuals, tree = jax.tree.flatten((held, *structured))
 
         def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-            given = together([ct if on else None for ct, on in zip(cts, moving, strict=True)])
+            given = group_cotangents(
+                [ct if on else None for ct, on in zip(cts, moving, strict=True)]
+            )
             y = prim.out_tree.unflatten(with_zeros(given, eqn.outvars, cotangent_aval))
             sums = _accumulators(eqn, active)
             entries = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
@@ -135,8 +146,8 @@ class HiPrimitive(Structured):
         self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
     ) -> tuple[list[Value], Pull]:
         prim = eqn.params["_prim"]
-        if not brings(prim, "transpose"):
-            if brings(prim, "vjp_fwd"):
+        if not defines_rule(prim, "transpose"):
+            if defines_rule(prim, "vjp_fwd"):
                 return self.vjp(eqn, xs, active, wanted)
             # Its jvp binds the object again for the tangents, so its operations are transposed.
             run = lambda *xs: prim.out_tree.flatten_up_to(prim.expand(*prim.in_tree.unflatten(xs)))

@@ -22,7 +22,7 @@ from xform.interpret.activity import path
 from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, with_types
 from xform.interpret.jvp import jvp
-from xform.interpret.loop_state import needed
+from xform.interpret.loop_state import needed_inputs
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, add, instantiate
@@ -170,7 +170,7 @@ class _ScanNode(Node):
             return schedule.reads
         if "needs" not in schedule.cache:
             _, carry, _ = self.body.parts(self.joint.inputs)
-            need = needed(schedule, dict(zip(carry, self.joint.outputs, strict=False)))
+            need = needed_inputs(schedule, dict(zip(carry, self.joint.outputs, strict=False)))
             schedule.cache["needs"] = tuple(v in need for v in self.joint.inputs)
         return schedule.cache["needs"]
 
@@ -225,7 +225,7 @@ class _ScanNode(Node):
         if schedule.snapshots is not None:
             return revolve.forward(self, schedule, schedule.snapshots, xs, used)
         on = self.hoisted_values(schedule)
-        once = emit.once(
+        once = emit.values_by_variable(
             schedule, gather(schedule.saved, on), dict(zip(joint.inputs, xs, strict=True))
         )
         moved = [v for v, o in zip(schedule.saved, on, strict=True) if not o]
@@ -245,14 +245,14 @@ class _ScanNode(Node):
             out = emit.values(schedule, [*carries, *slots.values()], {**env, **once})
             pairs = zip(slots.items(), out[len(carries) :], strict=True)
             return out[: len(carries)], [
-                emit.send(schedule, v, x) if moves else x for ((_, moves), v), x in pairs
+                emit.transfer(schedule, v, x) if moves else x for ((_, moves), v), x in pairs
             ]
 
         final, stacks = lax.scan(step, gather(carry, carried), seq, **self.options)
         stack = dict(zip(slots, stacks, strict=True))
         last = spread(final, carried)
         outs = [x if u else None for x, u in zip(last, used[:nk], strict=True)]
-        hoisted = [emit.send(schedule, v, x) for v, x in once.items()]
+        hoisted = [emit.transfer(schedule, v, x) for v, x in once.items()]
         token = hoisted, [stack[k] for k in keys[len(ys) :]]
         return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[nk:])], token
 
@@ -286,7 +286,7 @@ class _ScanNode(Node):
             """Run the body's backward part in one iteration; a zero result is None."""
             n = sum(states)
             pairs = zip(gather(schedule.joint.inputs, states), slices[:n], strict=True)
-            back = [emit.send(schedule, v, x, back=True) for v, x in pairs]
+            back = [emit.transfer(schedule, v, x, back=True) for v, x in pairs]
             carry = [
                 b if a is None else a
                 for a, b in zip(fixed, body.parts(spread(back, states))[1], strict=True)

@@ -24,7 +24,14 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, primitives, weak_as, zeros
-from xform.program.arithmetic import Over, Value, arrayed, constant_like, like, reduce_like
+from xform.program.arithmetic import (
+    Over,
+    Value,
+    as_jax_value,
+    constant_like,
+    reduce_like,
+    shaped_like,
+)
 from xform.program.equation import apply
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement
 from xform.registry.table import declare
@@ -115,7 +122,7 @@ def _polynomial(primals: Sequence[Value], tangents: Sequence[Any], *, unroll: in
             term = lax.mul(dck, power)
             dy = term if dy is None else lax.add(dy, term)
         power = lax.mul(power, x)
-    return [y], [None if dy is None else like(dy, y)]
+    return [y], [None if dy is None else shaped_like(dy, y)]
 
 
 composite("polynomial", _polynomial, traits=ELEMENTWISE)
@@ -177,7 +184,7 @@ def _one_minus_square(x: Value) -> Value:
 
 @_one_minus_square.defjvp
 def _minus_twice(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-    x, dx = map(arrayed, (*primals, *tangents))
+    x, dx = map(as_jax_value, (*primals, *tangents))
     return _one_minus_square(x), lax.mul(dx, lax.mul(C(x, -2), x))
 
 
@@ -236,7 +243,7 @@ def _asinh_slope(x: Value) -> Value:
 
 @_asinh_slope.defjvp
 def _asinh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-    x, dx = map(arrayed, (*primals, *tangents))
+    x, dx = map(as_jax_value, (*primals, *tangents))
     y = _asinh_slope(x)
     return y, lax.mul(dx, lax.mul(lax.mul(lax.neg(lax.mul(x, y)), y), y))
 
@@ -253,7 +260,7 @@ def _atanh_slope(x: Value) -> Value:
 
 @_atanh_slope.defjvp
 def _atanh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-    x, dx = map(arrayed, (*primals, *tangents))
+    x, dx = map(as_jax_value, (*primals, *tangents))
     factors = _factors(x)
     curvature = lax.div(lax.div(lax.mul(C(x, 2), x), factors), factors)
     return _atanh_slope(x), lax.mul(dx, curvature)

@@ -48,7 +48,7 @@ SUM = dataclasses.replace(REDUCTION, dependence=axis_by_axis(_reduced))
 Combine = Callable[[list[Any], list[Any]], list[Any]]
 
 
-def defined_by(f: Callable[..., Any]) -> Callable[..., Any]:
+def jvp_of_definition(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return the jvp of a primitive whose value `f` computes by operations that have rules.
 
     `f(*xs, **params)` returns a list. Its keyword-only arguments are the rule's parameters. Only
@@ -134,8 +134,8 @@ linear(
     lambda ct, x, *, axes, out_sharding: spread_over(ct, x, axes, cotangent_sharding(x)),
     traits=SUM,
 )
-composite("reduce_prod", defined_by(_product), SUM)
-composite("reduce", defined_by(_reduce), Traits(
+composite("reduce_prod", jvp_of_definition(_product), SUM)
+composite("reduce", jvp_of_definition(_reduce), Traits(
     flops=lambda e: cost.operand_size(e) * cost.flops(program(e.params["jaxpr"]))))  # fmt: skip
 
 
@@ -197,7 +197,9 @@ def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
 
 
 def _cumulative(combine: Callable[[Any, Any], Any]):
-    return defined_by(lambda x, *, axis, reverse: [lax.associative_scan(combine, x, reverse, axis)])
+    return jvp_of_definition(
+        lambda x, *, axis, reverse: [lax.associative_scan(combine, x, reverse, axis)]
+    )
 
 
 linear(

@@ -17,9 +17,9 @@ from jax import lax
 
 from xform._jax import Var, cotangent_aval
 from xform.interpret import emit
-from xform.interpret.checkpoints import States, back, known, places
+from xform.interpret.checkpoints import States, known_length_trail, run_backward, slot_of_each_step
 from xform.interpret.joint import Schedule
-from xform.interpret.lanes import final, store
+from xform.interpret.lanes import forward_only, store_slice
 from xform.interpret.node import gather, present_mask, spread
 from xform.program.arithmetic import Value, instantiate
 from xform.program.ir import Mask
@@ -35,13 +35,13 @@ def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Ma
     carries = gather(joint.outputs[:nk], carried)
     consts, carry, seq = body.parts(xs)
     on = body.parts(stored)[1]
-    at = places(node.iterations, n)
+    at = slot_of_each_step(node.iterations, n)
     slots = [lax.broadcast(x, (n + 1,)) for x in gather(carry, on)]
 
     def step(state: Any, x: Any):
         (carry, slots), (i, seq) = state, x
         carry = spread(carry, carried)
-        slots = [store(s, v, i) for s, v in zip(slots, gather(carry, on), strict=True)]
+        slots = [store_slice(s, v, i) for s, v in zip(slots, gather(carry, on), strict=True)]
         env = _known(joint.inputs, [*consts, *carry, *seq])
         out = emit.values(schedule, [*carries, *ys], env)
         return (out[: len(carries)], slots), out[len(carries) :]
@@ -60,8 +60,10 @@ def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[
     consts, fixed, seq = body.parts(xs)
     stored = body.parts(node.stacked_inputs([schedule]))[1]
     hoisted = node.hoisted_values(schedule)
-    with emit.recompute():
-        once = emit.once(schedule, gather(schedule.saved, hoisted), _known(joint.inputs, xs))
+    with emit.recompute_scope():
+        once = emit.values_by_variable(
+            schedule, gather(schedule.saved, hoisted), _known(joint.inputs, xs)
+        )
     each = [v for v, on in zip(schedule.saved, hoisted, strict=True) if not on]
     on = node.moving(present_mask(seeds))
     cts, sums, ct_ys = node.starts(seeds, on)
@@ -81,27 +83,30 @@ def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[
     def step(i: Value, x: States) -> States:
         env = _known(joint.inputs, inputs(i, x))
         moving = gather(joint.outputs[:nk], stored)
-        with emit.recompute():
+        with emit.recompute_scope():
             return emit.values(schedule, moving, {**env, **once}, effects=False)
 
     def pull(i: Value, x: States, after: States, cts: States, accumulators: Any):
         sums, stacks = accumulators[:n_sums], accumulators[n_sums:]
         args = inputs(i, x)
-        with emit.recompute():
-            kept = {**emit.once(schedule, each, {**_known(joint.inputs, args), **once}), **once}
+        with emit.recompute_scope():
+            kept = {
+                **emit.values_by_variable(schedule, each, {**_known(joint.inputs, args), **once}),
+                **once,
+            }
         step_seeds = node.step_seeds(cts, [_get(ct, at(i)) for ct in ct_ys], on)
         out = emit.backward(schedule, [kept[v] for v in schedule.saved], args, step_seeds, True)
         ct_consts, ct_carry, ct_seq = body.parts(spread(out, joint.results))
         sums = list(map(lax.add, sums, gather(ct_consts, on.consts)))
         pairs = zip(stacks, gather(ct_seq, on.seq), strict=True)
-        return node.next_cts(ct_carry, on), [*sums, *(store(s, ct, at(i)) for s, ct in pairs)]
+        return node.next_cts(ct_carry, on), [*sums, *(store_slice(s, ct, at(i)) for s, ct in pairs)]
 
-    trail = known(length, n, slots)
+    trail = known_length_trail(length, n, slots)
     nothing = (False,) * sum(stored)
-    cts, accumulators = back(trail, [], nothing, step, pull, cts, [*sums, *stacks])
+    cts, accumulators = run_backward(trail, [], nothing, step, pull, cts, [*sums, *stacks])
     where = frame(node.eqn)
     results = [*accumulators[:n_sums], *cts, *accumulators[n_sums:]]
-    return node.as_results([final(ct, where) for ct in results], on)
+    return node.as_results([forward_only(ct, where) for ct in results], on)
 
 
 def _known(variables: Sequence[Var], values: Sequence[Value]) -> dict[Var, Value]:

@@ -31,10 +31,10 @@ from xform.interpret.absent import reduced_joint
 from xform.interpret.activity import path
 from xform.interpret.concrete import WatchedTracer
 from xform.interpret.cost import flops
-from xform.interpret.joint import Joint, Schedule, analyze, compiled
+from xform.interpret.joint import Joint, Schedule, analyze, will_be_compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread
-from xform.program.arithmetic import Value, constant_like, instantiate, laid
+from xform.program.arithmetic import Value, constant_like, instantiate, reshard_tangent
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Atom, Mask, Program, evaluate, program, trace
 from xform.program.source import frame
@@ -106,7 +106,7 @@ class _Devices:
         return values[0]
 
     def analyze(self, active: Mask, wanted: Mask, push: bool) -> Joint:
-        singly = not compiled()
+        singly = not will_be_compiled()
         return self.inside(lambda: analyze(self.body, active, wanted, push, singly=singly))
 
     def residual_spec(self, aval: Any) -> PartitionSpec:
@@ -219,7 +219,7 @@ class ShardMap(Structured):
         ins = [list(devices.in_specs), gather(devices.in_specs, active)]
         outs = [list(devices.out_specs), gather(devices.out_specs, active_out)]
         pairs = zip(dxs, eqn.invars, strict=True)
-        placed = [laid(dx, v.aval) for dx, v in pairs if dx is not None]
+        placed = [reshard_tangent(dx, v.aval) for dx, v in pairs if dx is not None]
         ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), placed)
         return ys, spread(dys, active_out)
 
@@ -327,7 +327,7 @@ class _ShardNode(Node):
         in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
         with self.eqn.ctx.manager:
             pairs = zip(gather(seeds, given), takes, strict=True)
-            placed = [laid(x, v.aval, kind) for x, (_, v, _) in pairs]
+            placed = [reshard_tangent(x, v.aval, kind) for x, (_, v, _) in pairs]
             mapped = devices.map(run, in_specs, turned[1])
             return spread(mapped(token.leaves, gather(xs, reads), placed), present)
 

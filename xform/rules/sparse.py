@@ -21,7 +21,7 @@ from xform.program.arithmetic import Value, add, reduce_like
 from xform.program.ir import Mask, apply
 from xform.registry.table import Rule, declare
 from xform.registry.words import composite
-from xform.rules.reduce import defined_by
+from xform.rules.reduce import jvp_of_definition
 
 Bind = Callable[..., Value]
 
@@ -397,4 +397,4 @@ def _dense(*buffers: Value, tree: Any) -> list[Value]:
     return [array.todense() if hasattr(array, "todense") else array]
 
 
-composite("todense", defined_by(_dense))
+composite("todense", jvp_of_definition(_dense))

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from xform.errors import NotDifferentiable
-from xform.program.arithmetic import Value, arrayed, constant_like
+from xform.program.arithmetic import Value, as_jax_value, constant_like
 from xform.registry.traits import EXPENSIVE, PLAIN
 from xform.registry.words import pointwise
 
@@ -116,7 +116,7 @@ def _exp_minus_square(x: Value) -> Value:
 
 @_exp_minus_square.defjvp
 def _minus_twice_x(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-    x, dx = map(arrayed, (*primals, *tangents))
+    x, dx = map(as_jax_value, (*primals, *tangents))
     y = _exp_minus_square(x)
     return y, lax.mul(dx, lax.mul(lax.mul(C(x, -2), x), y))
 

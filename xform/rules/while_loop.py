@@ -17,12 +17,12 @@ from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
-from xform.interpret.checkpoints import SNAPSHOTS, States, back, in_lanes, sweep
+from xform.interpret.checkpoints import SNAPSHOTS, States, in_lanes, run_backward, sweep
 from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, with_types
 from xform.interpret.jvp import jvp
-from xform.interpret.lanes import final, while_loop
-from xform.interpret.loop_state import needed, read_for
+from xform.interpret.lanes import forward_only, while_loop
+from xform.interpret.loop_state import needed_inputs, values_read
 from xform.interpret.node import (
     Node,
     NodeWithoutResiduals,
@@ -173,15 +173,15 @@ class _Steps:
         They are the state after the step, which is available.
         """
         if "needs" not in schedule.cache:
-            need = needed(schedule, self.carried)
+            need = needed_inputs(schedule, self.carried)
             outputs = {
                 v: y
                 for v, y in self.carried.items()
                 if v in need and isinstance(y, Var) and y in self.joint.producer
             }
-            read = {*schedule.saved, *read_for(self.joint, schedule.saved, outputs.values())}
+            read = {*schedule.saved, *values_read(self.joint, schedule.saved, outputs.values())}
             ahead = {v: y for v, y in outputs.items() if y in read}
-            schedule.cache["needs"] = needed(schedule, self.carried, ahead), ahead
+            schedule.cache["needs"] = needed_inputs(schedule, self.carried, ahead), ahead
         return schedule.cache["needs"]
 
     def stored(self, schedule: Schedule) -> Mask:
@@ -252,12 +252,12 @@ class _Steps:
             return {v: x for v, x in pairs if x is not None}
 
         def step(x: States) -> States:
-            with emit.recompute():
+            with emit.recompute_scope():
                 return emit.values(schedule, moving, known(x), effects=False)
 
         def pull(x: States, after: States, cts: States) -> tuple[States, States]:
-            with emit.recompute():
-                kept = emit.once(
+            with emit.recompute_scope():
+                kept = emit.values_by_variable(
                     schedule, schedule.saved, {**known(x), **dict(zip(outputs, after, strict=True))}
                 )
             seeds = gather(spread(cts, carry), self.cts)
@@ -269,7 +269,9 @@ class _Steps:
         trail, last = token
         sums = instantiate([None] * n, joint.inputs[:n], consts, cotangent_aval)
         lanes = in_lanes(trail.lane_steps, step, pull)
-        cts, sums = back(trail, last, ahead, *lanes, gather(spread(cts, self.cts), carry), sums)
+        cts, sums = run_backward(
+            trail, last, ahead, *lanes, gather(spread(cts, self.cts), carry), sums
+        )
         return [*sums, *cts]
 
 
@@ -310,7 +312,7 @@ class _WhileNode(Node):
         where = frame(self.eqn)
         outs = zip(ys, self.eqn.outvars, used, strict=True)
         # Under `vmap` the outputs of a loop may lose their weak type.
-        return [final(weak_as(y, v.aval), where) if u else None for y, v, u in outs], token
+        return [forward_only(weak_as(y, v.aval), where) if u else None for y, v, u in outs], token
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
@@ -320,7 +322,7 @@ class _WhileNode(Node):
         results = self.steps.compiled(schedules[0], "back")(token, list(xs), cts)
         where = frame(self.eqn)
         return spread(
-            [final(ct, where) for ct in results], self.dependent_results(present_mask(seeds))
+            [forward_only(ct, where) for ct in results], self.dependent_results(present_mask(seeds))
         )
 
     def dependent_results(self, given: Mask) -> Mask:

@@ -31,7 +31,7 @@ from xform.registry.dependence import (
 )
 from xform.registry.traits import Traits
 from xform.registry.words import composite, linear
-from xform.rules.reduce import Combine, defined_by, elementwise
+from xform.rules.reduce import Combine, elementwise, jvp_of_definition
 from xform.rules.unpool import gather, lowered, unpool, unpool_p
 
 Sizes = Sequence[int]
@@ -158,7 +158,7 @@ def _reduce_window(*operands: Any, jaxpr: Any, consts: Sequence[Any], window_dim
                         window_strides, padding, base_dilation, window_dilation)  # fmt: skip
 
 
-composite("reduce_window", defined_by(_reduce_window), WINDOW)
+composite("reduce_window", jvp_of_definition(_reduce_window), WINDOW)
 
 
 def _sum_transpose(ct: Any, x: Any, *, window_dimensions: Sizes, window_strides: Sizes,

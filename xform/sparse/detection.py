@@ -16,7 +16,7 @@ from xform.interpret.cost import shape, size
 from xform.introspection.callables import check_callable, function_name
 from xform.policies import save_everything
 from xform.program.arithmetic import differentiable
-from xform.program.ir import Mask, Program, gather, lifted, spread, trace
+from xform.program.ir import Mask, Program, gather, lift_constants, spread, trace
 from xform.program.source import frame
 from xform.sparse import sets as S
 from xform.sparse.nested import set_propagator
@@ -173,7 +173,7 @@ def derivative_matrix(f: Callable[..., Any], args: Sequence[Any], argnums: int |
         whole = [next(rest) if on else x for x, on in zip(leaves, typed, strict=True)]
         return jax.tree.leaves(f(*jax.tree.unflatten(tree, whole)))
 
-    prog, consts = lifted(trace(flat, *arrays))
+    prog, consts = lift_constants(trace(flat, *arrays))
     _refuse_effects(prog, asked)
     columns = (*[False] * len(consts), *gather(mine, typed))
     name = f"{of.title()} of {function_name(f)}"

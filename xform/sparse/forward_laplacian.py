@@ -23,15 +23,15 @@ from xform.errors import WrongDtype
 from xform.interpret.cost import shape
 from xform.interpret.jvp import jvp, push
 from xform.introspection.callables import check_callable, function_name
-from xform.passes.inline import opened
+from xform.passes.inline import inline_bodies
 from xform.program.arithmetic import (
     Value,
     add,
     constant_like,
     differentiable,
     instantiate,
-    like,
     scale,
+    shaped_like,
 )
 from xform.program.ir import (
     Mask,
@@ -152,7 +152,7 @@ def _check(values: Sequence[Any], asked: str, what: str) -> None:
 def forward(prog: Program, args: Sequence[Value], derivatives: Sequence[Derivatives | None]
             ) -> tuple[list[Value], list[Derivatives | None]]:  # fmt: skip
     """The outputs of a program and their derivatives; None for constant outputs."""
-    prog = opened(prog, opens)
+    prog = inline_bodies(prog, opens)
     env = environment(prog, args)
     derivatives_of = {v: m for v, m in zip(prog.inputs, derivatives, strict=True) if m is not None}
     drop, outer = last_uses(prog.equations, prog.outputs), name_stack()
@@ -240,7 +240,7 @@ def _pointwise(rule: Pointwise, eqn: JaxprEqn, xs: Sequence[Value], ds: Sequence
         prog = trace(slope, *[v.aval for v in eqn.invars])
         sums = [None if other is None else _inner(m.jacobian, other.jacobian) for other in ds]
         total = _sum(total, jvp(prog, xs, sums)[1][0])
-    return None if total is None else like(total, zeros(out.aval))
+    return None if total is None else shaped_like(total, zeros(out.aval))
 
 
 def _inner(a: Value, b: Value) -> Value:

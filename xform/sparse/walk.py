@@ -20,11 +20,11 @@ from xform.errors import MissingRule, NotDifferentiable, UnsupportedParam
 from xform.interpret.cost import shape
 from xform.interpret.jvp import push
 from xform.interpret.node import Structured
-from xform.passes.inline import opened
-from xform.passes.structured import body
+from xform.passes.inline import inline_bodies
+from xform.passes.structured import called_body
 from xform.policies import save_everything
 from xform.program.arithmetic import differentiable
-from xform.program.ir import Mask, Program, bind, gather, lifted, spread, trace
+from xform.program.ir import Mask, Program, bind, gather, lift_constants, spread, trace
 from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Composite
 from xform.sparse import sets as S
@@ -140,19 +140,19 @@ def _depends(v: Var, y: Sets) -> bool:
 def flat(prog: Program) -> Program:
     """The program with all calls inlined, including remat regions and marks."""
     if "opened" not in prog.cache:
-        prog.cache["opened"] = opened(prog, opens)
+        prog.cache["opened"] = inline_bodies(prog, opens)
     return prog.cache["opened"]
 
 
 def opens(eqn: JaxprEqn) -> Program | None:
     """The body of a call; None if the equation is not a call or has a custom derivative."""
     known = traits(eqn.primitive)
-    return body(eqn) if known.call and known.calls != "custom" else None
+    return called_body(eqn) if known.call and known.calls != "custom" else None
 
 
 def _lifted(prog: Program, sets: MaybeSets, values: Sequence[Any]):
     """The arguments of `follow` for a program with its constants as leading inputs."""
-    prog, consts = lifted(prog)
+    prog, consts = lift_constants(prog)
     return prog, [*[None] * len(consts), *sets], [*consts, *values]
 
 

@@ -15,7 +15,7 @@ from xform._jax import closed
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.policies.regions import region_policy
-from xform.rules.call import mark
+from xform.rules.call import remat_region_of
 from xform.storage.bounded_cache import BoundedCache
 from xform.transforms.function import as_array, numbers
 from xform.transforms.planned_regions import name_saved_values
@@ -96,7 +96,7 @@ def checkpoint(
         by = policy
         if isinstance(policy, policies.MinCut | policies.Budget):
             jaxpr, by = name_saved_values(jaxpr, policy)
-        out = mark(jaxpr, leaves, by, cse)
+        out = remat_region_of(jaxpr, leaves, by, cse)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 
     return region

@@ -28,23 +28,23 @@ from xform._jax import (
 )
 from xform.interpret.concrete import Mark, MarkedTracer, Results, TangentTracer, Watch
 from xform.interpret.jvp import push
-from xform.interpret.logs import collected, log_without
+from xform.interpret.logs import collect_logs, log_without
 from xform.interpret.node import EagerToken, Node, Pull, fork_p, gather, join_p, spread
-from xform.interpret.pullback import RULE_RETURNED_NONE, back, check_cotangent, pull_of_jvp
+from xform.interpret.pullback import RULE_RETURNED_NONE, check_cotangent, pull_of_jvp, pull_tape
 from xform.interpret.pullback import vjp as pull_equation
 from xform.interpret.staged import Split, stage
 from xform.passes.dce import live
 from xform.planner.decide import schedule
 from xform.program.arithmetic import (
     Value,
-    all_arrayed,
+    as_jax_values,
     differentiable,
     is_number,
     reduce_like,
     scale,
 )
 from xform.program.equation import Applied
-from xform.program.ir import Mask, Program, evaluate, lifted
+from xform.program.ir import Mask, Program, evaluate, lift_constants
 from xform.program.source import frame
 from xform.registry.table import Rule
 from xform.registry.words import Bilinear, Pointwise
@@ -140,11 +140,11 @@ class _PushTrace(Watch):
 
     def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                 marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip
-        return rule.push(eqn, xs, ys, all_arrayed(marks))
+        return rule.push(eqn, xs, ys, as_jax_values(marks))
 
     def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                  wanted: Mask) -> Results:  # fmt: skip
-        return push(rule, eqn, xs, all_arrayed(marks), wanted, self.split)
+        return push(rule, eqn, xs, as_jax_values(marks), wanted, self.split)
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
@@ -272,7 +272,7 @@ class _TapeRunner(LinearRunner):
         self._tape, self._inputs, self._outputs = tape, inputs, outputs
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        cts = back(self._tape, self._outputs, seeds)
+        cts = pull_tape(self._tape, self._outputs, seeds)
         return [cts.get(v) if v is not None else None for v in self._inputs]
 
     def active_outputs(self) -> Mask:
@@ -298,7 +298,7 @@ class _ProgramRunner(LinearRunner):
         return self._gives if self._push else self._takes
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        values = all_arrayed(gather(seeds, self._takes))
+        values = as_jax_values(gather(seeds, self._takes))
         results = _directly(evaluate, self._program, [*arrays, *values])
         log_without(self._places, "a linear map", "")
         return spread(results, self._gives)
@@ -311,7 +311,7 @@ def _stage_linear(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push
     places: dict[Any, str] = {}
 
     def run(*seeds: Value) -> list[Value]:
-        with collected() as logs:
+        with collect_logs() as logs:
             results = f(seeds)
         places.update(logs.places("a pullback that was flattened before its call"))
         gives[:] = [r is not None for r in results]
@@ -322,7 +322,7 @@ def _stage_linear(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push
     read = {v for eqn in equations for v in eqn.invars if isinstance(v, Var)}
     read.update(v for v in prog.outputs if isinstance(v, Var))
     kept = tuple((v, x) for v, x in prog.consts if v in read)
-    lifted_prog, consts = lifted(Program(prog.inputs, kept, equations, prog.outputs))
+    lifted_prog, consts = lift_constants(Program(prog.inputs, kept, equations, prog.outputs))
     return _ProgramRunner(lifted_prog, takes, tuple(gives), push, places), [
         as_array(x, "staging") for x in consts
     ]

@@ -13,7 +13,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp as interpret
 from xform.planner.decide import schedule
-from xform.program.arithmetic import Value, all_arrayed
+from xform.program.arithmetic import Value, as_jax_values
 from xform.program.ir import seldom_collected
 from xform.transforms import eager
 from xform.transforms.function import FunctionCall, Tree, as_tuple, function_call, trace_function
@@ -79,7 +79,7 @@ def _pruned(at: FunctionCall, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] |
     if any(map(has_effects, fun.program.equations)):
         return None
     try:
-        ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *all_arrayed(dxs)])
+        ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *as_jax_values(dxs)])
     except _REFUSALS:
         return None
     y, aux = fun.outputs(ys)

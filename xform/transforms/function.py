@@ -14,14 +14,13 @@ import numpy as np
 from xform._jax import Tracer
 from xform._jax.mutable import is_mutable
 from xform.errors import WrongArgument, WrongDtype
-from xform.interpret.joint import compiled
+from xform.interpret.joint import will_be_compiled
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.introspection.modules import inexact, opened
-from xform.passes.inline import called_once
-from xform.passes.inline import opened as inlined
+from xform.passes.inline import bodies_called_once, inline_bodies
 from xform.planner.problem import Problem
 from xform.program.arithmetic import Value, differentiable
-from xform.program.ir import Mask, Program, lifted, trace
+from xform.program.ir import Mask, Program, lift_constants, trace
 from xform.transforms.prefix import flags
 
 Tree = Any
@@ -160,9 +159,9 @@ def trace_function(at: FunctionCall) -> tuple[Function, list[Value]]:
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
     prog = trace(flat, *at.args)
-    if compiled():
-        prog = inlined(prog, called_once(prog))
-    lifted_prog, consts = lifted(prog)
+    if will_be_compiled():
+        prog = inline_bodies(prog, bodies_called_once(prog))
+    lifted_prog, consts = lift_constants(prog)
     tree, static, traced = out["aux"]
 
     def rebuild_aux(values: Sequence[Value]) -> Tree:

@@ -20,15 +20,15 @@ from xform.errors import WrongCotangent, WrongTangent
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Schedule
-from xform.interpret.logs import collected, log_without
+from xform.interpret.logs import collect_logs, log_without
 from xform.interpret.node import gather, spread
 from xform.program.arithmetic import (
     Value,
-    all_arrayed,
+    as_jax_values,
     differentiable,
     float0_zeros,
     is_number,
-    laid,
+    reshard_tangent,
 )
 from xform.program.hijax import is_vector
 from xform.program.ir import Mask, seldom_collected
@@ -73,7 +73,7 @@ class PlannedRunner(LinearRunner):
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
         """Run the backward part under its schedule."""
         joint, (kept, reads) = self._schedule.joint, arrays
-        seeds = all_arrayed(seeds)
+        seeds = as_jax_values(seeds)
         if self._push:
             full = [*[None] * self._n_consts, *seeds]
         else:
@@ -200,7 +200,7 @@ class Pullback:
 
     def logged(self, run: Callable[[], Tree]) -> Tree:
         """Run a backward pass; return its result, with its logs if this map returns logs."""
-        with collected() as logs:
+        with collect_logs() as logs:
             result = run()
         return (result, logs.checked(self._signature.name)) if self._logs else result
 
@@ -291,7 +291,7 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
         vector or integer or is_number(ct)
     ):  # a user's rule gets a Python number unchanged, as in JAX
         return ct
-    return laid(as_array(ct, f"pullback of {name}"), aval, cotangent_aval)
+    return reshard_tangent(as_array(ct, f"pullback of {name}"), aval, cotangent_aval)
 
 
 def _check_varying(dx_aval: Any, aval: Any, caller: str, name: str) -> None:
@@ -344,6 +344,6 @@ def check_tangents(
                 "np.zeros(shape, jax.dtypes.float0)",
             )
         _check_varying(dx_aval, aval, caller, name)
-        held = x if is_number(x) or is_vector(aval) else laid(as_array(x, caller), aval)
+        held = x if is_number(x) or is_vector(aval) else reshard_tangent(as_array(x, caller), aval)
         out.append(held if active else None)
     return out

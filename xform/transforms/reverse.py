@@ -16,7 +16,7 @@ from xform._jax import batched, staging, zeros
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
-from xform.introspection.callables import check_callable, mark
+from xform.introspection.callables import check_callable, record_transform
 from xform.planner.decide import schedule
 from xform.planner.planning import current_planner
 from xform.policies import check, min_cut
@@ -206,7 +206,7 @@ def grad(
         value, g = both(*args, **kwargs)
         return (g, value[1]) if has_aux else g
 
-    mark(gradient, "grad", argnums, policy)
+    record_transform(gradient, "grad", argnums, policy)
     return gradient
 
 
@@ -230,7 +230,7 @@ def _value_and_grad(caller: str, f: Any, argnums: Any, has_aux: bool, holomorphi
         g = g[0] if isinstance(argnums, int | np.integer) else g
         return ((y, *aux) if has_aux else y), g
 
-    mark(both, "value_and_grad", argnums, policy)
+    record_transform(both, "value_and_grad", argnums, policy)
     return both
 
 

@@ -16,7 +16,7 @@ from xform.errors import BudgetInfeasible
 from xform.planner.device import resolve_fit
 from xform.policies import check, min_cut, save_nothing
 from xform.policies.budgets import Budget
-from xform.program.ir import evaluate, lifted, trace
+from xform.program.ir import evaluate, lift_constants, trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
 
@@ -95,7 +95,7 @@ def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> A
     def bytes_of(way: Any) -> float:
         flat = lambda *xs: jax.tree.leaves(run(way)(*xs))
         try:
-            prog, _ = lifted(trace(flat, *args))
+            prog, _ = lift_constants(trace(flat, *args))
         except BudgetInfeasible:  # raised for a smaller budget of one part
             return math.inf
         return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)

@@ -17,7 +17,7 @@ import numpy as np
 from xform._jax import JaxprEqn
 from xform.interpret.cost import aval_bytes, equation_bytes, equation_flops
 from xform.interpret.node import user_equation
-from xform.passes.structured import body
+from xform.passes.structured import called_body
 from xform.registry.table import traits
 
 # Price of each byte that a recomputed equation passes over, in bytes of saved values.
@@ -33,7 +33,7 @@ def fusible(eqn: JaxprEqn) -> bool:
     if eqn.effects:
         return False
     if of.call and of.pure:
-        return all(map(fusible, body(eqn).equations))
+        return all(map(fusible, called_body(eqn).equations))
     return of.fusible
 
 
@@ -84,7 +84,7 @@ def _fused_price(eqn: JaxprEqn) -> float:
     """The price of an equation that XLA fuses: a small factor times the bytes it passes over."""
     of = traits(eqn.primitive)
     if of.call:
-        return sum(map(_fused_price, body(eqn).equations))
+        return sum(map(_fused_price, called_body(eqn).equations))
     return (_REDUCED if of.fusion == "reduction" else _FUSED) * equation_bytes(eqn)
 
 
@@ -94,5 +94,5 @@ def _slow_bytes(eqn: JaxprEqn) -> float:
     if not fusible(eqn):
         return 0
     if of.call:
-        return sum(map(_slow_bytes, body(eqn).equations))
+        return sum(map(_slow_bytes, called_body(eqn).equations))
     return equation_bytes(eqn) if of.expensive else 0

@@ -29,12 +29,12 @@ from xform._jax import (
     scan_p,
     while_p,
 )
-from xform.interpret.barrier import barrier_p, holds
+from xform.interpret.barrier import barrier_p, is_active
 from xform.interpret.cost import aval_bytes
 from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.materialize import materialize_p
-from xform.passes.erased import erased
-from xform.passes.structured import body
+from xform.passes.erased import unchanged_operand
+from xform.passes.structured import called_body
 from xform.planner.simulate.flat_builder import FlatBuilder
 from xform.planner.simulate.products import (
     as_matrices,
@@ -109,7 +109,7 @@ class Flattener(FlatBuilder):
         """Add the steps of an equation with these operands, and return its results."""
         prim, of = eqn.primitive, self.traits(eqn.primitive)
         if of.call:
-            return self.add_program(body(eqn), operands)
+            return self.add_program(called_body(eqn), operands)
         if of.lowered and self.profile.lowers:
             lowered = self.fact(eqn, "lowered", functools.partial(of.lowered, eqn))
             if lowered is not None:
@@ -252,7 +252,7 @@ class Flattener(FlatBuilder):
         compile time. Otherwise one step for each value, which is a select on a CPU.
         """
         n = eqn.params["n"]
-        if not (self.profile.repeats or holds(eqn.params["where"], self.profile.name)):
+        if not (self.profile.repeats or is_active(eqn.params["where"], self.profile.name)):
             return reads[:n]
         if all(map(self.is_compile_time, reads[n:])):
             return reads[:n]
@@ -270,7 +270,7 @@ class Flattener(FlatBuilder):
         and its result is broadcast.
         """
         prim, aval = eqn.primitive, eqn.outvars[0].aval
-        if (i := erased(eqn)) is not None:
+        if (i := unchanged_operand(eqn)) is not None:
             return reads[i]
         scalars = [self.scalar.get(c, c) for c in reads]
         if not any(c.shape for c in scalars):

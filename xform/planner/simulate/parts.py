@@ -15,7 +15,7 @@ import jax
 
 from xform._jax import JaxprEqn, Var
 from xform.interpret import emit, walk
-from xform.interpret.barrier import Where, barrier, holds
+from xform.interpret.barrier import Where, barrier, is_active
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, present_mask, spread
 from xform.interpret.wait import Wait
@@ -115,7 +115,7 @@ class _Flatten(walk.BackEnd):
         return self.work.add_program(prog, [*saved, *seeds])
 
     def materialize(self, eqn: JaxprEqn, x: FlatValue, where: Where) -> FlatValue:
-        return self.work.materialize(eqn, x) if holds(where, self.work.profile.name) else x
+        return self.work.materialize(eqn, x) if is_active(where, self.work.profile.name) else x
 
     def transfer(self, schedule: Schedule, v: Var, x: FlatValue, back: bool) -> FlatValue:
         def program(back: bool) -> Program:
@@ -123,7 +123,7 @@ class _Flatten(walk.BackEnd):
             return _trace_once(
                 schedule.cache,
                 ("sent", v, back),
-                lambda x: [emit.send(schedule, v, x, back)],
+                lambda x: [emit.transfer(schedule, v, x, back)],
                 [kind],
             )
 
