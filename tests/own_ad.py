@@ -58,7 +58,6 @@ _MACHINERY = tuple(
 _DOORS = {
     ("transforms/function.py", "run"),
     ("transforms/function.py", "bound"),
-    ("transforms/inspect.py", "held"),
     ("memory/compilation.py", "_compile_locally"),
     ("memory/lowering.py", "lower"),
     ("interpret/concrete.py", "run"),  # the body of a `shard_map`

@@ -40,7 +40,6 @@ REASONS = {
     "sqrt da da": _EDGE,
     "rsqrt da da": _EDGE,
     "acosh da da": _EDGE,
-    "asinh da da": "the rounding errors of three factors add up",
     "atan da da": _OVERFLOWS,
     "atan2": _OVERFLOWS,
     "log da da": _REWRITTEN,

@@ -122,3 +122,10 @@ def test_the_jacobian_of_a_gradient_is_finite_where_jaxs_is() -> None:
 def test_second_derivatives_at_the_ends_of_a_domain_are_limits(name: str, at, limit) -> None:
     f = FUNCTIONS[name]
     assert xform.grad(xform.grad(f))(at) == limit == jax.grad(jax.grad(f))(at)
+
+
+@pytest.mark.parametrize("x", [0.0, 0.5, -1.0, 1.0, 1.0 + 1e-7, 3.0, -50.0])
+def test_the_third_derivative_of_asinh_where_its_formula_changes(x: float) -> None:
+    """For |x| > 1 the rule divides by |x|, so that the square does not overflow."""
+    third = xform.grad(xform.grad(xform.grad(jnp.arcsinh)))
+    np.testing.assert_allclose(third(x), (2 * x * x - 1) / (1 + x * x) ** 2.5, 1e-12)

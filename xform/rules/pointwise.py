@@ -230,22 +230,28 @@ pointwise("cosh", lambda y, x: lax.sinh(x), traits=EXPENSIVE)
 pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=EXPENSIVE)
 
 
+def _over_root(x: Value) -> tuple[Value, Value]:
+    """Return 1 and `x`, each over sqrt(1 + x²), also if the square of a real `x` overflows."""
+    if not real_valued(x):
+        root = lax.rsqrt(_one_plus_square(x))
+        return root, lax.mul(x, root)
+    large = lax.gt(lax.abs(x), C(x, 1))
+    size = lax.select(large, lax.abs(x), lax.full_like(x, 1))
+    root = lax.rsqrt(_one_plus_square(lax.select(large, lax.div(C(x, 1), size), x)))
+    return lax.div(root, size), lax.mul(lax.select(large, lax.sign(x), x), root)
+
+
 @jax.custom_jvp
 def _asinh_slope(x: Value) -> Value:
-    """Return 1 / sqrt(1 + x²), also if the square of a real `x` overflows."""
-    if not real_valued(x):
-        return lax.rsqrt(_one_plus_square(x))
-    large = lax.gt(lax.abs(x), C(x, 1))
-    inverse = lax.div(C(x, 1), lax.select(large, lax.abs(x), lax.full_like(x, 1)))
-    slope = lax.rsqrt(_one_plus_square(lax.select(large, inverse, x)))
-    return lax.mul(slope, inverse)
+    return _over_root(x)[0]
 
 
 @_asinh_slope.defjvp
 def _asinh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
     x, dx = map(as_jax_value, (*primals, *tangents))
+    _, scaled = _over_root(x)
     y = _asinh_slope(x)
-    return y, lax.mul(dx, lax.mul(lax.mul(lax.neg(lax.mul(x, y)), y), y))
+    return y, lax.mul(dx, lax.mul(lax.neg(scaled), lax.square(y)))
 
 
 pointwise("asinh", lambda y, x: _asinh_slope(x), traits=EXPENSIVE)
