@@ -68,19 +68,19 @@ def bodies_called_once(prog: Program) -> BodyToInline:
 
     Such a call saves the compiler no work, and its borders would hide the body from the planner.
     """
-    calls: collections.Counter[int] = collections.Counter()
+    calls: collections.Counter[Program] = collections.Counter()
 
     def count(equations: Sequence[JaxprEqn]) -> None:
         for inner in filter(None, map(_jitted, equations)):
-            calls[id(inner)] += 1
-            if calls[id(inner)] == 1:
+            calls[inner] += 1
+            if calls[inner] == 1:
                 count(inner.equations)
 
     count(prog.equations)
 
     def opens(eqn: JaxprEqn) -> Program | None:
         inner = _jitted(eqn)
-        return inner if inner is not None and calls[id(inner)] == 1 else None
+        return inner if inner is not None and calls[inner] == 1 else None
 
     return opens
 
