@@ -88,6 +88,12 @@ WAYS: dict[str, Callable[[Loss], Any]] = {
     ),
     "while": lambda f: staged(xform.grad(while_looped(f))),
     "cond": lambda f: staged(xform.grad(lambda x: lax.cond(x[0] > 0, f, lambda x: -f(x), x))),
+    "cond in a budget": lambda f: staged(
+        xform.grad(
+            lambda x: lax.cond(x[0] > 0, f, lambda x: -f(x), x),
+            policy=policies.budget(10**6, verify=False),
+        )
+    ),
     "custom_vjp": lambda f: xform.grad(by_rule(f))(X),
     "policy, compiled": lambda f: jax.jit(xform.grad(f, policy=policies.save_nothing))(X),
     "plan": lambda f: xform.plan(f, X, policy=policies.budget(10**6, of="saved")),

@@ -24,6 +24,7 @@ from xform.program.ir import gather as gather
 from xform.program.ir import spread as spread
 from xform.program.source import frame
 from xform.registry.table import Rule
+from xform.storage.bounded_cache import BoundedCache
 
 # `joint.Joint` and `joint.Schedule`, which contain nodes: a Node only passes them on.
 Joint = Any
@@ -103,6 +104,8 @@ class Node(abc.ABC):
       seeded: which outputs bring a cotangent (with `push`: which inputs bring a tangent).
       results: which inputs receive a cotangent (with `push`: which outputs receive a tangent).
       push: whether the backward part pushes tangents (`linearize`) or pulls cotangents (`vjp`).
+      cache: traces of its two parts. They refer to the equation, and so to its programs: in a cache
+        of one of these programs they would keep it alive.
     """
 
     iterations: int = 1
@@ -116,6 +119,7 @@ class Node(abc.ABC):
                  push: bool):  # fmt: skip
         self.eqn, self.joints, self.push = eqn, tuple(joints), push
         self.seeded, self.results = seeded, results
+        self.cache: BoundedCache[Any, Any] = BoundedCache()
 
     def __fingerprint__(self) -> Any:
         """Return what identifies the node, see `xform.program.fingerprint`."""

@@ -38,7 +38,7 @@ def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget 
     >>> xform.residuals(layer, *args).total_bytes
     0
     >>> xform.residuals(layer, *args, policy=opened).total_bytes
-    256
+    384
     """
     if policy == "auto":
         policy = Fit()

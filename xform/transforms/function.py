@@ -14,7 +14,6 @@ import numpy as np
 from xform._jax import Tracer
 from xform._jax.mutable import is_mutable
 from xform.errors import WrongArgument, WrongDtype
-from xform.interpret.joint import will_be_compiled
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.introspection.modules import inexact, opened
 from xform.passes.inline import bodies_called_once, inline_bodies
@@ -143,8 +142,12 @@ class Function:
         return y, self.rebuild_aux(flat[n:])
 
 
-def trace_function(at: FunctionCall) -> tuple[Function, list[Value]]:
-    """Trace a call; return the traced function and the flat inputs of its program."""
+def trace_function(at: FunctionCall, inline: bool = False) -> tuple[Function, list[Value]]:
+    """Trace a call; return the traced function and the flat inputs of its program.
+
+    With `inline`, jitted functions that the program calls once are inlined, so that a planner sees
+    through them.
+    """
     out: dict[str, Any] = {}
 
     def flat(*args: Value) -> list[Value]:
@@ -159,7 +162,7 @@ def trace_function(at: FunctionCall) -> tuple[Function, list[Value]]:
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
     prog = trace(flat, *at.args)
-    if will_be_compiled():
+    if inline:
         prog = inline_bodies(prog, bodies_called_once(prog))
     lifted_prog, consts = lift_constants(prog)
     tree, static, traced = out["aux"]

@@ -157,7 +157,7 @@ def derivative_at(
         leaves, full = arguments.replace_arrays(arrays)
         bound, primals = (f, full) if at is None else partial(f, at, full, {})
         at_point = function_call(bound, primals, caller, has_aux)
-        fun, flat = trace_function(at_point)
+        fun, flat = trace_function(at_point, inline=True)
         place = {id(x): i for i, x in enumerate(leaves)}
         closed = [place.get(id(x), x) for x in flat[: fun.n_consts]]
         consts = [called[x] if isinstance(x, int) else "closed over" for x in closed]

@@ -18,6 +18,7 @@ from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.introspection.callables import check_callable, record_transform
 from xform.planner.decide import schedule
+from xform.planner.plan.plan import Plan
 from xform.planner.planning import current_planner
 from xform.policies import check, min_cut
 from xform.policies.budgets import Budget, Fit
@@ -102,7 +103,10 @@ def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
         y, pull, aux = eager.vjp(at, saveable)
     else:
         by = min_cut if policy is None else check(policy)
-        y, pull, aux = planned_vjp(*trace_function(at), by, saveable, at.caller)
+        # Outside jit, a function that the user jitted stays compiled, unless a Plan is applied: it
+        # was made for the inlined program.
+        inline = staging() or isinstance(by, Plan)
+        y, pull, aux = planned_vjp(*trace_function(at, inline), by, saveable, at.caller)
     return (y, pull, aux) if at.has_aux else (y, pull)
 
 

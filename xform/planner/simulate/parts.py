@@ -77,9 +77,9 @@ class _Flatten(walk.BackEnd):
             trees.append(tree)
             return [*gather(ys, outputs), *leaves]
 
-        key, cache = ("fork", node, used, *schedules), self._cache(schedules)
-        prog = _trace_once(cache, key, run, [v.aval for v in eqn.invars])
-        tree = cache.setdefault(("tree", key), *trees)
+        key = "fork", used, *schedules
+        prog = _trace_once(node.cache, key, run, [v.aval for v in eqn.invars])
+        tree = node.cache.setdefault(("tree", key), *trees)
         values, n = self.work.add_program(prog, xs), sum(outputs)
         return [*spread(values[:n], outputs), _FlatToken(values[n:], tree, prog.out_avals[n:])]
 
@@ -103,8 +103,8 @@ class _Flatten(walk.BackEnd):
             return emit.join(eqn, schedules, held, ins, cts, together=True)
 
         types = [*token.types, *(v.aval for v in (*inputs, *eqn.invars[1 + n :]))]
-        key = "join", node, given, token.tree, *map(typed, types), *schedules
-        prog = _trace_once(self._cache(schedules), key, run, types)
+        key = "join", given, token.tree, *map(typed, types), *schedules
+        prog = _trace_once(node.cache, key, run, types)
         return self.work.add_program(prog, [*token.values, *gather(xs, reads), *seeds])
 
     def delay(self, wait: Wait, saved: list[FlatValue], seeds: list[FlatValue]) -> list[FlatValue]:
@@ -129,9 +129,6 @@ class _Flatten(walk.BackEnd):
 
         (value,) = self.work.add_program(program(back), [x])
         return value
-
-    def _cache(self, schedules: Sequence[Schedule]) -> dict[Any, Any]:
-        return schedules[0].cache if schedules else self.schedule.cache
 
 
 def _trace_once(cache: dict[Any, Any], key: Any, run: Callable[..., list[Any]], types: Sequence[Any]
