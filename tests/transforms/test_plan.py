@@ -207,3 +207,20 @@ def test_only_the_derivative_is_compiled_and_the_report_names_it() -> None:
     )
     assert xform.plan(f, w, x).compiled_bytes == taken(xform.grad(f))
     assert xform.plan(several, w, x).derivative == "vjp by argument 0"
+
+
+def test_a_plan_sees_through_a_jitted_model_and_applies_outside_jit_too() -> None:
+    """A function that is called once is planned with its caller, also where nothing is compiled."""
+
+    def layers(ws, x):
+        for w in ws:
+            x = x + jnp.tanh(jax.nn.softmax(x @ w) @ w)
+        return x
+
+    loss = lambda model: lambda ws, x: jnp.sum(model(ws, x) ** 2)
+    args = jnp.ones((8, 16, 16)) / 16, jnp.ones((32, 16))
+    jitted, plain = loss(jax.jit(layers)), loss(layers)
+    plan = xform.plan(jitted, *args, policy=xform.policies.min_cut)
+    assert len(plan) == len(xform.plan(plain, *args, policy=xform.policies.min_cut))
+    for way in (lambda f: f, jax.jit):
+        close(way(xform.grad(jitted, policy=plan))(*args), jax.grad(plain)(*args), 1e-5)
