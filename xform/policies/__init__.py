@@ -175,8 +175,8 @@ NAMED: dict[str, Policy] = {
     "save_nothing": save_nothing,
     "auto": fit(),
 }
-# Names of earlier versions, with the current ones.
-_OLD_NAMES = {
+# Names that a user may try, with those of the policies that are meant.
+_SIMILAR_NAMES = {
     "default": "min_cut",
     "everything": "save_everything",
     "dots": "save_dots",
@@ -321,13 +321,13 @@ def parse(text: str, asked: str = "") -> Policy:
         return NAMED[text]
     if kind == "open" and colon:
         return open_regions(parse(amount, asked))
-    current_name = _OLD_NAMES.get(text)
+    meant = _SIMILAR_NAMES.get(text)
     raise WrongArgument(
         asked or f"the policy {text!r}",
-        f"it is now called {current_name!r}" if current_name else "no policy has this name",
+        "no policy has this name",
         "",
-        f"use {current_name}"
-        if current_name
+        f"use {meant}"
+        if meant
         else f"use {', '.join(NAMED)}, budget:8GiB (of the peak) or "
         "saved:8GiB (of the values saved for the backward pass)",
     )
@@ -363,8 +363,8 @@ def _suggest_policy(value: Any) -> str:
     """How to write the policy that a string or a number means; "" if it means none."""
     if not isinstance(value, str):
         return _suggest_budget(value)
-    if (current_name := _OLD_NAMES.get(value, value)) in NAMED:
-        return f"use xform.policies.{current_name}"
+    if (name := _SIMILAR_NAMES.get(value, value)) in NAMED:
+        return f"use xform.policies.{name}"
     try:
         parse(value)
     except WrongArgument:
