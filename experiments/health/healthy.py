@@ -65,4 +65,4 @@ def train(name: str, seed: int, steps: int = STEPS) -> Trained:
         if i in (0, steps - 1):
             readings.append(jax.device_get(read))
     last = sum(losses[-5:]) / len(losses[-5:])
-    return Trained(losses[0], last, *map(of.judged, readings))
+    return Trained(losses[0], last, *map(of.with_verdicts, readings))

@@ -180,7 +180,7 @@ def leaky(x: Any) -> Any:
 _GPT2 = GPT2Config(vocab=64, context=32, width=64, depth=4, heads=4, dropout=0.0)
 _LLAMA = LlamaConfig(vocab=64, context=32, width=64, depth=3, heads=4, hidden=128, tied=True)
 _MLP = MLPConfig(inputs=32, width=64, hidden=128, outputs=CLASSES, depth=12)
-_RESNET = ResNetConfig(8, (8, 16), (2, 2), CLASSES, bottleneck=False, small=True)
+_RESNET = ResNetConfig(8, (8, 16), (2, 2), CLASSES, bottleneck=False, small_pictures=True)
 _VIT = ViTConfig(16, 4, 64, 3, 4, 128, CLASSES, epsilon=1e-6)
 
 PRESETS: dict[str, Callable[[], Preset]] = {
