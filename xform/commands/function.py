@@ -137,6 +137,19 @@ def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut")
     parser.add_argument("--policy", default=default, metavar="P", help=ABOUT_POLICIES)
 
 
+def add_argnums(parser: argparse.ArgumentParser, default: int | None = 0) -> None:
+    """Add the options `--argnums` and `--has-aux` of a derivative; None differentiates by all."""
+    shown = "all" if default is None else default
+    parser.add_argument(
+        "--argnums",
+        type=positions,
+        default=default,
+        metavar="0,1",
+        help=f"positions of the arguments to differentiate, or all (default: {shown})",
+    )
+    parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
+
+
 def read_function(args: argparse.Namespace) -> BoundFunction:
     """The function that the command line names, or its transform, with its arguments."""
     args.bound = read_untransformed(args)

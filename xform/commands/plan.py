@@ -8,7 +8,14 @@ import json
 from typing import Any
 
 import xform
-from xform.commands.function import add_function, add_policy, policy, positions, read_function
+from xform.commands.function import (
+    add_argnums,
+    add_function,
+    add_policy,
+    policy,
+    positions,
+    read_function,
+)
 from xform.commands.reports import file, picture, write_file
 from xform.introspection.callables import takes_policy
 
@@ -40,14 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_function(parser)
     add_policy(parser)
-    parser.add_argument(
-        "--argnums",
-        type=positions,
-        default=0,
-        metavar="0,1",
-        help="positions of the arguments to differentiate, or all (default: 0)",
-    )
-    parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
+    add_argnums(parser)
     parser.add_argument("--donate", type=_several, default=(), metavar="0,1",
                         help="positions of the arguments whose memory may be reused")  # fmt: skip
     parser.add_argument("--target", default=None,

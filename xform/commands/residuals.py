@@ -6,7 +6,7 @@ import argparse
 import json
 
 import xform
-from xform.commands.function import add_function, add_policy, policy, positions, read_function
+from xform.commands.function import add_argnums, add_function, add_policy, policy, read_function
 
 
 def run(args: argparse.Namespace) -> str:
@@ -23,12 +23,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_function(parser)
     add_policy(parser)
-    parser.add_argument(
-        "--argnums",
-        type=positions,
-        default=None,
-        metavar="0,1",
-        help="positions of the arguments to differentiate (default: all)",
-    )
-    parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
+    add_argnums(parser, default=None)
     parser.add_argument("--json", action="store_true", help="print a JSON object with rows")

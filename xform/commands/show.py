@@ -14,10 +14,10 @@ import jax
 from xform.adjoints.activity import ACTIVITIES, Activity, activities, activity_of
 from xform.commands.function import (
     BoundFunction,
+    add_argnums,
     add_function,
     add_policy,
     policy,
-    positions,
     read_untransformed,
 )
 from xform.commands.reports import split_commas
@@ -172,14 +172,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_function(parser)
     add_policy(parser, default=None)
-    parser.add_argument(
-        "--argnums",
-        type=positions,
-        default=0,
-        metavar="0,1",
-        help="positions of the arguments to differentiate, or all (default: 0)",
-    )
-    parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
+    add_argnums(parser)
     parser.add_argument("--passes", type=_passes, default=(), metavar="P,Q",
                         help=f"passes to run, in this order: {', '.join(PASSES)}")  # fmt: skip
     parser.add_argument("--print-after-all", action="store_true",

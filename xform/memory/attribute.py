@@ -251,9 +251,9 @@ class _BufferAttribution:
         """The buffer that describes a chunk, and the operation that made it.
 
         Several values may use one chunk in turn. Among those that fill the chunk, the last one
-        before the peak is chosen; for an output, the last one of the program. A value that a loop's
-        body writes is preferred to the zeros that the loop started from, and the operation that
-        writes a value to the loop state that carries it.
+        before the peak is chosen; for an output, the last one of the program. A loop's body writes
+        its result over the zeros that the loop started from: the result is chosen. Of a value and
+        the loop state that carries it, the operation that writes the value is chosen.
         """
         origin = {b.id: self._flow.origin(b.instruction, b.index) for b, _ in chunk.buffers}
         is_output = chunk.allocation.kind == "output"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -28,8 +29,9 @@ from xform.program.ir import Program
 from xform.program.source import frame
 from xform.terminal import progress_line
 
-# At most so many of the largest values are taken to be live at once beside the saved ones.
-_FEW = 16
+# Beside the saved values, at most as many bytes are taken to be live as this number of the largest
+# value.
+_N_LIVE_VALUES = 16
 
 
 def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
@@ -65,22 +67,24 @@ def _default(problem: Problem) -> Candidate:
         slow_price=compiler.slow_price,
     )
     cut = problem.candidate(policy)
+    if not cut.schedule.recomputed:
+        return cut
     everything = problem.candidate(save_everything)
-    if not _may_raise_the_peak(cut.schedule, residual_bytes(everything.schedule)):
+    if not _may_raise_the_peak(cut.schedule, everything.schedule):
         return cut
     lowest = (1 - compiler.margin) * problem.peak(cut.schedule)
     return everything if problem.peak(everything.schedule) < lowest else cut
 
 
-def _may_raise_the_peak(cut: Schedule, everything: int) -> bool:
-    """Whether a minimum cut may have a higher peak than saving everything, of so many bytes.
+def _may_raise_the_peak(cut: Schedule, everything: Schedule) -> bool:
+    """Whether a minimum cut may have a higher peak than a Schedule that saves everything.
 
-    Recomputed values are live for a few operations. So where a cut saves more than a few of the
-    largest values, as in a deep network, it lowers the peak, and nothing has to be simulated.
+    Recomputed values are live for a few operations. So if a cut spares more bytes than these
+    values take, as in a deep network, it lowers the peak, and nothing has to be simulated.
     """
     values = (v.aval for eqn in cut.joint.forward for v in eqn.outvars)
-    live = _FEW * max(map(aval_bytes, values), default=0)
-    return bool(cut.recomputed) and everything <= residual_bytes(cut) + live
+    live = _N_LIVE_VALUES * max(map(aval_bytes, values), default=0)
+    return residual_bytes(everything) <= residual_bytes(cut) + live
 
 
 def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
@@ -104,18 +108,11 @@ def _plan_for_saved_bytes(problem: Problem, budget: Budget) -> Candidate:
     save_most, link = problem.schedule(MinCut()), problem.link
 
     def flat() -> list[Schedule]:
+        best = functools.partial(best_of_proposals, save_most.joint, backend=problem.device.backend)
         try:
-            proposals = propose_within(budget, link, residual_bytes)
-            return [
-                save_most,
-                best_of_proposals(save_most.joint, proposals, problem.device.backend),
-            ]
+            return [save_most, best(propose_within(budget, link, residual_bytes))]
         except BudgetInfeasible:
-            proposals = propose_smallest(save_most, budget, link, residual_bytes)
-            return [
-                save_most,
-                best_of_proposals(save_most.joint, proposals, problem.device.backend),
-            ]
+            return [save_most, best(propose_smallest(save_most, budget, link, residual_bytes))]
 
     front = Front(problem, flat, residual_bytes)
     chosen = front.least_recompute(

@@ -175,7 +175,7 @@ NAMED: dict[str, Policy] = {
     "save_nothing": save_nothing,
     "auto": fit(),
 }
-# Names that a user may try, with those of the policies that are meant.
+# Names that users may try, each with the name of the policy.
 _SIMILAR_NAMES = {
     "default": "min_cut",
     "everything": "save_everything",
