@@ -67,7 +67,7 @@ PRICES = {"no work": math.inf, "dear": 0.6, "cheap": 0.1, "free": 0.0}
 @pytest.mark.parametrize("flop", PRICES.values(), ids=PRICES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_saved_set_is_cheaper(name: str, flop: float) -> None:
-    of = functools.partial(price, flop=flop)
+    of = functools.partial(price, flop_price=flop)
     joint = joint_of(FUNCTIONS[name])
     graph = CutGraph(joint, {})
     chosen = graph.cheapest([of(e) for e in graph.equations], dict.fromkeys(joint.inputs, 0.0))

@@ -1,4 +1,11 @@
-"""The costs of a Schedule, a plan for one program: the bytes it saves, the work it recomputes."""
+"""The costs of a Schedule: the bytes that it saves or offloads, and the FLOPs that it recomputes.
+
+A *Schedule* says for one program which values of the forward pass are saved for the backward pass,
+and which equations are recomputed in it. A *node* is a loop, branch or call of that program. The
+programs inside a node have Schedules of their own. The values that they save form the node's
+*token*, which is one value of the program around the node. A node whose token is not saved is
+recomputed as a whole, just before its backward pass.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +23,7 @@ from xform.planner.simulate.profiles import profile
 def recompute_flops(schedule: Schedule) -> int:
     """Return the FLOPs of the recomputed equations that XLA does not fuse.
 
-    The count includes all iterations of loops and all devices of a `shard_map`. A cond counts its
+    The sum includes all iterations of loops and all devices of a `shard_map`. A cond counts its
     most expensive branch.
     """
     if "flops" not in schedule.cache:
@@ -25,7 +32,11 @@ def recompute_flops(schedule: Schedule) -> int:
 
 
 def _flops(eqn: JaxprEqn, schedule: Schedule) -> int:
-    """Return the FLOPs that an equation of a schedule recomputes, in its nested programs too."""
+    """Return the FLOPs that one equation of the backward pass recomputes.
+
+    They are its own FLOPs if it is a recomputed equation. The backward pass of a node (`join_p`)
+    recomputes equations of its nested programs.
+    """
     if eqn.primitive is join_p:
         node, schedules = eqn.params["node"], schedule.inner[eqn.params["node"]]
         runs = node.iterations * node.device_count
@@ -37,24 +48,25 @@ def _flops(eqn: JaxprEqn, schedule: Schedule) -> int:
 
 
 def _restart_flops(node: Node, schedule: Schedule) -> int:
-    """FLOPs of recomputing a loop from its stored states; 0 if it stores every state.
+    """Return the FLOPs of recomputing a loop from its stored states; 0 if it stores all states.
 
-    Some steps run again to recompute the states that are not stored. Then each step runs once more
-    to compute its residuals.
+    `schedule` is that of the loop's body. Some steps run again to recompute the states that are not
+    stored. Then each step runs once more to compute the values that it saves.
     """
     if schedule.snapshots is None:
         return 0
     joint = schedule.joint
-    work = lambda wanted: sum(
+    flops_to_compute = lambda values: sum(
         equation_flops(user_equation(e))
-        for e in live(joint.forward, wanted, effects=False)
+        for e in live(joint.forward, values, effects=False)
         if not fusible(e)
     )
     extra_steps = steps_run(node.iterations, schedule.snapshots) - max(node.iterations - 1, 0)
     first = node.first_carry
-    stored = gather(joint.inputs[first:], node.stacked_inputs([schedule])[first:])
-    after = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
-    return extra_steps * work([after[v] for v in stored]) + node.iterations * work(schedule.saved)
+    stored_carries = gather(joint.inputs[first:], node.stacked_inputs([schedule])[first:])
+    next_carry = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
+    restart = extra_steps * flops_to_compute([next_carry[v] for v in stored_carries])
+    return restart + node.iterations * flops_to_compute(schedule.saved)
 
 
 def saved_bytes(schedule: Schedule) -> int:
@@ -65,11 +77,11 @@ def saved_bytes(schedule: Schedule) -> int:
 
 
 def peak_lower_bound(schedule: Schedule, backend: str) -> int:
-    """Return a lower bound on the peak memory, from the Schedule alone.
+    """Return a lower bound on the peak memory, without a simulation.
 
-    It adds the arguments and the larger of two terms: the saved values, less the on-chip memory of
-    the backend, and the outputs. These two are not added, because a saved value may lie in the
-    buffer of an output that is written later.
+    It is the bytes of the arguments plus the larger of two terms. One is the saved values, less the
+    on-chip memory of the backend. The other is the outputs. The two are not added, because a saved
+    value may use the buffer of an output that is written later.
     """
     joint = schedule.joint
     size = lambda atoms: sum(aval_bytes(v.aval) for v in atoms)
@@ -79,26 +91,26 @@ def peak_lower_bound(schedule: Schedule, backend: str) -> int:
 
 def offloaded_bytes(schedule: Schedule) -> int:
     """Return the bytes that a Schedule offloads to other memories, in all iterations of loops."""
-    if "sent" not in schedule.cache:
-        schedule.cache["sent"] = sum(v.total_bytes for v in saved_values(schedule)) - saved_bytes(
-            schedule
-        )
-    return schedule.cache["sent"]
+    if "offloaded" not in schedule.cache:
+        total = sum(v.total_bytes for v in saved_values(schedule))
+        schedule.cache["offloaded"] = total - saved_bytes(schedule)
+    return schedule.cache["offloaded"]
 
 
 def residual_bytes(schedule: Schedule) -> int:
-    """Return the bytes that a Schedule saves, with the residuals of recomputed loops and calls.
+    """Return the saved bytes, plus the most bytes that a recomputed loop or call holds at a time.
 
-    A loop or call that is recomputed has its own residuals while its backward part runs.
+    A loop or call that is recomputed saves values inside, which exist only during its own backward
+    pass.
     """
-    return saved_bytes(schedule) + _recompute_bytes(schedule)
+    return saved_bytes(schedule) + _short_lived_bytes(schedule)
 
 
-def _recompute_bytes(schedule: Schedule) -> int:
-    """Most bytes of residuals that exist only while one nested node, or one step, runs backward.
+def _short_lived_bytes(schedule: Schedule) -> int:
+    """Return the most bytes of saved values that exist only while a part of a Schedule runs.
 
-    The token of a node that is recomputed lives only during the backward part of that node. In the
-    body of a loop that stores some states, a saved token lives for one step of that loop.
+    The token of a recomputed node exists only during the backward pass of that node. In the body of
+    a loop that stores only some states, a saved token exists for one step of that loop.
     """
     saved = set(schedule.saved)
     most = per_step = 0
@@ -107,7 +119,7 @@ def _recompute_bytes(schedule: Schedule) -> int:
             node = eqn.params["node"]
             schedules = schedule.inner[node]
             own = device_bytes(expand_token(node, schedules))
-            inside = max(map(_recompute_bytes, schedules), default=0)
+            inside = max(map(_short_lived_bytes, schedules), default=0)
             if eqn.outvars[-1] not in saved:
                 most = max(most, own + inside)
             else:

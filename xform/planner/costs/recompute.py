@@ -1,10 +1,14 @@
-"""The price of recomputing an equation, in bytes: nearly nothing, a price per FLOP, or infinite.
+"""The price of recomputing an equation of the forward pass, in bytes of saved values.
+
+The planner saves the values whose bytes are less than the price of recomputing them. There are
+three kinds of equations:
 
 - XLA fuses elementwise operations, reductions and movements of data with their readers. To
-  recompute them costs no more passes over memory than to save them.
-- Products, convolutions, sorts, factorizations, loops and calls cost a price per FLOP.
-- Random numbers, effects, collectives and foreign code are recomputed only if a policy asks for it
-  by name. Here their price is infinite.
+  recompute them costs no more passes over memory than to save them. Their price is small.
+- Products, convolutions, sorts, factorizations, loops and calls have a price for each FLOP.
+- Random numbers, collectives and kernels or callbacks have an infinite price. They are recomputed
+  only if a policy that decides about each value on its own does not save them. So have equations
+  with effects, which are never recomputed.
 """
 
 from __future__ import annotations
@@ -20,40 +24,46 @@ from xform.interpret.node import user_equation
 from xform.passes.structured import called_body
 from xform.registry.table import traits
 
-# Price of each byte that a recomputed equation passes over, in bytes of saved values.
+# The prices of a fused equation and of a fused reduction, for each byte of their memory traffic.
 _FUSED, _REDUCED = 1 / 1024, 1 / 64
 
 
 def fusible(eqn: JaxprEqn) -> bool:
-    """Whether XLA fuses an equation with the readers of its result.
+    """Return whether XLA fuses an equation with the readers of its result.
 
-    A call fuses if all equations of its body do.
+    A call is fused if all equations of its body are.
     """
-    of = traits(eqn.primitive)
+    properties = traits(eqn.primitive)
     if eqn.effects:
         return False
-    if of.call and of.pure:
+    if properties.call and properties.pure:
         return all(map(fusible, called_body(eqn).equations))
-    return of.fusible
+    return properties.fusible
 
 
-def price(eqn: JaxprEqn, flop: float = math.inf) -> float:
+def price(eqn: JaxprEqn, flop_price: float = math.inf) -> float:
     """Return the price of recomputing an equation, in bytes of saved values.
 
-    `flop` is the price of one FLOP of an equation that does not fuse. An equation that fuses has a
-    small price, so saved bytes decide, and between plans of equal bytes the one with less work
-    wins. The price of a reduction is higher, so a per-row statistic such as a mean is saved.
+    `flop_price` is the price of one FLOP of an equation that XLA does not fuse. An equation that
+    XLA fuses has a small price. Therefore the saved bytes decide, and of two plans with equal bytes
+    the one with less work is cheaper. The price of a reduction is higher, so its small result, such
+    as the mean of each row, is saved.
     """
     if fusible(eqn):
         return _fused_price(eqn)
-    if flop == math.inf or not repeatable(eqn):
+    if flop_price == math.inf or not repeatable(eqn):
         return math.inf
-    called = user_equation(eqn)
-    return flop * equation_flops(called) + _FUSED * sum(aval_bytes(v.aval) for v in called.outvars)
+    equation = user_equation(eqn)
+    result_bytes = sum(aval_bytes(v.aval) for v in equation.outvars)
+    return flop_price * equation_flops(equation) + _FUSED * result_bytes
 
 
 class Prices:
-    """The prices of some equations, as arrays, for any price of a FLOP or of a slow function."""
+    """The prices of recomputing some equations, as arrays that are computed once.
+
+    `at` returns them for any price of a FLOP and of a slow function. The prices are those of
+    `price`, if slow functions have no price of their own.
+    """
 
     def __init__(self, equations: Sequence[JaxprEqn]):
         self._fixed = np.asarray([price(eqn, 0.0) for eqn in equations], np.float64)
@@ -63,36 +73,44 @@ class Prices:
         self._flops = np.asarray([equation_flops(user_equation(e)) if on else 0 for e, on in pairs])
         self._slow_bytes = np.asarray([_slow_bytes(e) for e in equations], np.float64)
 
-    def at(self, flop: np.ndarray, slow: float = 0.0) -> np.ndarray:
+    def at(self, flop_prices: np.ndarray, slow_price: float = 0.0) -> np.ndarray:
         """Return the price of each equation.
 
-        `flop` holds one price of a FLOP for each equation. `slow` is the price of each byte that a
-        slow elementwise function computes.
+        `flop_prices` holds one price of a FLOP for each equation. `slow_price` is the price of each
+        byte that a slow elementwise function, such as `exp`, computes.
         """
-        work = np.where(np.isinf(flop), math.inf, np.where(np.isinf(flop), 0, flop) * self._flops)
-        fixed = self._fixed + slow * self._slow_bytes
+        infinite = np.isinf(flop_prices)
+        # No infinite price is multiplied: infinity times 0 FLOPs is not a number.
+        work = np.where(infinite, math.inf, np.where(infinite, 0, flop_prices) * self._flops)
+        fixed = self._fixed + slow_price * self._slow_bytes
         return np.where(self._has_work, work + fixed, fixed)
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
-    """Whether an equation may be recomputed without a policy that asks for it by name."""
-    called = user_equation(eqn)
-    return not called.effects and traits(called.primitive).repeatable
+    """Return whether a minimum cut or a budget may recompute an equation.
+
+    They do not recompute random numbers, effects, collectives, kernels and callbacks.
+    """
+    equation = user_equation(eqn)
+    return not equation.effects and traits(equation.primitive).repeatable
 
 
 def _fused_price(eqn: JaxprEqn) -> float:
-    """The price of an equation that XLA fuses: a small factor times the bytes it passes over."""
-    of = traits(eqn.primitive)
-    if of.call:
+    """Return the price of an equation that XLA fuses: a small factor times its memory traffic."""
+    properties = traits(eqn.primitive)
+    if properties.call:
         return sum(map(_fused_price, called_body(eqn).equations))
-    return (_REDUCED if of.fusion == "reduction" else _FUSED) * equation_bytes(eqn)
+    return (_REDUCED if properties.fusion == "reduction" else _FUSED) * equation_bytes(eqn)
 
 
 def _slow_bytes(eqn: JaxprEqn) -> float:
-    """The bytes that slow elementwise functions compute in an equation that XLA fuses."""
-    of = traits(eqn.primitive)
+    """Return the bytes that slow elementwise functions compute in an equation that XLA fuses.
+
+    For an equation that XLA does not fuse, the result is 0.
+    """
+    properties = traits(eqn.primitive)
     if not fusible(eqn):
         return 0
-    if of.call:
+    if properties.call:
         return sum(map(_slow_bytes, called_body(eqn).equations))
-    return equation_bytes(eqn) if of.expensive else 0
+    return equation_bytes(eqn) if properties.expensive else 0

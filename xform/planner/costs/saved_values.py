@@ -1,9 +1,12 @@
-"""The values that a Schedule saves for the backward part, as a list.
+"""List the values that are saved for the backward pass, in loops and calls too.
 
-A Schedule is a plan for one program: which values are saved, offloaded or recomputed. A token among
-the saved values stands for the residuals of a loop, call or branch. It is expanded into those
-residuals, with one copy per iteration of a loop. A value that is saved inside a call or loop and is
-also an output of it is one buffer. It is listed once, at the place that made it.
+A *Schedule* says for one program which values are saved, offloaded or recomputed. A *node* is a
+loop, branch or call of that program; the programs inside it have Schedules of their own. One saved
+value, the node's *token*, stands for all values that are saved inside the node. This file replaces
+a token by these values, which a loop stacks over its iterations.
+
+A value that is saved inside a call or loop and is also an output of it is one buffer. It is listed
+once, as a value of the call or loop.
 """
 
 from __future__ import annotations
@@ -23,13 +26,17 @@ from xform.policies import TAG
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedValue:
-    """One value that is saved for the backward part.
+    """One value that is saved for the backward pass.
 
     Attributes:
-      kind: "kept", "carry" or "shared", as in a `Residual`.
+      kind: "kept": computed and saved. "carry": the state of a loop, saved in some or all
+        iterations. "shared": saved by one branch of a `cond`, in memory that is counted for a value
+        of another branch. "argument": an input that the backward pass reads (only in the table of
+        `report/residuals.py`).
       aval: its type in one iteration.
-      origin: the equation that made it, found inside calls and loops, and its `checkpoint_name`.
-      why: why it is saved.
+      origin: the equation that computes it, inside calls and loops too, and its `checkpoint_name`
+        ("" if it has none); None for an input.
+      why: the reason why it is saved.
       loops: trip counts of the loops that stack it, outermost first.
       memory: "device", or the memory it is offloaded to.
     """
@@ -43,12 +50,15 @@ class SavedValue:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes in all iterations; 0 for a shared value, which uses another row's memory."""
+        """Bytes in all iterations; 0 for a shared value, whose memory another value counts."""
         return aval_bytes(self.aval) * math.prod(self.loops) if self.kind != "shared" else 0
 
 
 def saved_values(schedule: Schedule) -> list[SavedValue]:
-    """Return all values that a Schedule saves. Linear in them, nested Schedules included."""
+    """Return all values that a Schedule saves, in nested programs too.
+
+    Cost: linear in the number of these values.
+    """
     return _expand(schedule, schedule.saved)
 
 
@@ -58,25 +68,25 @@ def device_bytes(values: Iterable[SavedValue]) -> int:
 
 
 def _expand(schedule: Schedule, values: Sequence[Var]) -> list[SavedValue]:
-    """The rows of some saved values. A token gives the rows of its nested Schedules."""
-    rows: list[SavedValue] = []
+    """Return `values` of a Schedule as SavedValues; a token is replaced by the values in it."""
+    listed: list[SavedValue] = []
     for v in values:
         eqn = schedule.joint.producer[v]
         node = eqn.params["node"] if eqn.primitive is fork_p else None
         if node and v is eqn.outvars[-1]:
-            rows += expand_token(node, schedule.inner[node])
+            listed += expand_token(node, schedule.inner[node])
         elif not (node and eqn.outvars[-1] in schedule.saved and _in_token(schedule, eqn, v)):
             memory = schedule.offloaded[v].dst if v in schedule.offloaded else "device"
-            rows.append(
-                SavedValue(
-                    "kept", v.aval, _origin(schedule.joint, v), schedule.why[v], memory=memory
-                )
-            )
-    return rows
+            origin = _origin(schedule.joint, v)
+            listed.append(SavedValue("kept", v.aval, origin, schedule.why[v], memory=memory))
+    return listed
 
 
 def _in_token(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
-    """Whether the token of a node already holds this output of the node, in the same memory."""
+    """Return whether the token of a node holds the output `v` of the node, in the same memory.
+
+    `eqn` is the equation of the node in the forward pass.
+    """
     node: Node = eqn.params["node"]
     if len(node.joints) != 1:
         return False
@@ -93,32 +103,35 @@ def _in_token(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
 
 
 def _ndim(v: Any) -> int:
+    """Return the number of axes of a value; 0 if its type has no shape."""
     return len(getattr(v.aval, "shape", ()))
 
 
-def _loops(node: Node) -> tuple[int, ...]:
+def _trip_counts(node: Node) -> tuple[int, ...]:
+    """Return the trip count of a node that is a loop, in a tuple; () for another node."""
     return (node.iterations,) if node.loop else ()
 
 
 def expand_token(node: Node, schedules: Sequence[Schedule]) -> list[SavedValue]:
-    """Return the values in a node's token: its residuals and the stored states of a loop."""
+    """Return the values in a node's token: the values saved inside, and the states of a loop.
+
+    `schedules` are those of the node's programs: several for a `cond`, one for another node.
+    """
     if len(schedules) != 1:
         return _branches(schedules)
     (schedule,), joint = schedules, schedules[0].joint
-    invariant = {
-        v for v, on in zip(schedule.saved, node.hoisted_values(schedule), strict=True) if on
-    }
+    invariant = set(gather(schedule.saved, node.hoisted_values(schedule)))
     in_token = node.token_values(schedule)
-    rows = _expand(schedule, [v for v in in_token if v in invariant])
-    for r in _expand(schedule, [v for v in in_token if v not in invariant]):
-        rows.append(dataclasses.replace(r, loops=(*_loops(node), *r.loops)))
+    listed = _expand(schedule, [v for v in in_token if v in invariant])
+    for value in _expand(schedule, [v for v in in_token if v not in invariant]):
+        listed.append(dataclasses.replace(value, loops=(*_trip_counts(node), *value.loops)))
     for i, n in enumerate(node.stored_states(schedules)):
         if n:
             v, output = joint.inputs[i], joint.outputs[i - node.first_carry]
             origin = _origin(joint, output) or (node.eqn, "")
             memory = schedule.offloaded[v].dst if v in schedule.offloaded else "device"
-            rows.append(SavedValue("carry", v.aval, origin, state_reason(schedule), (n,), memory))
-    return rows
+            listed.append(SavedValue("carry", v.aval, origin, state_reason(schedule), (n,), memory))
+    return listed
 
 
 def state_reason(schedule: Schedule) -> str:
@@ -129,35 +142,40 @@ def state_reason(schedule: Schedule) -> str:
 
 
 def _branches(schedules: Sequence[Schedule]) -> list[SavedValue]:
-    """Rows for all branches of a cond. Only one branch runs, so branches share memory slots.
+    """Return the values that all branches of a cond save.
 
-    A slot is a shape and a dtype. A row that uses the slot of another branch is "shared".
+    Only one branch runs, so the branches share memory. A slot is memory for one value of some shape
+    and dtype. A value that uses a slot of an earlier branch is "shared".
     """
-    slots = collections.Counter[Any]()
-    rows: list[SavedValue] = []
+    n_slots = collections.Counter[Any]()
+    listed: list[SavedValue] = []
     for schedule in schedules:
-        free = slots.copy()
-        for row in _expand(schedule, schedule.saved):
-            slot = (*row.loops, *row.aval.shape), row.aval.dtype
-            reused = row.kind != "shared" and free[slot] > 0
-            free[slot] -= reused
-            slots[slot] += row.kind != "shared" and not reused
-            rows.append(dataclasses.replace(row, kind="shared") if reused else row)
-    return rows
+        n_unused = n_slots.copy()
+        for value in _expand(schedule, schedule.saved):
+            slot = (*value.loops, *value.aval.shape), value.aval.dtype
+            reused = value.kind != "shared" and n_unused[slot] > 0
+            n_unused[slot] -= reused
+            n_slots[slot] += value.kind != "shared" and not reused
+            listed.append(dataclasses.replace(value, kind="shared") if reused else value)
+    return listed
 
 
 def _origin(joint: Joint, v: Any) -> tuple[JaxprEqn, str] | None:
-    """The equation that made a value, found inside calls and loops, and its `checkpoint_name`."""
+    """Return the equation that computes a value, and the value's `checkpoint_name` or "".
+
+    If a call or loop computes the value, the equation is the one inside it. None: no equation of
+    the forward pass computes the value.
+    """
     name = ""
-    maker = None
+    producer = None
     while isinstance(v, Var) and (eqn := joint.producer.get(v)) is not None:
-        maker = eqn
+        producer = eqn
         if eqn.primitive is name_p:
             label = eqn.params["name"]
             name, v = name or ("" if label.startswith(TAG) else label), eqn.invars[0]
         elif eqn.primitive is fork_p and len(eqn.params["node"].joints) == 1:
-            (joint,), at = eqn.params["node"].joints, eqn.outvars.index(v)
-            v = joint.outputs[at]
+            (joint,), i = eqn.params["node"].joints, eqn.outvars.index(v)
+            v = joint.outputs[i]
         else:
             break
-    return (maker, name) if maker else None
+    return (producer, name) if producer else None
