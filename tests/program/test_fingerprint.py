@@ -23,7 +23,14 @@ import xform
 from tests.sharding import mesh
 from xform import errors, policies
 from xform._jax import Jaxpr, jaxprs_of
-from xform.program.fingerprint import fingerprint, listing, operation, parameters, text_of, typed
+from xform.program.fingerprint import (
+    fingerprint,
+    listing,
+    operation_text,
+    parameters_text,
+    text_of,
+    type_text,
+)
 from xform.program.ir import trace
 
 FAMILIES = [
@@ -133,10 +140,12 @@ def check(f, *args) -> None:
     assert listing(one) == listing(two)
     assert fingerprint(one) == fingerprint(two)
     for eqn in equations(one.equations):
-        assert parameters(eqn) == parameters(eqn)
+        assert parameters_text(eqn) == parameters_text(eqn)
         for name, value in eqn.params.items():
             changed = eqn.replace(params={**eqn.params, name: other(value)})
-            assert parameters(changed) != parameters(eqn), f"{eqn.primitive}: {name}={value!r}"
+            assert parameters_text(changed) != parameters_text(eqn), (
+                f"{eqn.primitive}: {name}={value!r}"
+            )
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -240,10 +249,10 @@ def test_a_loop_is_the_same_operation_whatever_jax_worked_out_about_it() -> None
     w = np.stack([W, W])
     prog = trace(lambda x, w: lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0], X, w)
     (loop,) = [e for e in prog.equations if e.primitive.name == "scan"]
-    before = operation(loop)
+    before = operation_text(loop)
     for param in loop.params.values():
         getattr(param, "vals", None)
-    assert operation(loop) == before
+    assert operation_text(loop) == before
 
 
 def test_values_that_differ_have_different_texts() -> None:
@@ -278,7 +287,7 @@ def test_a_number_is_not_given_twice() -> None:
 
 def test_types() -> None:
     def of(shape=(2,), dtype=np.float32, **more):
-        return typed(jax.core.ShapedArray(shape, dtype, **more))
+        return type_text(jax.core.ShapedArray(shape, dtype, **more))
 
     explicit, auto = (mesh(kind).abstract_mesh for kind in (AxisType.Explicit, AxisType.Auto))
     found = [
@@ -293,8 +302,8 @@ def test_types() -> None:
     vma = []
 
     def body(x):
-        vma.append(typed(jax.typeof(x)))
-        vma.append(typed(jax.typeof(lax.pcast(x, "i", to="varying"))))
+        vma.append(type_text(jax.typeof(x)))
+        vma.append(type_text(jax.typeof(lax.pcast(x, "i", to="varying"))))
         return x
 
     jax.eval_shape(sharded(body), X)
@@ -310,10 +319,10 @@ def test_the_context_of_an_equation_counts() -> None:
     with jax.set_mesh(mesh()):
         (there,) = traced(jnp.sin, X).equations
     (here,) = traced(jnp.sin, X).equations
-    assert operation(there) != operation(here)
+    assert operation_text(there) != operation_text(here)
     with jax.threefry_partitionable(False):
         (elsewhere,) = traced(jnp.sin, X).equations
-    assert parameters(elsewhere) != parameters(here)
+    assert parameters_text(elsewhere) != parameters_text(here)
 
 
 def test_a_mesh_that_types_name_is_not_asked_of_the_context_too() -> None:
@@ -321,19 +330,19 @@ def test_a_mesh_that_types_name_is_not_asked_of_the_context_too() -> None:
     with jax.set_mesh(mesh()):
         (there,) = traced(jnp.sin, X).equations
     (here,) = traced(jnp.sin, X).equations
-    assert operation(there) == operation(there.replace(ctx=here.ctx))
+    assert operation_text(there) == operation_text(there.replace(ctx=here.ctx))
     # If no type names a mesh, the context does.
-    assert parameters(here) != parameters(here.replace(ctx=there.ctx))
+    assert parameters_text(here) != parameters_text(here.replace(ctx=there.ctx))
 
 
 def test_none_is_absent_for_jax_and_not_for_others() -> None:
     (dot,) = traced(jnp.dot, W, W).equations
     assert dot.params["precision"] is None
     without = {k: v for k, v in dot.params.items() if k != "precision"}
-    assert parameters(dot) == parameters(dot.replace(params=without))
+    assert parameters_text(dot) == parameters_text(dot.replace(params=without))
     own = dot.replace(primitive=Primitive("dot_general"))
-    assert parameters(own) != parameters(own.replace(params=without))
-    assert operation(own) != operation(dot)
+    assert parameters_text(own) != parameters_text(own.replace(params=without))
+    assert operation_text(own) != operation_text(dot)
 
 
 # In another process.

@@ -33,7 +33,7 @@ from xform.interpret.reference import refer
 from xform.program.arithmetic import NUMPY, Value, as_jax_values
 from xform.program.hijax import lower_operation
 from xform.program.ir import Mask, apply, environment, evaluate, read, trace
-from xform.program.references import MAKERS
+from xform.program.references import MAKES_REFERENCES
 from xform.program.source import frame
 from xform.registry.table import Rule, lookup, rule_of
 from xform.registry.words import Bilinear, Linear, Pointwise
@@ -201,7 +201,7 @@ class Watch(Trace, abc.ABC):
 
     def _processed(self, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
         """Run an operation; return its outputs as its primitive returns them."""
-        self.refers = self.refers or primitive in MAKERS
+        self.refers = self.refers or primitive in MAKES_REFERENCES
         if self.refers and (held := refer(self, primitive, args, params)) is not None:
             return held if primitive.multiple_results else held[0]
         xs, marks, avals = self._lowered(args)
@@ -215,7 +215,7 @@ class Watch(Trace, abc.ABC):
                 writes = rule.word == "foreign" and any(map(is_mutable, avals))
                 eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
                 # A traced rule gets a Python number as an array.
-                xs = xs if rule.numbers else as_jax_values(xs)
+                xs = xs if rule.takes_python_numbers else as_jax_values(xs)
                 outputs = self._by_equation(rule, eqn, xs, marks, on)
                 return outputs if primitive.multiple_results else outputs[0]
             if rule is None and True in on:

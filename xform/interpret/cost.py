@@ -31,7 +31,7 @@ import jax
 from xform._jax import JaxprEqn, itemsize
 from xform.passes.dce import live
 from xform.passes.structured import called_body
-from xform.program.hijax import is_vector
+from xform.program.hijax import is_differentiable_hitype
 from xform.program.ir import Program, program
 from xform.registry.table import traits
 
@@ -44,7 +44,7 @@ def aval_bytes(aval: Any) -> int:
     tell the sharding, and the full value counts. A PRNG key counts its key data. A 4-bit integer
     counts a whole byte, as JAX stores it.
     """
-    if is_vector(aval):
+    if is_differentiable_hitype(aval):
         return sum(map(aval_bytes, aval.lo_ty()))
     dtype = getattr(aval, "dtype", None)
     return 0 if dtype is None else math.prod(aval.shape) * itemsize(dtype) // _shards(aval)

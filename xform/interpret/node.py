@@ -18,7 +18,7 @@ import numpy as np
 from xform._jax import JaxprEqn, Primitive, ShapedArray, Trace, Tracer, cotangent_aval, tangent_aval
 from xform.interpret.logs import log_without
 from xform.program.arithmetic import Value, instantiate
-from xform.program.fingerprint import fingerprint, parameters
+from xform.program.fingerprint import fingerprint, parameters_text
 from xform.program.ir import Mask, Program, apply
 from xform.program.ir import gather as gather
 from xform.program.ir import spread as spread
@@ -124,7 +124,7 @@ class Node(abc.ABC):
     def __fingerprint__(self) -> Any:
         """Return what identifies the node, see `xform.program.fingerprint`."""
         joints = [(j.active, j.seeded, fingerprint(j.program)) for j in self.joints]
-        eqn = self.eqn.primitive, parameters(self.eqn)
+        eqn = self.eqn.primitive, parameters_text(self.eqn)
         return eqn, self.seeded, self.results, self.push, self.policy, joints
 
     def primal(self, xs: Sequence[Value]) -> list[Value]:

@@ -24,7 +24,7 @@ from xform.interpret.activity import path
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.staged import Split, stage
 from xform.program.arithmetic import Value, add, as_jax_value, differentiable
-from xform.program.hijax import is_vector, operation
+from xform.program.hijax import is_differentiable_hitype, operation_name
 from xform.program.ir import Atom, Mask, Program, apply, bind, environment, read, write
 from xform.program.source import frame, name_stack, source
 from xform.registry.table import Rule, lookup, traits
@@ -92,9 +92,9 @@ RULE_RETURNED_NONE: Any = object()
 
 def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
     """Return the cotangents of an equation's inputs."""
-    users = lookup(eqn).users  # as in JAX, a user's rule gets a Python number unchanged
-    some = [None if ct is RULE_RETURNED_NONE else ct if users else as_jax_value(ct) for ct in cts]
-    if all(ct is None for ct in some) and not users:
+    by_user = lookup(eqn).calls_user_function  # it gets a Python number unchanged, as in JAX
+    some = [None if ct is RULE_RETURNED_NONE else ct if by_user else as_jax_value(ct) for ct in cts]
+    if all(ct is None for ct in some) and not by_user:
         return [RULE_RETURNED_NONE if differentiable(v.aval) else None for v in eqn.invars]
     results = pull(some)
     for v, ct in zip(eqn.invars, results, strict=True):
@@ -118,7 +118,7 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     """Raise WrongCotangent if a rule's result is not a cotangent of the input `v`."""
     aval: Any = v.aval
     ct_aval = jax.typeof(ct)
-    if is_vector(aval) and ct_aval == cotangent_aval(aval):
+    if is_differentiable_hitype(aval) and ct_aval == cotangent_aval(aval):
         return
     shape, dtype = ct_aval.shape, ct_aval.dtype
     if shape == aval.shape and dtype == aval.dtype:
@@ -131,7 +131,7 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     other_float = floats and (custom or itemsize(aval.dtype) < 4)
     if not (off and custom) and (shape != aval.shape or not other_float):
         raise WrongCotangent(
-            f"pullback of {operation(eqn)}",
+            f"pullback of {operation_name(eqn)}",
             f"its rule returned a cotangent {dtype}{list(shape)} for an input of type "
             f"{aval.str_short()}",
             frame(eqn),
@@ -163,7 +163,7 @@ class _LinearTrace(Split):
 
 def _point(x: Value, aval: Any) -> Value:
     """Return any value of a tangent's type: zeros, or the primal if an object has no zero."""
-    return x if is_vector(aval) and jax.typeof(x) == aval else zeros(aval)
+    return x if is_differentiable_hitype(aval) and jax.typeof(x) == aval else zeros(aval)
 
 
 def pull_of_jvp(

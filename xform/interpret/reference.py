@@ -9,7 +9,7 @@ import jax
 
 from xform._jax import Primitive, Trace, Tracer, set_current_trace, trace_of
 from xform.errors import NotDifferentiable
-from xform.program.references import RefCell, apply, involves
+from xform.program.references import RefCell, apply, uses_references
 
 
 class Reference(Tracer[Any]):
@@ -36,7 +36,7 @@ def refer(trace: Trace, primitive: Primitive, args: Sequence[Any], params: Any) 
     """Run an operation that makes or uses references of `trace`; return None for any other."""
     mine = lambda x: isinstance(x, Reference) and trace_of(x) is trace
     xs = [x.cell if mine(x) else x for x in args]
-    if not involves(primitive, xs):
+    if not uses_references(primitive, xs):
         return None
     with set_current_trace(trace):
         outs = apply(primitive, params, xs)

@@ -13,7 +13,7 @@ from xform.interpret.barrier import EARLY, Where, can_wait
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import called_body
-from xform.program.hijax import is_vector
+from xform.program.hijax import is_differentiable_hitype
 from xform.registry.table import traits
 
 # On CPU, recomputes that are not work may merge with the forward part, up to this fraction of the
@@ -219,7 +219,7 @@ def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:
     """Whether an elementwise equation, or a broadcast, repeats the elements of an input."""
     x, y = _aval(v), _aval(eqn.outvars[0])
-    if is_vector(x) or is_vector(y):
+    if is_differentiable_hitype(x) or is_differentiable_hitype(y):
         return False
     if eqn.primitive is broadcast_in_dim_p:
         return x.size < y.size

@@ -9,7 +9,7 @@ from xform._jax import JaxprEqn, Literal
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.pure import is_pure
-from xform.program.fingerprint import literal, operation
+from xform.program.fingerprint import literal_text, operation_text
 from xform.program.ir import Program
 
 
@@ -34,8 +34,8 @@ class Cse(Pass):
         build = Builder(prog)
         seen: dict[Any, JaxprEqn] = {}
         for eqn in map(build.renamed, prog.equations):
-            reads = (literal(v) if isinstance(v, Literal) else v for v in eqn.invars)
-            first = seen.setdefault((operation(eqn), *reads), eqn) if is_pure(eqn) else eqn
+            reads = (literal_text(v) if isinstance(v, Literal) else v for v in eqn.invars)
+            first = seen.setdefault((operation_text(eqn), *reads), eqn) if is_pure(eqn) else eqn
             if first is eqn:
                 build.add(eqn)
             else:

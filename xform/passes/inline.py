@@ -11,7 +11,7 @@ from xform._jax import JaxprEqn, Literal, Var
 from xform.passes.base import Pass
 from xform.passes.structured import called_body, has_shardings, plain_call_body
 from xform.program.ir import Atom, Program
-from xform.program.source import within
+from xform.program.source import nest_in_call
 from xform.registry.table import rule_of, traits
 
 # Returns the program that replaces an equation; None keeps the equation.
@@ -112,7 +112,7 @@ def _open(equations: Sequence[JaxprEqn], opens: BodyToInline, names: dict[Any, A
     """
     for eqn in equations:
         inputs = _renamed(eqn.invars, names)
-        scoped = eqn if call is None else within(eqn, call)
+        scoped = eqn if call is None else nest_in_call(eqn, call)
         inner = opens(eqn)
         if inner is not None:
             consts.update(inner.consts)

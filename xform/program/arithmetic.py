@@ -1,4 +1,9 @@
-"""Arithmetic of tangents and cotangents. None is a symbolic zero."""
+"""Arithmetic of tangents and cotangents: sums, products, zeros, broadcasts and reductions.
+
+A value is an array, a tracer or a Python number. None is a symbolic zero. A *partial derivative* is
+a factor of an elementwise operation's derivative; `scale` lists its forms. Many functions also set
+the sharding, because JAX checks it in programs over meshes with explicit axes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ from xform._jax import (
     zeros,
 )
 from xform._jax.meshes import explicit, on_mesh_of
-from xform.program.hijax import is_vector
+from xform.program.hijax import is_differentiable_hitype
 
 Value = Any
 # Tuples, not unions: `isinstance` is called for every operation, and would build a union each time.
@@ -35,7 +40,7 @@ def differentiable(aval: Any) -> bool:
     """Whether a value of this type has tangents other than float0."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None:
-        return is_vector(aval)
+        return is_differentiable_hitype(aval)
     return _inexact(dtype) and not is_reference(aval)
 
 
@@ -48,10 +53,11 @@ def _inexact(dtype: Any) -> bool:
 
 def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] | None = None,
                 kind: Callable[[Any], Any] = tangent_aval) -> list[Value]:  # fmt: skip
-    """The values at the positions where `on` is True (None: all), with zeros in place of None.
+    """The tangents (or cotangents) `values`, with arrays of zeros in place of None.
 
-    `of` holds the primals, as variables or types. `kind` maps the type of a primal to the type of
-    its zeros: `tangent_aval` or `cotangent_aval`.
+    `of` holds the primals, as variables or types. `on` selects positions; None: all. Other
+    positions are left out of the result. `kind` maps the type of a primal to the type of its zeros:
+    `tangent_aval` or `cotangent_aval`.
     """
     triples = zip(values, of, itertools.repeat(True) if on is None else on, strict=on is not None)
     return [
@@ -60,9 +66,10 @@ def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] |
 
 
 def as_jax_value(x: Value) -> Value:
-    """`x` as JAX converts it: a Python number to an array, a NumPy value to an enabled dtype.
+    """Convert a Python number to a JAX array, and a NumPy value to a dtype that JAX has enabled.
 
-    A literal of a program keeps its weak type, also if it is a NumPy value.
+    For example, float64 becomes float32 without `jax_enable_x64`. A literal of a jaxpr may be a
+    NumPy value with a weak type, and is returned unchanged if its dtype is enabled.
     """
     if isinstance(x, NUMPY):
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
@@ -72,7 +79,7 @@ def as_jax_value(x: Value) -> Value:
 
 
 def as_jax_values(xs: Iterable[Value]) -> list[Value]:
-    """Apply `as_jax_value` to each value that is not a tracer."""
+    """Convert all values by `as_jax_value`, except tracers."""
     return [x if isinstance(x, Tracer) else as_jax_value(x) for x in xs]
 
 
@@ -99,16 +106,15 @@ def reshard_tangent(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_av
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:
-    """The only value of a float0 type of this shape."""
+    """The tangent of an integer or boolean array of this shape: its dtype is float0."""
     return np.zeros(shape, jax.dtypes.float0)
 
 
 def constant_like(x: Value, c: float) -> Value:
-    """The scalar `c` in the dtype of `x`: a literal, which lax broadcasts for free.
+    """The scalar `c` in the dtype of `x`. It becomes a literal, which lax broadcasts for free.
 
-    If `x` is a weakly typed scalar, the result is a Python number, which is weakly typed too. If
-    that would have another dtype, or if `x` is an array, the result is a NumPy scalar. JAX's own
-    rules do the same.
+    If `x` is a weakly typed scalar of JAX's default dtype for `c`, the result is a Python number,
+    which is weakly typed too. Else it is a NumPy scalar. JAX's own rules do the same.
     """
     weak = getattr(x, "weak_type", is_number(x)) and np.ndim(x) == 0
     if weak and x.dtype == jax.typeof(1.0 * c).dtype:
@@ -117,20 +123,20 @@ def constant_like(x: Value, c: float) -> Value:
 
 
 @dataclasses.dataclass(frozen=True)
-class Over:
-    """The factor 1 / `divisor`, applied as a division."""
+class DivideBy:
+    """The partial derivative 1 / `divisor`. It is applied as a division."""
 
     divisor: Value
 
 
 def scale(ct: Value, d: Value) -> Value:
-    """`ct` times a partial derivative: 1, -1, an array, an `Over`, or a tuple of these.
+    """`ct` times a partial derivative: 1, -1, an array, an `DivideBy`, or a tuple of these.
 
     The factors of a tuple are applied one by one.
     """
     if isinstance(d, tuple):
         return functools.reduce(scale, d, ct)
-    if isinstance(d, Over):
+    if isinstance(d, DivideBy):
         return lax.div(ct, d.divisor)
     if isinstance(d, int):
         return ct if d == 1 else lax.neg(ct)
@@ -138,27 +144,30 @@ def scale(ct: Value, d: Value) -> Value:
 
 
 def add(terms: Sequence[Value]) -> Value:
-    """The sum of the terms. A dtype of another library may define its own addition."""
-    return terms[0] if len(terms) == 1 else functools.reduce(_plus, terms)
+    """The sum of one or more terms. A type that is not a NumPy dtype has its own addition."""
+    return terms[0] if len(terms) == 1 else functools.reduce(_add_two, terms)
 
 
-def _plus(a: Value, b: Value) -> Value:
-    """Add on the mesh of the operands: a sum of cotangents has no equation that sets the mesh."""
+def _add_two(a: Value, b: Value) -> Value:
+    """Add two values on the mesh of their types.
+
+    The mesh is set here, because a sum of cotangents belongs to no equation that would set it.
+    """
     avals = jax.typeof(a), jax.typeof(b)
-    foreign = not isinstance(getattr(avals[0], "dtype", None), np.dtype)
+    own_addition = not isinstance(getattr(avals[0], "dtype", None), np.dtype)
     with on_mesh_of(*avals):
-        return ad.add_jaxvals(a, b) if foreign else lax.add(a, b)
+        return ad.add_jaxvals(a, b) if own_addition else lax.add(a, b)
 
 
 def shaped_like(dx: Value, y: Value) -> Value:
-    """`dx` in the shape and sharding of `y`, which may differ from those of an operand."""
-    full = dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, kept_dimensions(dx, y))
+    """Broadcast and reshard a tangent `dx` to the shape and sharding of the output `y`.
+
+    `dx` has the shape of an operand of an elementwise primitive, which may be a scalar or have axes
+    of size 1.
+    """
+    axes = tuple(range(y.ndim)) if dx.ndim == y.ndim else ()
+    full = dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, axes)
     return reshard_tangent(full, jax.typeof(y))
-
-
-def kept_dimensions(x: Value, y: Value) -> tuple[int, ...]:
-    """The `broadcast_dimensions` from `x` to `y`: all axes of `y`; none if `x` is a scalar."""
-    return tuple(range(y.ndim)) if x.ndim == y.ndim else ()
 
 
 def common_dtype(dtypes: Iterable[Any]) -> Any:
@@ -170,16 +179,17 @@ def common_dtype(dtypes: Iterable[Any]) -> Any:
 def reduce_like(ct: Value, x: Value) -> Value:
     """Sum and reshard a cotangent to the shape and sharding of the operand `x`.
 
-    This transposes what an elementwise primitive does to an operand: it broadcasts a scalar, and
-    shards the operand along the explicit axes of the other operand.
+    An elementwise primitive broadcasts an operand, and shards it along the explicit axes of the
+    other operand. This function is the transpose.
     """
     aval = jax.typeof(x)
     if ct.shape != aval.shape:
-        ct = _summed(ct, aval.shape)
+        ct = _sum_to_shape(ct, aval.shape)
     return reshard_tangent(ct, aval, cotangent_aval)
 
 
-def _summed(ct: Value, shape: tuple[int, ...]) -> Value:
+def _sum_to_shape(ct: Value, shape: tuple[int, ...]) -> Value:
+    """Sum over all axes for a scalar shape, else over the axes that were broadcast from size 1."""
     if len(shape) != ct.ndim:
         return lax.reduce_sum(ct, tuple(range(ct.ndim)))
     axes = tuple(i for i, (a, b) in enumerate(zip(ct.shape, shape, strict=True)) if a != b)

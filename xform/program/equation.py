@@ -1,4 +1,8 @@
-"""Equations of a jaxpr: read inputs from an environment, bind primitives, write outputs."""
+"""Evaluate equations of a jaxpr: read inputs, bind the primitive, write outputs.
+
+To *bind* a primitive is to run it in the current trace: it computes values, or adds an equation to
+the program that is being traced. An *environment* is a dict from variables to their values.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,12 @@ from xform.program.source import name_stack, source
 Atom = Var | Literal
 
 
-class Applied:
-    """The equation of an operation that is differentiated eagerly. It is built on demand.
+class EagerEquation:
+    """An equation for an operation that runs eagerly; it builds the `JaxprEqn` on demand.
 
     Building a `JaxprEqn` takes as long as a small operation takes to run. Most rules read only the
-    primitive, the parameters and the output types, which are known without it.
+    primitive, the parameters and the output types, which are known without it. `avals` are the
+    types of the inputs. `outputs` are the output variables; None: they are found on demand.
     """
 
     def __init__(self, primitive: Primitive, params: dict[str, Any], avals: Sequence[Any],
@@ -51,16 +56,20 @@ def write(env: dict[Var, Any], variables: Iterable[Var], values: Sequence[Any]) 
 
 
 def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
-    """Bind an equation's primitive to `args`, in its source context; returns a list of outputs.
+    """Bind an equation's primitive to `args`; returns a list of outputs.
 
-    `outer` is the current name stack. Pass it when many equations are bound in a row.
+    The operation gets the source line, name scopes and context of the equation. `outer` is the
+    current name stack. Pass it if you bind many equations in a row, to look it up once.
     """
     with source(eqn, name_stack() if outer is None else outer), eqn.ctx.manager:
         return apply(eqn, args)
 
 
 def apply(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
-    """Like `bind`, but in the current source context, which the caller has set."""
+    """Bind an equation's primitive to `args`; returns a list of outputs.
+
+    The operation gets the current source line, name scopes and context.
+    """
     prim = eqn.primitive
     out = prim.bind(*args, **prim.get_bind_params(eqn.params))
     return list(out) if prim.multiple_results else [out]
@@ -74,14 +83,15 @@ def scan_options(params: dict[str, Any]) -> dict[str, Any]:
 
 def switch(params: dict[str, Any], index: Any, branches: Sequence[Callable[..., Any]],
            *operands: Any) -> Any:  # fmt: skip
-    """Make a cond with new branches that selects like the given one: by index, or by platform.
+    """Bind a cond with new branches. `params` are the parameters of the cond that it replaces.
 
-    `lax.platform_dependent` selects by platform. Branches for other platforms are never compiled,
-    and may not be compilable.
+    The new cond selects like the old one: by `index`, or by platform. `lax.platform_dependent`
+    makes a cond that selects by platform. Its branches for other platforms may not be compilable,
+    and are never compiled.
     """
     if (platforms := params.get("branches_platforms")) is None:
         return lax.switch(index, branches, *operands)
     pairs = list(zip(platforms, branches, strict=True))
     by_name = {name: branch for names, branch in pairs for name in names or ()}
-    default = next((branch for names, branch in pairs if names is None), None)
+    default = next((branch for names, branch in pairs if names is None), None)  # other platforms
     return lax.platform_dependent(*operands, default=default, **by_name)

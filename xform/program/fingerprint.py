@@ -1,13 +1,13 @@
-"""Fingerprints: texts that are equal for equal programs only.
+"""Fingerprints: texts of programs that are equal only if the programs are equal.
 
 A fingerprint is the key for cached compiler results, for plans on disk, and for finding equal
 blocks and equal equations. It covers the primitive of each equation, every parameter, the context
 of the trace, the type of every value (with sharding, memory space, weak type and varying axes), and
 the content of constants. Line numbers and variable names are not part of it.
 
-Plain values, and objects built from plain values, have the same text in every process. An object
-whose equality cannot be decided gets a number that is valid in this process only, so it equals only
-itself.
+`text_of` writes any value, such as a parameter, as a text. Plain values, and objects built from
+plain values, have the same text in every process. An object whose equality cannot be decided gets a
+*unique name*: a number that is valid in this process only. So it equals only itself.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ from xform.program.naming import (
 _Outer = tuple[int, ...]
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), range))
-# Functions in a reduction (`__reduce_ex__`) that create an object from its class.
+# The result of `__reduce_ex__` is called a reduction here: a function, its arguments, and the
+# object's attributes, as pickle uses them. These functions create an object from its class.
 _NEW: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # pyright: ignore[reportAttributeAccessIssue]
-# Maximum size in bytes of an object whose only state are its attributes.
+# Size in bytes of an object that has attributes and weak references, and no other state.
 _BARE = object.__basicsize__ + 16
 
 
@@ -85,52 +86,52 @@ def _listing(inputs: Sequence[Any], consts: Sequence[Any], equations: Sequence[J
     variables = dict.fromkeys((*inputs, *consts))
     names = {v: f"i{n}" for n, v in enumerate(variables)}
     yield from lines(equations, names)
-    yield " ".join(("inputs", *(f"{names[v]}:{typed(v.aval)}" for v in inputs)))
-    yield " ".join(("constants", *(f"{names[v]}:{typed(v.aval)}" for v in consts)))
+    yield " ".join(("inputs", *(f"{names[v]}:{type_text(v.aval)}" for v in inputs)))
+    yield " ".join(("constants", *(f"{names[v]}:{type_text(v.aval)}" for v in consts)))
     yield " ".join(("outputs", *(_atom(v, names) for v in outputs)))
 
 
 def lines(equations: Iterable[JaxprEqn], names: dict[Any, str]) -> Iterator[str]:
-    """Iterate over equations as text, one line each. Variables are named in order of appearance.
+    """Yield each equation as a line of text. Variables are named in order of appearance.
 
-    `names` has the names of variables that are already known, and is extended with new ones.
+    `names` has the names of variables that already have one. New names are added to it.
     """
     for eqn in equations:
         reads = [_atom(v, names) for v in eqn.invars]
         for v in eqn.outvars:
             names[v] = f"v{len(names)}"
-        yield f"{operation(eqn)} {' '.join(reads)}"
+        yield f"{operation_text(eqn)} {' '.join(reads)}"
 
 
 def _atom(v: Atom, names: dict[Any, str]) -> str:
     """Return the text of a literal, or the name of a variable; an unknown variable gets a name."""
     if isinstance(v, Literal):
-        return literal(v)
+        return literal_text(v)
     if v not in names:  # defined outside these equations
         names[v] = f"v{len(names)}"
-        return f"{names[v]}:{typed(v.aval)}"
+        return f"{names[v]}:{type_text(v.aval)}"
     return names[v]
 
 
-def operation(eqn: JaxprEqn) -> str:
+def operation_text(eqn: JaxprEqn) -> str:
     """An equation without its inputs, as text: primitive, parameters, types of outputs."""
-    outputs = " ".join([typed(v.aval) for v in eqn.outvars])
-    return f"{outputs} = {primitive_name(eqn.primitive)}[{parameters(eqn)}]"
+    outputs = " ".join([type_text(v.aval) for v in eqn.outvars])
+    return f"{outputs} = {primitive_name(eqn.primitive)}[{parameters_text(eqn)}]"
 
 
-def literal(v: Literal) -> str:
-    """A literal as text, with its type. It is taken by its bits, as -0.0 == 0.0 and NaN != NaN."""
+def literal_text(v: Literal) -> str:
+    """A literal as text, with its type. Literals with different bits differ: -0.0 and 0.0 do."""
     plain = isinstance(getattr(v.aval, "dtype", None), np.dtype)
     value = np.asarray(v.val) if plain else v.val
-    return f"{(_number(value) if plain else '') or text_of(value)}:{typed(v.aval)}"
+    return f"{(_number_text(value) if plain else '') or text_of(value)}:{type_text(v.aval)}"
 
 
-def parameters(eqn: JaxprEqn) -> str:
+def parameters_text(eqn: JaxprEqn) -> str:
     """The parameters of an equation, and the context of its trace, as text.
 
     For JAX's own primitives, parameters that are None are left out: whether an equation lists them
     depends on the version of JAX and on how the primitive was bound. For other primitives, a
-    missing parameter may mean something else than None.
+    missing parameter may have another meaning than None.
     """
     skip_none = named(eqn.primitive.name) is eqn.primitive
     params = sorted(eqn.params.items())
@@ -144,8 +145,8 @@ def parameters(eqn: JaxprEqn) -> str:
 def _mesh_in_types(eqn: JaxprEqn) -> bool:
     """Whether a type of an input or output has the mesh of the equation's context.
 
-    Then the mesh of the context is ignored. Whether it is set depends on which call traced a
-    function of JAX first, because JAX caches its traces.
+    If so, `parameters_text` leaves out the mesh of the context. Whether JAX sets it there depends
+    on which call traced a function first, because JAX caches its traces.
     """
     mesh = getattr(eqn.ctx, "cur_abstract_mesh", None)
     types = (v.aval for v in (*eqn.outvars, *eqn.invars))
@@ -153,31 +154,33 @@ def _mesh_in_types(eqn: JaxprEqn) -> bool:
 
 
 def _context(ctx: Any, mesh: bool = True) -> str:
+    """The fields of a trace context that differ from their defaults. `mesh`: with the mesh."""
     unusual = {k: v for k, v in context(ctx).items() if mesh or k != "cur_abstract_mesh"}
     return f"in {_pairs(unusual, ())}" if unusual else ""
 
 
-def typed(aval: Any) -> str:
+def type_text(aval: Any) -> str:
     """The type of a value as text."""
-    return cached_text(aval, _typed)
+    return cached_text(aval, _type_text)
 
 
-def _typed(aval: Any) -> str:
+def _type_text(aval: Any) -> str:
     if type(aval) is not ShapedArray:
         return _reduced(aval, (id(aval),))
     # Attributes that equal those of a value without a mesh, in device memory, are left out.
     default = ShapedArray(aval.shape, aval.dtype).__getnewargs_ex__()[1]
-    more = {k: v for k, v in aval.__getnewargs_ex__()[1].items() if v != default[k]}
+    unusual = {k: v for k, v in aval.__getnewargs_ex__()[1].items() if v != default[k]}
     dims = ",".join(str(n) if type(n) is int else text_of(n) for n in aval.shape)
-    name = f"{'~' if aval.weak_type else ''}{_dtype(aval.dtype)}[{dims}]"
-    return f"{name}{{{_pairs(more, ())}}}" if more else name
+    short = f"{'~' if aval.weak_type else ''}{_dtype_text(aval.dtype)}[{dims}]"
+    return f"{short}{{{_pairs(unusual, ())}}}" if unusual else short
 
 
 def text_of(x: Any, outer: _Outer = ()) -> str:
     """A text that only equal values share. It includes the type, so 1, 1.0 and True differ.
 
     The text is the same in every process for plain data and for objects built from it: arrays,
-    enums, dataclasses, functions (by code and closure), programs, JAX's own types.
+    enums, dataclasses, functions (by code and closure), programs, JAX's own types. `outer` has the
+    `id`s of the objects that contain `x`.
     """
     kind = type(x)
     if kind in _PLAIN:
@@ -186,7 +189,7 @@ def text_of(x: Any, outer: _Outer = ()) -> str:
         inner = ", ".join([text_of(v, outer) for v in x])
         return f"({inner},)" if len(x) == 1 else f"({inner})"
     if isinstance(x, np.dtype):
-        return f"dtype {_dtype(x)}"
+        return f"dtype {_dtype_text(x)}"
     if is_jaxpr(x):
         return cached_text(x, _nested)
     if id(x) in outer:
@@ -206,7 +209,7 @@ def _compound(x: Any, outer: _Outer) -> str:
     if isinstance(x, Primitive):
         return primitive_name(x)
     if kind is ShapedArray:
-        return typed(x)
+        return type_text(x)
     if isinstance(x, jax.Device):
         return f"<{x.platform} {x.device_kind!r} {x.id} of process {x.process_index}>"
     if isinstance(x, NamedSharding | Mesh | AbstractMesh):
@@ -215,7 +218,7 @@ def _compound(x: Any, outer: _Outer) -> str:
         return name_of(x)
     if is_silent(x):
         return name_of(kind)
-    if (rule := _unwrapped(x)) is not x:
+    if (rule := _unwrap(x)) is not x:
         return f"rule {text_of(rule, outer)}"
     if hasattr(kind, "__fingerprint__"):
         return f"{name_of(kind)}{text_of(x.__fingerprint__(), outer)}"
@@ -241,29 +244,30 @@ def _function(x: Any, outer: _Outer) -> str:
     if isinstance(x, functools.partial):
         arguments = f"({_several(x.args, outer)}), {{{_pairs(x.keywords, outer)}}}"
         return f"{name_of(type(x))}({text_of(x.func, outer)}, {arguments})"
-    known = is_importable(x)
-    if known and (from_library(x) or not isinstance(x, types.FunctionType)):
+    importable = is_importable(x)
+    if importable and (from_library(x) or not isinstance(x, types.FunctionType)):
         return name_of(x)
     if not isinstance(x, types.FunctionType):
         return _object(x, outer)
     cells = [_cell_content(c) for c in x.__closure__ or ()]
-    names = () if known or from_library(x) else _global_names(x.__code__)
+    names = () if importable or from_library(x) else _global_names(x.__code__)
     values = {k: x.__globals__[k] for k in names if k in x.__globals__}
     texts = text_of((x.__defaults__, x.__kwdefaults__, cells), outer), _pairs(values, outer)
     return f"{x.__module__}.{x.__qualname__}#{digest((cached_text(x.__code__, _code), *texts))}"
 
 
-def _unwrapped(x: Any) -> Any:
-    """The user's function inside all wrappers of JAX."""
+def _unwrap(x: Any) -> Any:
+    """The user's function inside all of JAX's wrappers; `x` itself if it is not a wrapper."""
     while (inner := behind(x)) is not x:
         x = inner
     return x
 
 
 def _cell_content(cell: types.CellType) -> Any:
+    """The value of a variable that a function closes over; ... if it has no value yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # not yet filled
+    except ValueError:
         return ...
 
 
@@ -297,10 +301,10 @@ def _object(x: Any, outer: _Outer) -> str:
 
 
 def _reduced(x: Any, outer: _Outer) -> str:
-    """The text of an object by its `__reduce_ex__`, the data for making a copy.
+    """The text of an object by its reduction, from which pickle would make a copy.
 
     This applies if its class defines equality, or is JAX's own: JAX's parameters are immutable. Any
-    other object gets a number.
+    other object gets a unique name.
     """
     kind = type(x)
     if kind.__eq__ is object.__eq__ and kind.__module__.partition(".")[0] != "jax":
@@ -311,21 +315,21 @@ def _reduced(x: Any, outer: _Outer) -> str:
         return unique_name(x)
     if not isinstance(reduction, tuple):
         return unique_name(x)
-    make, args, *more = reduction
+    creator, args, *more = reduction
     parts = [_part(kind, x) for x in more if x is not None]
-    if make in _NEW:
+    if creator in _NEW:
         # The class has state, but its reduction has none, so equality cannot be decided.
         slots = any(vars(c).get("__slots__") for c in kind.__mro__)
         if len(args) == 1 and not parts and (slots or kind.__basicsize__ > _BARE):
             return unique_name(x)
         args = args[1:]
     else:
-        args = make, args
+        args = creator, args
     return f"{name_of(kind)}({_several((*args, *parts), outer)})"
 
 
 def _part(kind: type, x: Any) -> Any:
-    """One part of a reduction, such as the attributes, without the values of cached properties."""
+    """A part of a reduction of a `kind`, such as the attributes, without cached properties."""
     if isinstance(x, Iterator):
         return list(x)
     if not isinstance(x, dict):
@@ -338,13 +342,13 @@ def _array(x: Any, outer: _Outer = ()) -> str:
     """The text of a NumPy array, by its content."""
     if x.dtype.hasobject:
         return f"array({x.shape}, {text_of(x.tolist(), outer)})"
-    kind = f"{type(x).__name__} {_dtype(x.dtype)}"
-    if number := _number(x):
+    kind = f"{type(x).__name__} {_dtype_text(x.dtype)}"
+    if number := _number_text(x):
         return f"{kind}({number})"
     return f"{kind}[{','.join(map(str, x.shape))}]#{digest([x.tobytes()])}"
 
 
-def _number(x: Any) -> str:
+def _number_text(x: Any) -> str:
     """The text of a scalar number; empty for arrays and for NaN, which has many bit patterns."""
     value = x.item() if x.ndim == 0 else None
     return repr(value) if isinstance(value, int | float) and value == value else ""
@@ -360,17 +364,17 @@ def _mesh_or_sharding(x: Any) -> str:
 
 
 def _device_array(x: jax.Array) -> str:
-    """The text of a JAX array, by content and sharding; a number if it cannot be read here."""
+    """The text of a JAX array, by content and sharding; a unique name if it cannot be read."""
     try:
         with jax.ensure_compile_time_eval():
             keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
             value = np.asarray(jax.random.key_data(x) if keys else x)
     except (RuntimeError, TypeError):  # deleted, or on the devices of several processes
         return unique_name(x)
-    return f"{typed(jax.typeof(x))}:{_array(value)} on {text_of(x.sharding)}"
+    return f"{type_text(jax.typeof(x))}:{_array(value)} on {text_of(x.sharding)}"
 
 
-def _dtype(dtype: Any) -> str:
+def _dtype_text(dtype: Any) -> str:
     if not isinstance(dtype, np.dtype):
         return text_of(dtype)
     plain = dtype.fields is None and dtype.isnative
@@ -385,9 +389,11 @@ def _nested(jaxpr: Any) -> str:
 
 
 def _several(values: Iterable[Any], outer: _Outer) -> str:
+    """The texts of values, in order."""
     return ", ".join([text_of(v, outer) for v in values])
 
 
 def _pairs(values: Mapping[Any, Any], outer: _Outer) -> str:
+    """The text of a dict, as sorted `key=value`."""
     pairs = ((k if type(k) is str else text_of(k, outer), v) for k, v in values.items())
     return ", ".join(sorted(f"{k}={text_of(v, outer)}" for k, v in pairs))

@@ -2,7 +2,8 @@
 
 A `Program` holds the equations of a jaxpr. `trace` makes one from a function, and `program` from a
 jaxpr, such as the body of a loop. `evaluate` runs it: it binds the equations in the current trace,
-so it works eagerly, under `jit`, under `vmap` and inside other transforms.
+so it works eagerly, under `jit`, under `vmap` and inside other transforms. A `Mask` has one bool
+for each input or output; `gather` and `spread` select values by a mask.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Program:
     """A traced function: its `equations` compute `outputs` from `inputs`, in order.
 
     `consts` pairs variables with the values that the function closed over. `cache` holds data that
-    was derived from this program (its Joints, for example). Programs compare by identity.
+    is derived from this program, such as its forward and backward pass. Programs compare by
+    identity.
     """
 
     inputs: tuple[Var, ...]
@@ -49,7 +51,10 @@ class Program:
 
     @property
     def in_types(self) -> list[Any]:
-        """Types to trace the program with: `in_avals`, plus the initial state of mutable values."""
+        """Types to trace the program with. These are `in_avals`, except for mutable values.
+
+        For a mutable value, the type also has the value's initial state.
+        """
         return [input_type(v) for v in self.inputs]
 
     @property
@@ -80,7 +85,11 @@ def lift_constants(prog: Program) -> tuple[Program, list[Any]]:
 
 
 def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
-    """Return a jaxpr as a Program, without mutable references and operation objects."""
+    """Return a jaxpr and the values of its constants as a Program.
+
+    Mutable references that the jaxpr creates become values, and operation objects of JAX become
+    primitives (`xform.program.references`, `xform.program.hijax`).
+    """
     if makes_references(jaxpr):
         jaxpr, consts = closed(remove_references(jaxpr, consts))
     variables = (*jaxpr.constvars, *jaxpr.invars)
@@ -97,17 +106,18 @@ def trace(f: Callable[..., Any], *args: Any) -> Program:
         return _read(*traced(f, args))
 
 
-# Garbage collection threshold while tracing: new objects between two collections.
+# While tracing, Python collects garbage after this many new objects.
 _SELDOM = 50_000
 
 
 @contextlib.contextmanager
 def seldom_collected(on: bool = True) -> Generator[None]:
-    """Collect garbage less often in the body: nearly all objects of a trace or a plan stay alive.
+    """Return a context in which Python collects garbage less often, to trace and plan faster.
 
-    At 100,000 equations, garbage collection would take a third of the time. It is not disabled, so
-    the garbage of a user's function is still collected. Pass `on=False` where operations run
-    eagerly: there a reference cycle may hold large arrays.
+    Nearly all objects of a trace or a plan stay alive. At 100,000 equations, garbage collection
+    would take a third of the time. It is not disabled, so the garbage of a user's function is still
+    collected. Pass `on=False` where operations run eagerly: there a reference cycle may hold large
+    arrays.
     """
     young, *older = gc.get_threshold()
     raised = on and 0 < young < _SELDOM
@@ -123,11 +133,11 @@ def seldom_collected(on: bool = True) -> Generator[None]:
 def evaluate(prog: Program, args: Sequence[Any]) -> list[Any]:
     """Run a program; returns its outputs as a list. Values are dropped after their last use."""
     env = environment(prog, args)
-    drop = last_uses(prog.equations, prog.outputs)
+    unread_after = last_uses(prog.equations, prog.outputs)
     outer = name_stack()
     for eqn in prog.equations:
         write(env, eqn.outvars, bind(eqn, [read(env, v) for v in eqn.invars], outer))
-        for v in drop.get(id(eqn), ()):
+        for v in unread_after.get(id(eqn), ()):
             env.pop(v, None)
     return [read(env, v) for v in prog.outputs]
 
@@ -141,22 +151,22 @@ def environment(prog: Program, args: Sequence[Any]) -> dict[Var, Any]:
 
 def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[int, list[Var]]:
     """A dict from the `id` of each equation to the variables that nothing reads after it."""
-    seen = {v for v in outputs if isinstance(v, Var)}
-    drop: dict[int, list[Var]] = {}
+    read_later = {v for v in outputs if isinstance(v, Var)}
+    unread_after: dict[int, list[Var]] = {}
     for eqn in reversed(equations):
         for v in (*eqn.outvars, *eqn.invars):
-            if isinstance(v, Var) and v not in seen:
-                seen.add(v)
-                drop.setdefault(id(eqn), []).append(v)
-    return drop
+            if isinstance(v, Var) and v not in read_later:
+                read_later.add(v)
+                unread_after.setdefault(id(eqn), []).append(v)
+    return unread_after
 
 
 def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """The values, in order, at the positions where `mask` is True; None elsewhere."""
+    """A list with the values, in order, at the positions where `mask` is True; None elsewhere."""
     rest = iter(values)
     return [next(rest) if on else None for on in mask]
 
 
 def gather(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """The values at the positions where `mask` is True: the inverse of `spread`."""
+    """The values at the positions where `mask` is True. This is the inverse of `spread`."""
     return [v for v, on in zip(values, mask, strict=True) if on]

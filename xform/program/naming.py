@@ -1,8 +1,9 @@
-"""Stable names for Python objects, as a part of fingerprints.
+"""Stable names for Python objects.
 
-A class, a function or a primitive that a module holds is named after the module and the attribute.
-That name is the same in every process. Any other object gets a number that is valid in this process
-only.
+`xform.program.fingerprint` writes a program as a text, and needs a name for each class, function
+and primitive in it. If a module holds the object, its name is the module's and the attribute's.
+That name is the same in every process. Any other object gets a unique name: a number that is valid
+in this process only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
 
 
 def primitive_name(primitive: Primitive) -> str:
-    """The name of a primitive; for one that is not JAX's, with the module that holds it."""
+    """The name of a primitive. If it is not JAX's, the module that holds it is added."""
     return cached_text(primitive, _primitive_name)
 
 
@@ -41,7 +42,7 @@ def _primitive_name(primitive: Primitive) -> str:
 
 
 def name_of(x: Any) -> str:
-    """The name of a class, function or module; with a number if it cannot be imported by it."""
+    """The name of a class, function or module, with a number if its name does not import it."""
     if isinstance(x, types.ModuleType):
         return f"module {x.__name__}" if sys.modules.get(x.__name__) is x else unique_name(x)
     name = f"{x.__module__}.{x.__qualname__}"
@@ -50,21 +51,21 @@ def name_of(x: Any) -> str:
 
 def is_importable(x: Any) -> bool:
     """Whether an object can be imported by its module and qualified name."""
-    at: Any = sys.modules.get(getattr(x, "__module__", None) or "")
+    found: Any = sys.modules.get(getattr(x, "__module__", None) or "")
     for part in getattr(x, "__qualname__", "").split("."):
-        at = names_of(at).get(part)
-    return at is not None and at is x
+        found = names_of(found).get(part)
+    return found is not None and found is x
 
 
 def from_library(x: Any) -> bool:
-    """Whether an object belongs to Python, NumPy or JAX. They never define a name twice."""
+    """Whether an object belongs to Python, NumPy or JAX, which never define a name twice."""
     return (x.__module__ or "").partition(".")[0] in _LIBRARIES
 
 
 def _unique_name(name: str, x: Any) -> str:
-    """`name` for the first object that had it; with a number for a later one.
+    """Return `name` for the first object that has it. For a later object, add a number.
 
-    A notebook cell that is run twice defines two objects of the same name.
+    A notebook cell that runs twice defines two objects of the same name.
     """
     if not from_library(x) and _claims.setdefault(name, weakref.ref(x))() is not x:
         return f"{name} {unique_name(x)}"
@@ -76,7 +77,7 @@ def unique_name(x: Any) -> str:
     return cached_text(x, lambda _: f"<{_PROCESS}:{next(_numbers)}>", keep=True)
 
 
-# By name: the first object that was given the name. Later objects get a name with a number.
+# By name: the first object that got the name.
 _claims: dict[str, weakref.ref[Any]] = {}
 _numbers = itertools.count()
 _PROCESS = uuid.uuid4().hex[:12]
@@ -87,8 +88,8 @@ _texts: dict[int, tuple[Callable[[], Any], str]] = {}
 def cached_text(x: Any, make: Callable[[Any], str], keep: bool = False) -> str:
     """The text `make(x)` of an immutable object `x`, cached while `x` lives.
 
-    If `x` does not support weak references, the text is cached only with `keep`, and `x` is never
-    freed.
+    If `x` does not support weak references, the text is not cached, unless `keep` is True. Then `x`
+    is never freed.
     """
     known = _texts.get(id(x))
     if known is not None and known[0]() is x:

@@ -1,9 +1,10 @@
 """Remove mutable references (`jax.new_ref`) from a program: their contents become plain values.
 
-This applies to references that a differentiated function creates. The program is evaluated with a
-`RefCell` for each reference: `ref[...]` reads the cell, and `ref[...] = x` replaces its value. A
-nested program that uses the reference takes its value as an input and returns the new value. The
-result is an ordinary program. References from outside the function are left unchanged.
+This applies to references that a differentiated function creates. `remove_references` traces the
+program again with a `RefCell` for each reference: `ref[...]` reads the value of the cell, and
+`ref[...] = x` replaces it. A nested program, such as a loop's body, takes the value as an input and
+returns the new value. The result is an ordinary program. References from outside the function are
+left unchanged. Outside `jit`, `apply` does the same for one operation at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Value = Any
 
 @dataclasses.dataclass(eq=False)
 class RefCell:
-    """The current value of a reference.
+    """A Python object in place of a reference. It holds the reference's current value.
 
     `constant`: no derivative passes through it (a reference of kind "no_grad_no_remat").
     """
@@ -52,7 +53,7 @@ class RefCell:
 
 def makes_references(jaxpr: Any) -> bool:
     """Whether a jaxpr creates references, not counting nested programs."""
-    return any(eqn.primitive in MAKERS for eqn in jaxpr.eqns)
+    return any(eqn.primitive in MAKES_REFERENCES for eqn in jaxpr.eqns)
 
 
 def remove_references(jaxpr: Any, consts: Sequence[Any]) -> Any:
@@ -62,14 +63,17 @@ def remove_references(jaxpr: Any, consts: Sequence[Any]) -> Any:
     return jax.make_jaxpr(run)(*[v.aval for v in inputs])
 
 
-def involves(primitive: Primitive, args: Sequence[Any]) -> bool:
+def uses_references(primitive: Primitive, args: Sequence[Any]) -> bool:
     """Whether an operation creates a reference, or has a cell among its arguments."""
-    return primitive in MAKERS or any(isinstance(x, RefCell) for x in args)
+    return primitive in MAKES_REFERENCES or any(isinstance(x, RefCell) for x in args)
 
 
 def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
           where: str = "") -> list[Any]:  # fmt: skip
-    """Run an operation that `involves` references; updates the cells among `args`."""
+    """Run an operation for which `uses_references` is True; updates the cells among `args`.
+
+    `where` is the user's line, for error messages.
+    """
     name = primitive.name
     if primitive in _OPERATIONS:
         return _OPERATIONS[primitive](params, *args)
@@ -88,7 +92,7 @@ def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
 
 
 def _run(jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-    """Evaluate a jaxpr; updates the cells among its inputs."""
+    """Evaluate a jaxpr; updates the cells among `args`."""
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     outer = name_stack()
     for eqn in map(lower_equation, jaxpr.eqns):
@@ -98,13 +102,14 @@ def _run(jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Val
 
 
 def _apply_equation(eqn: JaxprEqn, xs: Sequence[Value], outer: Any) -> list[Value]:
-    if not involves(eqn.primitive, xs):
+    if not uses_references(eqn.primitive, xs):
         return bind(eqn, xs, outer)
     with source(eqn, outer), eqn.ctx.manager:
         return apply(eqn.primitive, eqn.params, xs, frame(eqn))
 
 
-# Operations on one reference.
+# Operations on one reference. Each function gets the parameters and the operands, and returns a
+# list of outputs.
 
 
 def _new(params: dict[str, Any], value: Value) -> list[Any]:
@@ -124,9 +129,9 @@ def _get(params: dict[str, Any], cell: RefCell, *indices: Value) -> list[Any]:
 
 def _swap(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
     transforms = jax.tree.unflatten(params["tree"], indices)
-    before = read_at(cell.value, transforms)
+    old = read_at(cell.value, transforms)
     cell.put(write_at(cell.value, transforms, value))
-    return [before]
+    return [old]
 
 
 def _addupdate(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
@@ -135,7 +140,9 @@ def _addupdate(params: dict[str, Any], cell: RefCell, value: Value, *indices: Va
     return []
 
 
-# Operations with nested programs: the values of the cells become inputs and outputs of these.
+# Operations with nested programs: the values of the cells become inputs and outputs of the nested
+# programs. Each function gets the parameters, the arguments, and the cells among these. It returns
+# the outputs and the new values of the cells.
 
 _Function = Callable[..., tuple[list[Value], list[Value]]]
 
@@ -146,12 +153,12 @@ def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[RefCell]) -> _
     `args` shows which inputs are cells. The function ignores its inputs at these positions.
     """
     opened, consts = closed(jaxpr)
-    places = [cells.index(x) if isinstance(x, RefCell) else None for x in args]
+    cell_numbers = [cells.index(x) if isinstance(x, RefCell) else None for x in args]
 
     def run(args: Sequence[Value], values: Sequence[Value]):
-        fresh = [RefCell(v, c.constant) for v, c in zip(values, cells, strict=True)]
-        inputs = [x if i is None else fresh[i] for x, i in zip(args, places, strict=True)]
-        return _run(opened, consts, inputs), [c.value for c in fresh]
+        inner = [RefCell(v, c.constant) for v, c in zip(values, cells, strict=True)]
+        inputs = [x if i is None else inner[i] for x, i in zip(args, cell_numbers, strict=True)]
+        return _run(opened, consts, inputs), [c.value for c in inner]
 
     return run
 
@@ -182,39 +189,39 @@ def _cond(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
 
 
 def _while(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
-    a = params["cond_nconsts"]
-    b = a + params["body_nconsts"]
-    carry = args[b:]
-    cond = _as_function(params["cond_jaxpr"], [*args[:a], *carry], cells)
-    body = _as_function(params["body_jaxpr"], [*args[a:b], *carry], cells)
-    before, inside = _without_cells(args[:a]), _without_cells(args[a:b])
-    return lax.while_loop(
-        lambda state: cond([*before, *state[0]], state[1])[0][0],
-        lambda state: body([*inside, *state[0]], state[1]),
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]
+    carry = args[n_cond + n_body :]
+    cond = _as_function(params["cond_jaxpr"], [*cond_consts, *carry], cells)
+    body = _as_function(params["body_jaxpr"], [*body_consts, *carry], cells)
+    of_cond, of_body = _without_cells(cond_consts), _without_cells(body_consts)
+    return lax.while_loop(  # the state is the carry and the values of the cells
+        lambda state: cond([*of_cond, *state[0]], state[1])[0][0],
+        lambda state: body([*of_body, *state[0]], state[1]),
         (list(carry), _values(cells)),
     )
 
 
 def _scan(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
-    """A scan. A cell among the scanned inputs is scanned along its first axis."""
+    """Run a scan. A cell among the scanned inputs is scanned along its first axis."""
     n_consts, n_carry = scan_counts(params)
-    a, b = n_consts, n_consts + n_carry
-    consts, carry, seq = _without_cells(args[:a]), args[a:b], args[b:]
-    sliced = [x for x in seq if isinstance(x, RefCell)]
+    consts, carry = _without_cells(args[:n_consts]), args[n_consts : n_consts + n_carry]
+    scanned = args[n_consts + n_carry :]
+    sliced = [x for x in scanned if isinstance(x, RefCell)]
     unsliced = [c for c in cells if c not in sliced]
     run = _as_function(params["jaxpr"], args, [*unsliced, *sliced])
 
     def step(state: Any, x: Any) -> Any:
         carry, values = state
-        seq, slices = x
-        outs, after = run([*consts, *carry, *seq], [*values, *slices])
-        k = len(unsliced)
-        return (outs[:n_carry], after[:k]), (outs[n_carry:], after[k:])
+        inputs, slices = x
+        outs, new = run([*consts, *carry, *inputs], [*values, *slices])
+        n = len(unsliced)
+        return (outs[:n_carry], new[:n]), (outs[n_carry:], new[n:])
 
-    start, xs = (list(carry), _values(unsliced)), (_without_cells(seq), _values(sliced))
+    start, xs = (list(carry), _values(unsliced)), (_without_cells(scanned), _values(sliced))
     (carry, values), (ys, slices) = lax.scan(step, start, xs, **scan_options(params))
-    after = dict(zip([*unsliced, *sliced], [*values, *slices], strict=True))
-    return [*carry, *ys], [after[c] for c in cells]
+    new_values = dict(zip([*unsliced, *sliced], [*values, *slices], strict=True))
+    return [*carry, *ys], [new_values[c] for c in cells]
 
 
 def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
@@ -225,7 +232,7 @@ def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
 
 
 _new_p, _empty_p, _run_state_p = named("new_ref"), named("empty_ref"), named("run_state")
-MAKERS = (_new_p, _empty_p, _run_state_p)
+MAKES_REFERENCES = (_new_p, _empty_p, _run_state_p)
 _OPERATIONS: dict[Primitive | None, Callable[..., list[Any]]] = {
     _new_p: _new,
     _empty_p: _empty,

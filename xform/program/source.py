@@ -1,4 +1,9 @@
-"""Source positions of equations: frames of the user's code, and name scopes."""
+"""Source positions of equations: lines of the user's code, and name scopes.
+
+An equation of JAX keeps a Python traceback and a *name stack*, the scopes of `jax.named_scope`
+around it. `source` sets both when an equation is bound again in another trace. `frame` is the
+user's line, for error messages.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,11 @@ source_info_util.register_exclusion(_XFORM)
 
 
 def source(eqn: JaxprEqn, outer: Any):
-    """Context that sets the traceback and the name stack of `eqn`, to bind it in another trace.
+    """Return a context in which new operations get the traceback and name scopes of `eqn`.
 
-    JAX cuts tracebacks at a jit, so an equation inside `jax.nn.silu` has no frame in the user's
-    code. Such an equation gets the current traceback, which points to the call.
+    `outer` is the name stack around the equation's own. JAX cuts tracebacks at a jit, so an
+    equation inside `jax.nn.silu` has no frame in the user's code. Such an equation gets the current
+    traceback, which points to the call.
     """
     info = eqn.source_info
     traceback = info.traceback if _in_user_code(info.traceback) else None
@@ -29,8 +35,8 @@ def source(eqn: JaxprEqn, outer: Any):
     return source_info_util.user_context(traceback, name_stack=stack)
 
 
-def within(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
-    """An equation of a called function, with its source position nested in that of the call."""
+def nest_in_call(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
+    """Return an equation of a called function, with the scopes of the call around its own."""
     info, outer = eqn.source_info, call.source_info
     traceback = info.traceback if _in_user_code(info.traceback) else outer.traceback
     stack = outer.name_stack + info.name_stack
@@ -39,6 +45,7 @@ def within(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
 
 @functools.lru_cache(maxsize=2**16)
 def _in_user_code(traceback: Any) -> bool:
+    """Whether a traceback has a frame outside JAX and xform."""
     info = source_info_util.new_source_info().replace(traceback=traceback)
     return bool(source_info_util.summarize(info))
 
@@ -49,25 +56,32 @@ def name_stack():
 
 
 def frame(eqn: Any = None) -> str:
-    """`file:line (function)` of the user's code for `eqn`, or of the running code without one.
+    """`file:line (function)` of the user's code that made `eqn`.
 
-    Installed libraries count as the user's code only if there are no other frames.
+    If there is no equation, or it has no frame in the user's code, the line is that of the running
+    code. Installed libraries count as the user's code only if there are no other frames.
     """
     info = getattr(eqn, "source_info", None)
     info = info if info and _in_user_code(info.traceback) else source_info_util.current()
     frames = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
-    own = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
-    return next(own, frames[0] if frames else _running())
+    outside_libraries = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
+    return next(outside_libraries, frames[0] if frames else _running_line())
 
 
-def _running() -> str:
-    """`file:line (function)` from Python's stack: JAX's traceback is cut where a trace begins."""
-    at: Any = sys._getframe()
-    while at and at.f_code.co_filename.startswith(_LIBRARIES):
-        at = at.f_back
-    return f"{at.f_code.co_filename}:{at.f_lineno} ({at.f_code.co_name})" if at else ""
+def _running_line() -> str:
+    """`file:line (function)` of the innermost frame on Python's stack outside `_LIBRARIES`.
+
+    It is found even if JAX's traceback, which is cut where a trace begins, has no such frame.
+    """
+    current: Any = sys._getframe()
+    while current and current.f_code.co_filename.startswith(_LIBRARIES):
+        current = current.f_back
+    if not current:
+        return ""
+    return f"{current.f_code.co_filename}:{current.f_lineno} ({current.f_code.co_name})"
 
 
+# The folders of xform, JAX and Python's standard library.
 _LIBRARIES = tuple(
     folder + os.sep
     for folder in (

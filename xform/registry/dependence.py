@@ -1,9 +1,14 @@
 """Dependence: on which elements of its operands an element of a primitive's result depends.
 
-The dependence is a trait in a primitive's rule, and gives the sparsity pattern of its Jacobian.
-There are four kinds. `Elementwise`: element by element. `DataMovement`: found by moving element
-numbers as the primitive moves data. `AxisByAxis`: axis by axis. `ElementPairs`: a list of pairs of
-elements. Primitives with a zero derivative need no dependence: their rule is `constant`.
+The dependence is one of the traits of a primitive (`xform.registry.traits`). It gives the sparsity
+pattern of the primitive's Jacobian. There are four kinds:
+
+- `Elementwise`: each element depends on the operands' elements at the same indices, as in `add`.
+- `DataMovement`: each element is a copy of one element, as in `transpose`.
+- `AxisByAxis`: the dependence is stated for each axis on its own, as in `reduce_sum`.
+- `ElementPairs`: a list of pairs (element of the result, element of an operand).
+
+A primitive whose derivative is zero needs no dependence.
 """
 
 from __future__ import annotations
@@ -16,23 +21,25 @@ import numpy as np
 
 from xform._jax import JaxprEqn
 
+# The value of each operand; None if it is not known.
 Values = Sequence[np.ndarray | None]
-Moves = Callable[..., Any]
-# A range of operands: first and last + 1 (None: up to the end).
+MoveFunction = Callable[..., Any]
+# A range of operands: the first, and the last + 1 (None: up to the end).
 OperandRange = tuple[int, int | None]
 NO_OPERANDS: OperandRange = (0, 0)
 
 
-# A sparse boolean matrix by rows (CSR): the offsets of the rows, and the column indices.
+# A sparse boolean matrix by rows (CSR): the offsets of the rows, and the column indices. It has a
+# row for each index (or element) of the result, and a column for each one of the operand.
 Rows = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Elementwise:
-    """Element by element.
+    """Each element of the result depends on the operands' elements at the same indices.
 
-    All elements of the result depend on a scalar operand. If there are several results, each
-    depends on one operand: the first on the first, and so on.
+    If an operand is a scalar, all elements of the result depend on it. If there are several
+    results, each depends on one operand: the first on the first, and so on.
     """
 
 
@@ -42,9 +49,10 @@ class AxisLink:
 
     Attributes:
       axis: the axis of the operand.
-      rows: for each index of the result, the indices of the operand that it depends on; None: the
-        same index.
-      cumulative: 1: index `i` depends on the operand's indices up to `i`; -1: from `i` to the end.
+      rows: for each index of the result, the indices of the operand that it depends on. None: the
+        same index, or the indices that `cumulative` says.
+      cumulative: 1: index `i` depends on the operand's indices up to `i`; -1: from `i` to the end;
+        0: the link is not cumulative.
     """
 
     axis: int
@@ -52,21 +60,21 @@ class AxisLink:
     cumulative: int = 0
 
 
-# One entry for each axis of the result. None: the dependence is the same for all indices of that
-# axis of the result. If no entry names an axis of the operand, the result depends on all its
-# indices.
+# How the result depends on one operand: one entry for each axis of the result. None: the dependence
+# is the same for all indices of that axis of the result. If no entry names an axis of the operand,
+# the result depends on all indices of that axis.
 Links = tuple[AxisLink | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class AxisByAxis:
-    """Axis by axis.
+    """The dependence is stated for each axis of the result on its own.
 
     Attributes:
-      links: `links(eqn, values)` returns a list of `Links` for each operand; the dependence is the
-        union of these. `values` has the values of operands that do not depend on the inputs of the
-        function, and None for other operands.
-      reads: the operands whose values it uses.
+      links: `links(eqn, values)` returns, for each operand, a list of `Links`. The dependence on
+        the operand is the union of the list. `values` has the values of operands that do not depend
+        on the inputs of the function, and None for other operands.
+      reads: the operands whose values `links` uses.
     """
 
     links: Callable[[JaxprEqn, Values], list[list[Links]]]
@@ -75,13 +83,13 @@ class AxisByAxis:
 
 @dataclasses.dataclass(frozen=True)
 class ElementPairs:
-    """By pairs of elements, numbered in row-major order.
+    """The dependence is a list of pairs of elements, which are numbered in row-major order.
 
     Attributes:
       pairs: `pairs(eqn, values)` returns for each operand the elements on which each element of the
-        result depends; None for an operand that does not matter.
-      reads: the operands whose values it uses; all of them must be known.
-      otherwise: the dependence if they are not known.
+        result depends; None for an operand on which the result does not depend.
+      reads: the operands whose values `pairs` uses.
+      otherwise: the dependence if one of these values is not known.
     """
 
     pairs: Callable[[JaxprEqn, Sequence[Any]], list[Rows | None]]
@@ -94,14 +102,14 @@ class DataMovement:
     """Each element of the result is an element of an operand, or a constant.
 
     Attributes:
-      move: `move(params, *operands)` does on NumPy arrays what the primitive does. It is applied to
-        arrays of element numbers, with 0 for a constant. None: the primitive itself is applied.
-      reads: the operands that decide the movement, such as indices, and are not moved. All their
-        values must be known.
-      otherwise: the dependence if they are not known.
+      move: `move(params, *operands)` moves the elements of NumPy arrays as the primitive does. It
+        is applied to arrays of element numbers, with 0 for a constant, so its result shows where
+        each element comes from. None: the primitive itself is applied.
+      reads: the operands that decide the movement, such as indices. They are not moved.
+      otherwise: the dependence if the value of an operand in `reads` is not known.
     """
 
-    move: Moves | None = None
+    move: MoveFunction | None = None
     reads: OperandRange = NO_OPERANDS
     otherwise: Elementwise | AxisByAxis | None = None
 
@@ -112,23 +120,23 @@ MOVEMENT_DEPENDENCE = DataMovement()
 
 
 def axis_by_axis(links: Callable[[JaxprEqn], list[list[Links]]]) -> AxisByAxis:
-    """Axis by axis, for links that do not depend on values of operands."""
+    """Return an `AxisByAxis` for `links(eqn)`, which uses no values of operands."""
     return AxisByAxis(lambda eqn, values: links(eqn))
 
 
 def reduction_links(ndim: int, axes: Sequence[int]) -> Links:
-    """Links of a reduction over `axes` of an operand with `ndim` axes."""
+    """Return the links of a reduction over `axes` of an operand with `ndim` axes."""
     return tuple(AxisLink(i) for i in range(ndim) if i not in axes)
 
 
-def index_rows(at: np.ndarray) -> Rows:
-    """Convert an array of indices, `[n, k]`, to `Rows`; negative indices are left out."""
-    valid = at >= 0
-    return np.concatenate([[0], np.cumsum(valid.sum(1))]), at[valid]
+def index_rows(indices: np.ndarray) -> Rows:
+    """Convert an array of indices, `[rows, k]`, to `Rows`; negative indices are left out."""
+    valid = indices >= 0
+    return np.concatenate([[0], np.cumsum(valid.sum(1))]), indices[valid]
 
 
 def nonzero_rows(matrix: np.ndarray) -> Rows:
-    """The nonzero elements of a matrix, as `Rows`. NaN counts as nonzero."""
+    """Return the positions of the nonzero elements of a matrix. NaN counts as nonzero."""
     rows, columns = np.nonzero(matrix)
     return np.searchsorted(rows, np.arange(len(matrix) + 1)), columns
 
@@ -137,9 +145,10 @@ def window_indices(n: int, m: int, size: int, stride: int = 1, low: int = 0, bas
            spread: int = 1) -> np.ndarray:  # fmt: skip
     """Indices of the elements in each of `m` windows on an axis of `n` elements, `[m, size]`.
 
-    -1 marks padding and holes. `low` is the padding before the first element, `base` the dilation
-    of the axis, `spread` the dilation of the window_indices.
+    -1 stands for an element of the padding, or for a hole that a dilation makes. `low` is the
+    padding before the first element, `base` the dilation of the axis, `spread` the dilation of the
+    window.
     """
-    at = np.arange(m)[:, None] * stride + np.arange(size) * spread - low
-    valid = (at >= 0) & (at <= (n - 1) * base) & (at % base == 0)
-    return np.where(valid, at // base, -1)
+    position = np.arange(m)[:, None] * stride + np.arange(size) * spread - low
+    valid = (position >= 0) & (position <= (n - 1) * base) & (position % base == 0)
+    return np.where(valid, position // base, -1)

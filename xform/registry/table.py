@@ -1,9 +1,14 @@
 """The registry of rules: the derivative and the traits of each primitive.
 
-A rule belongs to a Primitive object, not to a name: a user's primitive "sin" is not JAX's. The
-library's own rules give JAX's primitives by name. The object is looked up when the rule is
-declared or, if JAX loads the primitive later (kernels, sparse arrays), on first use.
-`xform.registry.words` has the functions that declare rules.
+`RULES` maps a Primitive to its `Rule`. A rule belongs to the Primitive object, not to its name: a
+user's primitive "sin" is not JAX's. xform's own rules are declared by the name of a primitive of
+JAX. The object is looked up when the rule is declared. If JAX loads the primitive later (kernels,
+sparse arrays), it is looked up on first use. `xform.registry.words` has the functions that declare
+rules.
+
+To *push* is to compute output tangents from input tangents (forward mode). To *pull* is to compute
+input cotangents from output cotangents (reverse mode). A Mask has one bool for each input, or for
+each output.
 """
 
 from __future__ import annotations
@@ -33,12 +38,14 @@ class Rule:
 
     Attributes:
       name: name of the primitive.
-      word: how the derivative is declared, such as "linear"; see `xform.registry.words`.
-      formulas: functions that compute the derivative.
-      used: for each formula, the parameters of the primitive that it takes.
-      known: parameters that the rule supports; None: parameters are not checked.
+      word: the form of the derivative, such as "linear"; see `xform.registry.words`.
+      formulas: functions that compute the derivative. `word` decides what they take and return.
+      used: for each formula, the names of the primitive's parameters that it takes.
+      known: the parameters that the rule supports. None: it supports all parameters.
       traits: properties besides the derivative.
-      own: whether it is one of the library's own rules.
+      own: whether xform declares the rule for a primitive of JAX.
+      calls_user_function: whether the rule calls a user's backward function.
+      takes_python_numbers: whether the rule gets Python numbers, not converted to arrays.
     """
 
     name: str
@@ -48,11 +55,11 @@ class Rule:
     known: frozenset[str] | None = None
     traits: Traits = PLAIN
     own: bool = False
-    users: ClassVar[bool] = False  # the rule calls a user's backward function
-    numbers: ClassVar[bool] = False  # the rule takes Python numbers, not converted to arrays
+    calls_user_function: ClassVar[bool] = False
+    takes_python_numbers: ClassVar[bool] = False
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        """Which outputs depend differentiably on the active inputs."""
+        """Which outputs have a derivative with respect to the `active` inputs."""
         if self.word == "constant" or True not in active:
             return (False,) * len(eqn.outvars)
         return tuple([differentiable(v.aval) for v in eqn.outvars])
@@ -62,7 +69,7 @@ class Rule:
         return active
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
-        """The program to inline in place of a call; None: the call stays.
+        """The program whose equations replace a call; None: the call stays.
 
         `staged`: whether the call is part of a traced computation, rather than run eagerly.
         """
@@ -70,7 +77,7 @@ class Rule:
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]
              ) -> Sequence[Value]:  # fmt: skip
-        """Tangents `dys` of the outputs, given inputs `xs`, outputs `ys` and input tangents `dxs`.
+        """Compute the output tangents from inputs `xs`, outputs `ys` and input tangents `dxs`.
 
         A tangent may be None, a symbolic zero.
         """
@@ -78,7 +85,7 @@ class Rule:
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask) -> Sequence[Value]:  # fmt: skip
-        """Cotangents of the inputs, given inputs `xs`, outputs `ys` and output cotangents `cts`.
+        """Compute the input cotangents from inputs `xs`, outputs `ys` and output cotangents `cts`.
 
         A cotangent may be None, a symbolic zero. Inputs that are not `active` get None.
         """
@@ -112,23 +119,27 @@ class Rule:
 def declare(kind: type[R], primitive: Primitive | str, word: str,
             formulas: Sequence[Formula], traits: Traits = PLAIN,
             known: Iterable[str] | None = (), **fields: Any) -> R:  # fmt: skip
-    """Add a rule of class `kind`. It supports the parameters `known`, and those its formulas take.
+    """Make a rule of class `kind` from `formulas`, and add it to the registry.
 
-    A formula takes a parameter of the primitive as a keyword-only argument of the same name.
+    A formula takes a parameter of the primitive as a keyword-only argument of the same name. The
+    rule supports these parameters and those in `known`; None: all parameters. `fields` are further
+    fields of the class.
     """
-    used = {f: _keywords(f) for f in formulas}
+    used = {f: _keyword_only_names(f) for f in formulas}
     name = primitive if isinstance(primitive, str) else primitive.name
-    every = None if known is None else frozenset(known).union(*used.values())
-    return add_rule(primitive, kind(name, word, tuple(formulas), used, every, traits, **fields))
+    supported = None if known is None else frozenset(known).union(*used.values())
+    return add_rule(primitive, kind(name, word, tuple(formulas), used, supported, traits, **fields))
 
 
-def _keywords(f: Formula) -> tuple[str, ...]:
+def _keyword_only_names(f: Formula) -> tuple[str, ...]:
     params = inspect.signature(f).parameters.values()
     return tuple(p.name for p in params if p.kind is p.KEYWORD_ONLY)
 
 
 def add_rule(primitive: Primitive | str, rule: R) -> R:
-    """Add the rule of a primitive, or replace the previous one (a notebook cell run twice).
+    """Add the rule of a primitive, or replace a user's earlier rule for it.
+
+    The earlier rule is replaced without an error, so that a notebook cell can run twice.
 
     Args:
       primitive: the Primitive, or the name of one of JAX's own primitives.
@@ -143,8 +154,8 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
         name.
     """
     if isinstance(primitive, str):
-        own, rule = named(primitive), dataclasses.replace(rule, own=True)
-        if own is None:
+        jax_primitive, rule = named(primitive), dataclasses.replace(rule, own=True)
+        if jax_primitive is None:
             if _fallback is not None:
                 raise WrongRule(
                     f"declaration of a rule for {primitive!r}",
@@ -154,10 +165,10 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
                 )
             PENDING_RULES[primitive] = rule
             return rule
-        primitive = own
-    before = rule_of(primitive)
-    if before is not None:
-        if before.own:
+        primitive = jax_primitive
+    previous = rule_of(primitive)
+    if previous is not None:
+        if previous.own:
             raise WrongRule(
                 f"declaration of a rule for {primitive.name}",
                 "xform has a rule for that primitive",
@@ -173,18 +184,18 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
 _fallback: Callable[[Primitive], Rule | None] | None = None
 
 
-def set_fallback(elsewhere: Callable[[Primitive], Rule | None]) -> None:
-    """Call this once all of the library's own rules are declared.
+def set_fallback(find_rule: Callable[[Primitive], Rule | None]) -> None:
+    """Set the function that finds a rule for a primitive that has none in the registry.
 
-    From then on `add_rule` refuses names that JAX does not have. `elsewhere` returns rules for
-    primitives that have none in the registry.
+    xform calls this after it has declared all of its own rules. From then on `add_rule` refuses
+    names that JAX does not have.
     """
     global _fallback
-    _fallback = elsewhere
+    _fallback = find_rule
 
 
 def rule_of(primitive: Primitive) -> Rule | None:
-    """The rule of a primitive, if it has one."""
+    """The rule of a primitive, from the registry or the fallback; None if it has no rule."""
     rule = RULES.get(primitive)
     if rule is None and primitive.name in PENDING_RULES and named(primitive.name) is primitive:
         rule = RULES[primitive] = PENDING_RULES.pop(primitive.name)
@@ -192,7 +203,9 @@ def rule_of(primitive: Primitive) -> Rule | None:
 
 
 def rules_by_name() -> dict[str, Rule]:
-    """All rules by name of the primitive, also of primitives that are not loaded. For listings.
+    """All rules, by the name of the primitive. For listings.
+
+    Rules of primitives that JAX has not loaded yet are included.
 
     If several primitives share a name, the library's own rule is returned.
     """
@@ -207,7 +220,12 @@ def traits(primitive: Primitive) -> Traits:
 
 
 def lookup(eqn: JaxprEqn) -> Rule:
-    """The rule of an equation's primitive; checks that it supports the equation's parameters."""
+    """The rule of an equation's primitive, which must support the equation's parameters.
+
+    Raises:
+      MissingRule: the primitive has no rule.
+      UnsupportedParam: the rule does not support a parameter of the equation.
+    """
     rule = rule_of(eqn.primitive)
     if rule is None:
         raise MissingRule(

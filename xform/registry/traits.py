@@ -1,12 +1,13 @@
 """Traits: the properties of a primitive besides its derivative.
 
-Traits tell how the compiler treats an equation of the primitive, what the equation costs, and which
+Traits say how the compiler treats an equation of the primitive, what the equation costs, and which
 rewrites of a program are allowed. They are part of the primitive's rule, so
 `table.traits(eqn.primitive)` returns them.
 
-Words: the *operands* of an equation are its inputs; its *dependence* says on which elements of the
-operands each element of a result depends; a *movement* copies elements without computing, like a
-transpose.
+Terms: the *operands* of an equation are its inputs. A *movement* copies elements without computing,
+like a transpose. A *call* is an equation that runs a program, such as `jit`. A *remat region* is a
+function under `jax.checkpoint`. A *minimum cut* and a *budget* are policies: they decide which
+values a backward pass saves and which equations it recomputes.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ class Traits:
         it into every reader of the result. For example `exp`.
       pure: whether an earlier equation with equal operands and parameters may replace this one.
         False for primitives that keep the compiler from merging values, such as barriers.
-      foldable: whether an equation whose operands are known may be evaluated at trace time. Calls
-        are never evaluated there, see `folds`.
+      foldable: whether an equation whose operands are known may be evaluated at trace time, if it
+        is not a call. `folds` takes calls into account.
       random: whether the primitive draws random numbers or makes keys.
       collective: whether the primitive communicates between the devices of a mesh.
       foreign: whether the primitive is a kernel, a callback or a transfer, which the compiler
         cannot analyze.
       call: for a call, the name of the parameter that holds the called program; else "".
-      calls: what a call means besides running its program. "": nothing more. "custom": the call has
-        its own derivative. "region": it is a remat region. "mark": it says how or where to run the
-        program, as `compute_on` does.
+      calls: what the primitive does besides running its program. "": nothing more. "custom": it
+        has its own derivative. "region": it is a remat region. "mark": it says how or where to run
+        the program, as `compute_on` does.
       flops: a function from an equation to its FLOPs. None: a call has the FLOPs of its program, a
         movement 0, a reduction one for each element of the operand, and any other equation one for
         each element of the results.
       bytes: a function from an equation to the bytes of memory traffic that recomputing it costs.
         None: the bytes of the operands for a reduction, else the bytes of the results.
-      lowered: a function from an equation to the `Program` that JAX gives to XLA in its place on
-        CPUs and GPUs; the function returns None if that is unknown. None: the primitive is a single
-        XLA operation, or XLA cannot analyze it.
+      lowered: a function from an equation to the `Program` that JAX gives to XLA in place of the
+        equation on CPUs and GPUs. The function returns None if that program is unknown. None: the
+        primitive is a single XLA operation, or XLA cannot analyze it.
       dependence: on which elements of the operands each element of the result depends. None: on all
         elements of each operand that the primitive has a derivative in.
     """
@@ -88,7 +89,7 @@ class Traits:
 
     @property
     def folds(self) -> bool:
-        """Whether an equation with known operands may be evaluated at trace time; no call may."""
+        """Whether an equation with known operands may be evaluated at trace time. No call may."""
         return self.foldable and not (self.call or self.calls)
 
     @property
@@ -122,10 +123,10 @@ class Traits:
         return words
 
 
-# Traits of a primitive without a rule: XLA does not fuse it, and it is never evaluated early.
+# Traits of a primitive without a rule: XLA does not fuse it, and it is never evaluated at trace
+# time.
 UNKNOWN = Traits(foldable=False)
-# All traits have their defaults.
-PLAIN = Traits()
+PLAIN = Traits()  # all defaults: XLA runs the equation on its own
 ELEMENTWISE = Traits("elementwise", dependence=ELEMENTWISE_DEPENDENCE)
 EXPENSIVE = Traits("elementwise", expensive=True, dependence=ELEMENTWISE_DEPENDENCE)
 MOVEMENT = Traits("movement", dependence=MOVEMENT_DEPENDENCE)

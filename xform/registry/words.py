@@ -1,19 +1,21 @@
-"""Functions that declare rules. Each stands for one form of derivative.
+"""Functions that declare rules. Each stands for one form of derivative of a primitive `p`.
 
-| word | formula | push (forward mode) and pull (reverse mode) |
+A rule *pushes* tangents from inputs to outputs (forward mode) and *pulls* cotangents from outputs
+to inputs (reverse mode). It does both with the formulas of its declaration:
+
+| declaration | formula | push and pull |
 | --- | --- | --- |
-| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative | both multiply |
-| `linear(p, transpose)` | `transpose(ct, *x)`: cotangents of linear inputs | push is `p` |
-| `bilinear(p, lhs, rhs)` | `lhs(ct, a, b)`, `rhs(ct, a, b)`: two transposes | product rule |
-| `constant(p, ...)` | none: the derivative is zero wherever it exists | symbolic zeros |
-| `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull is derived from it |
-| `Structured` | a class, for a primitive with nested programs | see `interpret.node` |
-| `opaque` | none: a kernel, a callback | raise an error |
+| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative | both multiply by it |
+| `linear(p, transpose)` | `transpose(ct, *x)`: cotangents of linear inputs | push applies `p` |
+| `bilinear(p, lhs, rhs)` | `lhs(ct, a, b)`, `rhs(ct, a, b)`: two transposes | push: product rule |
+| `constant(p, ...)` | none: the derivative is zero wherever it exists | both give zero |
+| `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull transposes the jvp |
 
 In formulas, `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...` a tangent, and
 `None` a symbolic zero. A formula takes parameters of the equation as keyword-only arguments. Any
 other parameter must be neutral (None, False or empty), else `UnsupportedParam` is raised. So a
-parameter that a new version of JAX adds is never ignored silently.
+parameter that a new version of JAX adds is never ignored silently. The derivative of a primitive
+with nested programs, such as `scan`, is a class instead: `xform.interpret.node.Structured`.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ from xform.registry.traits import ELEMENTWISE, PLAIN, Traits
 class Pointwise(Rule):
     """An elementwise primitive. The formulas are partial derivatives `di(y, *x)`.
 
-    A plain 1 or -1 costs no multiplication. A tuple of factors is applied one by one. So the
-    residuals are the factors, which may be inputs or saved anyway, and not their product.
+    A formula returns an array, a plain 1 or -1, or a tuple of factors. A plain 1 or -1 costs no
+    multiplication. The factors of a tuple are applied one by one. So the backward pass saves the
+    factors, which may be inputs or saved anyway, and not their product.
     """
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
@@ -68,9 +71,10 @@ class Pointwise(Rule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(Rule):
-    """A primitive that is linear in the inputs at `over` (None: in every differentiable input).
+    """A primitive that is linear in some of its inputs. The formula is the transpose.
 
-    The formula is the transpose.
+    `over` has the positions of these inputs. None: the primitive is linear in every differentiable
+    input.
     """
 
     over: tuple[int, ...] | None = None
@@ -79,7 +83,7 @@ class Linear(Rule):
         if self.over is None and all([dx is not None for dx in dxs]):
             return apply(eqn, dxs)
 
-        def argument(i: int, x: Value, dx: Value) -> Value:
+        def tangent_argument(i: int, x: Value, dx: Value) -> Value:
             if self.over is not None and i not in self.over:
                 return x
             if dx is not None:
@@ -87,15 +91,14 @@ class Linear(Rule):
             constant = self.over is None and not differentiable(jax.typeof(x))
             return x if constant else zeros(jax.typeof(x))
 
-        return apply(
-            eqn, [argument(i, x, dx) for i, (x, dx) in enumerate(zip(xs, dxs, strict=True))]
-        )
+        pairs = enumerate(zip(xs, dxs, strict=True))
+        return apply(eqn, [tangent_argument(i, x, dx) for i, (x, dx) in pairs])
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
         # Zeros for integer outputs are integers: data movement operations do not accept float0.
-        kind = lambda aval: cotangent_aval(aval) if differentiable(aval) else aval
-        full = instantiate(cts, eqn.outvars, kind=kind)
+        zeros_type = lambda aval: cotangent_aval(aval) if differentiable(aval) else aval
+        full = instantiate(cts, eqn.outvars, kind=zeros_type)
         ct = full if eqn.primitive.multiple_results else full[0]
         out = self.call(self.formulas[0], eqn, ct, *xs)
         if not isinstance(out, list | tuple):
@@ -108,7 +111,9 @@ class Linear(Rule):
 class Passthrough(Linear):
     """A primitive that returns its operands unchanged, such as `optimization_barrier`.
 
-    Symbolic zeros among tangents and cotangents stay symbolic zeros.
+    Its transpose is the same primitive. Tangents and cotangents that are symbolic zeros stay
+    symbolic zeros: the primitive is bound to the others alone. Subclasses say what that means for
+    operands and parameters.
     """
 
     def returned_operands(self, eqn: JaxprEqn) -> Mask:
@@ -116,7 +121,7 @@ class Passthrough(Linear):
         return tuple([not is_reference(v.aval) for v in eqn.invars])
 
     def narrow_params(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
-        """The parameters of the equation for some of the returned operands."""
+        """The parameters of an equation that has only the returned operands in `on`."""
         return params
 
     def transpose_params(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -124,9 +129,9 @@ class Passthrough(Linear):
         return params
 
     def narrow_equation(self, eqn: JaxprEqn, on: Mask) -> JaxprEqn:
-        """The equation for some of the returned operands only."""
-        places = zip(eqn.invars, spread(on, self.returned_operands(eqn)), strict=True)
-        inputs = [v for v, kept in places if kept is not False]
+        """The equation without the returned operands that are not in `on`, and their outputs."""
+        pairs = zip(eqn.invars, spread(on, self.returned_operands(eqn)), strict=True)
+        inputs = [v for v, kept in pairs if kept is not False]
         params = self.narrow_params(eqn.params, on)
         return eqn.replace(invars=inputs, outvars=gather(eqn.outvars, on), params=params)
 
@@ -148,6 +153,7 @@ class Passthrough(Linear):
         )
 
     def _bind(self, eqn: JaxprEqn, params: dict[str, Any], values: Sequence[Value]) -> list[Value]:
+        """Bind the primitive to the values that are not None; return None for the others."""
         on = tuple([v is not None for v in values])
         out = eqn.primitive.bind(*gather(values, on), **self.narrow_params(params, on))
         return spread(out, on)
@@ -172,10 +178,10 @@ class Bilinear(Rule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Composite(Rule):
-    """A primitive whose formula is a jvp; `interpret` transposes its linear part."""
+    """A primitive whose formula is a jvp. To pull, `xform.interpret` transposes the jvp."""
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        """Outputs and their tangents; binds the primitive if the formula returns no outputs."""
+        """Return outputs and their tangents. Bind the primitive if the formula has no outputs."""
         ys, dys = self.call(self.formulas[0], eqn, xs, dxs)
         return apply(eqn, xs) if ys is None else ys, dys
 
@@ -186,9 +192,9 @@ def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = E
     Args:
       primitive: the Primitive; it returns one array, of the shape that its inputs broadcast to.
       *partials: for each input a function of the output and the inputs. It returns the partial
-        derivative as an array, 1, -1, or a tuple of factors. Parameters of the primitive are
-        keyword-only arguments.
-      traits: other properties; the default says that XLA fuses the primitive.
+        derivative as an array, 1, -1, or a tuple of factors. A parameter of the primitive is a
+        keyword-only argument of the same name.
+      traits: properties besides the derivative; the default says that the primitive is elementwise.
 
     Raises:
       WrongRule: the primitive has one of the library's own rules.
@@ -209,11 +215,11 @@ def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...]
 
     Args:
       primitive: the Primitive.
-      transpose: `transpose(ct, *x)` returns one cotangent (of the first linear input), or a list
-        for all inputs with None for those without a cotangent; `ct` is a list if the primitive has
-        `multiple_results`.
+      transpose: `transpose(ct, *x)` returns one cotangent, of the first linear input, or a list
+        with a cotangent or None for each input. If the primitive has `multiple_results`, `ct` is a
+        list.
       over: positions of the linear inputs; None: every input of a float or complex dtype.
-      traits: other properties.
+      traits: properties besides the derivative.
 
     Raises:
       WrongRule: the primitive has one of the library's own rules.
@@ -237,7 +243,7 @@ def bilinear(
       primitive: the Primitive.
       lhs: `lhs(ct, a, b)` returns the cotangent of `a`.
       rhs: `rhs(ct, a, b)` returns the cotangent of `b`.
-      traits: other properties.
+      traits: properties besides the derivative.
 
     Raises:
       WrongRule: the primitive has one of the library's own rules.
@@ -261,8 +267,8 @@ def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
 
     Args:
       *primitives: any number of Primitives.
-      known: the parameters that they may have; None: any.
-      traits: other properties, shared by all of them.
+      known: names of the parameters that they may have; None: any parameters.
+      traits: properties besides the derivative, the same for all of the primitives.
 
     Raises:
       WrongRule: a primitive has one of the library's own rules.
@@ -287,7 +293,8 @@ def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) 
       jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
         tangents, None for zero. Its linear part is transposed for the pullback. The outputs must
         equal those of the primitive bit for bit: bind it, or return None for the list of outputs.
-      traits: other properties.
+        Then xform binds it.
+      traits: properties besides the derivative.
 
     Raises:
       WrongRule: the primitive has one of the library's own rules.

@@ -110,7 +110,7 @@ class _JitNode(CallNode):
 class Jit(Structured):
     """The rule of `jit`: a small one is inlined, a large one becomes a pair of jitted calls."""
 
-    numbers = True
+    takes_python_numbers = True
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return path(called_body(eqn), active).outputs

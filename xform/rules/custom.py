@@ -167,7 +167,7 @@ def refuse_push(ys: Sequence[Value], residuals: Sequence[Value], pull: Callable[
 class Refused(Structured):
     """The rule of `xform_refused`, which has a transpose but no derivative."""
 
-    users: ClassVar[bool] = True
+    calls_user_function: ClassVar[bool] = True
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         _refuse(where=eqn.params["where"])
@@ -240,7 +240,7 @@ class CustomJvp(Structured):
 class CustomVjp(Structured):
     """The rule of `jax.custom_vjp`."""
 
-    users: ClassVar[bool] = True
+    calls_user_function: ClassVar[bool] = True
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         raise no_forward_mode(frame(eqn))

@@ -25,8 +25,8 @@ from xform.program.hijax import (
     ValAccum,
     blocks_derivatives,
     defines_rule,
-    kind,
-    operation,
+    jax_class_name,
+    operation_name,
 )
 from xform.program.ir import Mask, apply, program, trace
 from xform.program.source import frame
@@ -67,20 +67,20 @@ class _Sum(ValAccum):
 class HiPrimitive(Structured):
     """The rule of `call_hi_primitive`."""
 
-    users: ClassVar[bool] = True
+    calls_user_function: ClassVar[bool] = True
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         lost = [v.aval for v in eqn.outvars if blocks_derivatives(v.aval)] if any(active) else []
         if lost:
             raise NotDifferentiable(
-                f"derivative of {operation(eqn)}",
+                f"derivative of {operation_name(eqn)}",
                 f"it returns a value of type {type(lost[0]).__name__}, which has no tangents",
                 frame(eqn),
                 "give the type to_tangent_aval, vspace_zero and vspace_add, or differentiate with "
                 "respect to other arguments",
             )
         outs, prim = super().active(eqn, active), eqn.params["_prim"]
-        if kind(prim) == "CustomJVPTraced" and prim.symbolic_zeros:
+        if jax_class_name(prim) == "CustomJVPTraced" and prim.symbolic_zeros:
             return moving_outputs(self.jvp, eqn, active, outs, program(prim.traced.jaxpr).cache)
         return outs
 
@@ -164,7 +164,7 @@ class HiPrimitive(Structured):
 
 
 def _is_custom_vjp(prim: Any) -> bool:
-    return kind(prim) == "CustomVJPTraced"
+    return jax_class_name(prim) == "CustomVJPTraced"
 
 
 def _closed_over(prim: Any) -> int:
@@ -211,19 +211,19 @@ def _log(eqn: JaxprEqn, method: str, entries: Any) -> None:
     """Log what a rule that adds to accumulators returned: a dict, or None."""
     if entries is not None and not isinstance(entries, dict):
         raise WrongCotangent(
-            f"pullback of {operation(eqn)}",
+            f"pullback of {operation_name(eqn)}",
             f"its {method} returned a {type(entries).__name__} instead of adding to its "
             "accumulators",
             frame(eqn),
             f"call accum on the arguments of {method}, or write vjp_bwd_retval",
         )
-    log(entries, operation(eqn), frame(eqn))
+    log(entries, operation_name(eqn), frame(eqn))
 
 
 def _refusal(eqn: JaxprEqn, what: str) -> NotDifferentiable:
     """Return the error for an operation class without the needed method."""
     return NotDifferentiable(
-        f"derivative of {operation(eqn)}",
+        f"derivative of {operation_name(eqn)}",
         f"its class has no method to {what}",
         frame(eqn),
         "add such a method to the class, or wrap the call in jax.custom_jvp",

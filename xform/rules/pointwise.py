@@ -25,7 +25,7 @@ from jax import lax
 
 from xform._jax import JaxprEqn, primitives, weak_as, zeros
 from xform.program.arithmetic import (
-    Over,
+    DivideBy,
     Value,
     as_jax_value,
     constant_like,
@@ -67,7 +67,9 @@ bilinear(
     lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
     traits=ELEMENTWISE,
 )
-pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: lax.div(y, lax.neg(b)), traits=EXPENSIVE)
+pointwise(
+    "div", lambda y, a, b: DivideBy(b), lambda y, a, b: lax.div(y, lax.neg(b)), traits=EXPENSIVE
+)
 # a - b trunc(a / b); lax has no trunc.
 pointwise(
     "rem",
@@ -77,7 +79,7 @@ pointwise(
 )
 pointwise("square", lambda y, x: lax.mul(C(x, 2), x), traits=ELEMENTWISE)
 pointwise("one_minus_square", lambda y, x: (x, C(x, -2)))
-pointwise("sqrt", lambda y, x, *, accuracy=None: Over(lax.add(y, y)), traits=EXPENSIVE)
+pointwise("sqrt", lambda y, x, *, accuracy=None: DivideBy(lax.add(y, y)), traits=EXPENSIVE)
 pointwise(
     "rsqrt", lambda y, x, *, accuracy=None: lax.div(lax.mul(C(x, -0.5), y), x), traits=EXPENSIVE
 )
@@ -144,11 +146,11 @@ def _exp2(y: Value, x: Value, *, accuracy: Any = None) -> Value:
 pointwise("exp2", _exp2, traits=EXPENSIVE)
 # Not y + 1 or y (1 - y), which lose all digits if y is close to -1, or to 1.
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=EXPENSIVE)
-pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=EXPENSIVE)
+pointwise("log", lambda y, x, *, accuracy=None: DivideBy(x), traits=EXPENSIVE)
 pointwise(
     "log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=EXPENSIVE
 )
-pointwise("log1p", lambda y, x, *, accuracy=None: Over(lax.add(x, C(x, 1))), traits=EXPENSIVE)
+pointwise("log1p", lambda y, x, *, accuracy=None: DivideBy(lax.add(x, C(x, 1))), traits=EXPENSIVE)
 pointwise(
     "logistic",
     lambda y, x, *, accuracy=None: lax.mul(y, lax.logistic(lax.neg(x), accuracy=accuracy)),

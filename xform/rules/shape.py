@@ -18,7 +18,7 @@ from jax.experimental.layout import with_layout_constraint
 from xform._jax import JaxprEqn, primitives
 from xform.program.arithmetic import Value, cotangent_sharding, reduce_like
 from xform.program.ir import Mask, gather
-from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement, Moves
+from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement, MoveFunction
 from xform.registry.table import declare
 from xform.registry.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
 from xform.registry.words import Linear, Passthrough, constant, linear, pointwise
@@ -29,7 +29,7 @@ def back(ct: Value, x: Value) -> Value:
     return lax.reshape(ct, np.shape(x), out_sharding=cotangent_sharding(x))
 
 
-def with_movement(traits: Traits, move: Moves) -> Traits:
+def with_movement(traits: Traits, move: MoveFunction) -> Traits:
     """Return the traits of a move of data that NumPy can do, too."""
     return dataclasses.replace(traits, dependence=DataMovement(move))
 

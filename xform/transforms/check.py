@@ -12,7 +12,7 @@ import numpy as np
 from xform.errors import NotScalar, WrongDtype
 from xform.introspection.modules import nnx_module
 from xform.program.arithmetic import differentiable
-from xform.program.hijax import is_vector
+from xform.program.hijax import is_differentiable_hitype
 from xform.transforms.function import Tree, as_array
 
 
@@ -47,7 +47,7 @@ def check_inputs(caller: str, tree: Tree, holomorphic: bool, allow_int: bool) ->
 def check_input(caller: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
     """Raise WrongDtype for an integer, or with `holomorphic` for an input that is not complex."""
     aval = jax.typeof(as_array(x, caller))
-    if is_vector(aval) and not holomorphic:
+    if is_differentiable_hitype(aval) and not holomorphic:
         return
     dtype = getattr(aval, "dtype", aval.str_short())
     if holomorphic and not jnp.issubdtype(dtype, np.complexfloating):

@@ -43,7 +43,7 @@ from xform.program.arithmetic import (
     reduce_like,
     scale,
 )
-from xform.program.equation import Applied
+from xform.program.equation import EagerEquation
 from xform.program.ir import Mask, Program, evaluate, lift_constants
 from xform.program.source import frame
 from xform.registry.table import Rule
@@ -136,7 +136,7 @@ class _PushTrace(Watch):
 
     def applied(self, primitive: Primitive, params: Any, avals: Sequence[Any],
                 marks: Sequence[Mark], outputs: list[Var] | None = None) -> Any:  # fmt: skip
-        return Applied(primitive, params, avals, outputs)
+        return EagerEquation(primitive, params, avals, outputs)
 
     def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                 marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip

@@ -30,7 +30,7 @@ from xform.program.arithmetic import (
     is_number,
     reshard_tangent,
 )
-from xform.program.hijax import is_vector
+from xform.program.hijax import is_differentiable_hitype
 from xform.program.ir import Mask, seldom_collected
 from xform.transforms.function import Function, Signature, Tree, as_array
 from xform.transforms.gradient_refs import reference_argument, with_refs
@@ -274,7 +274,7 @@ def dense(value: Value, aval: Any) -> Value:
 def _cotangent(ct: Value, aval: Any, name: str) -> Value:
     """Check a cotangent against its output, and return it as an array."""
     ct_aval = jax.typeof(ct)
-    vector = is_vector(aval)
+    vector = is_differentiable_hitype(aval)
     integer = not vector and not jnp.issubdtype(aval.dtype, np.inexact)
     if vector:
         same = ct_aval == cotangent_aval(aval)
@@ -328,7 +328,7 @@ def check_tangents(
     out: list[Value] = []
     for x, aval in zip(leaves, avals, strict=True):
         dx_aval, active = jax.typeof(x), differentiable(aval)
-        if is_vector(aval):
+        if is_differentiable_hitype(aval):
             same = dx_aval == tangent_aval(aval)
         else:
             plain = active and isinstance(aval.dtype, np.dtype)
@@ -344,6 +344,7 @@ def check_tangents(
                 "np.zeros(shape, jax.dtypes.float0)",
             )
         _check_varying(dx_aval, aval, caller, name)
-        held = x if is_number(x) or is_vector(aval) else reshard_tangent(as_array(x, caller), aval)
-        out.append(held if active else None)
+        unchanged = is_number(x) or is_differentiable_hitype(aval)
+        dx = x if unchanged else reshard_tangent(as_array(x, caller), aval)
+        out.append(dx if active else None)
     return out

@@ -10,7 +10,7 @@ from jax import lax
 from xform.planner.simulate.flat_builder import FlatBuilder, OperationKey
 from xform.planner.simulate.profiles import CPU, GPU, Profile
 from xform.planner.simulate.steps import FlatProgram
-from xform.program.fingerprint import operation
+from xform.program.fingerprint import operation_text
 from xform.program.ir import Program, trace
 
 X = jnp.ones((3, 5))
@@ -59,14 +59,14 @@ def test_operations_are_equal_as_their_texts_are_and_said_only_if_compared(monke
     equations = trace(f, X).equations
     of = [OperationKey(e) for e in equations]
     for (a, x), (b, y) in itertools.product(zip(of, equations, strict=True), repeat=2):
-        assert (a == b) == (operation(x) == operation(y))
+        assert (a == b) == (operation_text(x) == operation_text(y))
         assert a != b or hash(a) == hash(b)
-    assert len(set(of)) == len(set(map(operation, equations))) < len(of)
-    assert of[0] != operation(equations[0])
+    assert len(set(of)) == len(set(map(operation_text, equations))) < len(of)
+    assert of[0] != operation_text(equations[0])
 
     asked: list[str] = []
-    module = "xform.planner.simulate.flat_builder.operation"
-    monkeypatch.setattr(module, lambda e: asked.append(e.primitive.name) or operation(e))
+    module = "xform.planner.simulate.flat_builder.operation_text"
+    monkeypatch.setattr(module, lambda e: asked.append(e.primitive.name) or operation_text(e))
     _, flat = added(lambda x: [jnp.sum(jnp.sin(x), 0), jnp.cos(x)], X)
     assert (names(flat), asked) == (["sin", "reduce_sum", "cos"], [])
 

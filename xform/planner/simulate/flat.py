@@ -46,7 +46,7 @@ from xform.planner.simulate.products import (
 )
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatValue, repeat_p, wait_p
-from xform.program.fingerprint import typed
+from xform.program.fingerprint import type_text
 from xform.program.ir import Program
 from xform.registry.traits import Traits
 
@@ -188,7 +188,7 @@ class Flattener(FlatBuilder):
         if eqn.primitive is conv_general_dilated_p:
             return [self._from_channels_last(eqn, product)]
         if wide:
-            key = product, typed(aval)
+            key = product, type_text(aval)
             half = FlatValue(self.bytes(aval), "made", size)
             product = self.add_step(lax.convert_element_type_p, key, eqn, [product], [half])[0]
         return [product if size == shape(aval) else self._view(eqn, product, shape(aval))]

@@ -13,7 +13,7 @@ from xform._jax import JaxprEqn, Literal, Primitive, Var, has_effects
 from xform.planner.simulate.products import shape
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue
-from xform.program.fingerprint import literal, operation
+from xform.program.fingerprint import literal_text, operation_text
 from xform.program.ir import Program
 from xform.registry.table import traits
 from xform.registry.traits import Traits
@@ -44,7 +44,7 @@ class OperationKey:
         return isinstance(other, OperationKey) and self._as_text() == other._as_text()
 
     def _as_text(self) -> str:
-        self._text = self._text or operation(self._eqn)
+        self._text = self._text or operation_text(self._eqn)
         return self._text
 
 
@@ -139,7 +139,7 @@ class FlatBuilder(abc.ABC):
         """Return the value of a variable in an environment, or a constant value for a literal."""
         if not isinstance(v, Literal):
             return env[v]
-        return self.constant(self.fact(v, "literal", lambda: literal(v)), shape(v.aval))
+        return self.constant(self.fact(v, "literal", lambda: literal_text(v)), shape(v.aval))
 
     def operation_key(self, eqn: JaxprEqn) -> OperationKey:
         """Return the operation of an equation, as a key."""

@@ -22,7 +22,7 @@ from xform.interpret.wait import Wait
 from xform.planner.simulate.flat import Flattener
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatValue
-from xform.program.fingerprint import typed
+from xform.program.fingerprint import type_text
 from xform.program.ir import Mask, Program, trace
 
 
@@ -103,13 +103,13 @@ class _Flatten(walk.BackEnd):
             return emit.join(eqn, schedules, held, ins, cts, together=True)
 
         types = [*token.types, *(v.aval for v in (*inputs, *eqn.invars[1 + n :]))]
-        key = "join", given, token.tree, *map(typed, types), *schedules
+        key = "join", given, token.tree, *map(type_text, types), *schedules
         prog = _trace_once(node.cache, key, run, types)
         return self.work.add_program(prog, [*token.values, *gather(xs, reads), *seeds])
 
     def delay(self, wait: Wait, saved: list[FlatValue], seeds: list[FlatValue]) -> list[FlatValue]:
         n, types = len(saved), [v.aval for v in (*wait.saved, *wait.seeds)]
-        key = "barrier", n, wait.where, *map(typed, types)
+        key = "barrier", n, wait.where, *map(type_text, types)
         run = lambda *xs: barrier(xs[:n], xs[n:], wait.where)
         prog = _trace_once(self.schedule.joint.program.cache, key, run, types)
         return self.work.add_program(prog, [*saved, *seeds])
