@@ -1,9 +1,10 @@
-"""The narrow places of a forward pass: where few bytes cross, as between two layers.
+"""Find the narrow places of a forward pass: where values of few bytes cross, as between two layers.
 
-If the values that cross a narrow place are saved, the backward pass recomputes each part between
-two such places on its own, when the cotangents of that part are available. Otherwise a chain of
-cheap recomputes may reach back over many layers. All its values are then live at once, until the
-backward pass of each layer has used them.
+A value crosses a place if an equation before the place computes it and one after it reads it. If
+the values that cross a narrow place are saved, the backward pass recomputes each part between two
+such places on its own, when the cotangents of that part are available. Otherwise a chain of cheap
+recomputed equations may reach back over many layers. All its values are then live at once, until
+the backward pass of each layer has used them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from xform.planner.costs.recompute import fusible
 
 
 def bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
-    """Return the values that cross each narrow place of the forward part, in program order.
+    """Return the values that cross each narrow place, in program order.
 
-    Between two expensive equations, such as products, the place where the fewest bytes cross is a
-    candidate. It is narrow if neither of its neighbours is crossed by fewer bytes. Linear in
-    equations.
+    `joint` holds the forward and the backward pass as one program; places are in the forward pass.
+    Between two consecutive equations that XLA does not fuse, such as products, the place where the
+    fewest bytes cross is a candidate. It is narrow if neither the candidate before it nor the one
+    after it is crossed by fewer bytes.
+
+    Cost: linear in the number of equations.
     """
     cache = joint.program.cache
     if "bottlenecks" not in cache:
@@ -31,41 +35,47 @@ def bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
 
 
 def _bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
+    """Return the same as `bottlenecks`, without the cache."""
     forward = live(joint.forward, joint.outputs, effects=False)
     roots = roots_of(joint)
-    last = {
+    last_read = {
         roots[v]: i
         for i, eqn in enumerate(forward)
         for v in eqn.invars
         if isinstance(v, Var) and v in roots
     }
-    ended: dict[int, list[Var]] = {}
-    for v, i in last.items():
-        ended.setdefault(i, []).append(v)
+    last_reads_at: dict[int, list[Var]] = {}
+    for v, i in last_read.items():
+        last_reads_at.setdefault(i, []).append(v)
     crossing: dict[Var, int] = {}
     total = 0
-    places: list[tuple[float, frozenset[Var]]] = []
+    # The narrowest place after each equation that XLA does not fuse: its bytes and its values.
+    candidates: list[tuple[float, frozenset[Var]]] = []
     for i, eqn in enumerate(forward):
         if not fusible(eqn):
-            places.append((math.inf, frozenset()))
+            candidates.append((math.inf, frozenset()))
         for v in eqn.outvars:
-            if last.get(v, i) > i:
+            if last_read.get(v, i) > i:
                 crossing[v] = aval_bytes(v.aval)
                 total += crossing[v]
-        for v in ended.get(i, ()):
+        for v in last_reads_at.get(i, ()):
             total -= crossing.pop(v, 0)
-        if places and 0 < total <= places[-1][0]:
-            places[-1] = total, frozenset(crossing)
-    sizes = [math.inf, *(size for size, _ in places), math.inf]
-    around = zip(sizes, sizes[2:], places, strict=False)
-    return tuple(values for a, b, (size, values) in around if values and size <= min(a, b))
+        if candidates and 0 < total <= candidates[-1][0]:
+            candidates[-1] = total, frozenset(crossing)
+    sizes = [math.inf, *(size for size, _ in candidates), math.inf]
+    neighbours = zip(sizes, sizes[2:], candidates, strict=False)
+    return tuple(
+        values
+        for before, after, (size, values) in neighbours
+        if values and size <= min(before, after)
+    )
 
 
 def roots_of(joint: Joint) -> dict[Var, Var]:
-    """Map each forward value to the value that it is a view or another name of, or to itself.
+    """Map each forward value to its root: the value that it is a view of, or the value itself.
 
-    Values that are computed from inputs by cheap equations alone, such as a slice of a parameter,
-    are not in the map.
+    A value that `checkpoint_name` returns has the root of its operand. Values that are computed
+    from inputs by equations that XLA fuses, such as a slice of a parameter, are not in the map.
     """
     roots: dict[Var, Var] = {}
     for eqn in joint.forward:
@@ -73,6 +83,6 @@ def roots_of(joint: Joint) -> dict[Var, Var]:
         if not reads and fusible(eqn):
             continue
         for v in eqn.outvars:
-            view = eqn.primitive is name_p or v in joint.free
-            roots[v] = roots[reads[0]] if view and reads else v
+            is_view = eqn.primitive is name_p or v in joint.free
+            roots[v] = roots[reads[0]] if is_view and reads else v
     return roots

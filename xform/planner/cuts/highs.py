@@ -1,8 +1,12 @@
-"""Mixed-integer linear programs, solved by HiGHS through `scipy.optimize.milp`.
+"""Build mixed-integer linear programs, and solve them by HiGHS through `scipy.optimize.milp`.
 
-The search is limited in branch-and-bound nodes, not in time, so a program has the same solution on
-every machine. The solver runs in a thread of its own, because it does not react to Ctrl-C. The
-thread that waits for it does.
+A `Model` chooses which values of a derivative are saved, recomputed or offloaded to the host: its
+variables have bytes, FLOPs and seconds, and `solve` minimizes a cost within limits of bytes and
+seconds. `integer_program.py` builds the models.
+
+The search is limited by a number of branch-and-bound nodes, not by time, so a program has the same
+solution on every machine. The solver does not react to Ctrl-C. So it runs in a thread of its own,
+and the thread that waits for it reacts.
 """
 
 from __future__ import annotations
@@ -17,10 +21,10 @@ import scipy  # its parts are imported when they are first used
 
 from xform.errors import NotSolved
 
-# A solution is accepted if its relative gap to the bound is at most this. The gap is practically 0
-# for programs of fewer than `_SMALL` columns, which are solved fast anyway.
+# A solution is accepted if its cost exceeds the proven lower bound by at most this fraction: _GAP
+# for programs of fewer than _SMALL columns, which are solved fast anyway, _LARGE_GAP for others.
 _GAP, _SMALL, _LARGE_GAP = 1e-6, 1_000, 1e-2
-# The most branch-and-bound nodes.
+# The default limit on branch-and-bound nodes.
 BRANCHES = 2_000
 # Statuses of `scipy.optimize.milp`: optimal, and infeasible.
 _OPTIMAL, _INFEASIBLE = 0, 2
@@ -28,7 +32,15 @@ _WAIT = 0.1  # seconds between two checks for Ctrl-C
 
 
 class Model:
-    """A mixed-integer program: columns (variables) from 0 to 1, and rows `0 <= sum of terms`."""
+    """A mixed-integer program: columns (variables) from 0 to 1, and rows `0 <= sum of terms`.
+
+    Attributes:
+      cost, size, seconds, flops, lower, upper, integer: for each column, the arguments of `column`;
+        `lower` is the lower bound, 0 unless it is changed here.
+      rows: the row of each term.
+      terms: the column and the coefficient of each term.
+      count: the number of rows.
+    """
 
     def __init__(self) -> None:
         self.cost: list[float] = []
@@ -48,9 +60,9 @@ class Model:
 
         Args:
           cost: coefficient in the cost.
-          size: bytes on the device, for the budget.
+          size: bytes on the device, which the budget limits.
           upper: upper bound of the column.
-          seconds: time on the link to the host.
+          seconds: time on the link to the host, which is limited too.
           flops: FLOPs of recomputed work. The cost includes them already.
           integer: whether the column is an integer; else it may be any number from 0 to `upper`.
         """
@@ -71,11 +83,20 @@ class Model:
 
     def solve(self, budget: float, cost: Sequence[float], seconds: float, exact: bool = False,
               branches: int = BRANCHES) -> np.ndarray | None:  # fmt: skip
-        """Return the columns with the least `cost` within `budget` bytes and `seconds` on the link.
+        """Return the value of each column in the solution of least cost; None if none was found.
 
         The solution is optimal up to a small gap, or the best that was found within `branches`
-        nodes. None: no solution was found. With `exact` the number of nodes is unlimited, and a
-        solution that is not proven optimal raises `NotSolved`.
+        nodes.
+
+        Args:
+          budget: the most bytes.
+          cost: the cost of each column.
+          seconds: the most time on the link to the host.
+          exact: do not limit the nodes.
+          branches: the most branch-and-bound nodes.
+
+        Raises:
+          NotSolved: `exact`, and HiGHS did not prove that the solution is optimal.
         """
         if not cost:
             return np.zeros(0)
@@ -94,7 +115,8 @@ class Model:
     def bound(self, budget: float, seconds: float) -> float | None:
         """Return a lower bound on the FLOPs of any solution; None if there is no solution.
 
-        It is the optimum of the relaxed program, whose columns need not be integers.
+        It is the optimum of the relaxed program, whose columns need not be integers. `budget` and
+        `seconds` are the limits as in `solve`.
         """
         if not self.flops:
             return 0.0
@@ -103,29 +125,33 @@ class Model:
 
     def _run(self, budget: float, cost: Sequence[float], seconds: float, integer: int,
              options: dict[str, Any]) -> Any:  # fmt: skip
+        """Return SciPy's result. `integer` is 1 for the integer program, 0 for the relaxed one."""
         columns, values = [c for c, _ in self.terms], [a for _, a in self.terms]
         n = len(cost)
         optimize = scipy.optimize
         rows = scipy.sparse.coo_array((values, (self.rows, columns)), shape=(self.count, n)).tocsr()
         constraints = [optimize.LinearConstraint(rows, 0, np.inf)] if self.count else []
-        for amounts, limit in ((self.size, budget), (self.seconds, seconds)):
-            weights = np.asarray(amounts)
+        for coefficients, limit in ((self.size, budget), (self.seconds, seconds)):
+            weights = np.asarray(coefficients)
             if weights.any() and limit < math.inf:
                 scale = weights.max()
                 row = weights[None] / scale
                 constraints.append(optimize.LinearConstraint(row, -np.inf, limit / scale))
-        limits: Any = self.lower, self.upper
+        bounds: Any = self.lower, self.upper
         return _interruptible(lambda: optimize.milp(
             np.asarray(cost) / max(*cost, 1.0),
             integrality=integer * np.asarray(self.integer),
-            bounds=optimize.Bounds(*limits),
+            bounds=optimize.Bounds(*bounds),
             constraints=constraints,
             options=options,
         ))  # fmt: skip
 
 
 def _interruptible(run: Any) -> Any:
-    """Call a function that does not react to Ctrl-C, so that Ctrl-C ends the wait for it."""
+    """Return `run()`, called in a thread. Ctrl-C ends the wait for a `run` that does not react.
+
+    An exception in `run` is raised here.
+    """
     outcomes: list[Any] = []
 
     def work() -> None:
