@@ -50,10 +50,10 @@ def recovered(matrix: np.ndarray, pattern, coloring) -> np.ndarray:
     by_column = [matrix @ (coloring.columns == c) for c in range(coloring.pushes)]
     by_row = [(coloring.rows == c) @ matrix for c in range(coloring.pulls)]
     products = np.concatenate([np.zeros(0), *by_column, *by_row])
-    values = products[coloring.places] if products.size else products
+    values = products[coloring.product_indices] if products.size else products
     if coloring.trees is not None:
         with jax.enable_x64(True):
-            values = solve_forest(coloring.trees, products, coloring.places)
+            values = solve_forest(coloring.trees, products, coloring.product_indices)
     out = np.zeros(matrix.shape)
     out[pattern.rows, pattern.cols] = values
     return out
@@ -86,7 +86,7 @@ def test_star_and_acyclic_colours_are_what_they_say(order: str) -> None:
         there = random(seed, symmetric=True) != 0
         np.fill_diagonal(there, False)
         graph = sparse.csr_array(there.astype(np.int32))
-        vertices = greedy.orders(graph, order)[order]()
+        vertices = greedy.orders_of_vertices(graph, order)[order]()
         assert sorted(vertices) == list(range(graph.shape[0]))
         star, acyclic = symmetric.star(graph, vertices), symmetric.acyclic(graph, vertices)
         near = greedy.neighbours(graph)
@@ -137,7 +137,7 @@ def test_saturation_colours_bipartite_graphs_with_two(seed: int) -> None:
         ((shuffled.T @ shuffled) > 0).astype(int) - sparse.eye_array(one + other, dtype=int)
     )
     graph.eliminate_zeros()
-    assert max(greedy.columns(shuffled, greedy.saturation(graph))) == 1
+    assert max(greedy.color_columns(shuffled, greedy.saturation(graph))) == 1
 
 
 def test_a_grid_takes_few() -> None:

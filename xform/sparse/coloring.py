@@ -1,14 +1,16 @@
-"""Colourings: which products with a sparse matrix to compute, and how to read the matrix from them.
+"""Colourings: the products to compute with a sparse matrix, and where each element is in them.
 
-Columns of one colour are computed by one push (a jvp), rows of one colour by one pull (a vjp). An
-element is read from the push of its column's colour if no other column of that colour has a nonzero
-in the row, or from the pull of its row's colour likewise. In a symmetric matrix, the element (i, j)
-may be read as (j, i) too.
+One push (a jvp) multiplies the matrix by the sum of the unit vectors of all columns of one colour.
+One pull (a vjp) does the same for the rows of one colour. An element is read from the push of its
+column's colour if no other column of that colour has a nonzero in the row, or from the pull of its
+row's colour if no other row of that colour has a nonzero in the column. In a symmetric matrix, the
+element (i, j) may be read as (j, i) too. The aim is the fewest products.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,21 +25,26 @@ JACOBIAN = ("auto", "column", "row", "bidirectional")
 HESSIAN = ("auto", "star", "acyclic", "column")
 ORDERS = ("best", "natural", "largest_first", "smallest_last", "saturation")
 # How many thresholds are tried for the number of nonzeros of a dense row or column.
-_BOUNDS = 12
+_THRESHOLDS = 12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Coloring:
-    """Colours of the columns and rows of a sparse matrix.
+    """Colours of the columns and rows of a sparse matrix of shape `[m, n]`.
+
+    There is one product for each colour: of the matrix and the sum of the unit vectors of its
+    columns (a push), or of its rows and the matrix (a pull).
 
     Attributes:
       kind: "column", "row", "bidirectional", "star" or "acyclic".
       columns: the colour of each column, int, `[n]`; -1 for columns that are in no product.
-      rows: the colour of each row, likewise, `[m]`.
-      pushes: number of colours of columns: Jacobian-vector products.
-      pulls: number of colours of rows: vector-Jacobian products.
-      places: the index of each nonzero in the concatenated, flattened products; pushes come first.
-      trees: for an acyclic colouring, how to compute off-diagonal elements; see `Forest`.
+      rows: the colour of each row, int, `[m]`; -1 for rows that are in no product.
+      pushes: the number of colours of columns: Jacobian-vector products.
+      pulls: the number of colours of rows: vector-Jacobian products.
+      product_indices: the index of each nonzero in the concatenated, flattened products, int,
+        `[nonzeros]`. Pushes come before pulls.
+      trees: for an acyclic colouring, the sums of products that give the elements outside of the
+        diagonal; None for other kinds.
     """
 
     kind: str
@@ -45,7 +52,7 @@ class Coloring:
     rows: np.ndarray
     pushes: int
     pulls: int
-    places: np.ndarray = dataclasses.field(repr=False)
+    product_indices: np.ndarray = dataclasses.field(repr=False)
     trees: Forest | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -60,17 +67,19 @@ class Coloring:
           WrongArgument: the colouring is for another pattern.
         """
         m, n = len(self.rows), len(self.columns)
-        if pattern.shape != (m, n) or pattern.nonzeros != len(self.places):
+        if pattern.shape != (m, n) or pattern.nonzeros != len(self.product_indices):
             raise WrongArgument(
                 f"colours of a {pattern.shape[0]} x {pattern.shape[1]} pattern with "
                 f"{pattern.nonzeros} nonzeros",
-                f"the colouring is for another one, {m} x {n} with {len(self.places)} nonzeros",
+                f"the colouring is for another one, {m} x {n} with {len(self.product_indices)} "
+                "nonzeros",
                 "",
                 "use the pattern and the coloring that the same call of prepare returned",
             )
-        first = self.pushes * m
-        pushed, pulled = self.places // max(m, 1), (self.places - first) // max(n, 1)
-        return np.where(self.places < first, pushed, self.pushes + pulled)
+        first_pull = self.pushes * m
+        push = self.product_indices // max(m, 1)
+        pull = (self.product_indices - first_pull) // max(n, 1)
+        return np.where(self.product_indices < first_pull, push, self.pushes + pull)
 
     def __str__(self) -> str:
         pushes = f"{self.pushes} push{'es' * (self.pushes != 1)}"
@@ -81,7 +90,14 @@ class Coloring:
 
 
 def color_jacobian(pattern: Pattern, coloring: str, order: str, forward: bool = True) -> Coloring:
-    """Colour the pattern of a Jacobian; `forward`: whether the function has forward mode."""
+    """Colour the pattern of a Jacobian.
+
+    Args:
+      pattern: the elements that may be nonzero.
+      coloring: one of `JACOBIAN`; "auto" takes the fewest products.
+      order: one of `ORDERS`, in which rows or columns are coloured.
+      forward: whether the function has forward mode. Without it there are only pulls.
+    """
     if coloring == "column":
         return _by_columns(pattern, order)
     if coloring == "row" or not forward:
@@ -89,158 +105,189 @@ def color_jacobian(pattern: Pattern, coloring: str, order: str, forward: bool = 
     if coloring == "bidirectional":
         return _bidirectional(pattern, order)
     # Lower bounds: the nonzeros of one row (one column) all have different colours.
-    least = int(pattern.row_counts.max(initial=0)), int(pattern.col_counts.max(initial=0))
+    lower_bounds = int(pattern.row_counts.max(initial=0)), int(pattern.col_counts.max(initial=0))
     mean = pattern.nonzeros / max(*pattern.shape, 1)
     found: list[Coloring] = []
-    if min(least) > 3 * mean + 2:
+    if min(lower_bounds) > 3 * mean + 2:
         found.append(_bidirectional(pattern, order))
-    ways = sorted(zip(least, (_by_columns, _by_rows), strict=True), key=lambda way: way[0])
-    for bound, color in ways:
-        # For a large pattern, the second way is tried only if its lower bound is smaller.
-        more = pattern.nonzeros <= greedy.LARGE or bound < least[0]
-        if not found or (bound < min(c.evaluations for c in found) and more):
+    methods = zip(lower_bounds, (_by_columns, _by_rows), strict=True)
+    for bound, color in sorted(methods, key=lambda method: method[0]):
+        # A large pattern is coloured a second time only if that method's bound is smaller.
+        worthwhile = pattern.nonzeros <= greedy.LARGE or bound < lower_bounds[0]
+        if not found or (bound < min(c.evaluations for c in found) and worthwhile):
             found.append(color(pattern, order))
-    # For equal numbers of products, prefer pushes, which cost less than pulls.
-    return min(found, key=lambda c: (c.evaluations, c.pulls))
+    return min(found, key=_products_then_pulls)
+
+
+def _products_then_pulls(coloring: Coloring) -> tuple[int, int]:
+    """The key of the best colouring: few products, then few pulls, which cost more than pushes."""
+    return coloring.evaluations, coloring.pulls
 
 
 def color_hessian(pattern: Pattern, coloring: str, order: str) -> Coloring:
-    """Colour a symmetric pattern."""
+    """Colour a symmetric pattern.
+
+    Args:
+      pattern: the elements that may be nonzero.
+      coloring: one of `HESSIAN`; "auto" is "star".
+      order: one of `ORDERS`, in which columns are coloured.
+    """
     if coloring == "column":
         return _by_columns(pattern, order)
-    off = pattern.rows != pattern.cols
-    graph = _graph(pattern.rows[off], pattern.cols[off], pattern.shape[0])
+    rows, cols = pattern.rows, pattern.cols
+    off_diagonal = rows != cols
+    graph = _graph(rows[off_diagonal], cols[off_diagonal], pattern.shape[0])
     kind = "acyclic" if coloring == "acyclic" else "star"
     color = symmetric.acyclic if kind == "acyclic" else symmetric.star
+    orders = greedy.orders_of_vertices(graph, order)
     colors = np.array(
-        greedy.best(greedy.orders(graph, order), order, lambda v: color(graph, v), 3), int
+        greedy.color_in_best_order(orders, order, lambda vertices: color(graph, vertices), 3), int
     )
     if kind == "acyclic":
         return _acyclic(pattern, colors)
-    twice = _repeated_neighbours(graph, colors)
-    rows, cols = pattern.rows, pattern.cols
-    own, other = ~twice(rows, colors[cols]), ~twice(cols, colors[rows]) & (rows != cols)
-    by_own = _choose(colors[cols], own, colors[rows], other)
-    read, at = np.where(by_own, colors[cols], colors[rows]), np.where(by_own, rows, cols)
-    used, number = _renumber(read, colors)
-    places = number[read] * len(colors) + at
-    none = np.full(len(colors), -1)
-    return Coloring("star", np.where(used[colors], number[colors], -1), none, int(used.sum()), 0,
-                    places)  # fmt: skip
+    has_several = _repeated_neighbours(graph, colors)
+    by_column = ~has_several(rows, colors[cols])
+    by_row = ~has_several(cols, colors[rows]) & off_diagonal
+    use_column = _choose_colors(colors[cols], by_column, colors[rows], by_row)
+    read_color = np.where(use_column, colors[cols], colors[rows])
+    index_in_product = np.where(use_column, rows, cols)
+    used, number = _renumber(read_color, colors)
+    product_indices = number[read_color] * len(colors) + index_in_product
+    no_rows = np.full(len(colors), -1)
+    return Coloring("star", np.where(used[colors], number[colors], -1), no_rows, int(used.sum()), 0,
+                    product_indices)  # fmt: skip
 
 
 def _by_columns(pattern: Pattern, order: str) -> Coloring:
-    colors = np.array(greedy.best_columns(pattern.scipy(), order), int)
+    """Pushes only: each element is read from the push of its column's colour."""
+    colors = np.array(greedy.color_columns_in_best_order(pattern.scipy(), order), int)
     colors[pattern.col_counts == 0] = -1
-    places = colors[pattern.cols] * pattern.shape[0] + pattern.rows
-    none = np.full(pattern.shape[0], -1)
-    return Coloring("column", colors, none, _count(colors), 0, places)
+    product_indices = colors[pattern.cols] * pattern.shape[0] + pattern.rows
+    no_rows = np.full(pattern.shape[0], -1)
+    return Coloring("column", colors, no_rows, _count(colors), 0, product_indices)
 
 
 def _by_rows(pattern: Pattern, order: str) -> Coloring:
+    """Pulls only: each element is read from the pull of its row's colour."""
     transposed = sparse.csr_array(pattern.scipy().T)
-    colors = np.array(greedy.best_columns(transposed, order), int)
+    colors = np.array(greedy.color_columns_in_best_order(transposed, order), int)
     colors[pattern.row_counts == 0] = -1
-    places = colors[pattern.rows] * pattern.shape[1] + pattern.cols
-    return Coloring("row", np.full(pattern.shape[1], -1), colors, 0, _count(colors), places)
+    product_indices = colors[pattern.rows] * pattern.shape[1] + pattern.cols
+    no_columns = np.full(pattern.shape[1], -1)
+    return Coloring("row", no_columns, colors, 0, _count(colors), product_indices)
 
 
 def _bidirectional(pattern: Pattern, order: str) -> Coloring:
-    """Colour for dense rows by pulls and the rest by pushes, or for dense columns the other way.
+    """Dense rows by pulls and the rest by pushes, or dense columns by pushes and the rest by pulls.
 
-    Rows that are pulled put no constraint on the colours of columns, and the other rows none on the
-    colours of rows. Rows with more nonzeros than a threshold are pulled. Several thresholds are
-    tried, and the best result is returned.
+    A row is dense if it has more nonzeros than a threshold. Columns may then share a colour
+    although they share a dense row, because that row is not read from pushes. Several thresholds
+    are tried, for rows and for columns, and the best result is returned. Below, a line is a row, or
+    a column if the matrix is `transposed`.
 
     Source: Coleman and Verma, "The Efficient Computation of Sparse Jacobian Matrices Using
     Automatic Differentiation", SIAM Journal on Scientific Computing 19 (1998), section 3.
     """
     matrix = pattern.scipy()
-    ways: list[tuple[int, bool, np.ndarray]] = []
+    # Each alternative: a lower bound on its products, `transposed`, and a mask of its dense lines.
+    alternatives: list[tuple[int, bool, np.ndarray]] = []
     for transposed in (False, True):
         lines = sparse.csr_array(matrix.T) if transposed else matrix
         counts = np.diff(lines.indptr)
-        bounds = np.unique(np.append(counts, 0))
-        for bound in bounds[np.unique(np.linspace(0, len(bounds) - 1, _BOUNDS).astype(int))]:
-            # Lower bound: all colours differ within one sparse line, and in one position across the
-            # dense lines.
-            most = np.bincount(lines[counts > bound].indices, minlength=1).max()
-            ways.append((int(bound + most), transposed, counts > bound))
+        possible = np.unique(np.append(counts, 0))
+        selected = np.unique(np.linspace(0, len(possible) - 1, _THRESHOLDS).astype(int))
+        for threshold in possible[selected]:
+            dense = counts > threshold
+            # The nonzeros of one sparse line have different colours. So have the dense lines that
+            # have a nonzero in the same position.
+            overlap = np.bincount(lines[dense].indices, minlength=1).max()
+            alternatives.append((int(threshold + overlap), transposed, dense))
     found: list[Coloring] = []
-    for least, transposed, heavy in sorted(ways, key=lambda way: way[0]):
-        if not found or least < min(c.evaluations for c in found):
+    for lower_bound, transposed, dense in sorted(alternatives, key=lambda one: one[0]):
+        if not found or lower_bound < min(c.evaluations for c in found):
             lines = sparse.csr_array(matrix.T) if transposed else matrix
-            found.append(_dense_lines(pattern, lines, heavy, transposed, order))
-    return min(found, key=lambda c: (c.evaluations, c.pulls))
+            found.append(_with_dense_lines(pattern, lines, dense, transposed, order))
+    return min(found, key=_products_then_pulls)
 
 
-def _dense_lines(
+def _with_dense_lines(
     pattern: Pattern, lines: Any, dense: np.ndarray, transposed: bool, order: str
 ) -> Coloring:
-    """Colour the dense lines (rows or columns), and the rest of the matrix across the lines."""
+    """Colour the dense lines (rows or columns), and the rest of the matrix across the lines.
+
+    `lines` is the matrix, with a row for each line.
+    """
     m, n = pattern.shape
     rest = sparse.csr_array(sparse.diags_array(~dense, dtype=np.int8) @ lines)
     rest.eliminate_zeros()
-    across = np.array(greedy.best_columns(rest, order), int)
-    across[np.diff(sparse.csr_array(rest.T).indptr) == 0] = -1
-    own = np.full(len(dense), -1)
-    own[dense] = greedy.best_columns(sparse.csr_array(lines[dense].T), order)
-    columns, rows = (own, across) if transposed else (across, own)
-    read_own = dense[pattern.cols if transposed else pattern.rows]
-    pushed = read_own if transposed else ~read_own
+    across_colors = np.array(greedy.color_columns_in_best_order(rest, order), int)
+    across_colors[np.diff(sparse.csr_array(rest.T).indptr) == 0] = -1
+    line_colors = np.full(len(dense), -1)
+    line_colors[dense] = greedy.color_columns_in_best_order(sparse.csr_array(lines[dense].T), order)
+    columns, rows = (line_colors, across_colors) if transposed else (across_colors, line_colors)
+    in_dense_line = dense[pattern.cols if transposed else pattern.rows]
+    by_push = in_dense_line if transposed else ~in_dense_line
     pushes = _count(columns)
-    places = np.where(pushed, columns[pattern.cols] * m + pattern.rows,
-                      pushes * m + rows[pattern.rows] * n + pattern.cols)  # fmt: skip
-    return Coloring("bidirectional", columns, rows, pushes, _count(rows), places)
+    product_indices = np.where(by_push, columns[pattern.cols] * m + pattern.rows,
+                               pushes * m + rows[pattern.rows] * n + pattern.cols)  # fmt: skip
+    return Coloring("bidirectional", columns, rows, pushes, _count(rows), product_indices)
 
 
 def _acyclic(pattern: Pattern, colors: np.ndarray) -> Coloring:
+    """The colouring from the colours of an acyclic one; colours that no nonzero has are dropped."""
     used, number = _renumber(np.concatenate([colors[pattern.cols], colors[pattern.rows]]), colors)
     colors = np.where(used[colors], number[colors], -1)
     trees = forest(pattern, colors)
-    places = colors[pattern.cols] * len(colors) + pattern.rows
-    none = np.full(len(colors), -1)
-    return Coloring("acyclic", colors, none, _count(colors), 0, places, trees)
+    product_indices = colors[pattern.cols] * len(colors) + pattern.rows
+    no_rows = np.full(len(colors), -1)
+    return Coloring("acyclic", colors, no_rows, _count(colors), 0, product_indices, trees)
 
 
 def _graph(rows: np.ndarray, cols: np.ndarray, n: int) -> Any:
+    """The adjacency matrix of a graph with `n` vertices and an edge for each row and column."""
     return sparse.csr_array((np.ones(len(rows), np.int32), (rows, cols)), shape=(n, n))
 
 
 def _count(colors: np.ndarray) -> int:
+    """The number of colours, which are numbered from 0 on."""
     return int(colors.max(initial=-1)) + 1
 
 
-def _repeated_neighbours(graph: Any, colors: np.ndarray):
+def _repeated_neighbours(
+    graph: Any, colors: np.ndarray
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """A function `(vertex, colour) -> whether the vertex has several neighbours of the colour`."""
     n, k = len(colors), max(_count(colors), 1)
-    each = sparse.csr_array((np.ones(n, np.int32), colors, np.arange(n + 1)), shape=(n, k))
-    counts = sparse.csr_array(graph @ each)
+    color_of = sparse.csr_array((np.ones(n, np.int32), colors, np.arange(n + 1)), shape=(n, k))
+    counts = sparse.csr_array(graph @ color_of)
     counts.sort_indices()
     keys = np.repeat(np.arange(n), np.diff(counts.indptr)) * k + counts.indices
     several = keys[counts.data > 1]
-    return lambda at, color: np.isin(at * k + color, several)
+    return lambda vertex, color: np.isin(vertex * k + color, several)
 
 
-def _choose(a: np.ndarray, can_a: np.ndarray, b: np.ndarray, can_b: np.ndarray) -> np.ndarray:
-    """Whether each element is read from its colour `a` (else `b`), so that few colours are used.
+def _choose_colors(
+    a: np.ndarray, can_a: np.ndarray, b: np.ndarray, can_b: np.ndarray
+) -> np.ndarray:
+    """Choose for each nonzero the colour that it is read from, so that few colours are used.
 
-    `can_a`, `can_b`: whether the element can be read from this colour.
+    Each nonzero may be read from its colour `a` if `can_a`, from its colour `b` if `can_b`. Returns
+    a mask of the nonzeros that are read from `a`.
     """
     assert (can_a | can_b).all()
     k = int(max(a.max(initial=-1), b.max(initial=-1))) + 1
     used = np.zeros(k + 1, bool)
     used[a[can_a & ~can_b]] = used[b[can_b & ~can_a]] = True
-    left = can_a & can_b & ~used[a] & ~used[b]
-    while left.any():
-        counts = np.bincount(a[left], minlength=k) + np.bincount(b[left], minlength=k)
+    undecided = can_a & can_b & ~used[a] & ~used[b]
+    while undecided.any():
+        counts = np.bincount(a[undecided], minlength=k) + np.bincount(b[undecided], minlength=k)
         used[counts.argmax()] = True
-        left &= ~used[a] & ~used[b]
+        undecided &= ~used[a] & ~used[b]
     return can_a & (used[a] | ~can_b)
 
 
-def _renumber(read: np.ndarray, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which colours are used, and new consecutive numbers for these."""
-    used = np.zeros(int(max(read.max(initial=-1), colors.max(initial=-1))) + 1, bool)
-    used[read] = True
+def _renumber(read_colors: np.ndarray, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A mask of the colours that are read, and consecutive new numbers for these."""
+    used = np.zeros(int(max(read_colors.max(initial=-1), colors.max(initial=-1))) + 1, bool)
+    used[read_colors] = True
     return used, np.cumsum(used) - 1

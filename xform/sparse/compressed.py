@@ -1,4 +1,9 @@
-"""Sparse Jacobians and Hessians: coloured once, then computed from few products at each point."""
+"""Sparse Jacobians and Hessians: prepared once, then computed from few products at each point.
+
+The preparation finds the elements that may be nonzero, and colours the columns or rows: those of
+one colour are computed together by one product with a vector. It depends on the types of the
+arguments only, and is cached for each. A call computes the products and takes the elements out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
 from xform.introspection.callables import definition_site, function_name
 from xform.program.ir import gather
 from xform.sparse.coloring import Coloring, color_hessian, color_jacobian
-from xform.sparse.detection import dense, derivative_matrix
+from xform.sparse.detection import derivative_matrix, not_sparse
 from xform.sparse.forest import solve_forest
 from xform.sparse.pattern import Pattern, pattern_of
 from xform.storage.bounded_cache import BoundedCache
@@ -28,11 +33,11 @@ from xform.transforms.reverse import grad, vjp
 
 @dataclasses.dataclass(frozen=True)
 class PatternAndColoring:
-    """The pattern and the colouring for some argument types.
+    """The pattern and the colouring of a matrix, for some argument types.
 
     Attributes:
-      pattern: the elements that may be nonzero.
-      coloring: the products that these are read from.
+      pattern: the elements that may be nonzero, a `Pattern`.
+      coloring: the products with vectors that these are read from, a `Coloring`.
     """
 
     pattern: Pattern
@@ -46,8 +51,10 @@ class PatternAndColoring:
 class SparseMatrixFunction:
     """A function that returns a sparse Jacobian or Hessian.
 
-    The pattern and the colouring depend on the types of the arguments only, and are computed once
-    for each. So the function works under `jit` and `vmap`. `prepare` computes them in advance.
+    `xform.sparse.jacobian` and `xform.sparse.hessian` return it. Call it with the arguments of the
+    differentiated function. The pattern and the colouring depend on the types of the arguments
+    only, and are computed once for all arguments of the same types. So the function works under
+    `jit` and `vmap`. `prepare` computes them in advance.
     """
 
     _f: Callable[..., Any]
@@ -61,11 +68,11 @@ class SparseMatrixFunction:
     _cache: dict[Hashable, Any] = dataclasses.field(default_factory=BoundedCache, repr=False)
 
     def prepare(self, *args: Any, **kwargs: Any) -> PatternAndColoring:
-        """The pattern and the colouring for the types of these arguments.
+        """Compute the pattern and the colouring for the types of these arguments.
 
         Args:
           *args: arguments of the function, as arrays or `jax.ShapeDtypeStruct`s.
-          **kwargs: likewise; not differentiated.
+          **kwargs: keyword arguments of the function, which are not differentiated.
 
         Returns:
           A `PatternAndColoring`, with `pattern` and `coloring`.
@@ -73,74 +80,79 @@ class SparseMatrixFunction:
         return self._prepared(args, kwargs)[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The sparse matrix at these arguments."""
+        """Compute the sparse matrix at these arguments."""
         prepared, run, call = self._prepared(args, kwargs)
         pattern = prepared.pattern
         data, indices = run(call.traced)
         if self._format == "scipy":
             if isinstance(data, Tracer):
                 raise WrongArgument(
-                    f"{self._asked} with format='scipy'",
+                    f"{self._request} with format='scipy'",
                     "its values are tracers, which a SciPy array cannot hold",
                     definition_site(self._f),
                     "use the default format, 'bcoo', under jit, vmap and other transforms",
                 )
-            at = (pattern.rows, pattern.cols)
-            return sparse.csr_array((np.asarray(data), at), shape=pattern.shape)
+            positions = (pattern.rows, pattern.cols)
+            return sparse.csr_array((np.asarray(data), positions), shape=pattern.shape)
         return jax_sparse.BCOO(
             (data, indices), shape=pattern.shape, indices_sorted=True, unique_indices=True
         )
 
     @property
-    def _asked(self) -> str:
+    def _request(self) -> str:
+        """What the user request for, for error messages."""
         return f"sparse.{self._of} of {function_name(self._f)}"
 
-    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
+    def _prepared(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[PatternAndColoring, Callable[..., Any], SplitArguments]:
+        """The pattern and colouring, the function of `_compile`, and the arguments, split."""
         call = SplitArguments.of(args, kwargs)
-        if (key := call.key(self._asked)) not in self._cache:
+        if (key := call.key(self._request)) not in self._cache:
             prepared = self._prepare(call)
-            self._cache[key] = prepared, self._runner(prepared, call)
+            self._cache[key] = prepared, self._compile(prepared, call)
         prepared, run = self._cache[key]
         return prepared, run, call
 
     def _prepare(self, call: SplitArguments) -> PatternAndColoring:
-        asked, (args, kwargs) = self._asked, call.rebuild(call.traced)
+        """Compute the pattern and the colouring, and check the types and the given pattern."""
+        request, (args, kwargs) = self._request, call.rebuild(call.traced)
         where = positions(self._argnums, len(args), f"sparse.{self._of}")
         for x in jax.tree.leaves([args[i] for i in where]):
-            _check_real(getattr(x, "dtype", jnp.result_type(x)), asked, "an input")
+            _check_real(getattr(x, "dtype", jnp.result_type(x)), request, "an input")
         f = lambda *args: self._f(*args[:-1], **args[-1])
         f.__name__ = function_name(self._f)
-        of = derivative_matrix(f, (*args, kwargs), where, self._of, f"sparse.{self._of}")
-        for aval in of.program.out_avals:
-            _check_real(aval.dtype, asked, "an output")
-        m, n = of.shape
+        matrix = derivative_matrix(f, (*args, kwargs), where, self._of, f"sparse.{self._of}")
+        for aval in matrix.program.out_avals:
+            _check_real(aval.dtype, request, "an output")
+        m, n = matrix.shape
         if self._pattern is None:
-            pattern = of.pattern()
+            pattern = matrix.pattern()
             if pattern.nonzeros == m * n and min(m, n) > 1:
-                raise dense(asked, f"all of its {m} x {n} elements may be nonzero")
+                raise not_sparse(request, f"all of its {m} x {n} elements may be nonzero")
         else:
-            pattern = dataclasses.replace(pattern_of(self._pattern, asked), name=of.name)
+            pattern = dataclasses.replace(pattern_of(self._pattern, request), name=matrix.name)
             if pattern.shape != (m, n):
                 raise WrongArgument(
-                    f"{asked} with a pattern of shape {pattern.shape}",
+                    f"{request} with a pattern of shape {pattern.shape}",
                     f"the matrix has shape {(m, n)}",
                     "",
                     "give a pattern with one row per output element and one column per input "
                     "element",
                 )
         if self._of == "hessian":
-            _check_symmetric(pattern, asked)
+            _check_symmetric(pattern, request)
             return PatternAndColoring(pattern, color_hessian(pattern, self._coloring, self._order))
-        forward = self._coloring != "auto" or self._pushes(call)
+        forward = self._coloring != "auto" or self._has_forward_mode(call)
         return PatternAndColoring(
             pattern, color_jacobian(pattern, self._coloring, self._order, forward)
         )
 
-    def _pushes(self, call: SplitArguments) -> bool:
+    def _has_forward_mode(self, call: SplitArguments) -> bool:
         """Whether the function has forward mode. A function with a `custom_vjp` has none."""
 
         def push(traced: list[Any]) -> Any:
-            g, x, _ = self._flat_function(call, traced)
+            g, x = self._flat_function(call, traced)
             return jvp(g, (x,), (x,))[1]
 
         try:
@@ -149,66 +161,78 @@ class SparseMatrixFunction:
             return False
         return True
 
-    def _runner(self, prepared: PatternAndColoring, call: SplitArguments) -> Callable[..., Any]:
-        """A function that computes values and indices. Index arrays are arguments of the jit.
+    def _compile(self, prepared: PatternAndColoring, call: SplitArguments) -> Callable[..., Any]:
+        """A function from the traced arguments to the values and the indices of the nonzeros.
 
-        As constants they would be part of the compiled code.
+        Index arrays are arguments of the jitted part. As constants they would be part of the
+        compiled code.
         """
         pattern, coloring = prepared.pattern, prepared.coloring
         indices = np.stack([pattern.rows, pattern.cols], 1)
-        x, y = jax.eval_shape(lambda traced: self._ends(call, traced), call.traced)
+        x, y = jax.eval_shape(lambda traced: self._input_and_output(call, traced), call.traced)
         with jax.ensure_compile_time_eval():  # put them on the device once, even inside a trace
-            indices, places = (jnp.asarray(a.astype(np.int32)) for a in (indices, coloring.places))
-            arrays = (places, _seeds(coloring.columns, coloring.pushes, x.dtype),
-                     _seeds(coloring.rows, coloring.pulls, y.dtype))  # fmt: skip
+            indices = jnp.asarray(indices.astype(np.int32))
+            arrays = (jnp.asarray(coloring.product_indices.astype(np.int32)),
+                      _color_vectors(coloring.columns, coloring.pushes, x.dtype),
+                      _color_vectors(coloring.rows, coloring.pulls, y.dtype))  # fmt: skip
         run = jax.jit(lambda arrays, traced: self._values(prepared, arrays, call, traced))
         return lambda traced: (run(arrays, traced), indices)
 
-    def _ends(self, call: SplitArguments, traced: list[Any]) -> tuple[Any, Any]:
-        g, x, _ = self._flat_function(call, traced)
+    def _input_and_output(self, call: SplitArguments, traced: list[Any]) -> tuple[Any, Any]:
+        """The input and the output of the flat function."""
+        g, x = self._flat_function(call, traced)
         return x, g(x)
 
-    def _flat_function(self, call: SplitArguments, traced: list[Any]):
-        """The function as one of a flat vector to a flat vector, the vector, and its pytree."""
+    def _flat_function(
+        self, call: SplitArguments, traced: list[Any]
+    ) -> tuple[Callable[[Any], Any], Any]:
+        """The function (the gradient for a Hessian) of one flat vector, and the vector itself."""
         args, kwargs = call.rebuild(traced)
-        where = positions(self._argnums, len(args), self._asked)
+        where = positions(self._argnums, len(args), self._request)
         f, primals = partial(self._f, where, args, kwargs)
         if self._of == "hessian":
             f = grad(f, tuple(range(len(primals))))
-        return lambda x: _flat(f(*_shaped(x, primals))), _flat(primals), primals
+        return lambda x: _flatten(f(*_unflatten(x, primals))), _flatten(primals)
 
     def _values(
         self, prepared: PatternAndColoring, arrays: Any, call: SplitArguments, traced: list[Any]
     ) -> Any:
         """The values of the nonzeros, in the order of the pattern."""
-        places, columns, rows = arrays
-        coloring, (g, x, _) = prepared.coloring, self._flat_function(call, traced)
+        product_indices, column_vectors, row_vectors = arrays
+        coloring, (g, x) = prepared.coloring, self._flat_function(call, traced)
         products = [jnp.zeros(0, jax.eval_shape(g, x).dtype)]
         if coloring.pushes:
-            products.append(self._products(lambda v: jvp(g, (x,), (v,))[1], columns))
+            products.append(self._products(lambda v: jvp(g, (x,), (v,))[1], column_vectors))
         if coloring.pulls:
             pull = vjp(g, x)[1]
-            products.append(self._products(lambda v: pull(v)[0], rows))
+            products.append(self._products(lambda v: pull(v)[0], row_vectors))
         flat = jnp.concatenate([jnp.ravel(p) for p in products])
         if coloring.trees is not None:
-            return solve_forest(coloring.trees, flat, places)
-        return flat.at[places].get(mode="promise_in_bounds") if flat.size else flat
+            return solve_forest(coloring.trees, flat, product_indices)
+        return flat.at[product_indices].get(mode="promise_in_bounds") if flat.size else flat
 
-    def _products(self, of: Callable[[Any], Any], seeds: Any) -> Any:
-        """Products with all seeds, `chunk` at a time."""
-        if self._chunk is None or self._chunk >= len(seeds):
-            return jax.vmap(of)(seeds)
-        return jax.lax.map(of, seeds, batch_size=self._chunk)
+    def _products(self, multiply: Callable[[Any], Any], vectors: Any) -> Any:
+        """The products with all vectors, `chunk` of them at a time."""
+        if self._chunk is None or self._chunk >= len(vectors):
+            return jax.vmap(multiply)(vectors)
+        return jax.lax.map(multiply, vectors, batch_size=self._chunk)
 
 
-def _seeds(colors: np.ndarray, count: int, dtype: Any) -> Any:
-    """For each colour the sum of its columns' (or rows') basis vectors, `[colours, n]`."""
+def _color_vectors(colors: np.ndarray, count: int, dtype: Any) -> Any:
+    """For each colour the sum of the unit vectors of its columns (or rows), `[colours, n]`."""
     return jnp.asarray(colors == np.arange(count)[:, None], dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitArguments:
-    """Arguments of a call, split into traced leaves (arrays, floats, complex) and static leaves."""
+    """Arguments of a call, split into traced leaves (arrays, floats, complex) and static leaves.
+
+    Attributes:
+      tree: the pytree structure of the positional and keyword arguments.
+      is_traced: for each leaf, whether it is traced.
+      traced: the traced leaves.
+      static: the other leaves.
+    """
 
     tree: Any
     is_traced: tuple[bool, ...]
@@ -220,17 +244,20 @@ class SplitArguments:
         """Split the arguments of a call."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         is_traced = tuple(hasattr(x, "dtype") or isinstance(x, float | complex) for x in leaves)
-        static = gather(leaves, tuple(not on for on in is_traced))
+        static = gather(leaves, tuple(not traced for traced in is_traced))
         return SplitArguments(tree, is_traced, gather(leaves, is_traced), static)
 
     def rebuild(self, traced: list[Any]) -> Any:
         """Positional and keyword arguments, with the traced leaves replaced."""
         dynamic, static = iter(traced), iter(self.static)
-        leaves = [next(dynamic if on else static) for on in self.is_traced]
+        leaves = [next(dynamic if is_traced else static) for is_traced in self.is_traced]
         return jax.tree.unflatten(self.tree, leaves)
 
-    def key(self, asked: str) -> Hashable:
-        """The key of the cache of patterns and colourings: types, and values of static leaves."""
+    def key(self, request: str) -> Hashable:
+        """The key of the cache of patterns and colourings: types, and values of static leaves.
+
+        `request` is what the user request for, for the error message.
+        """
         types = [(tuple(np.shape(x)), getattr(x, "dtype", type(x)), getattr(x, "weak_type", False))
                  for x in self.traced]  # fmt: skip
         key = self.tree, self.is_traced, tuple(types), tuple((type(x), x) for x in self.static)
@@ -238,7 +265,7 @@ class SplitArguments:
             hash(key)
         except TypeError:
             raise WrongArgument(
-                asked,
+                request,
                 "an argument is not an array, and cannot be hashed",
                 "",
                 "bind it with functools.partial",
@@ -246,10 +273,10 @@ class SplitArguments:
         return key
 
 
-def _check_real(dtype: Any, asked: str, what: str) -> None:
+def _check_real(dtype: Any, request: str, what: str) -> None:
     if not jnp.issubdtype(dtype, np.floating):
         raise WrongDtype(
-            asked,
+            request,
             f"{what} has dtype {dtype}",
             "",
             "use floating-point inputs and outputs; split complex ones into real and imaginary "
@@ -257,25 +284,25 @@ def _check_real(dtype: Any, asked: str, what: str) -> None:
         )
 
 
-def _check_symmetric(pattern: Pattern, asked: str) -> None:
+def _check_symmetric(pattern: Pattern, request: str) -> None:
     matrix = pattern.scipy()
     if (matrix != matrix.T).nnz:
         raise WrongArgument(
-            f"{asked} with a pattern that is not symmetric",
+            f"{request} with a pattern that is not symmetric",
             "a Hessian is symmetric",
             "",
             "include (j, i) in the pattern for each (i, j)",
         )
 
 
-def _flat(tree: Any) -> Any:
+def _flatten(tree: Any) -> Any:
     """All elements of a tree, leaf by leaf, as one vector."""
     leaves = [jnp.ravel(x) for x in jax.tree.leaves(tree)]
     return jnp.concatenate(leaves) if leaves else jnp.zeros(0)
 
 
-def _shaped(x: Any, like: Any) -> Any:
-    """The inverse of `_flat`."""
+def _unflatten(x: Any, like: Any) -> Any:
+    """The inverse of `_flatten`: a tree with the shapes and dtypes of `like`."""
     leaves, tree = jax.tree.flatten(like)
     parts = jnp.split(x, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
     return jax.tree.unflatten(tree, [p.reshape(np.shape(leaf)).astype(jnp.result_type(leaf))

@@ -18,14 +18,14 @@ from xform.policies import save_everything
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Mask, Program, gather, lift_constants, spread, trace
 from xform.program.source import frame
-from xform.sparse import sets as S
 from xform.sparse.nested import set_propagator
 from xform.sparse.pattern import Pattern, pattern_from
+from xform.sparse.sets import input_sets, to_matrix, total_size
 from xform.transforms.function import as_array, numbers, positions
 from xform.transforms.reverse import grad
 
 # A pattern with more nonzeros than this raises an error.
-_LARGEST = 2**27
+_MAX_NONZEROS = 2**27
 
 
 def sparsity(
@@ -35,22 +35,23 @@ def sparsity(
     of: Literal["jacobian", "hessian"] = "jacobian",
     at: Any = None,
 ) -> Pattern:
-    """The elements of the Jacobian or Hessian of `f` that may be nonzero.
+    """Find the elements of the Jacobian or Hessian of `f` that may be nonzero.
 
-    No derivative is computed. Instead, sets of input elements are propagated through the program of
-    `f`, by the rule of each primitive. The pattern is valid for all inputs or, with `at`, at one
-    point. It may contain too many elements, but never too few: for an operation without such a
-    rule, each element of the result counts as depending on all elements of its operands.
+    No derivative is computed. Instead, `f` is traced, and sets of input elements are propagated
+    through its operations. The rule of an operation states on which elements of its operands each
+    element of a result depends. The pattern is valid for all inputs or, with `at`, at one point. It
+    may contain too many elements, but never too few: if nothing is known of an operation, each
+    element of a result counts as depending on all elements of its operands.
 
     Args:
       f: pure function of pytrees of arrays; values that it closes over count as constants.
-      *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s; only their types matter. May be
-        left out if `at` is given and `f` takes one argument.
+      *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s. Only their types matter, unless
+        `at` is given. They may be left out if `at` gives all arguments.
       argnums: position or positions of the arguments whose elements are the columns.
       of: "jacobian", or "hessian" for a function that returns a scalar.
       at: a point (the argument, or a tuple of arguments if `argnums` is a tuple). The pattern is
-        then valid at this point only, where values decide a branch, an index or a zero factor.
-        All other arguments must be values too.
+        then valid at this point only, and may be smaller: a branch, an index or a factor of zero
+        is known there. The other arguments count as known too, if they are arrays.
 
     Returns:
       A `Pattern`: its rows are the elements of the output (of the gradient, for a Hessian), its
@@ -61,9 +62,9 @@ def sparsity(
       WrongArgument: an argument is invalid, or the pattern has more than 134 million nonzeros.
       NotDifferentiable: `f` has side effects.
 
-    Cost: linear in the nonzeros of the patterns of all values. `f` is traced, and the part of it
-    that does not depend on the inputs is compiled and run. Python code runs for each equation, not
-    for each element.
+    Cost: linear in the nonzeros of the patterns of all intermediate values. The part of `f` that
+    does not depend on the inputs is compiled and run. Python code runs for each operation, not for
+    each element.
     Source: Griewank and Walther, Evaluating Derivatives, 2nd edition (2008), section 7.1.
 
     >>> print(xform.sparse.sparsity(lambda x: jnp.cumsum(x)[::2], jnp.ones(5)))
@@ -96,32 +97,31 @@ def _with_point(args: tuple[Any, ...], argnums: int | Sequence[int], at: Any) ->
     if isinstance(argnums, int | np.integer):
         at, argnums = (at,), (int(argnums),)
     args = args or tuple(at)
-    full = dict(enumerate(args)) | dict(zip(positions(argnums, len(args), "sparsity"), at,
-                                            strict=True))  # fmt: skip
-    return tuple(full.values())
+    point = zip(positions(argnums, len(args), "sparsity"), at, strict=True)
+    return tuple((dict(enumerate(args)) | dict(point)).values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DerivativeMatrix:
-    """The Jacobian or Hessian of a traced function, not computed.
+    """The Jacobian or Hessian of a traced function, described but not computed.
 
     Attributes:
       name: title of the matrix, such as "Jacobian of f".
-      asked: the request, for error messages.
+      request: what the user asked for, for error messages.
       program: the program of `f`, or of its gradient, with constants as leading inputs.
       constants: number of these constants.
       values: the inputs of the program, as arrays or types.
-      columns: which inputs' elements are the columns.
-      square: whether the matrix is a Hessian, which is symmetric.
+      columns: a mask of the inputs whose elements are the columns.
+      is_hessian: whether the matrix is a Hessian, which is symmetric.
     """
 
     name: str
-    asked: str
+    request: str
     program: Program
     constants: int
     values: list[Any]
     columns: Mask
-    square: bool
+    is_hessian: bool
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -129,76 +129,90 @@ class DerivativeMatrix:
         return sum(map(size, self.program.outputs)), sum(map(size, self._inputs()))
 
     def _inputs(self) -> list[Any]:
+        """The inputs whose elements are the columns."""
         return gather(self.program.inputs, self.columns)
 
     def pattern(self, local: bool = False) -> Pattern:
-        """The pattern for all inputs; with `local`, at `values`. Columns of integers are empty."""
+        """The pattern for all inputs; with `local`, at `values`.
+
+        Columns of integer inputs have no nonzeros.
+        """
         m, n = self.shape
         starts = iter(np.cumsum([0, *map(size, self._inputs())]))
-        seeds = [S.inputs(shape(v), int(next(starts)), n) for v in self._inputs()]
-        real = [s if differentiable(v.aval) else None
-                for s, v in zip(seeds, self._inputs(), strict=True)]  # fmt: skip
+        sets = [input_sets(shape(v), int(next(starts)), n) for v in self._inputs()]
+        float_sets = [x if differentiable(v.aval) else None
+                      for x, v in zip(sets, self._inputs(), strict=True)]  # fmt: skip
         known = [x if local or i < self.constants else None for i, x in enumerate(self.values)]
         known = [None if isinstance(x, jax.ShapeDtypeStruct | Tracer) else x for x in known]
-        outs = set_propagator().follow(self.program, spread(real, self.columns), known)
-        none = S.inputs((0,), 0, n)
-        whole = [none.at(np.zeros(shape(v), int)) if y is None else y
-                 for v, y in zip(self.program.outputs, outs, strict=True)]  # fmt: skip
-        if (count := sum(map(S.size, whole))) > _LARGEST:
-            raise dense(self.asked, f"up to {count} of its {m} x {n} elements may be nonzero")
-        rows = sparse.csr_array(sparse.vstack([sparse.csr_array((0, n), dtype=bool),
-                                               *map(S.rows, whole)], format="csr"))  # fmt: skip
-        return pattern_from(rows + rows.T if self.square else rows, self.name)
+        outs = set_propagator().follow(self.program, spread(float_sets, self.columns), known)
+        no_sets = input_sets((0,), 0, n)
+        outs = [no_sets.with_ids(np.zeros(shape(v), int)) if y is None else y
+                for v, y in zip(self.program.outputs, outs, strict=True)]  # fmt: skip
+        if (count := sum(map(total_size, outs))) > _MAX_NONZEROS:
+            raise not_sparse(
+                self.request, f"up to {count} of its {m} x {n} elements may be nonzero"
+            )
+        matrix = sparse.csr_array(sparse.vstack([sparse.csr_array((0, n), dtype=bool),
+                                                 *map(to_matrix, outs)], format="csr"))  # fmt: skip
+        return pattern_from(matrix + matrix.T if self.is_hessian else matrix, self.name)
 
 
 def derivative_matrix(f: Callable[..., Any], args: Sequence[Any], argnums: int | Sequence[int],
                       of: str, transform: str) -> DerivativeMatrix:  # fmt: skip
-    """Trace a function at arguments or their types; leaves that are not arrays are static."""
-    asked = f"{transform} of {function_name(f)}"
+    """Trace `f`, or its gradient if `of` is "hessian", at arguments or at their types.
+
+    Leaves of `args` that are not arrays are static, except at `argnums`. `transform` is the public
+    function that the user called, for error messages.
+    """
+    request = f"{transform} of {function_name(f)}"
     where = positions(argnums, len(args), transform)
     if not where:
         raise WrongArgument(
-            f"{asked} with argnums={argnums!r}", "it names no argument", "", "name one at least"
+            f"{request} with argnums={argnums!r}", "it names no argument", "", "name one at least"
         )
     if of == "hessian":
         f = grad(f, argnums, policy=save_everything)
     leaves, tree = jax.tree.flatten(tuple(args))
-    mine = [i in where for i, x in enumerate(args) for _ in jax.tree.leaves(x)]
-    typed = tuple([on or hasattr(x, "dtype") for x, on in zip(leaves, mine, strict=True)])
+    in_columns = [i in where for i, x in enumerate(args) for _ in jax.tree.leaves(x)]
+    is_array = tuple(
+        [column or hasattr(x, "dtype") for x, column in zip(leaves, in_columns, strict=True)]
+    )
     arrays = [x if isinstance(x, jax.ShapeDtypeStruct) else as_array(x, transform)
-              for x in gather(leaves, typed)]  # fmt: skip
+              for x in gather(leaves, is_array)]  # fmt: skip
 
-    def flat(*arrays: Any) -> list[Any]:
-        rest = iter(arrays)
-        whole = [next(rest) if on else x for x, on in zip(leaves, typed, strict=True)]
-        return jax.tree.leaves(f(*jax.tree.unflatten(tree, whole)))
+    def of_arrays(*arrays: Any) -> list[Any]:
+        remaining = iter(arrays)
+        traced = [
+            next(remaining) if array else x for x, array in zip(leaves, is_array, strict=True)
+        ]
+        return jax.tree.leaves(f(*jax.tree.unflatten(tree, traced)))
 
-    prog, consts = lift_constants(trace(flat, *arrays))
-    _refuse_effects(prog, asked)
-    columns = (*[False] * len(consts), *gather(mine, typed))
+    prog, consts = lift_constants(trace(of_arrays, *arrays))
+    _refuse_effects(prog, request)
+    columns = (*[False] * len(consts), *gather(in_columns, is_array))
     name = f"{of.title()} of {function_name(f)}"
     return DerivativeMatrix(
-        name, asked, prog, len(consts), [*consts, *arrays], columns, of == "hessian"
+        name, request, prog, len(consts), [*consts, *arrays], columns, of == "hessian"
     )
 
 
-def dense(asked: str, blocked: str) -> WrongArgument:
+def not_sparse(request: str, reason: str) -> WrongArgument:
     """The error for a matrix that is not sparse."""
     return WrongArgument(
-        asked,
-        blocked,
+        request,
+        reason,
         "",
         "use xform.jacfwd, xform.jacrev or xform.hessian, or products with vectors (xform.jvp, "
         "xform.vjp, xform.hvp); or give `pattern`, if you know that it has fewer nonzeros",
     )
 
 
-def _refuse_effects(prog: Program, asked: str) -> None:
+def _refuse_effects(prog: Program, request: str) -> None:
     """Raise an error for side effects: the function is run for many vectors at once."""
     for eqn in prog.equations:
         if has_effects(eqn):
             raise NotDifferentiable(
-                asked,
+                request,
                 f"{eqn.primitive.name} has side effects, which would not run once as written",
                 frame(eqn),
                 "remove operations that print, call back to Python or write",

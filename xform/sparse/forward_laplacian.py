@@ -1,9 +1,10 @@
-"""`laplacian`: the sum of second derivatives, computed in one forward pass.
+"""`xform.sparse.laplacian`: the sum of second derivatives, computed in one forward pass.
 
 Each value is propagated with its Jacobian (one slice for each input element) and its Laplacian. A
-linear operation is applied to all three. For any other operation, the Laplacian of the result has a
-second term: the second derivative of the operation along each slice of its operands' Jacobians,
-summed over the slices.
+linear operation is applied to all three. For any other operation, the Laplacian of the result is a
+sum of two terms. The first-order term is the operation's derivative in the direction of its
+operands' Laplacians. The second-order term is its second derivative along each slice of its
+operands' Jacobians, summed over the slices.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from xform.program.ir import (
 from xform.program.source import name_stack, source
 from xform.registry.table import Rule, lookup
 from xform.registry.words import Bilinear, Linear, Pointwise
-from xform.sparse.walk import opens
+from xform.sparse.walk import body_to_inline
 from xform.transforms.function import as_array, numbers, partial, positions
 
 
@@ -59,7 +60,7 @@ class Derivatives:
 
     Attributes:
       jacobian: the first derivative in each input element, `[n, ...]`.
-      laplacian: the sum of the second derivatives, `[...]`; None: zero.
+      laplacian: the sum over input elements of the second derivatives, `[...]`; None: zero.
     """
 
     jacobian: Value
@@ -69,7 +70,9 @@ class Derivatives:
 def laplacian(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, jacobian: bool = False
 ) -> Callable[..., Any]:
-    """The Laplacian of `f`: the sum over all input elements of the second derivative in each.
+    """Return a function that computes the Laplacian of `f`.
+
+    The Laplacian is the sum, over all input elements, of the second derivative in that element.
 
     Args:
       f: pure function of pytrees of real arrays to a pytree of real arrays.
@@ -79,13 +82,14 @@ def laplacian(
     Returns:
       A function of the arguments of `f`. It returns the Laplacian of each element of the output, in
       the tree, shapes and dtypes of the output. With `jacobian` it returns a tuple of the value,
-      the Jacobian and the Laplacian; each leaf of the Jacobian has shape `[n, *output]` for `n`
-      input elements, which are counted leaf by leaf.
+      the Jacobian and the Laplacian. Each leaf of the Jacobian has shape `[n, *output]`. `n` is the
+      number of input elements, which are counted leaf by leaf.
 
     Raises:
       WrongDtype: an input or output is not real.
       MissingRule: a primitive in `f` has no rule.
       NotDifferentiable: an operation in `f` has no forward mode.
+      WrongArgument: an argument is invalid.
 
     Cost: each operation runs once for the value, once for the Laplacian, and once for each of the
     `n` input elements, as one batch. There is no reverse pass. Memory is `n` times the peak of
@@ -102,105 +106,113 @@ def laplacian(
     """
     check_callable(f, "laplacian")
     numbers(argnums, "laplacian", "argnums")
-    asked = f"laplacian of {function_name(f)}"
+    request = f"laplacian of {function_name(f)}"
 
     @functools.wraps(f, updated=())
     def laplacian_of(*args: Any, **kwargs: Any) -> Any:
         g, primals = partial(f, positions(argnums, len(args), "laplacian"), args, kwargs)
         leaves, tree = jax.tree.flatten(primals)
         xs = [as_array(x, "laplacian") for x in leaves]
-        _check(xs, asked, "an input")
-        trees: list[Any] = []
+        _check_real(xs, request, "an input")
+        out_trees: list[Any] = []
 
-        def flat(*xs: Value) -> list[Value]:
-            ys, out = jax.tree.flatten(g(*jax.tree.unflatten(tree, xs)))
-            trees.append(out)
+        def of_leaves(*xs: Value) -> list[Value]:
+            ys, out_tree = jax.tree.flatten(g(*jax.tree.unflatten(tree, xs)))
+            out_trees.append(out_tree)
             return ys
 
-        prog = trace(flat, *xs)
-        _check(prog.out_avals, asked, "an output")
+        prog = trace(of_leaves, *xs)
+        _check_real(prog.out_avals, request, "an output")
         n = sum(x.size for x in xs)
-        eye = jnp.split(jnp.eye(n), np.cumsum([x.size for x in xs])[:-1], axis=1)
+        identity = jnp.split(jnp.eye(n), np.cumsum([x.size for x in xs])[:-1], axis=1)
         derivatives: list[Derivatives | None] = [
-            Derivatives(e.reshape(n, *x.shape).astype(x.dtype), None)
-            for e, x in zip(eye, xs, strict=True)
+            Derivatives(columns.reshape(n, *x.shape).astype(x.dtype), None)
+            for columns, x in zip(identity, xs, strict=True)
         ]
-        ys, dys = forward(prog, xs, derivatives)
-        laplacians = [zeros(a) if m is None or m.laplacian is None else m.laplacian
-                      for m, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
-        unflat = functools.partial(jax.tree.unflatten, trees[0])
+        ys, dys = evaluate_with_derivatives(prog, xs, derivatives)
+        laplacians = [zeros(a) if dy is None or dy.laplacian is None else dy.laplacian
+                      for dy, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
+        unflatten = functools.partial(jax.tree.unflatten, out_trees[0])
         if not jacobian:
-            return unflat(laplacians)
-        slices = [jnp.zeros((n, *a.shape), a.dtype) if m is None else m.jacobian
-                  for m, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
-        return unflat(ys), unflat(slices), unflat(laplacians)
+            return unflatten(laplacians)
+        jacobians = [jnp.zeros((n, *a.shape), a.dtype) if dy is None else dy.jacobian
+                     for dy, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
+        return unflatten(ys), unflatten(jacobians), unflatten(laplacians)
 
     return laplacian_of
 
 
-def _check(values: Sequence[Any], asked: str, what: str) -> None:
+def _check_real(values: Sequence[Any], request: str, noun: str) -> None:
+    """Raise an error if one of the values, each of which is a `noun`, is not real."""
     for x in values:
         if not jnp.issubdtype(x.dtype, np.floating):
             raise WrongDtype(
-                asked,
-                f"{what} has dtype {x.dtype}",
+                request,
+                f"{noun} has dtype {x.dtype}",
                 "",
                 "take the Laplacian of real functions of real arguments",
             )
 
 
-def forward(prog: Program, args: Sequence[Value], derivatives: Sequence[Derivatives | None]
-            ) -> tuple[list[Value], list[Derivatives | None]]:  # fmt: skip
-    """The outputs of a program and their derivatives; None for constant outputs."""
-    prog = inline_bodies(prog, opens)
+def evaluate_with_derivatives(
+    prog: Program, args: Sequence[Value], derivatives: Sequence[Derivatives | None]
+) -> tuple[list[Value], list[Derivatives | None]]:
+    """Run a program at `args` with these derivatives (None: constant), equation by equation.
+
+    Returns the outputs and their derivatives; None for outputs that are constant.
+    """
+    prog = inline_bodies(prog, body_to_inline)
     env = environment(prog, args)
-    derivatives_of = {v: m for v, m in zip(prog.inputs, derivatives, strict=True) if m is not None}
+    derivatives_of = {v: d for v, d in zip(prog.inputs, derivatives, strict=True) if d is not None}
     drop, outer = last_uses(prog.equations, prog.outputs), name_stack()
     for eqn in prog.equations:
         xs = [read(env, v) for v in eqn.invars]
         ds = [derivatives_of.get(v) if isinstance(v, Var) else None for v in eqn.invars]
-        rule = None if all(m is None for m in ds) else lookup(eqn)
-        on = tuple(m is not None for m in ds)
-        if rule is None or not any(rule.active(eqn, on)):
+        rule = None if all(d is None for d in ds) else lookup(eqn)
+        active = tuple(d is not None for d in ds)
+        if rule is None or not any(rule.active(eqn, active)):
             write(env, eqn.outvars, bind(eqn, xs, outer))
         else:
             with source(eqn, outer), eqn.ctx.manager:
-                ys, found = _equation(rule, eqn, xs, ds, on)
+                ys, dys = _equation(rule, eqn, xs, ds, active)
             write(env, eqn.outvars, ys)
-            pairs = zip(eqn.outvars, found, strict=True)
+            pairs = zip(eqn.outvars, dys, strict=True)
             derivatives_of.update(
-                (v, m) for v, m in pairs if m is not None and differentiable(v.aval)
+                (v, d) for v, d in pairs if d is not None and differentiable(v.aval)
             )
         for v in drop.get(id(eqn), ()):
             env.pop(v, None)
             derivatives_of.pop(v, None)
-    ends = [derivatives_of.get(v) if isinstance(v, Var) else None for v in prog.outputs]
-    return [read(env, v) for v in prog.outputs], ends
+    out_ds = [derivatives_of.get(v) if isinstance(v, Var) else None for v in prog.outputs]
+    return [read(env, v) for v in prog.outputs], out_ds
 
 
 def _equation(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value],
-              ds: Sequence[Derivatives | None], on: Mask
+              ds: Sequence[Derivatives | None], active: Mask
               ) -> tuple[Sequence[Value], list[Derivatives | None]]:  # fmt: skip
-    """The outputs of an equation and their derivatives."""
-    jacobians = [m.jacobian for m in ds if m is not None]
-    laps = [None if m is None else m.laplacian for m in ds]
+    """The outputs of an equation and their derivatives.
+
+    `ds` are the derivatives of the operands `xs`; `active` is a mask of those that are not None.
+    """
+    jacobians = [d.jacobian for d in ds if d is not None]
+    operand_laplacians = [None if d is None else d.laplacian for d in ds]
     wanted = (True,) * len(eqn.outvars)
     ys: Sequence[Value] = apply(eqn, xs)
-    # The Laplacian of a result is the operation's derivative in the direction of the operands'
-    # Laplacians (`first`), plus its second derivative along the slices (`second`).
-    first: Sequence[Value | None] = [None] * len(ys)
-    if any(lap is not None for lap in laps):
-        first = push(rule, eqn, xs, laps, wanted, False)[1]
+    first_order: Sequence[Value | None] = [None] * len(ys)
+    if any(laplacian is not None for laplacian in operand_laplacians):
+        first_order = push(rule, eqn, xs, operand_laplacians, wanted, False)[1]
     if isinstance(rule, Linear | Bilinear) or (isinstance(rule, Pointwise) and _same_shapes(eqn)):
-        slices = jax.vmap(lambda *dxs: rule.push(eqn, xs, ys, spread(dxs, on)))(*jacobians)
-        second: Sequence[Value | None] = [None] * len(ys)
-        if isinstance(rule, Bilinear) and on[0] and on[1]:
-            second = [_product(eqn, xs, jacobians)]
+        out_jacobians = jax.vmap(lambda *dxs: rule.push(eqn, xs, ys, spread(dxs, active)))(
+            *jacobians
+        )
+        second_order: Sequence[Value | None] = [None] * len(ys)
+        if isinstance(rule, Bilinear) and active[0] and active[1]:
+            second_order = [_second_order_of_product(eqn, xs, jacobians)]
         elif isinstance(rule, Pointwise):
-            second = [_pointwise(rule, eqn, xs, ds)]
+            second_order = [_second_order_of_pointwise(rule, eqn, xs, ds)]
     else:
-        slices, second = _general(rule, eqn, xs, jacobians, on)
-    parts = zip(slices, first, second, strict=True)
+        out_jacobians, second_order = _push_twice(rule, eqn, xs, jacobians, active)
+    parts = zip(out_jacobians, first_order, second_order, strict=True)
     return ys, [None if j is None else Derivatives(j, _sum(a, b)) for j, a, b in parts]
 
 
@@ -209,28 +221,28 @@ def _same_shapes(eqn: JaxprEqn) -> bool:
     return all(shape(v) == shape(eqn.outvars[0]) for v in eqn.invars)
 
 
-def _product(eqn: JaxprEqn, xs: Sequence[Value], jacobians: Sequence[Value]) -> Value:
+def _second_order_of_product(
+    eqn: JaxprEqn, xs: Sequence[Value], jacobians: Sequence[Value]
+) -> Value:
     """The second-order term of a product: twice the sum of products of the operands' slices."""
     a, b = jacobians
-    terms = jax.vmap(lambda a, b: apply(eqn, [a, b, *xs[2:]])[0])(a, b)
-    return _doubled(lax.reduce_sum(terms, (0,)))
+    products = jax.vmap(lambda a, b: apply(eqn, [a, b, *xs[2:]])[0])(a, b)
+    total = lax.reduce_sum(products, (0,))
+    return lax.mul(total, constant_like(total, 2))
 
 
-def _doubled(x: Value) -> Value:
-    return lax.mul(x, constant_like(x, 2))
-
-
-def _pointwise(rule: Pointwise, eqn: JaxprEqn, xs: Sequence[Value], ds: Sequence[Derivatives | None]
-               ) -> Value | None:  # fmt: skip
+def _second_order_of_pointwise(
+    rule: Pointwise, eqn: JaxprEqn, xs: Sequence[Value], ds: Sequence[Derivatives | None]
+) -> Value | None:
     """The second-order term of a pointwise operation.
 
-    It is the sum of second partial derivatives, each times the sum of products of the slices of its
-    two operands.
+    It is the sum over pairs of operands of the second partial derivative in both, times the sum of
+    the products of their slices.
     """
     (out,) = eqn.outvars
     total: Value | None = None
-    for partial_derivative, m in zip(rule.formulas, ds, strict=True):
-        if m is None:
+    for partial_derivative, operand in zip(rule.formulas, ds, strict=True):
+        if operand is None:
             continue
 
         def slope(*xs: Value, d: Any = partial_derivative) -> list[Value]:
@@ -238,43 +250,47 @@ def _pointwise(rule: Pointwise, eqn: JaxprEqn, xs: Sequence[Value], ds: Sequence
             return [scale(lax.full_like(y, 1), rule.call(d, eqn, y, *xs))]
 
         prog = trace(slope, *[v.aval for v in eqn.invars])
-        sums = [None if other is None else _inner(m.jacobian, other.jacobian) for other in ds]
-        total = _sum(total, jvp(prog, xs, sums)[1][0])
+        products = [None if other is None else _inner_product(operand.jacobian, other.jacobian)
+                    for other in ds]  # fmt: skip
+        total = _sum(total, jvp(prog, xs, products)[1][0])
     return None if total is None else shaped_like(total, zeros(out.aval))
 
 
-def _inner(a: Value, b: Value) -> Value:
+def _inner_product(a: Value, b: Value) -> Value:
     """The elementwise product of two Jacobians, summed over slices."""
     return lax.reduce_sum(lax.mul(a, b), (0,))
 
 
-def _general(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], jacobians: Sequence[Value], on: Mask
-             ) -> tuple[list[Value | None], list[Value | None]]:  # fmt: skip
-    """The slices and the second-order term of any operation, by a jvp of its push.
+def _push_twice(
+    rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], jacobians: Sequence[Value], active: Mask
+) -> tuple[list[Value | None], list[Value | None]]:
+    """The Jacobians and the second-order terms of any operation.
 
-    For each slice, the push and its derivative are taken in the direction of the slice.
+    For each slice, the operation's push (the map of tangents) and the push's own derivative are
+    taken in the direction of the slice.
     """
     is_nonzero: list[bool] = []
 
-    def pushed(*args: Value) -> list[Value]:
-        dxs = spread(args[len(on) :], on)
-        dys = push(rule, eqn, args[: len(on)], dxs, (True,) * len(eqn.outvars), False)[1]
+    def out_tangents(*args: Value) -> list[Value]:
+        xs, dxs = args[: len(active)], spread(args[len(active) :], active)
+        dys = push(rule, eqn, xs, dxs, (True,) * len(eqn.outvars), False)[1]
         is_nonzero[:] = [dy is not None for dy in dys]
         return gather(dys, tuple(is_nonzero))
 
     avals = [v.aval for v in eqn.invars]
-    prog = trace(pushed, *avals, *map(tangent_aval, gather(avals, on)))
+    prog = trace(out_tangents, *avals, *map(tangent_aval, gather(avals, active)))
 
-    def along(*dxs: Value) -> tuple[list[Value], list[Value]]:
-        none = [None] * len(dxs)
-        dys, ddys = jvp(prog, [*xs, *dxs], [*spread(dxs, on), *none])
+    def along_slice(*dxs: Value) -> tuple[list[Value], list[Value]]:
+        no_tangents = [None] * len(dxs)
+        dys, ddys = jvp(prog, [*xs, *dxs], [*spread(dxs, active), *no_tangents])
         return dys, instantiate(ddys, prog.outputs)
 
-    dys, ddys = jax.vmap(along)(*jacobians)
-    second = [lax.reduce_sum(dd, (0,)) for dd in ddys]
-    return spread(dys, is_nonzero), spread(second, is_nonzero)
+    dys, ddys = jax.vmap(along_slice)(*jacobians)
+    second_order = [lax.reduce_sum(ddy, (0,)) for ddy in ddys]
+    return spread(dys, is_nonzero), spread(second_order, is_nonzero)
 
 
 def _sum(a: Value | None, b: Value | None) -> Value | None:
+    """The sum; None stands for zero."""
     terms = [x for x in (a, b) if x is not None]
     return add(terms) if terms else None

@@ -1,7 +1,8 @@
 """Greedy graph colouring: each vertex in turn gets the first colour that is allowed.
 
-Sets of colours are bits of an integer, so a vertex costs one operation for each neighbour, however
-many colours there are. Graphs are sparse adjacency matrices.
+The number of colours depends on the order of the vertices, so several orders are tried. Colours are
+numbers from 0 on. A set of colours is an integer whose bits are its members, so a vertex costs one
+operation for each neighbour, however many colours there are. Graphs are sparse adjacency matrices.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+# The colour of each vertex.
 Colors = list[int]
-# Maximum size for trying all orders: pairs of columns that share a row, or nonzeros. The order by
-# saturation, which finds the fewest colours, has a larger limit.
-_PAIRS = LARGE = 2**18
-_SATURATION = 2**22
+# A function that returns an order of the vertices.
+OrderOfVertices = Callable[[], Sequence[int]]
+# The sizes of a problem above which an expensive order is not tried: pairs of columns that share a
+# row, or edges of a graph. Saturation finds the fewest colours, so it has a larger limit.
+LARGE = 2**18
+_LARGE_FOR_SATURATION = 2**22
 
 
 def neighbours(graph: Any) -> list[list[int]]:
@@ -27,92 +31,104 @@ def neighbours(graph: Any) -> list[list[int]]:
     return [indices[a:b] for a, b in itertools.pairwise(begins)]
 
 
-def bits(mask: int) -> Iterator[int]:
-    """The positions of the bits that are set in an integer."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+def members(colors: int) -> Iterator[int]:
+    """The members of a set of colours: the positions of the bits that are set."""
+    while colors:
+        lowest = colors & -colors
+        yield lowest.bit_length() - 1
+        colors ^= lowest
 
 
-def first_free(forbidden: int) -> int:
-    """The lowest bit that is not set, as an integer with only that bit."""
+def first_allowed(forbidden: int) -> int:
+    """The set with the first colour that is not in `forbidden`: an integer with one bit."""
     return ~forbidden & (forbidden + 1)
 
 
-def columns(matrix: Any, order: Sequence[int]) -> Colors:
-    """Colours such that no two columns of one colour share a row: a partial distance-2 colouring.
+def color_columns(matrix: Any, order: Sequence[int]) -> Colors:
+    """Colour the columns such that no two of one colour have a nonzero in the same row.
 
+    In the graph of rows and columns, this is a partial distance-2 colouring.
     Source: Gebremedhin, Manne and Pothen, "What color is your Jacobian?", SIAM Review 47 (2005),
     section 3.
     """
     rows_of = neighbours(sparse.csr_array(matrix.T))
-    used = [0] * matrix.shape[0]
+    colors_in_row = [0] * matrix.shape[0]
     colors = [0] * matrix.shape[1]
     for v in order:
         forbidden = 0
         for row in rows_of[v]:
-            forbidden |= used[row]
-        color = first_free(forbidden)
+            forbidden |= colors_in_row[row]
+        color = first_allowed(forbidden)
         colors[v] = color.bit_length() - 1
         for row in rows_of[v]:
-            used[row] |= color
+            colors_in_row[row] |= color
     return colors
 
 
-def best_columns(matrix: Any, order: str) -> Colors:
-    """The best of `columns` over some orders; stops when the colours reach the lower bound."""
-    least = int(np.diff(matrix.indptr).max(initial=0))  # all columns of one row differ
-    most = int((np.diff(matrix.indptr).astype(np.int64) ** 2).sum())
+def color_columns_in_best_order(matrix: Any, order: str) -> Colors:
+    """Colour the columns as `color_columns` does, in the order named `order`.
 
-    def graph() -> Any:
+    The orders are "natural", "largest_first", "smallest_last" and "saturation". "best" tries all
+    that are not too expensive for the size of the matrix, and takes the fewest colours.
+    """
+    row_counts = np.diff(matrix.indptr)
+    lower_bound = int(row_counts.max(initial=0))  # columns of one row have different colours
+    pairs = int((row_counts.astype(np.int64) ** 2).sum())
+
+    def columns_sharing_a_row() -> Any:
         counts = matrix.astype(np.int32)
         return sparse.csr_array(counts.T @ counts)
 
     def degrees() -> np.ndarray:
-        return matrix.T.astype(np.int64) @ np.diff(matrix.indptr)
+        return matrix.T.astype(np.int64) @ row_counts
 
-    ways: dict[str, Callable[[], Sequence[int]]] = {
+    orders: dict[str, OrderOfVertices] = {
         "natural": lambda: range(matrix.shape[1]),
         "largest_first": lambda: np.argsort(-degrees(), kind="stable").tolist(),
     }
-    if most <= _PAIRS or order == "smallest_last":
-        ways["smallest_last"] = lambda: smallest_last(graph())
-    if most <= _SATURATION or order == "saturation":
-        ways["saturation"] = lambda: saturation(graph())
-    return best(ways, order, lambda vertices: columns(matrix, vertices), least)
+    if pairs <= LARGE or order == "smallest_last":
+        orders["smallest_last"] = lambda: smallest_last(columns_sharing_a_row())
+    if pairs <= _LARGE_FOR_SATURATION or order == "saturation":
+        orders["saturation"] = lambda: saturation(columns_sharing_a_row())
+    return color_in_best_order(
+        orders, order, lambda vertices: color_columns(matrix, vertices), lower_bound
+    )
 
 
-def best(ways: dict[str, Callable[[], Sequence[int]]], order: str,
-         color: Callable[[Sequence[int]], Colors], least: int) -> Colors:  # fmt: skip
-    """The colouring with the fewest colours, over the orders in `ways` (or the named `order`).
+def color_in_best_order(orders: dict[str, OrderOfVertices], order: str,
+                        color: Callable[[Sequence[int]], Colors], lower_bound: int
+                        ) -> Colors:  # fmt: skip
+    """Apply `color` to the order named `order`; if it is "best", to each of `orders`.
 
-    `least` is a lower bound on the number of colours: the search stops when it is reached.
+    Returns the colouring with the fewest colours. The search stops at `lower_bound` colours.
     """
-    found: Colors | None = None
-    for name, vertices in ways.items():
+    best: Colors | None = None
+    for name, vertices in orders.items():
         if order in ("best", name):
             colors = color(vertices())
-            if found is None or max(colors, default=0) < max(found, default=0):
-                found = colors
-            if max(found, default=-1) < least:
+            if best is None or max(colors, default=0) < max(best, default=0):
+                best = colors
+            if max(best, default=-1) < lower_bound:
                 break
-    assert found is not None, order
-    return found
+    assert best is not None, order
+    return best
 
 
-def orders(graph: Any, order: str = "best") -> dict[str, Callable[[], Sequence[int]]]:
-    """A dict of functions that return an order of the vertices for colouring, by name."""
-    ways: dict[str, Callable[[], Sequence[int]]] = {
+def orders_of_vertices(graph: Any, order: str = "best") -> dict[str, OrderOfVertices]:
+    """The orders of the vertices of a graph, by name. They are computed when they are called.
+
+    If `order` is "best", the orders that are too expensive for the size of the graph are left out.
+    """
+    orders: dict[str, OrderOfVertices] = {
         "natural": lambda: range(graph.shape[0]),
         "largest_first": lambda: np.argsort(-np.diff(graph.indptr), kind="stable").tolist(),
         "smallest_last": lambda: smallest_last(graph),
         "saturation": lambda: saturation(graph),
     }
-    for name, most in (("smallest_last", LARGE), ("saturation", _SATURATION)):
-        if graph.nnz > most and order == "best":
-            del ways[name]
-    return ways
+    for name, limit in (("smallest_last", LARGE), ("saturation", _LARGE_FOR_SATURATION)):
+        if graph.nnz > limit and order == "best":
+            del orders[name]
+    return orders
 
 
 def smallest_last(graph: Any) -> list[int]:
@@ -121,51 +137,52 @@ def smallest_last(graph: Any) -> list[int]:
     Source: Matula and Beck, "Smallest-last ordering and clustering and graph coloring algorithms",
     Journal of the ACM 30 (1983).
     """
-    near = neighbours(graph)
-    degree = [len(vs) for vs in near]
-    buckets: list[list[int]] = [[] for _ in range(max(degree, default=0) + 1)]
-    for v in range(len(near) - 1, -1, -1):
-        buckets[degree[v]].append(v)
-    gone = [False] * len(near)
-    last: list[int] = []
-    low = 0
-    while len(last) < len(near):
-        while not buckets[low]:
-            low += 1
-        v = buckets[low].pop()
-        if gone[v] or degree[v] != low:
+    adjacent = neighbours(graph)
+    degree = [len(vertices) for vertices in adjacent]
+    by_degree: list[list[int]] = [[] for _ in range(max(degree, default=0) + 1)]
+    for v in range(len(adjacent) - 1, -1, -1):
+        by_degree[degree[v]].append(v)
+    removed = [False] * len(adjacent)
+    removals: list[int] = []
+    lowest = 0
+    while len(removals) < len(adjacent):
+        while not by_degree[lowest]:
+            lowest += 1
+        v = by_degree[lowest].pop()
+        if removed[v] or degree[v] != lowest:  # an older entry of the vertex
             continue
-        gone[v] = True
-        last.append(v)
-        for w in near[v]:
-            if not gone[w]:
+        removed[v] = True
+        removals.append(v)
+        for w in adjacent[v]:
+            if not removed[w]:
                 degree[w] -= 1
-                buckets[degree[w]].append(w)
-        low = max(low - 1, 0)
-    return last[::-1]
+                by_degree[degree[w]].append(w)
+        lowest = max(lowest - 1, 0)
+    return removals[::-1]
 
 
 def saturation(graph: Any) -> list[int]:
     """The order by saturation: next comes the vertex with the most colours among its neighbours.
 
-    For a grid this finds the minimum number of colours, which no order by degrees does.
+    For a grid, this order leads to the minimum number of colours; no order by degrees does.
     Source: Brélaz, "New methods to color the vertices of a graph", Communications of the ACM 22
     (1979).
     """
-    near = neighbours(graph)
-    forbidden, done = [0] * len(near), [False] * len(near)
-    waiting = [(0, -len(vs), v) for v, vs in enumerate(near)]
-    heapq.heapify(waiting)
+    adjacent = neighbours(graph)
+    forbidden, done = [0] * len(adjacent), [False] * len(adjacent)
+    # Entries: minus the number of colours among the neighbours, minus the degree, the vertex.
+    queue = [(0, -len(vertices), v) for v, vertices in enumerate(adjacent)]
+    heapq.heapify(queue)
     order: list[int] = []
-    while waiting:
-        *_, v = heapq.heappop(waiting)
+    while queue:
+        *_, v = heapq.heappop(queue)
         if done[v]:  # an older entry of the same vertex, with fewer colours
             continue
         done[v] = True
         order.append(v)
-        color = first_free(forbidden[v])
-        for w in near[v]:
+        color = first_allowed(forbidden[v])
+        for w in adjacent[v]:
             if not (done[w] or forbidden[w] & color):
                 forbidden[w] |= color
-                heapq.heappush(waiting, (-forbidden[w].bit_count(), -len(near[w]), w))
+                heapq.heappush(queue, (-forbidden[w].bit_count(), -len(adjacent[w]), w))
     return order

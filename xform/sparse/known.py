@@ -1,5 +1,7 @@
-"""Values in a program that are known: constants, and values computed from constants alone.
+"""Known values in a program: constants, and values computed from constants alone.
 
+They make a sparsity pattern smaller: an index that is known selects one element, and where the
+partial derivative in an operand (its slope) is known to be zero, the result does not depend on it.
 If the sparsity at a given point is wanted, the inputs are known too, and so are all values. All
 needed values of a program are computed in one call, which runs only the necessary equations.
 """
@@ -25,16 +27,21 @@ from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Bilinear, Pointwise
 
 Values = Sequence[Any]
+# An equation and the position of one of its operands.
+EquationOperand = tuple[JaxprEqn, int]
 
 
 def dependence_of(rule: Rule) -> Dependence | None:
-    """The dependence of a primitive by its rule; `Elementwise` for a pointwise rule without one."""
-    found = rule.traits.dependence
-    return Elementwise() if found is None and isinstance(rule, Pointwise) else found
+    """Which elements of the operands each element of a result depends on, as the rule states it.
+
+    A pointwise rule that states nothing is `Elementwise`. None: unknown.
+    """
+    stated = rule.traits.dependence
+    return Elementwise() if stated is None and isinstance(rule, Pointwise) else stated
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class OperandFacts:
     """Known facts about an equation's operands.
 
     Attributes:
@@ -57,32 +64,36 @@ class KnownValues:
         self._inputs |= {v: x for v, x in prog.consts if not isinstance(x, Tracer)}
         self._known: set[Any] = set(self._inputs)
         for eqn in prog.equations:
-            if all(map(self.has, eqn.invars)) and _can_run(eqn):
+            if all(map(self.is_known, eqn.invars)) and _can_run(eqn):
                 self._known.update(eqn.outvars)
 
-    def has(self, v: Atom) -> bool:
+    def is_known(self, v: Atom) -> bool:
         """Whether a variable or literal is known."""
         return isinstance(v, Literal) or v in self._known
 
-    def ask(self, active: Sequence[tuple[JaxprEqn, Mask]], outputs: bool
-            ) -> tuple[dict[int, Facts], list[Any]]:  # fmt: skip
-        """The facts for each equation, by `id`; and with `outputs`, the outputs' known values.
+    def facts(self, active: Sequence[tuple[JaxprEqn, Mask]], outputs: bool
+              ) -> tuple[dict[int, OperandFacts], list[Any]]:  # fmt: skip
+        """The facts for each equation, by `id`; and the known values of the program's outputs.
 
-        `active` pairs equations with masks of their active operands.
+        `active` pairs equations with masks of their active operands, which depend on an input
+        element. Without `outputs`, the values of the outputs are all None.
         """
-        read = {id(eqn): self._operands_needed(eqn) for eqn, _ in active}
-        ends = [v for v in self._prog.outputs if outputs and self.has(v)]
-        wanted = dict.fromkeys(v for vs in (*read.values(), ends) for v in vs if isinstance(v, Var))
-        sloped = [(eqn, i) for eqn, on in active for i in self._with_slopes(eqn, on)]
-        found, slopes = self._compute(list(wanted), sloped)
-        value = lambda v: v.val if isinstance(v, Literal) else found.get(v)
-        facts: dict[int, Facts] = {}
+        operands = {id(eqn): self._operands_needed(eqn) for eqn, _ in active}
+        known_outputs = [v for v in self._prog.outputs if outputs and self.is_known(v)]
+        atoms = (v for vs in (*operands.values(), known_outputs) for v in vs)
+        wanted = dict.fromkeys(v for v in atoms if isinstance(v, Var))
+        sloped = [(eqn, i) for eqn, mask in active for i in self._operands_with_slopes(eqn, mask)]
+        computed, slopes = self._compute(list(wanted), sloped)
+        value = lambda v: v.val if isinstance(v, Literal) else computed.get(v)
+        facts: dict[int, OperandFacts] = {}
         for eqn, _ in active:
-            here = set(map(id, read[id(eqn)]))
-            values = [value(v) if id(v) in here else None for v in eqn.invars]
-            known = [slopes.get((id(eqn), i)) for i in range(len(eqn.invars))]
-            facts[id(eqn)] = Facts(values, known)
-        return facts, [value(v) if outputs and self.has(v) else None for v in self._prog.outputs]
+            needed = set(map(id, operands[id(eqn)]))
+            values = [value(v) if id(v) in needed else None for v in eqn.invars]
+            operand_slopes = [slopes.get((id(eqn), i)) for i in range(len(eqn.invars))]
+            facts[id(eqn)] = OperandFacts(values, operand_slopes)
+        return facts, [
+            value(v) if outputs and self.is_known(v) else None for v in self._prog.outputs
+        ]
 
     def _operands_needed(self, eqn: JaxprEqn) -> list[Atom]:
         """The operands whose values the dependence needs, and that are known."""
@@ -90,11 +101,11 @@ class KnownValues:
         dependence = None if rule is None else dependence_of(rule)
         if isinstance(dependence, Elementwise):
             return []
-        asked = eqn.invars if dependence is None else eqn.invars[slice(*dependence.reads)]
-        return [v for v in asked if self.has(v)]
+        needed = eqn.invars if dependence is None else eqn.invars[slice(*dependence.reads)]
+        return [v for v in needed if self.is_known(v)]
 
-    def _with_slopes(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
-        """The active operands whose partial derivative has a known value."""
+    def _operands_with_slopes(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
+        """The active operands in which the partial derivative has a known value."""
         rule = rule_of(eqn.primitive)
         if (
             len(eqn.outvars) != 1
@@ -102,9 +113,9 @@ class KnownValues:
             or not isinstance(dependence_of(rule), Elementwise)
         ):
             return
-        known = list(map(self.has, eqn.invars))
-        for i, on in enumerate(active):
-            if not on:
+        known = list(map(self.is_known, eqn.invars))
+        for i, is_active in enumerate(active):
+            if not is_active:
                 continue
             if isinstance(rule, Bilinear) and known[1 - i]:
                 other = eqn.invars[1 - i]
@@ -113,20 +124,22 @@ class KnownValues:
             elif isinstance(rule, Pointwise) and all(known):
                 yield i
 
-    def _compute(self, wanted: Sequence[Var], sloped: Sequence[tuple[JaxprEqn, int]]
+    def _compute(self, wanted: Sequence[Var], sloped: Sequence[EquationOperand]
                  ) -> tuple[dict[Var, Any], dict[tuple[int, int], np.ndarray]]:  # fmt: skip
         """The values of the `wanted` variables, and the slopes of the `sloped` operands.
 
-        `sloped` holds pairs of an equation and the position of an operand.
+        The slopes have the `id` of their equation and the position of the operand as key.
         """
         if not wanted and not sloped:
             return {}, {}
         given = {v: _to_numpy(self._inputs[v]) for v in wanted if v in self._inputs}
-        computed = [v for v in wanted if v not in given]
-        needed: set[Any] = {*computed}
+        to_compute = [v for v in wanted if v not in given]
+        needed: set[Any] = {*to_compute}
         for eqn, _ in sloped:
-            needed |= {v for v in (*eqn.invars, *eqn.outvars) if isinstance(v, Var) and self.has(v)}
-        known = [e for e in self._prog.equations if all(map(self.has, e.outvars)) and e.outvars]
+            atoms = (*eqn.invars, *eqn.outvars)
+            needed |= {v for v in atoms if isinstance(v, Var) and self.is_known(v)}
+        known = [e for e in self._prog.equations
+                 if all(map(self.is_known, e.outvars)) and e.outvars]  # fmt: skip
         equations: list[JaxprEqn] = []
         for eqn in reversed(known):
             if any(v in needed for v in eqn.outvars):
@@ -134,16 +147,17 @@ class KnownValues:
                 needed |= {v for v in eqn.invars if isinstance(v, Var)}
         inputs = [v for v in self._inputs if v in needed]
         args = [self._inputs[v] for v in inputs]
-        values, slopes = self._run(args, inputs, equations[::-1], computed, sloped)(args)
-        found = zip(computed, map(_to_numpy, values), strict=True)
+        run = self._compiled(args, inputs, equations[::-1], to_compute, sloped)
+        values, slopes = run(args)
+        computed = zip(to_compute, map(_to_numpy, values), strict=True)
         pairs = zip(sloped, slopes, strict=True)
-        return {**given, **dict(found)}, {
+        return {**given, **dict(computed)}, {
             (id(eqn), i): np.asarray(slope) for (eqn, i), slope in pairs if slope is not None
         }
 
-    def _run(self, args: list[Any], inputs: Sequence[Var], equations: Sequence[JaxprEqn],
-             wanted: Sequence[Var], sloped: Sequence[tuple[JaxprEqn, int]]
-             ) -> Callable[..., Any]:  # fmt: skip
+    def _compiled(self, args: list[Any], inputs: Sequence[Var], equations: Sequence[JaxprEqn],
+                  wanted: Sequence[Var], sloped: Sequence[EquationOperand]
+                  ) -> Callable[..., Any]:  # fmt: skip
         """The compiled function that computes the wanted values and the slopes.
 
         It is cached on the program, because all iterations of a loop need the same values. Being
@@ -158,7 +172,7 @@ class KnownValues:
                 for eqn in equations:
                     values = bind(eqn, [read(env, v) for v in eqn.invars], outer)
                     env.update(zip(eqn.outvars, values, strict=True))
-                slopes = [_slope(eqn, i, env) for eqn, i in sloped]
+                slopes = [_slope_mask(eqn, i, env) for eqn, i in sloped]
                 return [env[v] for v in wanted], slopes
 
             self._prog.cache[key] = jax.jit(run).lower(args).compile()
@@ -171,6 +185,7 @@ def _to_numpy(x: Any) -> Any:
 
 
 def _can_run(eqn: JaxprEqn) -> bool:
+    """Whether an equation may be run during analysis: no side effects, no callback or transfer."""
     return not has_effects(eqn) and not traits(eqn.primitive).foreign
 
 
@@ -178,14 +193,14 @@ def _dtype(v: Any) -> Any:
     return v.aval.dtype
 
 
-def _slope(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
+def _slope_mask(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
     """A mask of the nonzeros of the partial derivative in operand `i`; None if it is unknown."""
     rule: Any = rule_of(eqn.primitive)
-    (out,), of = eqn.outvars, eqn.invars[i]
-    one = lax.full(shape(of), 1, _dtype(of))
+    (out,), operand = eqn.outvars, eqn.invars[i]
     if isinstance(rule, Bilinear):
+        # The derivative of a product in one operand is the product of a one and the other operand.
         xs: list[Any] = spread([read(env, eqn.invars[1 - i])], (i == 1, i == 0))
-        xs[i] = one
+        xs[i] = lax.full(shape(operand), 1, _dtype(operand))
         (slope,) = apply(eqn, xs)
     else:
         xs = [read(env, v) for v in eqn.invars]
@@ -199,12 +214,12 @@ def _slope(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
 
 def active_equations(prog: Program, active: Mask) -> list[tuple[JaxprEqn, Mask]]:
     """The equations that depend on an active input, with masks of their active operands."""
-    live: set[Any] = set(gather(prog.inputs, active))
-    found: list[tuple[JaxprEqn, Mask]] = []
+    active_vars: set[Any] = set(gather(prog.inputs, active))
+    equations: list[tuple[JaxprEqn, Mask]] = []
     for eqn in prog.equations:
-        on = tuple(isinstance(v, Var) and v in live for v in eqn.invars)
+        mask = tuple(isinstance(v, Var) and v in active_vars for v in eqn.invars)
         rule = rule_of(eqn.primitive)
-        if any(on) and not (rule is not None and rule.word == "constant"):
-            found.append((eqn, on))
-            live.update(v for v in eqn.outvars if differentiable(v.aval))
-    return found
+        if any(mask) and not (rule is not None and rule.word == "constant"):
+            equations.append((eqn, mask))
+            active_vars.update(v for v in eqn.outvars if differentiable(v.aval))
+    return equations

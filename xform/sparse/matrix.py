@@ -1,4 +1,4 @@
-"""`jacobian` and `hessian`: compute only the elements that may be nonzero."""
+"""`xform.sparse.jacobian` and `hessian`: compute only the elements that may be nonzero."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def jacobian(
     chunk: int | None = None,
     format: Literal["bcoo", "scipy"] = "bcoo",
 ) -> SparseMatrixFunction:
-    """The Jacobian of `f` as a sparse matrix, from a few products instead of one for each column.
+    """Return a function that computes the Jacobian of `f` as a sparse matrix, from few products.
 
-    Columns that share no row are computed together by one jvp (a push), rows that share no column
-    by one vjp (a pull). The elements that may be nonzero are found by `xform.sparse.sparsity`.
+    Columns without nonzeros in the same row are computed together by one jvp (a push), rows without
+    nonzeros in the same column by one vjp (a pull). They are said to have one colour. The elements
+    that may be nonzero are found by `xform.sparse.sparsity`.
 
     Args:
       f: pure function of pytrees of real arrays. Values that it closes over count as constants.
@@ -38,21 +39,22 @@ def jacobian(
       format: "bcoo", or "scipy" for a `scipy.sparse.csr_array`, which does not work under `jit`.
 
     Returns:
-      A function of the arguments of `f` that returns a `jax.experimental.sparse.BCOO` of shape
-      `[m, n]`: one row for each element of the output, one column for each element of the input,
-      leaf by leaf. It works under `jit` and `vmap`. Its method `prepare(*args)` takes arrays or
-      types, and returns the pattern and the colouring; otherwise the first call with new types
-      computes them.
+      A `SparseMatrixFunction`: a function of the arguments of `f` that returns a
+      `jax.experimental.sparse.BCOO` of shape `[m, n]`. It has one row for each element of the
+      output and one column for each element of the input, leaf by leaf. The function works under
+      `jit` and `vmap`. Its method `prepare(*args)` takes arrays or types, and returns the pattern
+      and the colouring. If it is not called, the first call with new types computes them.
 
     Raises:
       WrongArgument: every element may be nonzero, so nothing is gained (pass `pattern` to override
         this), or an argument is invalid.
       WrongDtype: an input or output is not real.
-      NotDifferentiable: `f` has side effects, or does not have the requested mode.
+      NotDifferentiable: `f` has side effects, or does not have the forward mode that pushes need or
+        the reverse mode that pulls need.
 
-    Cost: once for each types of arguments, a trace, and Python code for each nonzero. Then one
-    evaluation of `f` and one push or pull for each colour, `chunk` of them at once. Memory is
-    `colours x m` (or `n`) numbers.
+    Cost: at the first call with new argument types, a trace, and Python code for each nonzero. At
+    each call, one evaluation of `f` and one push or pull for each colour, `chunk` of them at once.
+    Memory is `colours x m` numbers for pushes, `colours x n` for pulls.
     Source: Gebremedhin, Manne and Pothen, "What color is your Jacobian?", SIAM Review 47 (2005).
 
     >>> f = lambda x: x[1:] * x[:-1]
@@ -75,7 +77,10 @@ def hessian(
     chunk: int | None = None,
     format: Literal["bcoo", "scipy"] = "bcoo",
 ) -> SparseMatrixFunction:
-    """The Hessian of a scalar function as a sparse matrix, from a few Hessian-vector products.
+    """Return a function that computes the Hessian of a scalar function as a sparse matrix.
+
+    It is computed from a few Hessian-vector products: one for each colour, instead of one for each
+    column. Columns of one colour are computed together.
 
     Args:
       f: pure function of pytrees of real arrays to a scalar. Values that it closes over count as
@@ -92,17 +97,17 @@ def hessian(
       format: "bcoo", or "scipy" for a `scipy.sparse.csr_array`, which does not work under `jit`.
 
     Returns:
-      A function of the arguments of `f` that returns a `jax.experimental.sparse.BCOO` of shape
-      `[n, n]`, with both triangles. It works under `jit` and `vmap`. Its method `prepare(*args)`
-      takes arrays or types, and returns the pattern and the colouring; otherwise the first call
-      with new types computes them.
+      A `SparseMatrixFunction`: a function of the arguments of `f` that returns a
+      `jax.experimental.sparse.BCOO` of shape `[n, n]`, with both triangles. The function works
+      under `jit` and `vmap`. Its method `prepare(*args)` takes arrays or types, and returns the
+      pattern and the colouring. If it is not called, the first call with new types computes them.
 
     Raises:
       NotScalar: the output of `f` is not a scalar.
       WrongArgument: every element may be nonzero, so nothing is gained (pass `pattern` to override
         this), or an argument is invalid.
       WrongDtype: an input or the output is not real.
-      NotDifferentiable: `f` has side effects, or does not have the required modes.
+      NotDifferentiable: `f` has side effects, no reverse mode, or its gradient no forward mode.
 
     Cost: one gradient, and one jvp of the gradient for each colour, `chunk` of them at once.
     Source: Gebremedhin, Pothen, Tarafdar and Walther, "Efficient Computation of Sparse Hessians
@@ -117,10 +122,11 @@ def hessian(
     return SparseMatrixFunction(f, argnums, "hessian", pattern, coloring, order, chunk, format)
 
 
-def _check(f: Any, asked: str, argnums: Any, coloring: str, colorings: Sequence[str], order: str,
+def _check(f: Any, caller: str, argnums: Any, coloring: str, colorings: Sequence[str], order: str,
            chunk: Any, format: str) -> None:  # fmt: skip
-    check_callable(f, asked)
-    numbers(argnums, asked, "argnums")
+    """Raise an error if an argument of `caller` is invalid."""
+    check_callable(f, caller)
+    numbers(argnums, caller, "argnums")
     choices = {
         "coloring": (coloring, colorings),
         "order": (order, ORDERS),
@@ -130,12 +136,12 @@ def _check(f: Any, asked: str, argnums: Any, coloring: str, colorings: Sequence[
         if value not in known:
             listed = ", ".join(map(repr, known))
             raise WrongArgument(
-                f"{asked} with {name}={value!r}", f"{name} has no such value", "",
+                f"{caller} with {name}={value!r}", f"{name} has no such value", "",
                 f"pass one of {listed}",
             )  # fmt: skip
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise WrongArgument(
-            f"{asked} with chunk={chunk!r}",
+            f"{caller} with chunk={chunk!r}",
             "it is not a positive integer",
             "",
             "pass an integer from 1 on, or None for all products at once",

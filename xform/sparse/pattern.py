@@ -1,4 +1,4 @@
-"""`Pattern`: which elements of a Jacobian or Hessian may be nonzero."""
+"""`Pattern`: the elements of a Jacobian or Hessian that may be nonzero."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from xform.sparse.picture import dots, draw
 class Pattern:
     """The elements of a matrix that may be nonzero, in row-major order.
 
-    Rows are the elements of the output, columns the elements of the input: leaf by leaf, each in
-    the order of `ravel`. `print` shows the counts and a picture in characters.
+    There is a row for each element of the output and a column for each element of the input, leaf
+    by leaf, each leaf in the order of `ravel`. `print` shows counts and a picture in characters.
+    A "nonzero" is an element that may be nonzero.
 
     Attributes:
       rows: the row of each nonzero, int, of shape `[nonzeros]`.
-      cols: the column of each nonzero, likewise.
+      cols: the column of each nonzero, int, of shape `[nonzeros]`.
       shape: shape of the matrix.
       name: title of the matrix, such as "Jacobian of f".
 
@@ -78,38 +79,42 @@ class Pattern:
         """Whether this pattern contains every nonzero of another matrix.
 
         Args:
-          other: a matrix in any form that `xform.sparse.jacobian` accepts as a pattern.
+          other: a `Pattern`, a sparse array of SciPy or JAX, or a dense matrix.
 
         Returns:
-          Whether it does; False if the shapes differ.
+          True if it does; False if it does not, or if the shapes differ.
+
+        Raises:
+          WrongArgument: `other` is not a matrix.
         """
         inner = pattern_of(other, "contains")
         if inner.shape != self.shape:
             return False
-        mine, theirs = (p.rows * p.shape[1] + p.cols for p in (self, inner))
-        return bool(np.isin(theirs, mine).all())
+        own, others = (p.rows * p.shape[1] + p.cols for p in (self, inner))
+        return bool(np.isin(others, own).all())
 
     def plot(self, path: str | os.PathLike[str], colors: Any = None) -> None:
         """Draw the pattern to a file with matplotlib.
 
         Args:
-          path: the file, which ends in .png, .svg or .pdf.
-          colors: a `Coloring`, such as `xform.sparse.jacobian(f).prepare(x).coloring`: each nonzero
-            is drawn in the colour of the product that it is read from. None: one colour for all.
+          path: the file; its suffix, .png, .svg or .pdf, is the format.
+          colors: a `Coloring`, such as `xform.sparse.jacobian(f).prepare(x).coloring`. It says from
+            which product with a vector each nonzero is read, and each product gets a colour in the
+            picture. None: one colour for all.
 
         Raises:
           MissingExtra: matplotlib is not installed.
           WrongArgument: the file has another suffix, or the colouring is for another pattern.
         """
-        of = None if colors is None else colors.entries(self)
-        draw(path, self.rows, self.cols, self.shape, str(self).splitlines()[0], of)
+        numbers = None if colors is None else colors.entries(self)
+        draw(path, self.rows, self.cols, self.shape, str(self).splitlines()[0], numbers)
 
     def __str__(self) -> str:
         m, n = self.shape
-        most = [int(counts.max(initial=0)) for counts in (self.row_counts, self.col_counts)]
+        row_max, col_max = (int(c.max(initial=0)) for c in (self.row_counts, self.col_counts))
         head = (
             f"{self.name}: {m} x {n}, {self.nonzeros} nonzeros ({100 * self.density:.3g}%), "
-            f"at most {most[0]} in a row, {most[1]} in a column"
+            f"at most {row_max} in a row, {col_max} in a column"
         )
         return "\n".join([head, *("  " + line for line in dots(self.rows, self.cols, self.shape))])
 
@@ -118,21 +123,24 @@ class Pattern:
 
 
 def pattern_from(matrix: Any, name: str) -> Pattern:
-    """The pattern of a SciPy sparse array: the elements that it stores."""
+    """The pattern of a SciPy sparse array: the elements that it stores. `name` is its title."""
     stored = sparse.coo_array(sparse.csr_array(matrix))
     order = np.lexsort((stored.col, stored.row))
     m, n = stored.shape
     return Pattern(stored.row[order], stored.col[order], (m, n), name)
 
 
-def pattern_of(matrix: Any, asked: str) -> Pattern:
-    """Convert a SciPy or JAX sparse array or a dense matrix to a `Pattern`."""
+def pattern_of(matrix: Any, request: str) -> Pattern:
+    """Convert a SciPy or JAX sparse array or a dense matrix to a `Pattern`.
+
+    `request` is what the user asked for, for the error message.
+    """
     if isinstance(matrix, Pattern):
         return matrix
     if hasattr(matrix, "indices") and hasattr(matrix, "todense") and not sparse.issparse(matrix):
-        at = np.asarray(matrix.indices)
-        inside = (at < np.array(matrix.shape)).all(-1)
-        rows, cols = at[inside].T
+        indices = np.asarray(matrix.indices)  # JAX pads a BCOO with indices outside of the matrix
+        inside = (indices < np.array(matrix.shape)).all(-1)
+        rows, cols = indices[inside].T
         ones = np.ones(len(rows), bool)
         return pattern_from(sparse.csr_array((ones, (rows, cols)), shape=matrix.shape), "pattern")
     if sparse.issparse(matrix):
@@ -140,7 +148,7 @@ def pattern_of(matrix: Any, asked: str) -> Pattern:
     dense = np.asarray(matrix)
     if dense.ndim != 2 or dense.dtype.kind not in "biufc":
         raise WrongArgument(
-            f"{asked} with a pattern of type {type(matrix).__name__}",
+            f"{request} with a pattern of type {type(matrix).__name__}",
             "it is not a matrix",
             "",
             "give a Pattern (from xform.sparse.sparsity), a sparse array of SciPy or JAX, or a "

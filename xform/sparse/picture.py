@@ -9,31 +9,45 @@ import numpy as np
 
 from xform.planner.report.picture import BLUE, new_figure, save_figure
 
-# Maximum numbers of rows and columns in characters; larger matrices are shown by blocks.
+# Maximum numbers of rows and columns in characters. In a larger matrix, a character is a block.
 _ROWS, _COLS = 24, 48
 
 
 def dots(rows: np.ndarray, cols: np.ndarray, shape: Sequence[int]) -> list[str]:
-    """Lines of `#` (nonzero) and `.`; in a large matrix, `#` is a block with a nonzero."""
-    m, n = (min(size, most) for size, most in zip(shape, (_ROWS, _COLS), strict=True))
+    """The lines of a picture: `#` for a nonzero, `.` for a zero.
+
+    `rows` and `cols` hold the row and the column of each nonzero of a matrix of `shape`. In a large
+    matrix a character stands for a block, and `#` is a block with a nonzero.
+    """
+    m, n = (min(size, limit) for size, limit in zip(shape, (_ROWS, _COLS), strict=True))
     blocks = np.zeros((m, n), bool)
     if len(rows):
         blocks[rows * m // shape[0], cols * n // shape[1]] = True
-    return [" ".join("#" if on else "." for on in line) for line in blocks]
+    return [" ".join("#" if nonzero else "." for nonzero in line) for line in blocks]
 
 
 def draw(path: str | os.PathLike[str], rows: np.ndarray, cols: np.ndarray, shape: Sequence[int],
          title: str, colors: np.ndarray | None) -> None:  # fmt: skip
-    """Draw the nonzeros of a matrix to a file, coloured by the numbers `colors` (None: blue)."""
+    """Draw the nonzeros of a matrix to a file.
+
+    Args:
+      path: the file.
+      rows: the row of each nonzero.
+      cols: the column of each nonzero.
+      shape: the shape of the matrix.
+      title: the title of the picture.
+      colors: a number for each nonzero, which selects its colour; None: all are blue.
+    """
     m, n = shape
-    long = max(m, n, 1)
-    width, height = 1.4 + 4.6 * n / long, 1.2 + 4.6 * m / long
+    longer = max(m, n, 1)
+    width, height = 1.4 + 4.6 * n / longer, 1.2 + 4.6 * m / longer
     figure = new_figure("plot", max(width, 4.2), max(height, 2.4))
     ax = figure.add_subplot()
-    size = (3.2 * 72 / long) ** 2
-    kind = {"c": BLUE} if colors is None else {"c": colors % 20, "cmap": "tab20", "vmin": 0,
-                                               "vmax": 19}  # fmt: skip
-    ax.scatter(cols, rows, s=min(max(size, 0.15), 120), marker="s", linewidths=0, **kind)
+    size = (3.2 * 72 / longer) ** 2
+    color_options = {"c": BLUE} if colors is None else {"c": colors % 20, "cmap": "tab20",
+                                                        "vmin": 0, "vmax": 19}  # fmt: skip
+    ax.scatter(cols, rows, s=min(max(size, 0.15), 120), marker="s", linewidths=0,
+               **color_options)  # fmt: skip
     ax.set(xlim=(-0.5, n - 0.5), ylim=(m - 0.5, -0.5), aspect="equal")
     ax.set_xlabel("input")
     ax.set_ylabel("output")

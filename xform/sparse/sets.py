@@ -3,6 +3,10 @@
 Each set has a number. A value has an array of these numbers, in its shape, so an operation that
 moves data moves the numbers in the same way. Number 0 is the empty set, and 1 the set of all input
 elements; the others are rows of a table. A set may contain too many elements, but never too few.
+
+`Rows` is a boolean sparse matrix in compressed rows: the offset at which each row begins, and the
+column indices of all rows. In most functions here, row `i` lists the elements (or the sets) that
+element `i` of a result depends on.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from scipy import sparse
 
 from xform.registry.dependence import Rows
 
+# The numbers of the empty set, of the set of all input elements, and of the table's first row.
 EMPTY, ALL, FIRST = 0, 1, 2
 # A union with more members than this is not computed: all elements of the value share one set.
-MOST = 2**25
+_LARGEST_UNION = 2**25
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,7 +43,7 @@ class Sets:
         """The number of input elements."""
         return self.table.shape[1]
 
-    def at(self, ids: np.ndarray) -> Sets:
+    def with_ids(self, ids: np.ndarray) -> Sets:
         """Sets with the same table and other `ids`."""
         return Sets(ids, self.table)
 
@@ -48,21 +53,24 @@ class Sets:
         return np.concatenate([[0, self.width], np.diff(self.table.indptr)])
 
 
-def table_of(rows: Rows, width: int) -> sparse.csr_array:
-    """The boolean sparse array of `rows`, with `width` columns."""
+def _boolean_array(rows: Rows, width: int) -> sparse.csr_array:
+    """Convert `rows` to a SciPy sparse array with `width` columns."""
     begins, columns = rows
     data = np.ones(len(columns), bool)
     return sparse.csr_array((data, columns, begins), shape=(len(begins) - 1, width))
 
 
-def inputs(shape: Sequence[int], start: int, width: int) -> Sets:
-    """The sets of an input: element `i` depends only on input element `start + i`."""
+def input_sets(shape: Sequence[int], start: int, width: int) -> Sets:
+    """The sets of an input: element `i` depends only on input element `start + i`.
+
+    `width` is the number of elements of all inputs together.
+    """
     n = math.prod(shape)
-    table = table_of((np.arange(n + 1), np.arange(start, start + n)), width)
-    return _canonical(np.arange(FIRST, FIRST + n).reshape(shape), table)
+    table = _boolean_array((np.arange(n + 1), np.arange(start, start + n)), width)
+    return _normalize(np.arange(FIRST, FIRST + n).reshape(shape), table)
 
 
-def together(parts: Sequence[Sets]) -> tuple[list[np.ndarray], sparse.csr_array]:
+def merge_tables(parts: Sequence[Sets]) -> tuple[list[np.ndarray], sparse.csr_array]:
     """Merge the tables of several values; returns the new numbers of each, and the table."""
     tables = list({id(p.table): p.table for p in parts}.values())
     starts = dict(zip(map(id, tables), np.cumsum([0, *(t.shape[0] for t in tables)]), strict=False))
@@ -71,76 +79,77 @@ def together(parts: Sequence[Sets]) -> tuple[list[np.ndarray], sparse.csr_array]
     return ids, sparse.csr_array(table)
 
 
-def either(parts: Sequence[Sets]) -> Sets:
+def elementwise_union(parts: Sequence[Sets]) -> Sets:
     """The union of several values' sets, element by element. Shapes are broadcast."""
     shape = np.broadcast_shapes(*(p.ids.shape for p in parts))
-    total = parts[0].at(np.broadcast_to(parts[0].ids, shape))
+    total = parts[0].with_ids(np.broadcast_to(parts[0].ids, shape))
     for part in parts[1:]:
-        total = _both(total, part.at(np.broadcast_to(part.ids, shape)))
+        total = _union_of_two(total, part.with_ids(np.broadcast_to(part.ids, shape)))
     return total
 
 
-def _both(a: Sets, b: Sets) -> Sets:
-    (x, y), table = together([a, b])
+def _union_of_two(a: Sets, b: Sets) -> Sets:
+    """The elementwise union of two values of the same shape. Each pair of sets is united once."""
+    (x, y), table = merge_tables([a, b])
     ids = np.where(x == EMPTY, y, np.where((y == EMPTY) | (x == y), x, -1))
     ids[(x == ALL) | (y == ALL)] = ALL
-    if not (open_ := ids < 0).any():
+    if not (undecided := ids < 0).any():
         return Sets(ids, table)
     n = table.shape[0] + FIRST
-    pairs, inverse = np.unique(x[open_] * n + y[open_], return_inverse=True)
+    pairs, inverse = np.unique(x[undecided] * n + y[undecided], return_inverse=True)
     members = np.stack([pairs // n, pairs % n], 1)
-    united = union(members, Sets(members, table))
-    (old, new), table = together([Sets(ids, table), united])
-    old[open_] = new[inverse]
-    return _pruned(Sets(old, table))
+    unions = _union_over_last_axis(members, Sets(members, table))
+    (ids, union_ids), table = merge_tables([Sets(ids, table), unions])
+    ids[undecided] = union_ids[inverse]
+    return _drop_unused_rows(Sets(ids, table))
 
 
-def union(members: np.ndarray, of: Sets) -> Sets:
-    """For each row of `members` (numbers of sets in `of`, `[..., k]`), the union of the sets."""
+def _union_over_last_axis(members: np.ndarray, sets: Sets) -> Sets:
+    """For each row of `members` (numbers of sets in `sets`, `[..., k]`), the union of the sets."""
     k = members.shape[-1]
     rows = members.reshape(-1, k) if k else members.reshape(math.prod(members.shape[:-1]), 0)
     begins = np.arange(len(rows) + 1) * k
-    return united((begins, rows.reshape(-1)), members.shape[:-1], of)
+    return _union_of_rows((begins, rows.reshape(-1)), members.shape[:-1], sets)
 
 
-def united(members: Rows, shape: Sequence[int], of: Sets) -> Sets:
-    """Like `union`, for rows of any length. Row `i` is element `i` of an array of this shape."""
+def _union_of_rows(members: Rows, shape: Sequence[int], sets: Sets) -> Sets:
+    """For each row of `members` (numbers of sets in `sets`), the union; as a value of `shape`."""
     begins, ids = members
     nonempty = np.diff(begins) > 0
-    if of.sizes[ids].sum() > MOST:
-        return _shared(ids, nonempty.reshape(shape), of)
+    if sets.sizes[ids].sum() > _LARGEST_UNION:
+        return _one_set_for_all(ids, nonempty.reshape(shape), sets)
     has_all = np.zeros(len(begins) - 1, bool)
     if (ids == ALL).any():
         has_all[nonempty] = np.maximum.reduceat(ids == ALL, begins[:-1][nonempty])
     in_table = ids >= FIRST
     offsets = np.concatenate([[0], np.cumsum(in_table)])[begins]
-    rows = table_of((offsets, ids[in_table] - FIRST), of.table.shape[0]) @ of.table
+    rows = _boolean_array((offsets, ids[in_table] - FIRST), sets.table.shape[0]) @ sets.table
     numbers = np.arange(FIRST, FIRST + len(has_all))
-    return _canonical(np.where(has_all, ALL, numbers).reshape(shape), sparse.csr_array(rows))
+    return _normalize(np.where(has_all, ALL, numbers).reshape(shape), sparse.csr_array(rows))
 
 
-def _shared(ids: np.ndarray, nonempty: np.ndarray, of: Sets) -> Sets:
+def _one_set_for_all(ids: np.ndarray, nonempty: np.ndarray, sets: Sets) -> Sets:
     """One set, the union of the sets `ids`, for all elements that are `nonempty`."""
     used = np.unique(ids)
     if ALL in used:
-        return of.at(np.where(nonempty, ALL, EMPTY))
-    rows = of.table[used[used >= FIRST] - FIRST]
+        return sets.with_ids(np.where(nonempty, ALL, EMPTY))
+    rows = sets.table[used[used >= FIRST] - FIRST]
     members = np.unique(rows.indices)
-    table = table_of((np.array([0, len(members)]), members), of.width)
-    return _canonical(np.where(nonempty, FIRST, EMPTY), table)
+    table = _boolean_array((np.array([0, len(members)]), members), sets.width)
+    return _normalize(np.where(nonempty, FIRST, EMPTY), table)
 
 
-def _canonical(ids: np.ndarray, table: sparse.csr_array) -> Sets:
+def _normalize(ids: np.ndarray, table: sparse.csr_array) -> Sets:
     """Give empty sets the number `EMPTY`, and sets of all input elements the number `ALL`."""
     sizes = np.diff(table.indptr)
     if not table.shape[1] or (sizes == 0).any() or (sizes == table.shape[1]).any():
         numbers = np.where(sizes == 0, EMPTY, np.where(sizes == table.shape[1], ALL, -1))
         numbers = np.where(numbers < 0, np.arange(FIRST, FIRST + len(sizes)), numbers)
         ids = np.concatenate([[EMPTY, ALL], numbers])[ids]
-    return _pruned(Sets(ids, table))
+    return _drop_unused_rows(Sets(ids, table))
 
 
-def _pruned(sets: Sets) -> Sets:
+def _drop_unused_rows(sets: Sets) -> Sets:
     """Drop the unused rows of the table, if they are more than half of it."""
     is_used = np.zeros(sets.table.shape[0] + FIRST, bool)
     is_used[sets.ids] = True
@@ -152,73 +161,73 @@ def _pruned(sets: Sets) -> Sets:
     return Sets(numbers[sets.ids], sets.table[used - FIRST])
 
 
-def over(sets: Sets, axes: Sequence[int]) -> Sets:
-    """The union along some axes, which are removed."""
+def union_over_axes(sets: Sets, axes: Sequence[int]) -> Sets:
+    """The union along some axes, which are removed, as in a reduction."""
     if not axes:
         return sets
     rest = [i for i in range(sets.ids.ndim) if i not in axes]
     shape = [sets.ids.shape[i] for i in rest]
     members = sets.ids.transpose([*rest, *axes]).reshape(*shape, math.prod(
         sets.ids.shape[i] for i in axes))  # fmt: skip
-    return union(members, sets)
+    return _union_over_last_axis(members, sets)
 
 
-def along(sets: Sets, axis: int, sees: Rows) -> Sets:
-    """For each row of `sees`, the union of the sets at the row's indices along an axis."""
-    begins, indices = sees
+def gather_along_axis(sets: Sets, axis: int, index_rows: Rows) -> Sets:
+    """Replace an axis: index `i` of the new one has the union over the indices in row `i`."""
+    begins, indices = index_rows
     lines = np.moveaxis(sets.ids, axis, -1)
     n = len(begins) - 1
     if (np.diff(begins) <= 1).all():
         padded = np.concatenate([np.zeros((*lines.shape[:-1], 1), int), lines], -1)
         index = np.zeros(n, int)
         index[np.diff(begins) == 1] = indices + 1
-        return sets.at(np.moveaxis(padded[..., index], -1, axis))
+        return sets.with_ids(np.moveaxis(padded[..., index], -1, axis))
     count = math.prod(lines.shape[:-1])
     offsets = np.arange(count)[:, None] * len(indices) + begins[:-1]
     offsets = np.append(offsets.reshape(-1), count * len(indices))
-    seen = united((offsets, lines[..., indices].reshape(-1)), (*lines.shape[:-1], n), sets)
-    return seen.at(np.moveaxis(seen.ids, -1, axis))
+    members = offsets, lines[..., indices].reshape(-1)
+    gathered = _union_of_rows(members, (*lines.shape[:-1], n), sets)
+    return gathered.with_ids(np.moveaxis(gathered.ids, -1, axis))
 
 
-def accumulated(sets: Sets, axis: int, way: int) -> Sets:
-    """The cumulative union along an axis: from the first index, or from the last if `way` is -1."""
-    lines = np.moveaxis(sets.ids, axis, -1)[..., ::way]
-    total, step = sets.at(lines), 1
-    while step < lines.shape[-1]:
-        before = np.zeros_like(total.ids)
-        before[..., step:] = total.ids[..., :-step]
-        total, step = either([total, total.at(before)]), 2 * step
-    return total.at(np.moveaxis(total.ids[..., ::way], -1, axis))
+def cumulative_union(sets: Sets, axis: int, direction: int) -> Sets:
+    """The cumulative union along an axis: from the first index (1) or from the last (-1)."""
+    lines = np.moveaxis(sets.ids, axis, -1)[..., ::direction]
+    total, distance = sets.with_ids(lines), 1
+    while distance < lines.shape[-1]:
+        shifted = np.zeros_like(total.ids)
+        shifted[..., distance:] = total.ids[..., :-distance]
+        total = elementwise_union([total, total.with_ids(shifted)])
+        distance *= 2
+    return total.with_ids(np.moveaxis(total.ids[..., ::direction], -1, axis))
 
 
-def paired(sets: Sets, rows: Rows, shape: Sequence[int]) -> Sets:
-    """For each row of `rows`, the union of the sets of the row's elements; as an array of `shape`.
+def gather_elements(sets: Sets, element_rows: Rows, shape: Sequence[int]) -> Sets:
+    """A value of `shape` whose element `i` has the union over the elements in row `i`.
 
-    The elements of the value are numbered in row-major order.
+    The elements of both values are numbered in row-major order.
     """
-    begins, elements = rows
-    return united((begins, sets.ids.reshape(-1)[elements]), shape, sets) if (
-        np.diff(begins) > 1).any() else _single(sets, rows, shape)  # fmt: skip
+    begins, elements = element_rows
+    counts, ids = np.diff(begins), sets.ids.reshape(-1)[elements]
+    if (counts > 1).any():
+        return _union_of_rows((begins, ids), shape, sets)
+    gathered = np.zeros(len(counts), int)
+    gathered[counts == 1] = ids
+    return sets.with_ids(gathered.reshape(shape))
 
 
-def _single(sets: Sets, rows: Rows, shape: Sequence[int]) -> Sets:
-    ids = np.zeros(len(rows[0]) - 1, int)
-    ids[np.diff(rows[0]) == 1] = sets.ids.reshape(-1)[rows[1]]
-    return sets.at(ids.reshape(shape))
-
-
-def size(sets: Sets) -> int:
+def total_size(sets: Sets) -> int:
     """The sum of the numbers of members of all elements' sets."""
     return int(sets.sizes[sets.ids].sum())
 
 
-def rows(sets: Sets) -> sparse.csr_array:
+def to_matrix(sets: Sets) -> sparse.csr_array:
     """The set of each element as a row of a boolean matrix: the pattern of a Jacobian."""
     ids = sets.ids.reshape(-1)
-    all_inputs = table_of((np.array([0, sets.width]), np.arange(sets.width)), sets.width)
+    all_inputs = _boolean_array((np.array([0, sets.width]), np.arange(sets.width)), sets.width)
     table = sparse.csr_array(sparse.vstack([all_inputs, sets.table], format="csr"))
     nonempty = ids > EMPTY
     begins = np.concatenate([[0], np.cumsum(nonempty)])
-    out = sparse.csr_array(table_of((begins, ids[nonempty] - ALL), table.shape[0]) @ table)
+    out = sparse.csr_array(_boolean_array((begins, ids[nonempty] - ALL), table.shape[0]) @ table)
     out.sort_indices()
     return out

@@ -1,9 +1,11 @@
 """Propagate sets of input elements through a program, equation by equation.
 
-Calls are inlined; `nested` handles loops and branches. If the rule of a primitive has no
-dependence, the sets go through its derivative instead: through the program of its push or, failing
-that, through its pullback, whose pattern is transposed. If neither exists, all outputs depend on
-all operands.
+The rule of most primitives states its dependence: the elements of the operands on which each
+element of a result depends. If a rule states none, its derivative is traced and the sets are
+propagated through that program: its push (the program of the output tangents) or, failing that, its
+pullback (the program of the operands' cotangents), whose pattern is transposed. If neither exists,
+each element of a result counts as depending on all elements of all operands. Calls are inlined
+first; `nested` handles loops and branches.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from xform.program.arithmetic import differentiable
 from xform.program.ir import Mask, Program, bind, gather, lift_constants, spread, trace
 from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Composite
-from xform.sparse import sets as S
-from xform.sparse.known import Facts, KnownValues, active_equations, dependence_of
-from xform.sparse.sets import Sets
-from xform.sparse.steps import MaybeSets, dense, step
+from xform.sparse.known import KnownValues, OperandFacts, active_equations, dependence_of
+from xform.sparse.sets import Sets, elementwise_union, gather_elements, input_sets, to_matrix
+from xform.sparse.steps import MaybeSets, depends_on_all, propagate
 from xform.transforms.reverse import vjp
 
-# How deeply the derivative of a primitive is followed if it contains the same primitive.
+# A derivative may contain the same primitive again. It is followed this many levels deep.
 _LEVELS = 2
-Nested = Callable[["SetPropagator", JaxprEqn, MaybeSets, Facts], list[Sets | None]]
+# Returns the sets of the results of a loop or branch, given those of its operands.
+NestedHandler = Callable[["SetPropagator", JaxprEqn, MaybeSets, OperandFacts], list[Sets | None]]
 
 
 class SetPropagator:
@@ -45,154 +47,170 @@ class SetPropagator:
       nested: functions that handle loops and branches, by primitive.
     """
 
-    def __init__(self, nested: dict[Primitive, Nested]):
+    def __init__(self, nested: dict[Primitive, NestedHandler]):
         self._nested = nested
-        self._within: collections.Counter[Primitive] = collections.Counter()
+        self._levels: collections.Counter[Primitive] = collections.Counter()
 
     def follow(self, prog: Program, sets: MaybeSets, values: Sequence[Any]) -> list[Sets | None]:
         """The sets of the outputs; None for an output that depends on no input element.
 
         Args:
           prog: the program.
-          sets: the sets of its inputs; None likewise.
+          sets: the sets of its inputs; None for an input that depends on no input element.
           values: the values of its inputs; None for unknown values.
         """
         return self.run(prog, sets, values, False)[0]
 
     def run(self, prog: Program, sets: MaybeSets, values: Sequence[Any], outputs: bool = True
             ) -> tuple[list[Sets | None], list[Any]]:  # fmt: skip
-        """Like `follow`; also returns the known values of the outputs, if `outputs`."""
-        prog = flat(prog)
+        """The sets of the outputs, as `follow` returns them, and the outputs' known values.
+
+        Without `outputs`, these values are all None.
+        """
+        prog = inline_calls(prog)
         mask = tuple(x is not None for x in sets)
         equations = active_equations(prog, mask)
-        facts, known = KnownValues(prog, values).ask(equations, outputs)
+        facts, known = KnownValues(prog, values).facts(equations, outputs)
         env = {v: x for v, x in zip(prog.inputs, sets, strict=True) if x is not None}
         for eqn, _ in equations:
-            here = [env.get(v) if isinstance(v, Var) else None for v in eqn.invars]
-            if any(x is not None for x in here):
-                found = self._equation(eqn, here, facts[id(eqn)])
-                ys = zip(eqn.outvars, found, strict=True)
-                env.update((v, y) for v, y in ys if y is not None and _depends(v, y))
-        ends = [env.get(v) if isinstance(v, Var) else None for v in prog.outputs]
-        return ends, known
+            operands = [env.get(v) if isinstance(v, Var) else None for v in eqn.invars]
+            if any(x is not None for x in operands):
+                results = zip(
+                    eqn.outvars, self._results_of(eqn, operands, facts[id(eqn)]), strict=True
+                )
+                env.update((v, y) for v, y in results if y is not None and _depends(v, y))
+        return [env.get(v) if isinstance(v, Var) else None for v in prog.outputs], known
 
-    def _equation(self, eqn: JaxprEqn, sets: MaybeSets, facts: Facts) -> list[Sets | None]:
+    def _results_of(self, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts) -> list[Sets | None]:
+        """The sets of an equation's results, given those of its operands."""
         if eqn.primitive in self._nested:
             return self._nested[eqn.primitive](self, eqn, sets, facts)
         rule = rule_of(eqn.primitive)
         if rule is None:
-            return dense(eqn, sets)
+            return depends_on_all(eqn, sets)
         dependence = dependence_of(rule)
         if dependence is not None:
-            return step(eqn, dependence, sets, facts)
-        if not isinstance(rule, Composite | Structured) or self._within[eqn.primitive] >= _LEVELS:
-            return dense(eqn, sets)
-        self._within[eqn.primitive] += 1
+            return propagate(eqn, dependence, sets, facts)
+        if not isinstance(rule, Composite | Structured) or self._levels[eqn.primitive] >= _LEVELS:
+            return depends_on_all(eqn, sets)
+        self._levels[eqn.primitive] += 1
         try:
-            return self._derived(rule, eqn, sets, facts)
+            return self._through_derivative(rule, eqn, sets, facts)
         finally:
-            self._within[eqn.primitive] -= 1
+            self._levels[eqn.primitive] -= 1
 
-    def _derived(
-        self, rule: Rule, eqn: JaxprEqn, sets: MaybeSets, facts: Facts
+    def _through_derivative(
+        self, rule: Rule, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts
     ) -> list[Sets | None]:
-        """The sets by the program of the push, or else by the pullback; see the module."""
-        on = tuple(x is not None for x in sets)
+        """The sets of the results, by the program of the push, or else by that of the pullback."""
+        active = tuple(x is not None for x in sets)
         try:
-            prog, moving = _pushed(rule, eqn, on)
+            prog, has_tangent = _push_program(rule, eqn, active)
         except (NotDifferentiable, UnsupportedParam):
-            return self._pulled(eqn, sets, facts, on)
+            return self._through_pullback(eqn, sets, facts, active)
         except MissingRule:
-            return dense(eqn, sets)
-        inputs = [*[None] * len(sets), *gather(sets, on)]
-        values = [*facts.values, *[None] * sum(on)]
-        return spread(self.follow(*_lifted(prog, inputs, values)), moving)
+            return depends_on_all(eqn, sets)
+        inputs = [*[None] * len(sets), *gather(sets, active)]
+        values = [*facts.values, *[None] * sum(active)]
+        return spread(self._follow_with_constants(prog, inputs, values), has_tangent)
 
-    def _pulled(self, eqn: JaxprEqn, sets: MaybeSets, facts: Facts, on: Mask) -> list[Sets | None]:
-        """The sets by the pullback: its inputs are the outputs, so its pattern is transposed."""
+    def _through_pullback(
+        self, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts, active: Mask
+    ) -> list[Sets | None]:
+        """The sets of the results, by the transposed pattern of the pullback.
+
+        The pullback maps cotangents of the results to cotangents of the operands. So its pattern
+        has a column for each element of a result, and a row for each element of an operand.
+        """
         try:
-            prog, has_cotangent, wanted = _pullback(eqn, on)
+            prog, has_cotangent, wanted = _pullback_program(eqn, active)
         except (NotDifferentiable, UnsupportedParam, MissingRule):
-            return dense(eqn, sets)
-        ends = gather(eqn.outvars, wanted)
-        starts = np.cumsum([0, *(int(np.prod(shape(v))) for v in ends)])
+            return depends_on_all(eqn, sets)
+        outputs = gather(eqn.outvars, wanted)
+        starts = np.cumsum([0, *(int(np.prod(shape(v))) for v in outputs)])
         width = int(starts[-1])
-        seeds = [S.inputs(shape(v), int(at), width) for v, at in zip(ends, starts, strict=False)]
-        inputs = [*[None] * len(sets), *seeds]
-        values = [*facts.values, *[None] * len(seeds)]
-        back = spread(self.follow(*_lifted(prog, inputs, values)), has_cotangent)
-        seen: list[list[Sets]] = [[] for _ in ends]
-        for x, ct in zip(sets, back, strict=True):
+        cotangents = [input_sets(shape(v), int(start), width)
+                      for v, start in zip(outputs, starts, strict=False)]  # fmt: skip
+        inputs = [*[None] * len(sets), *cotangents]
+        values = [*facts.values, *[None] * len(cotangents)]
+        found = self._follow_with_constants(prog, inputs, values)
+        parts: list[list[Sets]] = [[] for _ in outputs]
+        for x, ct in zip(sets, spread(found, has_cotangent), strict=True):
             if x is None or ct is None:
                 continue
-            transposed = S.rows(ct).T.tocsr()
-            for found, v, a, b in zip(seen, ends, starts[:-1], starts[1:], strict=True):
-                part = transposed[a:b]
-                found.append(S.paired(x, (part.indptr, part.indices), shape(v)))
-        return spread([S.either(found) if found else None for found in seen], wanted)
+            transposed = to_matrix(ct).T.tocsr()
+            for one, v, a, b in zip(parts, outputs, starts[:-1], starts[1:], strict=True):
+                rows = transposed[a:b]
+                one.append(gather_elements(x, (rows.indptr, rows.indices), shape(v)))
+        return spread([elementwise_union(one) if one else None for one in parts], wanted)
+
+    def _follow_with_constants(
+        self, prog: Program, sets: MaybeSets, values: Sequence[Any]
+    ) -> list[Sets | None]:
+        """Follow a program that was just traced; its constants have known values."""
+        prog, consts = lift_constants(prog)
+        return self.follow(prog, [*[None] * len(consts), *sets], [*consts, *values])
 
 
 def _depends(v: Var, y: Sets) -> bool:
-    """Whether any element depends on an input element. Integers do not."""
+    """Whether any element of `v` depends on an input element. Integers never do."""
     return differentiable(v.aval) and bool(y.ids.any())
 
 
-def flat(prog: Program) -> Program:
-    """The program with all calls inlined, including remat regions and marks."""
+def inline_calls(prog: Program) -> Program:
+    """The program with all calls inlined, `jax.checkpoint` too; custom derivatives are kept."""
     if "opened" not in prog.cache:
-        prog.cache["opened"] = inline_bodies(prog, opens)
+        prog.cache["opened"] = inline_bodies(prog, body_to_inline)
     return prog.cache["opened"]
 
 
-def opens(eqn: JaxprEqn) -> Program | None:
+def body_to_inline(eqn: JaxprEqn) -> Program | None:
     """The body of a call; None if the equation is not a call or has a custom derivative."""
     known = traits(eqn.primitive)
     return called_body(eqn) if known.call and known.calls != "custom" else None
 
 
-def _lifted(prog: Program, sets: MaybeSets, values: Sequence[Any]):
-    """The arguments of `follow` for a program with its constants as leading inputs."""
-    prog, consts = lift_constants(prog)
-    return prog, [*[None] * len(consts), *sets], [*consts, *values]
+def _push_program(rule: Any, eqn: JaxprEqn, active: Mask) -> tuple[Program, Mask]:
+    """The program from the operands and the active ones' tangents to the output tangents.
 
-
-def _pushed(rule: Any, eqn: JaxprEqn, on: Mask) -> tuple[Program, Mask]:
-    """The program `(inputs, tangents at `on`) -> output tangents`, and which outputs have one."""
-    moving: list[bool] = []
+    Also returns which outputs have a tangent.
+    """
+    has_tangent: list[bool] = []
 
     def run(*args: Any) -> list[Any]:
-        xs, dxs = args[: len(on)], spread(args[len(on) :], on)
+        xs, dxs = args[: len(active)], spread(args[len(active) :], active)
         with eqn.ctx.manager:
             _, dys = push(rule, eqn, xs, dxs, (True,) * len(eqn.outvars), False)
-        moving[:] = [dy is not None for dy in dys]
-        return gather(dys, tuple(moving))
+        has_tangent[:] = [dy is not None for dy in dys]
+        return gather(dys, tuple(has_tangent))
 
     avals = [v.aval for v in eqn.invars]
-    prog = trace(run, *avals, *map(tangent_aval, gather(avals, on)))
-    return prog, tuple(moving)
+    prog = trace(run, *avals, *map(tangent_aval, gather(avals, active)))
+    return prog, tuple(has_tangent)
 
 
-def _pullback(eqn: JaxprEqn, on: Mask) -> tuple[Program, Mask, Mask]:
-    """The program `(inputs, output cotangents) -> input cotangents`.
+def _pullback_program(eqn: JaxprEqn, active: Mask) -> tuple[Program, Mask, Mask]:
+    """The program from the operands and the output cotangents to the operands' cotangents.
 
-    Also returns which inputs and which outputs have a cotangent.
+    Also returns which operands and which outputs have a cotangent.
     """
     wanted = tuple(differentiable(v.aval) for v in eqn.outvars)
     has_cotangent: list[bool] = []
 
     def run(*args: Any) -> list[Any]:
-        xs, cts = args[: len(on)], list(args[len(on) :])
+        xs, output_cts = args[: len(active)], list(args[len(active) :])
 
-        def of(*active: Any) -> list[Any]:
-            rest = iter(active)
-            inputs = [next(rest) if o else x for o, x in zip(on, xs, strict=True)]
-            return gather(bind(eqn, inputs), wanted)
+        def of_active(*active_xs: Any) -> list[Any]:
+            remaining = iter(active_xs)
+            operands = [next(remaining) if is_active else x
+                        for is_active, x in zip(active, xs, strict=True)]  # fmt: skip
+            return gather(bind(eqn, operands), wanted)
 
-        _, pull = vjp(of, *gather(xs, on), policy=save_everything)
-        back = spread(pull(cts), on)
-        has_cotangent[:] = [ct is not None and differentiable(jax.typeof(ct)) for ct in back]
-        return gather(back, tuple(has_cotangent))
+        _, pull = vjp(of_active, *gather(xs, active), policy=save_everything)
+        cts = spread(pull(output_cts), active)
+        has_cotangent[:] = [ct is not None and differentiable(jax.typeof(ct)) for ct in cts]
+        return gather(cts, tuple(has_cotangent))
 
-    ends = [cotangent_aval(v.aval) for v in gather(eqn.outvars, wanted)]
-    prog = trace(run, *[v.aval for v in eqn.invars], *ends)
+    output_cts = [cotangent_aval(v.aval) for v in gather(eqn.outvars, wanted)]
+    prog = trace(run, *[v.aval for v in eqn.invars], *output_cts)
     return prog, tuple(has_cotangent), wanted
