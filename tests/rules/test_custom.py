@@ -10,6 +10,7 @@ import pytest
 from flax.linen import fp8_ops
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
 
 import xform
 from tests.reference import close
@@ -265,6 +266,35 @@ def test_branches_may_return_the_same_other_dtype(way: str) -> None:
         given = WAYS[way](lib.grad(loss))(jnp.ones(3, jnp.bfloat16))
         assert given.dtype == jnp.float32
         np.testing.assert_array_equal(given, 2.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_other_operations_pass_on_a_cotangent_of_another_dtype(way: str) -> None:
+    """As in JAX: moves of elements, products with a constant, and programs around the rule."""
+    f = jax.custom_vjp(lambda x: 2 * x)
+    f.defvjp(lambda x: (2 * x, None), lambda _, ct: ((2 * ct).astype(jnp.float16),))
+    product = lambda x: x @ jnp.ones((2, 2))
+    for g in [
+        lambda x: f(x.reshape(6)),
+        lambda x: f(x.sum(0)),
+        lambda x: jax.jit(f)(x.reshape(6)),
+        lambda x: jax.jit(f)(product(x)),
+        lambda x: jax.checkpoint(f)(product(x)),
+        lambda x: jax.lax.scan(lambda c, y: (c, f(y)), 0.0, product(x))[1],
+    ]:
+        loss = lambda x, g=g: jnp.sum(g(x).astype(jnp.float32))
+        expected, given = (WAYS[way](lib.grad(loss))(jnp.ones((3, 2))) for lib in (jax, xform))
+        assert given.dtype == expected.dtype
+        np.testing.assert_array_equal(given, expected)
+
+
+def test_a_rule_that_changes_the_dtype_itself_is_refused() -> None:
+    halve_p = Primitive("halve")
+    halve_p.def_impl(lambda x: x / 2)
+    halve_p.def_abstract_eval(lambda x: x)
+    xform.extend.linear(halve_p, lambda ct, x: (ct / 2).astype(jnp.float16))
+    with pytest.raises(WrongCotangent, match=r"(?s)pullback of halve.*float16\[3\].*float32\[3\]"):
+        xform.grad(lambda x: jnp.sum(halve_p.bind(x)))(jnp.ones(3))
 
 
 def watched() -> tuple[Any, Any]:

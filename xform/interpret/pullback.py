@@ -13,7 +13,7 @@ from xform._jax import (
     Primitive,
     Var,
     cotangent_aval,
-    itemsize,
+    jaxprs_of,
     set_current_trace,
     tangent_aval,
     trace_of,
@@ -99,7 +99,7 @@ def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
     results = pull(some)
     for v, ct in zip(eqn.invars, results, strict=True):
         if isinstance(v, Var) and ct is not None and ct is not RULE_RETURNED_NONE:
-            check_cotangent(eqn, v, ct)
+            check_cotangent(eqn, v, ct, some)
     return results
 
 
@@ -114,8 +114,13 @@ def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
         env_ct[v] = add([before, ct])
 
 
-def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
-    """Raise WrongCotangent if a rule's result is not a cotangent of the input `v`."""
+def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value, out_cts: Sequence[Value] = ()) -> None:
+    """Raise WrongCotangent if a rule returned a value that is not a cotangent of the input `v`.
+
+    As in JAX, a `custom_vjp` may return another float dtype for a float input. Other equations pass
+    such a dtype on: those that contain the `custom_vjp` in a nested program, and those that receive
+    that dtype in `out_cts`, the cotangents of their outputs.
+    """
     aval: Any = v.aval
     ct_aval = jax.typeof(ct)
     if is_differentiable_hitype(aval) and ct_aval == cotangent_aval(aval):
@@ -126,9 +131,7 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     off = getattr(jax.config, "jax_disable_bwd_checks", False)
     custom = traits(eqn.primitive).calls == "custom"
     floats = all(jax.numpy.issubdtype(d, np.floating) for d in (dtype, aval.dtype))
-    # JAX lets a custom_vjp return any float dtype for a float input, and other rules pass it on.
-    # Here other rules may do so only for inputs below 32 bits, such as those of fp8 operations.
-    other_float = floats and (custom or itemsize(aval.dtype) < 4)
+    other_float = floats and (custom or jaxprs_of(eqn) or _other_dtype(eqn, out_cts))
     if not (off and custom) and (shape != aval.shape or not other_float):
         raise WrongCotangent(
             f"pullback of {operation_name(eqn)}",
@@ -137,6 +140,13 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
             frame(eqn),
             "let the rule return a cotangent of the input's shape and dtype",
         )
+
+
+def _other_dtype(eqn: JaxprEqn, cts: Sequence[Value]) -> bool:
+    """Whether a cotangent of an equation's output has another dtype than the output."""
+    pairs = [(ct, v.aval) for ct, v in zip(cts, eqn.outvars, strict=False) if ct is not None]
+    return any(getattr(jax.typeof(ct), "dtype", None) != getattr(aval, "dtype", None)
+               for ct, aval in pairs)  # fmt: skip
 
 
 def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask,
