@@ -47,7 +47,7 @@ def peak(how) -> int:
 def everything(f):
     """Return the Plans of all saved sets."""
     joint = joint_of(f, W, X)
-    values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
+    values = [v for e in joint.forward for v in e.outvars if v not in joint.always_recomputed]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
     schedules = (schedule(joint, Decision(frozenset(s), {}), "cpu") for s in sets)
     return list({frozenset(p.saved): p for p in schedules}.values())

@@ -54,7 +54,7 @@ def test_what_is_read_is_there(f, primitives) -> None:
     there = {*of.inputs, *of.seeds, *made.saved}
     for eqn in made.order:
         reads = (v for v in eqn.invars if isinstance(v, Var))
-        assert all(v in there or of.named.get(v) in there for v in reads)
+        assert all(v in there or of.named_copy.get(v) in there for v in reads)
         there.update(eqn.outvars)
     assert there.issuperset(v for v in of.backward_outputs if isinstance(v, Var))
     assert len(set(map(id, made.order))) == len(made.order)
@@ -81,7 +81,7 @@ def test_only_what_is_decided_and_read_is_kept() -> None:
 def test_a_constant_is_made_again_and_does_not_count() -> None:
     of = joint(masked)
     made = cut(of, of.producer)
-    assert not of.free.intersection(made.saved)
+    assert not of.always_recomputed.intersection(made.saved)
     again = [e for e in made.order if id(e) not in of.backward_ids]
     assert {e.primitive.name for e in again} >= {"iota"}
     assert not made.recomputed

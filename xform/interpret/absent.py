@@ -69,7 +69,7 @@ start_p.def_abstract_eval(lambda *avals: list(avals))
 
 # By `id` of an equation, for each of its inputs: the group of cotangents that the input belongs to.
 # An input outside all groups has an empty tuple. Equations without such inputs are not in the dict.
-Groups = dict[int, tuple[tuple[Var, ...], ...]]
+CotangentGroups = dict[int, tuple[tuple[Var, ...], ...]]
 
 
 def group_cotangents(cts: Sequence[Value]) -> list[Value]:
@@ -81,7 +81,7 @@ def group_cotangents(cts: Sequence[Value]) -> list[Value]:
     return spread(together_p.bind(*gather(cts, on)), on) if sum(on) > 1 else list(cts)
 
 
-def remove_markers(prog: Program) -> tuple[Program, int, Groups]:
+def remove_markers(prog: Program) -> tuple[Program, int, CotangentGroups]:
     """Remove the equations `xform_start` and `xform_together` from a program.
 
     Returns:
@@ -91,7 +91,7 @@ def remove_markers(prog: Program) -> tuple[Program, int, Groups]:
     """
     names: dict[Any, Atom] = {}
     groups: dict[Any, tuple[Var, ...]] = {}
-    readers: Groups = {}
+    readers: CotangentGroups = {}
     equations: list[JaxprEqn] = []
     start = len(prog.equations)
     for eqn in prog.equations:
@@ -106,9 +106,9 @@ def remove_markers(prog: Program) -> tuple[Program, int, Groups]:
             continue
         same = all(a is b for a, b in zip(inputs, eqn.invars, strict=True))
         new = eqn if same else eqn.replace(invars=inputs)
-        tied = tuple(groups.get(v, ()) if isinstance(v, Var) else () for v in eqn.invars)
-        if any(tied):
-            readers[id(new)] = tied
+        groups_read = tuple(groups.get(v, ()) if isinstance(v, Var) else () for v in eqn.invars)
+        if any(groups_read):
+            readers[id(new)] = groups_read
         equations.append(new)
     outputs = tuple(names.get(v, v) if isinstance(v, Var) else v for v in prog.outputs)
     return Program(prog.inputs, prog.consts, tuple(equations), outputs), start, readers
@@ -189,7 +189,7 @@ class _Pruner:
     """Removes the equations that depend on absent seeds alone, one after another, in order.
 
     Attributes:
-      tied: the groups of cotangents of the Joint.
+      cotangent_groups: the groups of cotangents of the Joint.
       consts: the constants of the program, with those of the zeros that are added.
       moving: the values of the backward part that depend on a seed, absent or present.
       absent: the values that depend on absent seeds alone. Grows with each equation.
@@ -197,7 +197,7 @@ class _Pruner:
     """
 
     def __init__(self, joint: Joint, given: Mask):
-        self.tied: Groups = joint.tied
+        self.cotangent_groups: CotangentGroups = joint.cotangent_groups
         self.consts: dict[Var, Any] = dict(joint.program.consts)
         self.moving = set(joint.seeds)
         for eqn in joint.backward:
@@ -216,7 +216,7 @@ class _Pruner:
 
     def equations(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
         """Return the equations that replace an equation of the backward part."""
-        groups = self.tied.get(id(eqn), ((),) * len(eqn.invars))
+        groups = self.cotangent_groups.get(id(eqn), ((),) * len(eqn.invars))
         moves = [isinstance(v, Var) and v in self.moving for v in eqn.invars]
         lost = list(map(self.is_absent, eqn.invars))
         # A user's backward function gets zeros for absent cotangents if others of its group are

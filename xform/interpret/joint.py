@@ -29,7 +29,7 @@ from xform._jax import (
     tangent_aval,
 )
 from xform.errors import WrongCotangent
-from xform.interpret.absent import Groups, ReducedJoint, remove_markers, start_p
+from xform.interpret.absent import CotangentGroups, ReducedJoint, remove_markers, start_p
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
@@ -60,7 +60,8 @@ class Joint:
       results: which inputs receive a cotangent (with `push`: which outputs receive a tangent).
       push: whether the backward part pushes tangents.
       forward, backward: the equations of the two parts.
-      tied: which cotangents one call of a user's backward function takes, see `interpret.absent`.
+      cotangent_groups: which cotangents one call of a user's backward function takes together, see
+        `interpret.absent`.
       logs: the keys that users' backward functions log, with their places.
     """
 
@@ -75,7 +76,7 @@ class Joint:
     push: bool
     forward: tuple[JaxprEqn, ...]
     backward: tuple[JaxprEqn, ...]
-    tied: Groups
+    cotangent_groups: CotangentGroups
     logs: dict[Any, str]
 
     @cached_property
@@ -94,17 +95,17 @@ class Joint:
         return {i: eqn for i, eqn in enumerate(self.forward) if eqn.primitive is fork_p}
 
     @cached_property
-    def named(self) -> dict[Var, Var]:
-        """Maps each value that `checkpoint_name` names to the result of the naming equation."""
+    def named_copy(self) -> dict[Var, Var]:
+        """Maps each value that `checkpoint_name` names to its copy, the result of that call."""
         pairs = [(e.invars[0], e.outvars[0]) for e in self.forward if e.primitive is name_p]
         return {x: y for x, y in pairs if isinstance(x, Var) and x in self.producer}
 
     @cached_property
-    def free(self) -> frozenset[Var]:
-        """Forward values that the backward part always recomputes: constants, and views of others.
+    def always_recomputed(self) -> frozenset[Var]:
+        """Forward values that are never saved: cheap functions of constants, and views.
 
-        A value that is cheap to recompute from constants alone, such as a causal mask, is not worth
-        saving. For a view, the source is saved instead.
+        The backward part recomputes them. A value that is cheap to recompute from constants alone,
+        such as a causal mask, is not worth saving. For a view, the source is saved instead.
         """
         constant: set[Var] = set()
         views: set[Var] = set()
@@ -139,7 +140,8 @@ class Schedule:
       offloaded: saved values that wait in another memory; in the body of a scan also inputs whose
         value in each iteration waits there.
       order: the backward part's equations in order, with the forward equations that it recomputes.
-      recomputed: `id`s of the equations in `order` that are recomputed and are not free.
+      recomputed: `id`s of the forward equations in `order`, except those whose results are all in
+        `Joint.always_recomputed`.
       reads: which inputs of the program the backward part reads.
       inner: the Schedules of each node's Joints.
       why: for each saved value, the reason.
@@ -263,7 +265,7 @@ def _split(
     It also has the effects of users' backward functions, such as reads of a reference, and each
     join, even if simplification has removed its seeds.
     """
-    traced, start, tied = remove_markers(traced)
+    traced, start, cotangent_groups = remove_markers(traced)
     n, k = len(prog.inputs), len(prog.outputs)
     dependent = set(traced.inputs[n:])
     forward, backward = [], []
@@ -286,7 +288,7 @@ def _split(
         push,
         tuple(forward),
         live(backward, traced.outputs[k:]),
-        tied,
+        cotangent_groups,
         logs,
     )
 

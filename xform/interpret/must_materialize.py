@@ -36,7 +36,7 @@ def must_materialize(schedule: Schedule) -> dict[Var, Where]:
     and other saved values are in memory in any case, so they cost nothing.
     """
     if "must_materialize" not in schedule.cache:
-        available = {schedule.joint.named.get(v, v) for v in schedule.saved}
+        available = {schedule.joint.named_copy.get(v, v) for v in schedule.saved}
         available |= {*schedule.joint.inputs, *(v for v, _ in schedule.joint.program.consts)}
         smaller = [
             v

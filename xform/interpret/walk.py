@@ -129,7 +129,7 @@ class _SavedValues(Environment):
 
     def __missing__(self, v: Var) -> Any:
         if v not in self._kept:
-            self[v] = self[self._schedule.joint.named[v]]
+            self[v] = self[self._schedule.joint.named_copy[v]]
         elif v in self._schedule.offloaded:
             self[v] = self._by.transfer(self._schedule, v, self._kept[v], back=True)
         else:
@@ -222,7 +222,7 @@ def _last_reads(
     equations: Sequence[JaxprEqn], schedule: Schedule, wanted: Sequence[Var], places: Waits
 ) -> dict[int, list[Var]]:
     """Return, for each place, the values that nothing reads after it."""
-    named = schedule.joint.named
+    named = schedule.joint.named_copy
     seen = {*wanted, *(named[v] for v in wanted if v in named)}
     drop: dict[int, list[Var]] = {}
     for i, eqn in reversed([*enumerate(equations)]):

@@ -200,7 +200,7 @@ def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str)
     recomputed = live(joint.forward, cut.saved, effects=False)
     if any(map(has_effects, recomputed)):
         return schedule
-    ids = {id(e) for e in recomputed if not joint.free.issuperset(e.outvars)}
+    ids = {id(e) for e in recomputed if not joint.always_recomputed.issuperset(e.outvars)}
     reads = {v for e in (*recomputed, *cut.order) for v in reads_of(e, cut.inner)}
     two_steps = dataclasses.replace(
         cut,

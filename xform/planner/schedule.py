@@ -166,21 +166,21 @@ class _ScheduleBuilder:
 
         Empty if the value is an input, saved, or already recomputed.
         """
-        while v in self.joint.named:
-            v = self.joint.named[v]
+        while v in self.joint.named_copy:
+            v = self.joint.named_copy[v]
         if v in self.inputs:
             self.reads.add(v)
         eqn = self.joint.producer.get(v)
         if eqn is None or v in self.saved or id(eqn) in self.placed:
             return []
-        is_free, chain = v in self.joint.free, self._chain(eqn)
-        if not is_free and self._decide_to_save(v, chain):
+        always_recomputed, chain = v in self.joint.always_recomputed, self._chain(eqn)
+        if not always_recomputed and self._decide_to_save(v, chain):
             return []
         internal = {u for e in chain[1:] for u in e.outvars}
         todo: list[Var | JaxprEqn] = []
         for e in chain:
             self.placed.add(id(e))
-            if not is_free:
+            if not always_recomputed:
                 self.recomputed.add(id(e))
             todo += [e, *(u for u in reads_of(e, self.inner) if u not in internal)]
         return todo

@@ -45,7 +45,7 @@ def ends(plans) -> list[tuple[int, int]]:
 def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
     problem = problem_of(small, W, X)
     joint = problem.joint()
-    values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
+    values = [v for e in joint.forward for v in e.outvars if v not in joint.always_recomputed]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
     every = ends(problem.schedule(Decision(frozenset(s), {})) for s in sets)
     found = ends(cut_schedules(problem))

@@ -147,7 +147,7 @@ def _blocks(top: Schedule) -> list[Schedule]:
     plain = [v for e in joint.backward if e.primitive is not join_p for v in reads_of(e, top.inner)]
     plain += [v for v in joint.backward_outputs if isinstance(v, Var)]
     nested = [v for e in joint.backward if e.primitive is join_p for v in reads_of(e, top.inner)]
-    ends = {joint.named.get(v, v) for v in plain}
+    ends = {joint.named_copy.get(v, v) for v in plain}
     equations = [
         eqn
         for eqn in live(joint.forward, ends.union(nested), effects=False)

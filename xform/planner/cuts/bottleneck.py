@@ -83,6 +83,6 @@ def roots_of(joint: Joint) -> dict[Var, Var]:
         if not reads and fusible(eqn):
             continue
         for v in eqn.outvars:
-            is_view = eqn.primitive is name_p or v in joint.free
+            is_view = eqn.primitive is name_p or v in joint.always_recomputed
             roots[v] = roots[reads[0]] if is_view and reads else v
     return roots

@@ -59,7 +59,7 @@ class CutGraph:
         read = {v for eqn in joint.backward for v in reads_of(eqn, inner)}
         read.update(v for v in joint.backward_outputs if isinstance(v, Var))
         inputs = set(joint.inputs)
-        read = {joint.named.get(v, v) for v in read if v in inputs or v in joint.producer}
+        read = {joint.named_copy.get(v, v) for v in read if v in inputs or v in joint.producer}
         self.joint = joint
         self.equations: tuple[JaxprEqn, ...] = tuple(live(joint.forward, read, effects=False))
         place = {id(eqn): i for i, eqn in enumerate(joint.forward)}
@@ -85,9 +85,9 @@ class CutGraph:
     @cached_property
     def _bytes(self) -> np.ndarray:
         """For each result, its bytes; infinite if it must not be saved: a view or a constant."""
-        free = self.joint.free
+        never_saved = self.joint.always_recomputed
         return np.asarray([
-            math.inf if eqn.primitive is name_p or v in free else aval_bytes(v.aval)
+            math.inf if eqn.primitive is name_p or v in never_saved else aval_bytes(v.aval)
             for eqn in self.equations for v in eqn.outvars
         ], np.float64)  # fmt: skip
 

@@ -240,7 +240,7 @@ def _values(
     for eqn in joint.forward:
         decided = eqn.primitive is not fork_p
         for v in eqn.outvars:
-            kept = v not in joint.free and eqn.primitive is not name_p
+            kept = v not in joint.always_recomputed and eqn.primitive is not name_p
             token = not decided and v is eqn.outvars[-1]
             times = part.outside if v in part.invariant else part.times
             size = 0 if token else times * aval_bytes(v.aval)
