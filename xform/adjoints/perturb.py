@@ -18,7 +18,7 @@ from jax import lax
 from xform._jax import JaxprEqn, Var, scan_counts, zeros
 from xform.adjoints.sites import Path, bodies, kind, level
 from xform.errors import NotDifferentiable
-from xform.passes.structured import sharding
+from xform.passes.structured import chosen_sharding
 from xform.program.arithmetic import Value, differentiable
 from xform.program.equation import scan_options, switch
 from xform.program.ir import Program, bind, environment, read, trace, write
@@ -179,7 +179,7 @@ def _branch(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit], by
 def _call(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit], by: Values,
           names: frozenset[str]) -> Evaluated:  # fmt: skip
     """Rebuild a jitted call that has input or output shardings."""
-    where = ([sharding(s) for s in eqn.params[f"{end}_shardings"]] for end in ("in", "out"))
+    where = ([chosen_sharding(s) for s in eqn.params[f"{end}_shardings"]] for end in ("in", "out"))
     ins, outs = ((w, None) for w in where)
     f = lambda xs, by: run(bodies(eqn)[0], xs, _inside(edits, 0), by, names)
     return jax.jit(f, in_shardings=ins, out_shardings=outs)(list(xs), by)

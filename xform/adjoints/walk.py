@@ -18,7 +18,7 @@ from xform.adjoints.local import partials_of
 from xform.adjoints.parts import Edge, GraphOperation, GraphValue, Pull
 from xform.passes.inline import inlinable_body
 from xform.passes.listing import VariableNames, literal, operation, programs
-from xform.passes.structured import called_body, plain_call_body, region
+from xform.passes.structured import called_body, is_remat_region, plain_call_body
 from xform.program.arithmetic import Value as Array
 from xform.program.ir import Program, bind, evaluate, gather, program, read, spread, trace
 from xform.program.source import frame, name_stack, source
@@ -122,7 +122,9 @@ class Recorder:
             index = int(self.values[ids[0]].array)
             branch = program(eqn.params["branches"][index])
             return self.run(branch, ids[1:], (*scope, f"branch {index}"))
-        inner = plain_call_body(eqn) or (called_body(eqn) if region(eqn) else inlinable_body(eqn))
+        inner = plain_call_body(eqn) or (
+            called_body(eqn) if is_remat_region(eqn) else inlinable_body(eqn)
+        )
         if inner is None:
             return []
         name = eqn.params.get("name") or ""

@@ -30,7 +30,7 @@ from typing import Any
 from xform._jax import JaxprEqn, Literal, Var, has_effects, scan_counts
 from xform.errors import NotDifferentiable
 from xform.passes.inline import inline_bodies
-from xform.passes.structured import bodies, called_body, plain_call_body, region
+from xform.passes.structured import bodies, called_body, is_remat_region, plain_call_body
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Atom, Program
 from xform.program.source import frame
@@ -355,7 +355,7 @@ def _has_product(prog: Program) -> bool:
 
 def _inner_maps(eqn: JaxprEqn, read: Sequence[Dependence]) -> tuple[DependenceMap, ...]:
     """Return the maps of the programs inside a loop, branch or remat region, else `()`."""
-    inner: tuple[Program, ...] = (called_body(eqn),) if region(eqn) else bodies(eqn)
+    inner: tuple[Program, ...] = (called_body(eqn),) if is_remat_region(eqn) else bodies(eqn)
     if not inner:
         return ()
     enter = [dataclasses.replace(m, region=-1) for m in read]

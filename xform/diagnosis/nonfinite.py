@@ -18,7 +18,7 @@ import numpy as np
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
 from xform.diagnosis.dependence import inline_calls
 from xform.interpret.emit import BACKWARD
-from xform.passes.structured import bodies, called_body, region
+from xform.passes.structured import bodies, called_body, is_remat_region
 from xform.program.arithmetic import Value
 from xform.program.ir import Atom, Program, bind, environment, evaluate, program, read, write
 from xform.program.source import frame, name_stack
@@ -138,7 +138,7 @@ def _within(eqn: JaxprEqn, xs: Sequence[Value], place: int, trips: tuple[int, ..
         return result + 1 if isinstance(result, int) else result
     if eqn.primitive is while_p:
         return _in_while(eqn, xs, trips)
-    inner = (called_body(eqn),) if region(eqn) else bodies(eqn)
+    inner = (called_body(eqn),) if is_remat_region(eqn) else bodies(eqn)
     return _search(inner[0], xs, [place], trips) if inner else None
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.errors import WrongArgument
-from xform.passes.builder import inside
+from xform.passes.builder import map_nested_programs
 from xform.passes.structured import bodies
 from xform.passes.verify import verify
 from xform.program.ir import Program, evaluate, gather, seldom_collected, spread, trace
@@ -24,28 +24,31 @@ from xform.program.ir import Program, evaluate, gather, seldom_collected, spread
 class Pass(abc.ABC):
     """A program transform that preserves inputs, outputs, their types and values, and effects.
 
-    Applied to a `Program`, a pass returns a Program. Applied to a function, it returns a function
-    of the same signature. Each call of that function traces the original, rewrites its program, and
-    runs it.
+    Applied to a `Program` (a traced function), a pass returns a Program. Applied to a function, it
+    returns a function of the same signature. Each call of that function traces the original,
+    rewrites its program, and runs it.
 
     A subclass is a frozen dataclass whose fields are its options. It defines its `name`, and the
-    method `rewrite`, which changes the equations of one program. This class applies `rewrite` to
-    the programs of loops, branches and calls.
+    method `rewrite`, which changes the equations of one program. This class also applies `rewrite`
+    to the bodies of loops, branches and calls.
     """
 
     name: ClassVar[str] = ""
 
     @abc.abstractmethod
     def rewrite(self, prog: Program) -> Program:
-        """Return the rewritten program, without nested programs; `prog` itself if nothing changes.
+        """Return the rewritten program; `prog` itself if nothing changes.
 
-        Nested programs are the bodies of loops, branches and calls.
+        Nested programs (the bodies of loops, branches and calls) stay as they are.
         """
 
     def program(self, prog: Program) -> Program:
-        """Return the rewritten program, with its nested programs. Cached on `prog`."""
+        """Return the program with its equations and its nested programs rewritten.
+
+        The result is cached on `prog`.
+        """
         if self not in prog.cache:
-            prog.cache[self] = inside(self.rewrite(prog), self.program)
+            prog.cache[self] = map_nested_programs(self.rewrite(prog), self.program)
         return prog.cache[self]
 
     @overload
@@ -63,7 +66,7 @@ class Pass(abc.ABC):
                 "",
                 "pass a function of arrays or a Program",
             )
-        return _optimized(self, of)
+        return _rewrite_function(self, of)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +93,8 @@ class Pipeline(Pass):
     """A pass that runs several passes in order, and verifies the program after each.
 
     Attributes:
-      passes: the passes, in the order that they run in.
-      verified: whether to compare each result with the program before it, see `verify`.
+      passes: the passes, in the order in which they run.
+      verified: whether to check the types and effects of the program after each pass, by `verify`.
 
     When the pipeline is applied to a function, the arrays among its arguments (also in pytrees and
     keyword arguments) are traced, and all other arguments are passed on unchanged. The returned
@@ -133,7 +136,7 @@ class Pipeline(Pass):
         return prog
 
     def program(self, prog: Program) -> Program:
-        """Return the program after the last pass. Each pass rewrites nested programs itself."""
+        """Return the program after the last pass, with its nested programs rewritten."""
         return self.rewrite(prog)
 
     def steps(self, prog: Program) -> Iterator[PassResult]:
@@ -157,31 +160,31 @@ def size(prog: Program) -> int:
     return prog.cache["equations"]
 
 
-def _optimized(by: Pass, f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that traces `f`, applies a pass and evaluates the result."""
+def _rewrite_function(pass_: Pass, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that traces `f`, applies a pass to its program, and runs the result."""
 
     @functools.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        traced = [isinstance(x, jax.Array | np.ndarray | np.generic) for x in leaves]
-        arrays = gather(leaves, traced)
-        out: list[Any] = []
+        is_array = [isinstance(x, jax.Array | np.ndarray | np.generic) for x in leaves]
+        arrays = gather(leaves, is_array)
+        out_trees: list[Any] = []
 
-        def flat(*xs: Any) -> list[Any]:
-            new = zip(leaves, spread(xs, traced), traced, strict=True)
-            full = [y if t else x for x, y, t in new]
-            positional, named = jax.tree.unflatten(tree, full)
+        def flat(*tracers: Any) -> list[Any]:
+            triples = zip(leaves, spread(tracers, is_array), is_array, strict=True)
+            inputs = [tracer if on else x for x, tracer, on in triples]
+            positional, named = jax.tree.unflatten(tree, inputs)
             ys, out_tree = jax.tree.flatten(f(*positional, **named))
-            out[:] = [out_tree]
+            out_trees[:] = [out_tree]
             return ys
 
-        ys = evaluate(by.program(trace(flat, *arrays)), arrays)
-        return jax.tree.unflatten(out[0], map(_array, ys))
+        ys = evaluate(pass_.program(trace(flat, *arrays)), arrays)
+        return jax.tree.unflatten(out_trees[0], map(_as_array, ys))
 
     return run
 
 
-def _array(y: Any) -> Any:
+def _as_array(y: Any) -> Any:
     """Convert an output as jit does: a constant becomes an array, and keeps its weak type."""
     unchanged = isinstance(y, jax.Array) or getattr(y, "dtype", None) == jax.dtypes.float0
     return y if unchanged else jnp.asarray(y)

@@ -1,4 +1,10 @@
-"""Build a program from another program, equation by equation."""
+"""Build a new program from an old one, equation by equation, as a pass does.
+
+A pass goes through the equations of the old program in order. For each it calls one of the methods
+of a `Builder`: `add` keeps the equation, `alias` drops it and gives its results other names, and
+`splice` adds the equations of a small program. Equations share variables with the old program, and
+`renamed` puts the new names into one. An *atom* is a variable or a literal.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.passes.structured import nested
+from xform.passes.structured import map_bodies
 from xform.program.ir import Atom, Program
 
 
 class Builder:
-    """Builds a new program from an old one. Values of the old program may get new names.
+    """Builds a new program from an old one. A variable of the old program may get a new name.
 
     Attributes:
-      changed: whether the new program differs from the old one.
+      changed: whether the new program differs from the old one. A pass that only drops equations
+        sets it.
       equations: the equations added so far.
       producer: the equation that makes each value, for the equations added so far.
     """
@@ -28,22 +35,22 @@ class Builder:
         self.changed = False
 
     def atoms(self, atoms: Sequence[Atom]) -> list[Atom]:
-        """Return the new names of some values of the old program."""
+        """Return the new names of atoms of the old program."""
         return [self._names.get(v, v) if isinstance(v, Var) else v for v in atoms]
 
     def renamed(self, eqn: JaxprEqn) -> JaxprEqn:
-        """Return an equation of the old program, with the new names of its inputs."""
+        """Return an equation of the old program, with its inputs under their new names."""
         inputs = self.atoms(eqn.invars)
         same = all(a is b for a, b in zip(inputs, eqn.invars, strict=True))
         return eqn if same else eqn.replace(invars=inputs)
 
     def add(self, eqn: JaxprEqn) -> None:
-        """Add an equation whose inputs have their new names."""
+        """Add an equation. Its inputs must have their new names, see `renamed`."""
         self.equations.append(eqn)
         self.producer.update(dict.fromkeys(eqn.outvars, eqn))
 
     def alias(self, variables: Sequence[Var], atoms: Sequence[Atom]) -> None:
-        """Replace variables of the old program by atoms in all later equations."""
+        """Make `atoms` the new names of variables of the old program, for all later equations."""
         self.changed = True
         self._names.update(zip(variables, atoms, strict=True))
 
@@ -53,22 +60,22 @@ class Builder:
         self._consts[v] = value
 
     def splice(self, prog: Program, inputs: Sequence[Atom]) -> list[Atom]:
-        """Add the equations of another program, with fresh variables, and return its outputs.
+        """Add the equations of another program, with fresh variables; return its outputs.
 
-        `inputs` have their new names.
+        `inputs` are atoms of the new program, in place of the other program's inputs.
         """
         self.changed = True
         self._consts.update(prog.consts)
-        own: dict[Any, Atom] = dict(zip(prog.inputs, inputs, strict=True))
-        renamed = lambda atoms: [own.get(v, v) if isinstance(v, Var) else v for v in atoms]
+        names: dict[Any, Atom] = dict(zip(prog.inputs, inputs, strict=True))
+        rename = lambda atoms: [names.get(v, v) if isinstance(v, Var) else v for v in atoms]
         for eqn in prog.equations:
             fresh = [Var(v.aval) for v in eqn.outvars]
-            self.add(eqn.replace(invars=renamed(eqn.invars), outvars=fresh))
-            own.update(zip(eqn.outvars, fresh, strict=True))
-        return renamed(prog.outputs)
+            self.add(eqn.replace(invars=rename(eqn.invars), outvars=fresh))
+            names.update(zip(eqn.outvars, fresh, strict=True))
+        return rename(prog.outputs)
 
     def program(self) -> Program:
-        """Return the new program; the old one if nothing changed."""
+        """Return the new program, without unread constants; the old one if nothing changed."""
         if not self.changed:
             return self._prog
         outputs = tuple(self.atoms(self._prog.outputs))
@@ -78,11 +85,14 @@ class Builder:
         return Program(self._prog.inputs, consts, tuple(self.equations), outputs)
 
 
-def inside(prog: Program, f: Callable[[Program], Program]) -> Program:
-    """Apply `f` to the programs of a program's loops, branches and calls."""
+def map_nested_programs(prog: Program, f: Callable[[Program], Program]) -> Program:
+    """Return `prog` with `f` applied to the bodies of its loops, branches and calls.
+
+    `f` is not applied to programs inside those bodies; it has to do this itself.
+    """
     build = Builder(prog)
     for eqn in prog.equations:
-        replacement = nested(eqn, f)
+        replacement = map_bodies(eqn, f)
         if replacement is None:
             build.add(build.renamed(eqn))
         else:

@@ -34,8 +34,8 @@ class Cse(Pass):
         build = Builder(prog)
         seen: dict[Any, JaxprEqn] = {}
         for eqn in map(build.renamed, prog.equations):
-            reads = (literal_text(v) if isinstance(v, Literal) else v for v in eqn.invars)
-            first = seen.setdefault((operation_text(eqn), *reads), eqn) if is_pure(eqn) else eqn
+            operands = (literal_text(v) if isinstance(v, Literal) else v for v in eqn.invars)
+            first = seen.setdefault((operation_text(eqn), *operands), eqn) if is_pure(eqn) else eqn
             if first is eqn:
                 build.add(eqn)
             else:

@@ -1,4 +1,10 @@
-"""Dead code elimination: drop equations whose results nothing reads."""
+"""Dead code elimination: drop equations whose results nothing reads.
+
+The pass `Dce` goes backward through a program, from its outputs. For a loop, branch or call it
+finds the outputs that are used, drops the equations in its bodies that only compute other outputs,
+and rebuilds it with the used outputs alone. `live` does the same for a list of equations, without
+their bodies.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +35,15 @@ class Dce(Pass):
     name: ClassVar[str] = "dce"
 
     def rewrite(self, prog: Program) -> Program:
-        need = {v for v in prog.outputs if isinstance(v, Var)}
+        needed = {v for v in prog.outputs if isinstance(v, Var)}
         kept: list[JaxprEqn | tuple[JaxprEqn, Program, Mask]] = []
         for eqn in reversed(prog.equations):
-            if not has_effects(eqn) and not any(v in need for v in eqn.outvars):
+            if not has_effects(eqn) and not any(v in needed for v in eqn.outvars):
                 continue
-            pruned = self._pruned(eqn, tuple(v in need for v in eqn.outvars))
+            pruned = self._prune(eqn, tuple(v in needed for v in eqn.outvars))
             kept.append(eqn if pruned is None else (eqn, *pruned))
-            reading = (True,) * len(eqn.invars) if pruned is None else inputs_read(pruned[0])
-            need.update(v for v in gather(eqn.invars, reading) if isinstance(v, Var))
+            read = (True,) * len(eqn.invars) if pruned is None else inputs_read(pruned[0])
+            needed.update(v for v in gather(eqn.invars, read) if isinstance(v, Var))
         build = Builder(prog)
         build.changed = len(kept) < len(prog.equations)
         for item in reversed(kept):
@@ -50,48 +56,50 @@ class Dce(Pass):
                 build.add(build.renamed(item))
         return build.program()
 
-    def _pruned(self, eqn: JaxprEqn, used: Mask) -> tuple[Program, Mask] | None:
-        """An equation as a program without its unused outputs, and the mask of outputs left.
+    def _prune(self, eqn: JaxprEqn, used: Mask) -> tuple[Program, Mask] | None:
+        """Drop the unused outputs of an equation, and the nested equations that compute them.
 
-        The nested equations that make the unused outputs are dropped. None if nothing is dropped.
+        Returns a program that replaces the equation, and the mask of outputs that are left; None if
+        nothing is dropped.
         """
         old = bodies(eqn)
         condition: Mask = ()
         if eqn.primitive is scan_p:
-            nc, nk = scan_counts(eqn.params)
-            used = _carried(used, nk, old[0], nc)
+            n_consts, n_carry = scan_counts(eqn.params)
+            used = _used_in_loop(used, n_carry, old[0], n_consts)
         elif eqn.primitive is while_p:
-            a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-            until = inputs_read(old[0])[a:]
-            used = tuple(u or c for u, c in zip(used, until, strict=True))
-            used, condition = _carried(used, len(used), old[1], b), (True,)
+            n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+            in_condition = inputs_read(old[0])[n_cond:]
+            used = tuple(u or c for u, c in zip(used, in_condition, strict=True))
+            used, condition = _used_in_loop(used, len(used), old[1], n_body), (True,)
         masks = (condition, used) if condition else (used,) * len(old)
-        new = [self.program(_only(p, m)) for p, m in zip(old, masks, strict=True)]
+        new = [self.program(_with_outputs(p, m)) for p, m in zip(old, masks, strict=True)]
         if all(n is p for n, p in zip(new, old, strict=True)):
             return None
         replacement = rebuild_equation(eqn, new, used)
         return None if replacement is None else (replacement, used)
 
 
-def _carried(used: Mask, n: int, steps: Program, first: int) -> Mask:
+def _used_in_loop(used: Mask, n_carry: int, body: Program, first: int) -> Mask:
     """The outputs of a loop that are used, or that a used output needs in a later iteration.
 
-    `steps` is the body. It carries `n` values, from input number `first` on.
+    The first `n_carry` outputs of the body are carried. The next iteration gets them as inputs,
+    from input number `first` on.
     """
     while True:
-        read = inputs_read(_only(steps, used))[first : first + n]
-        more = (*(u or r for u, r in zip(used[:n], read, strict=True)), *used[n:])
+        read = inputs_read(_with_outputs(body, used))[first : first + n_carry]
+        more = (*(u or r for u, r in zip(used[:n_carry], read, strict=True)), *used[n_carry:])
         if more == used:
             return used
         used = more
 
 
-def _only(prog: Program, used: Mask) -> Program:
-    """The program that makes some of the outputs. Cached on the program."""
+def _with_outputs(prog: Program, used: Mask) -> Program:
+    """The program that computes only the used outputs of `prog`. Cached on `prog`."""
     equations = live(prog.equations, gather(prog.outputs, used))
     if all(used) and len(equations) == len(prog.equations):
         return prog
-    key = "only", used
+    key = "with_outputs", used
     if key not in prog.cache:
         outputs = tuple(gather(prog.outputs, used))
         prog.cache[key] = Program(prog.inputs, prog.consts, equations, outputs)
@@ -104,14 +112,14 @@ def live(
     known: Container[Var] = (),
     effects: bool = True,
 ) -> tuple[JaxprEqn, ...]:
-    """Return the equations, in order, that compute `wanted` values from `known` values.
+    """Return the live equations: those that compute `wanted` values from `known` values.
 
-    With `effects`, equations with effects are included too.
+    They keep their order. With `effects`, equations with effects are included too.
     """
-    need = {v for v in wanted if isinstance(v, Var) and v not in known}
-    alive: list[JaxprEqn] = []
+    needed = {v for v in wanted if isinstance(v, Var) and v not in known}
+    found: list[JaxprEqn] = []
     for eqn in reversed(equations):
-        if (effects and has_effects(eqn)) or not need.isdisjoint(eqn.outvars):
-            alive.append(eqn)
-            need.update(v for v in eqn.invars if isinstance(v, Var) and v not in known)
-    return tuple(reversed(alive))
+        if (effects and has_effects(eqn)) or not needed.isdisjoint(eqn.outvars):
+            found.append(eqn)
+            needed.update(v for v in eqn.invars if isinstance(v, Var) and v not in known)
+    return tuple(reversed(found))

@@ -1,4 +1,8 @@
-"""Find operations that XLA removes because their result is one of their operands."""
+"""Find operations that XLA removes: it uses an operand in place of the result.
+
+These are copies, conversions to the same dtype, and operations with a neutral element, such as
+`x * 1`. The planner does not count their results as values that need memory.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from xform._jax import JaxprEqn, Literal, Primitive, jax_primitives
 
 # Operations that return their operand unchanged.
 _COPIES = frozenset({"copy", "copy_p", "stop_gradient"})
-# For each operation, its neutral element and the operands that may be this number. XLA also removes
-# `x + 0`, although -0.0 + 0 is 0. `Simplify` is exact, so it keeps this operation.
-_UNITS: dict[Primitive, tuple[float, tuple[int, ...]]] = {
+# For each operation, its neutral element and the positions of the operands that may be this number.
+# XLA removes even `x + 0`, although -0.0 + 0 is 0. The pass `Simplify` is exact, and keeps `x + 0`.
+_NEUTRAL: dict[Primitive, tuple[float, tuple[int, ...]]] = {
     lax.add_p: (0, (0, 1)),
     jax_primitives.add_jaxvals_p: (0, (0, 1)),
     lax.sub_p: (0, (1,)),
@@ -31,10 +35,11 @@ _REDUCTIONS = frozenset({
 })  # fmt: skip
 
 
-def unchanged_operand(eqn: JaxprEqn, by: Mapping[Any, JaxprEqn] | None = None) -> int | None:
-    """Return the number of the operand that is the result; None for an operation that XLA keeps.
+def unchanged_operand(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn] | None = None) -> int | None:
+    """Return the position of the operand that XLA uses as the result; None if XLA uses none.
 
-    `by` maps each value to the equation that makes it. With it, broadcast numbers are found too.
+    `producers` maps each value to the equation that makes it. With it, an operand that is a
+    broadcast number is recognized too.
     """
     prim = eqn.primitive
     if prim.name in _COPIES:
@@ -42,12 +47,10 @@ def unchanged_operand(eqn: JaxprEqn, by: Mapping[Any, JaxprEqn] | None = None) -
     if prim is lax.convert_element_type_p:
         old, new = (getattr(v.aval, "dtype", None) for v in (eqn.invars[0], eqn.outvars[0]))
         return 0 if old is not None and old == new else None
-    unit, places = _UNITS.get(prim, (0.0, ()))
-    for i in places:
-        other = eqn.invars[1 - i]
-        if known_number(eqn.invars[i], by or {}) == unit and _shape(other) == _shape(
-            eqn.outvars[0]
-        ):
+    neutral, positions = _NEUTRAL.get(prim, (0.0, ()))
+    for i in positions:
+        is_neutral = known_number(eqn.invars[i], producers or {}) == neutral
+        if is_neutral and _shape(eqn.invars[1 - i]) == _shape(eqn.outvars[0]):
             return 1 - i
     return None
 
@@ -60,12 +63,12 @@ def is_reshape(eqn: JaxprEqn) -> bool:
     return all(shape[axis] == 1 for axis in eqn.params["axes"])
 
 
-def known_number(atom: Any, by: Mapping[Any, JaxprEqn]) -> float | None:
-    """Return the real number that all elements of a value equal, or None if it is unknown.
+def known_number(atom: Any, producers: Mapping[Any, JaxprEqn]) -> float | None:
+    """Return the real number that all elements of a value equal; None if it is unknown.
 
-    `by` maps each value to the equation that makes it.
+    `atom` is a variable or literal. `producers` maps each value to the equation that makes it.
     """
-    eqn = None if isinstance(atom, Literal) else by.get(atom)
+    eqn = None if isinstance(atom, Literal) else producers.get(atom)
     if eqn is not None and eqn.primitive is lax.broadcast_in_dim_p:
         atom = eqn.invars[0]
     if not isinstance(atom, Literal) or np.ndim(atom.val):

@@ -20,11 +20,11 @@ from xform.registry.table import traits
 class Fold(Pass):
     """Constant folding: evaluate operations on literals and constants, and store the results.
 
-    It does not evaluate loops, branches, calls, custom kernels, or operations with effects or on a
-    mesh.
+    It does not evaluate loops, branches, calls, custom kernels, operations with effects, or
+    operations on a mesh of devices.
 
     Attributes:
-      most_bytes: an operation with a larger result is not evaluated.
+      most_bytes: an operation with a result of more bytes is not evaluated.
 
     >>> from xform import passes
     >>> f = passes.Fold()(lambda x: x * jnp.sin(jnp.arange(3.0)))
@@ -47,13 +47,14 @@ class Fold(Pass):
                                     for v in eqn.invars])  # fmt: skip
             for v, value in zip(eqn.outvars, values, strict=True):
                 known[v] = value
-                if _scalar(v.aval):
+                if _may_be_literal(v.aval):
                     build.alias([v], [Literal(np.asarray(value), v.aval)])
                 else:
                     build.constant(v, value)
         return build.program()
 
     def _folds(self, eqn: JaxprEqn) -> bool:
+        """Whether the equation may be evaluated if its operands are known."""
         if not traits(eqn.primitive).folds or not is_pure(eqn) or _on_a_mesh(eqn):
             return False
         return all(_bytes(v.aval) <= self.most_bytes for v in eqn.outvars)
@@ -71,8 +72,11 @@ def _on_a_mesh(eqn: JaxprEqn) -> bool:
     return not getattr(eqn.ctx.cur_abstract_mesh, "empty", True)
 
 
-def _scalar(aval: Any) -> bool:
-    """Whether a value can be a literal. A weakly typed value must be a constant, to stay weak."""
+def _may_be_literal(aval: Any) -> bool:
+    """Whether a value may be a literal: a scalar that is not weakly typed.
+
+    A weakly typed value is stored as a constant, because a literal would lose the weak type.
+    """
     plain = isinstance(aval.dtype, np.dtype) and not aval.weak_type
     return plain and aval.shape == ()
 

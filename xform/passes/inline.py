@@ -1,4 +1,8 @@
-"""Inline calls: replace them by the equations of the called program."""
+"""Inline calls: replace them by the equations of the called program, its *body*.
+
+`Inline` is the pass for users. `inline_bodies` inlines the calls that a function selects;
+`inlinable_body` and `bodies_called_once` are such functions, for the planner.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from xform.program.ir import Atom, Program
 from xform.program.source import nest_in_call
 from xform.registry.table import rule_of, traits
 
-# Returns the program that replaces an equation; None keeps the equation.
+# A function that returns the program to inline in place of an equation; None keeps the equation.
 BodyToInline = Callable[[JaxprEqn], Program | None]
 
 
@@ -22,8 +26,8 @@ BodyToInline = Callable[[JaxprEqn], Program | None]
 class Inline(Pass):
     """Inline calls of jitted functions.
 
-    It keeps calls with shardings, and remat regions. It also keeps functions with custom derivative
-    rules, because a derivative of the program needs the rules.
+    It keeps calls with shardings, and remat regions (`jax.checkpoint`). It also keeps functions
+    with custom derivative rules, because a derivative of the program needs the rules.
 
     Attributes:
       most: the largest body to inline, in equations; None: no limit. A large function that is
@@ -42,15 +46,15 @@ class Inline(Pass):
     custom: bool = False
 
     def rewrite(self, prog: Program) -> Program:
-        return inline_bodies(prog, self._opens)
+        return inline_bodies(prog, self._body_to_inline)
 
-    def _opens(self, eqn: JaxprEqn) -> Program | None:
-        inner = _jitted(eqn)
-        of = traits(eqn.primitive)
-        if self.custom and of.call and of.calls == "custom":
-            inner = called_body(eqn)
-        fits = inner is None or self.most is None or len(inner.equations) <= self.most
-        return inner if fits else None
+    def _body_to_inline(self, eqn: JaxprEqn) -> Program | None:
+        body = _jitted_body(eqn)
+        call_traits = traits(eqn.primitive)
+        if self.custom and call_traits.call and call_traits.calls == "custom":
+            body = called_body(eqn)
+        fits = body is None or self.most is None or len(body.equations) <= self.most
+        return body if fits else None
 
 
 def inlinable_body(eqn: JaxprEqn, staged: bool = True) -> Program | None:
@@ -64,61 +68,64 @@ def inlinable_body(eqn: JaxprEqn, staged: bool = True) -> Program | None:
 
 
 def bodies_called_once(prog: Program) -> BodyToInline:
-    """Return a function that returns the body of a jitted function if the program calls it once.
+    """Return a function that selects the bodies of jitted functions that `prog` calls only once.
 
-    Such a call saves the compiler no work, and its borders would hide the body from the planner.
+    Such a call saves the compiler no work. If it stayed a call, the planner could not decide about
+    single values in its body.
     """
     calls: collections.Counter[Program] = collections.Counter()
 
     def count(equations: Sequence[JaxprEqn]) -> None:
-        for inner in filter(None, map(_jitted, equations)):
-            calls[inner] += 1
-            if calls[inner] == 1:
-                count(inner.equations)
+        for body in filter(None, map(_jitted_body, equations)):
+            calls[body] += 1
+            if calls[body] == 1:
+                count(body.equations)
 
     count(prog.equations)
 
-    def opens(eqn: JaxprEqn) -> Program | None:
-        inner = _jitted(eqn)
-        return inner if inner is not None and calls[inner] == 1 else None
+    def body_if_called_once(eqn: JaxprEqn) -> Program | None:
+        body = _jitted_body(eqn)
+        return body if body is not None and calls[body] == 1 else None
 
-    return opens
+    return body_if_called_once
 
 
-def _jitted(eqn: JaxprEqn) -> Program | None:
-    """Return the body of a call of a jitted function without shardings."""
+def _jitted_body(eqn: JaxprEqn) -> Program | None:
+    """Return the body of a call of a jitted function without shardings; else None."""
     return None if has_shardings(eqn) else plain_call_body(eqn)
 
 
-def inline_bodies(prog: Program, opens: BodyToInline) -> Program:
+def inline_bodies(prog: Program, body_to_inline: BodyToInline) -> Program:
     """Inline some calls of a program, also calls inside inlined calls. Linear in equations.
 
-    `opens` returns the program to inline for an equation, or None to keep it.
+    `body_to_inline` returns the program to inline for an equation, or None to keep the equation.
     """
-    if not any(opens(eqn) is not None for eqn in prog.equations):
+    if not any(body_to_inline(eqn) is not None for eqn in prog.equations):
         return prog
     names: dict[Any, Atom] = {}
     consts = dict(prog.consts)
-    equations = tuple(_open(prog.equations, opens, names, consts, None))
-    outputs = tuple(_renamed(prog.outputs, names))
+    equations = tuple(_inlined(prog.equations, body_to_inline, names, consts, None))
+    outputs = tuple(_rename(prog.outputs, names))
     return Program(prog.inputs, tuple(consts.items()), equations, outputs)
 
 
-def _open(equations: Sequence[JaxprEqn], opens: BodyToInline, names: dict[Any, Atom],
-          consts: dict[Var, Any], call: JaxprEqn | None) -> Iterator[JaxprEqn]:  # fmt: skip
-    """The equations of a program after inlining.
+def _inlined(equations: Sequence[JaxprEqn], body_to_inline: BodyToInline, names: dict[Any, Atom],
+             consts: dict[Var, Any], call: JaxprEqn | None) -> Iterator[JaxprEqn]:  # fmt: skip
+    """Yield the equations of a program after inlining.
 
-    With `call`, they are the body of this call, and get fresh variables.
+    If the program is the body of a call, `call` is that call, and the equations get fresh
+    variables. `names` maps variables to their new names. New names and constants are added to
+    `names` and `consts`.
     """
     for eqn in equations:
-        inputs = _renamed(eqn.invars, names)
+        inputs = _rename(eqn.invars, names)
         scoped = eqn if call is None else nest_in_call(eqn, call)
-        inner = opens(eqn)
-        if inner is not None:
-            consts.update(inner.consts)
-            own: dict[Any, Atom] = dict(zip(inner.inputs, inputs, strict=True))
-            yield from _open(inner.equations, opens, own, consts, scoped)
-            names.update(zip(eqn.outvars, _renamed(inner.outputs, own), strict=True))
+        body = body_to_inline(eqn)
+        if body is not None:
+            consts.update(body.consts)
+            inner_names: dict[Any, Atom] = dict(zip(body.inputs, inputs, strict=True))
+            yield from _inlined(body.equations, body_to_inline, inner_names, consts, scoped)
+            names.update(zip(eqn.outvars, _rename(body.outputs, inner_names), strict=True))
         elif call is None:
             yield eqn.replace(invars=inputs)
         else:
@@ -127,5 +134,6 @@ def _open(equations: Sequence[JaxprEqn], opens: BodyToInline, names: dict[Any, A
             yield scoped.replace(invars=inputs, outvars=outputs)
 
 
-def _renamed(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:
+def _rename(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:
+    """Replace the variables among `atoms` that have a new name in `names`."""
     return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]

@@ -1,4 +1,8 @@
-"""Print programs: one line per equation, with nested programs below their equation."""
+"""Print programs: one line per equation, with nested programs below their equation.
+
+`listing` prints a whole program. `line`, `place`, `operation` and `literal` print parts of an
+equation, for other listings.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,15 @@ from xform.terminal.text import columns, shorten_place
 # The label of each nested program, by the parameter that holds it.
 _LABELS = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+# Gets a variable or literal and its text, and returns the text to print, for example in colour.
 Paint = Callable[[Any, str], str]
 
 
 class VariableNames:
-    """The names of variables: a, b, ... z, ba, bb, in the order of their first use.
+    """Gives names to variables: a, b, ... z, ba, bb, in the order of their first use.
 
-    `paint` gets a variable or literal and its text, and returns the text to print, for example in
-    colour.
+    An *atom* is a variable or a literal. `paint` changes the text of each atom, for example its
+    colour; None: no change.
     """
 
     def __init__(self, paint: Paint | None = None) -> None:
@@ -30,11 +35,11 @@ class VariableNames:
         self._paint = paint or (lambda _, text: text)
 
     def __call__(self, atom: Any) -> str:
-        """Return the name of a variable, or the value of a literal."""
+        """Return the name of a variable, or the value of a literal, painted."""
         return self._paint(atom, self.plain(atom))
 
     def plain(self, atom: Any) -> str:
-        """Return the name or value without paint."""
+        """Return the name of a variable, or the value of a literal, without paint."""
         if isinstance(atom, Literal):
             return literal(atom)
         if atom not in self._names:
@@ -42,7 +47,7 @@ class VariableNames:
         return self._names[atom]
 
     def typed(self, atoms: Sequence[Any]) -> str:
-        """Return names with types."""
+        """Return the names of atoms with their types, such as `a:f32[3] b:i32[]`, painted."""
         texts = [(v, f"{self.plain(v)}:{v.aval.str_short(True)}") for v in atoms]
         return " ".join(self._paint(v, text) for v, text in texts)
 
@@ -56,7 +61,7 @@ def listing(prog: Program, lines: bool = False, note: Callable[[JaxprEqn], str] 
       lines: whether to print the user's source line after each equation.
       note: returns a note to print after an equation.
       paint: gets a variable or literal and its text, and returns the text to print, for example in
-        colour.
+        colour; None: the text stays.
 
     >>> from xform import passes
     >>> from xform.program import ir
@@ -100,15 +105,15 @@ def place(eqn: JaxprEqn) -> str:
 
 
 def line(eqn: JaxprEqn, names: VariableNames) -> str:
-    """Return an equation in one line, without its nested programs."""
+    """Return an equation in one line, without its nested programs. New variables get names."""
     inputs = " ".join(map(names, eqn.invars))
     text = operation(eqn) + (f" {inputs}" if inputs else "")
     return f"{names.typed(eqn.outvars)} = {text}" if eqn.outvars else text
 
 
 def operation(eqn: JaxprEqn) -> str:
-    """Return the primitive of an equation and its informative parameters as text."""
-    params = ", ".join(f"{k}={_value(v)}" for k, v in eqn.params.items() if _shown(k, v))
+    """Return the primitive of an equation as text, with the parameters that are worth reading."""
+    params = ", ".join(f"{k}={_param_text(v)}" for k, v in eqn.params.items() if _is_shown(k, v))
     return eqn.primitive.name + (f"[{params}]" if params else "")
 
 
@@ -121,16 +126,17 @@ def programs(eqn: JaxprEqn) -> Iterator[tuple[str, Program]]:
             yield _LABELS[key], program(value)
 
 
-def _shown(key: str, value: Any) -> bool:
+def _is_shown(key: str, value: Any) -> bool:
     """Whether to print a parameter: it has a simple value, and not the usual one."""
     if key in _HIDDEN or value is None or value is False or (key, value) == ("unroll", 1):
         return False
-    return _plain(value)
+    return _is_simple(value)
 
 
-def _plain(value: Any) -> bool:
+def _is_simple(value: Any) -> bool:
+    """Whether a value is a number, text, dtype or class, or a sequence of these; not all None."""
     if isinstance(value, tuple | list):
-        return all(map(_plain, value)) and any(x is not None and x is not False for x in value)
+        return all(map(_is_simple, value)) and any(x is not None and x is not False for x in value)
     return value is None or isinstance(value, bool | int | float | str | np.dtype | type)
 
 
@@ -138,7 +144,7 @@ def _plain(value: Any) -> bool:
 _HIDDEN = frozenset(("num_consts", "num_carry", "cond_nconsts", "body_nconsts", "ctx_mesh"))
 
 
-def _value(value: Any) -> str:
+def _param_text(value: Any) -> str:
     if isinstance(value, np.dtype | type):
         return np.dtype(value).name
     return value if isinstance(value, str) else str(value).replace(" ", "")

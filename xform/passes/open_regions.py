@@ -1,4 +1,7 @@
-"""Inline remat regions, so that their policies no longer decide what is saved."""
+"""Inline remat regions, so that their policies no longer decide which values are saved.
+
+A remat region is the body of a function under `jax.checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import ClassVar
 
 from xform.passes.base import Pass
 from xform.passes.inline import inline_bodies
-from xform.passes.structured import called_body, region
+from xform.passes.structured import called_body, is_remat_region
 from xform.program.ir import Program
 
 
@@ -15,9 +18,9 @@ from xform.program.ir import Program
 class OpenRegions(Pass):
     """Inline remat regions, with a policy or without.
 
-    A derivative of the result chooses the saved values of the whole program, as if there were no
-    regions. Regions inside custom rules are kept, and so are regions that JAX has already
-    differentiated.
+    A derivative of the resulting function chooses the saved values of the whole program, as if
+    there were no regions. Two kinds of regions are kept: those inside custom derivative rules, and
+    those that JAX has already differentiated.
 
     >>> from xform import passes
     >>> f = lambda x: jax.checkpoint(jnp.sin)(x) + 1
@@ -28,4 +31,4 @@ class OpenRegions(Pass):
     name: ClassVar[str] = "open_regions"
 
     def rewrite(self, prog: Program) -> Program:
-        return inline_bodies(prog, lambda eqn: called_body(eqn) if region(eqn) else None)
+        return inline_bodies(prog, lambda eqn: called_body(eqn) if is_remat_region(eqn) else None)

@@ -1,4 +1,4 @@
-"""Find equations that may be merged with equal ones, or evaluated early."""
+"""Find equations that a pass may merge with equal equations, or evaluate at trace time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from xform.registry.table import traits
 
 
 def is_pure(eqn: JaxprEqn) -> bool:
-    """Whether an equation depends on its inputs alone, and may be merged with an equal one."""
+    """Whether an equation depends on its inputs alone, and may be merged with an equal one.
+
+    It must have no effect, such as a print. Neither may the equations in its nested programs. A
+    remat region or a barrier is not pure: it keeps the compiler from merging equations.
+    """
     if has_effects(eqn) or not traits(eqn.primitive).pure:
         return False
-    return all(_pure(program(j)) for j in jaxprs_of(eqn))
+    return all(_all_pure(program(j)) for j in jaxprs_of(eqn))
 
 
-def _pure(prog: Program) -> bool:
+def _all_pure(prog: Program) -> bool:
+    """Whether all equations of a program are pure. Cached on the program."""
     if "pure" not in prog.cache:
         prog.cache["pure"] = all(map(is_pure, prog.equations))
     return prog.cache["pure"]

@@ -2,8 +2,12 @@
 
 For example, `x + -0.0` is replaced by `x`, but `x + 0.0` is not, because -0.0 + 0.0 is 0.0. A sum
 over no axes and a complex product by one are kept for similar reasons. A value is only replaced by
-a value of the same type, including weak types. The exception is subnormal numbers: some backends
-flush them to zero in arithmetic, but not in copies.
+a value of the same type, including weak types. Subnormal numbers are the one exception: some
+backends flush them to zero in arithmetic, but not in copies.
+
+`_RULES` has a rule for each primitive that can be simplified. A rule gets an equation and the
+producers, a dict from each value to the equation that makes it. It returns an *atom* (a variable or
+literal) that equals the result, a `Replacement`, or None if it finds nothing simpler.
 """
 
 from __future__ import annotations
@@ -29,10 +33,10 @@ Producers = Mapping[Any, JaxprEqn]
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """A simpler computation of a value: the function `f` of the values `of`."""
+    """A simpler computation of a value: the function `f` of the values `inputs`."""
 
     f: Callable[..., Any]
-    of: tuple[Atom, ...]
+    inputs: tuple[Atom, ...]
 
 
 Rule = Callable[[JaxprEqn, Producers], Atom | Replacement | None]
@@ -42,9 +46,10 @@ Rule = Callable[[JaxprEqn, Producers], Atom | Replacement | None]
 class Simplify(Pass):
     """Algebraic simplification: replace values by simpler ones that are exactly equal.
 
-    It removes operations with a neutral element, operations without an effect, and pairs of
-    operations that undo each other (negations, conversions, transpositions, reshapes). It also
-    combines two operations in a row into one.
+    It removes operations with a neutral element (`x * 1`), operations that change nothing (a
+    reshape to the same shape), and pairs of operations that undo each other (negations,
+    conversions, transpositions, reshapes). It also combines two operations in a row into one, such
+    as two transpositions.
 
     >>> from xform import passes
     >>> f = passes.Simplify()(lambda x: -(-x) * 1.0 + x.T.T)
@@ -63,9 +68,9 @@ class Simplify(Pass):
             rule = _RULES.get(eqn.primitive)
             simpler = rule(eqn, build.producer) if rule is not None else None
             if isinstance(simpler, Replacement):
-                body = _traced(eqn, simpler)
+                body = _trace(eqn, simpler)
                 if body.out_avals == [eqn.outvars[0].aval]:
-                    build.alias(eqn.outvars, build.splice(body, simpler.of))
+                    build.alias(eqn.outvars, build.splice(body, simpler.inputs))
                     continue
             elif simpler is not None and simpler.aval == eqn.outvars[0].aval:
                 build.alias(eqn.outvars, [simpler])
@@ -74,77 +79,80 @@ class Simplify(Pass):
         return build.program()
 
 
-def _traced(eqn: JaxprEqn, simpler: Replacement) -> Program:
-    """Return the replacement of an equation as a program from the values that it reads."""
+def _trace(eqn: JaxprEqn, simpler: Replacement) -> Program:
+    """Trace the replacement of an equation, as a program from its inputs."""
 
     def run(*xs: Any) -> list[Any]:
         with source(eqn, name_stack()), eqn.ctx.manager:
             return [simpler.f(*xs)]
 
-    return trace(run, *[v.aval for v in simpler.of])
+    return trace(run, *[v.aval for v in simpler.inputs])
 
 
 def _type(atom: Atom) -> Any:
     return atom.aval
 
 
-def _before(atom: Atom, by: Producers, *of: Primitive) -> JaxprEqn | None:
+def _producer(atom: Atom, producers: Producers, *primitives: Primitive) -> JaxprEqn | None:
     """The equation that makes a value, if it has one of these primitives; else None."""
-    eqn = None if isinstance(atom, Literal) else by.get(atom)
-    return eqn if eqn is not None and eqn.primitive in of else None
+    eqn = None if isinstance(atom, Literal) else producers.get(atom)
+    return eqn if eqn is not None and eqn.primitive in primitives else None
 
 
-def _is(atom: Atom, by: Producers, value: float) -> bool:
+def _equals(atom: Atom, producers: Producers, value: float) -> bool:
     """Whether all elements of a value are known to be this real number. 0.0 and -0.0 differ."""
-    x = known_number(atom, by)
+    x = known_number(atom, producers)
     return x is not None and x == value and math.copysign(1, x) == math.copysign(1, value)
 
 
 def _neutral(value: float | None, right: bool = False) -> Rule:
-    """Simplify an operation with its neutral element.
+    """Return a rule that simplifies an operation with its neutral element to the other operand.
 
     Args:
-      value: the neutral element; None: the neutral zero for sums and differences.
-      right: only the right operand may be the neutral element.
+      value: the neutral element; None: the zero, with the sign that is neutral.
+      right: whether only the right operand may be the neutral element.
     """
 
-    def rule(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    def rule(eqn: JaxprEqn, producers: Producers) -> Atom | None:
         x, y = eqn.invars
         neutral = value
         if neutral is None:
             # In floating point the neutral element of a sum is -0.0, and of a difference 0.0.
             integral = np.issubdtype(_type(eqn.outvars[0]).dtype, np.integer)
             neutral = 0.0 if integral or right else -0.0
-        if _is(y, by, neutral):
+        if _equals(y, producers, neutral):
             return x
-        return y if not right and _is(x, by, neutral) else None
+        return y if not right and _equals(x, producers, neutral) else None
 
     return rule
 
 
-def _twice(eqn: JaxprEqn, by: Producers) -> Atom | None:
-    """Simplify an operation that undoes itself when it is applied twice."""
-    before = _before(eqn.invars[0], by, eqn.primitive)
-    same = before is not None and _params(before) == _params(eqn)
-    return before.invars[0] if before is not None and same else None
+def _involution(eqn: JaxprEqn, producers: Producers) -> Atom | None:
+    """Simplify an operation that is applied twice and undoes itself, such as -(-x), to x."""
+    inner = _producer(eqn.invars[0], producers, eqn.primitive)
+    same = inner is not None and _params(inner) == _params(eqn)
+    return inner.invars[0] if inner is not None and same else None
 
 
-def _once(eqn: JaxprEqn, by: Producers) -> Atom | None:
-    """Simplify an operation that changes nothing when it is applied again."""
-    before = _before(eqn.invars[0], by, eqn.primitive)
-    return eqn.invars[0] if before is not None and _params(before) == _params(eqn) else None
+def _idempotent(eqn: JaxprEqn, producers: Producers) -> Atom | None:
+    """Simplify an operation that is applied twice and changes nothing the second time."""
+    inner = _producer(eqn.invars[0], producers, eqn.primitive)
+    return eqn.invars[0] if inner is not None and _params(inner) == _params(eqn) else None
 
 
 def _params(eqn: JaxprEqn) -> Any:
     return {k: v for k, v in eqn.params.items() if k != "sharding"}
 
 
-def _abs(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
-    before = _before(eqn.invars[0], by, lax.neg_p)
-    return _once(eqn, by) if before is None else Replacement(lax.abs, (before.invars[0],))
+def _abs(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
+    """Simplify abs(-x) to abs(x), and abs(abs(x)) to abs(x)."""
+    inner = _producer(eqn.invars[0], producers, lax.neg_p)
+    return (
+        _idempotent(eqn, producers) if inner is None else Replacement(lax.abs, (inner.invars[0],))
+    )
 
 
-def _same(eqn: JaxprEqn, by: Producers) -> Atom | None:
+def _extreme_or_logical(eqn: JaxprEqn, producers: Producers) -> Atom | None:
     """Simplify max, min, and, or: with equal operands, or a neutral boolean operand."""
     x, y = eqn.invars
     if x is y:
@@ -152,50 +160,57 @@ def _same(eqn: JaxprEqn, by: Producers) -> Atom | None:
     if _type(eqn.outvars[0]).dtype != np.dtype(bool) or eqn.primitive not in (lax.and_p, lax.or_p):
         return None
     neutral = float(eqn.primitive is lax.and_p)
-    return x if _is(y, by, neutral) else y if _is(x, by, neutral) else None
+    return x if _equals(y, producers, neutral) else y if _equals(x, producers, neutral) else None
 
 
-def _select(eqn: JaxprEqn, by: Producers) -> Atom | None:
+def _select(eqn: JaxprEqn, producers: Producers) -> Atom | None:
     """Simplify a selection if all cases are equal, or if the selector is a known number."""
-    which, *cases = eqn.invars
+    selector, *cases = eqn.invars
     if all(c is cases[0] for c in cases):
         return cases[0]
     for i, case in enumerate(cases):
-        if _is(which, by, float(i)):
+        if _equals(selector, producers, float(i)):
             return case
     return None
 
 
-def _unless(changes: Callable[[JaxprEqn], bool]) -> Rule:
-    """Simplify an operation to its operand, unless `changes` says that it changes something."""
-    return lambda eqn, by: None if changes(eqn) else eqn.invars[0]
+def _operand_unless(changes: Callable[[JaxprEqn], bool]) -> Rule:
+    """Return a rule that simplifies an equation to its operand, unless `changes(eqn)` is True."""
+    return lambda eqn, producers: None if changes(eqn) else eqn.invars[0]
 
 
-def _power(eqn: JaxprEqn, by: Producers) -> Atom | None:
+def _power(eqn: JaxprEqn, producers: Producers) -> Atom | None:
     """Simplify x ** 1 to x."""
     return eqn.invars[0] if eqn.params["y"] == 1 else None
 
 
-def _convert(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
+def _convert(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
+    """Simplify a conversion to the same dtype, and two conversions in a row.
+
+    Two conversions are simplified only if the first one is exact. They become no conversion if the
+    dtype is the original one again. They become one conversion if all three dtypes are of one kind,
+    floating-point or signed integer.
+    """
     (x,), new = eqn.invars, _type(eqn.outvars[0]).dtype
     if eqn.params.get("sharding") is not None or isinstance(x, Literal):
         return None
     if _type(x).dtype == new:
         return x
-    before = _before(x, by, lax.convert_element_type_p)
-    if before is None or before.params.get("sharding") is not None:
+    inner = _producer(x, producers, lax.convert_element_type_p)
+    if inner is None or inner.params.get("sharding") is not None:
         return None
-    (first,) = before.invars
-    if isinstance(first, Literal) or not _holds(_type(first).dtype, _type(x).dtype):
+    (first,) = inner.invars
+    if isinstance(first, Literal) or not _represents(_type(x).dtype, _type(first).dtype):
         return None
     if _type(first).dtype == new:
         return first
-    kinds = {d.kind if isinstance(d, np.dtype) else "" for d in (_type(x).dtype, new)}
-    alike = kinds == {_kind(_type(first).dtype)} and _kind(_type(first).dtype) in ("f", "i")
-    return Replacement(lambda x: lax.convert_element_type(x, new), (first,)) if alike else None
+    kind = _kind(_type(first).dtype)
+    one_kind = {_kind(_type(x).dtype), _kind(new)} == {kind} and kind in ("f", "i")
+    return Replacement(lambda x: lax.convert_element_type(x, new), (first,)) if one_kind else None
 
 
 def _kind(dtype: Any) -> str:
+    """The letter that NumPy gives to the kind of a dtype; empty for a dtype of JAX alone."""
     return dtype.kind if isinstance(dtype, np.dtype) else ""
 
 
@@ -203,8 +218,8 @@ def _kind(dtype: Any) -> str:
 _FLOATS = {"bfloat16": (7, 127), "float16": (10, 15), "float32": (23, 127), "float64": (52, 1023)}
 
 
-def _holds(small: Any, large: Any) -> bool:
-    """Whether every value of dtype `small` is a value of dtype `large`."""
+def _represents(large: Any, small: Any) -> bool:
+    """Whether dtype `large` represents every value of dtype `small` exactly."""
     if not (isinstance(small, np.dtype) and isinstance(large, np.dtype)):
         return False
     if small.name in _FLOATS:
@@ -222,59 +237,61 @@ def _holds(small: Any, large: Any) -> bool:
     return bits <= 8 * large.itemsize - (large.kind == "i")
 
 
-def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
+def _transpose(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
+    """Simplify a transposition that keeps the order of the axes, or two transpositions in a row."""
     order, x = eqn.params["permutation"], eqn.invars[0]
     if tuple(order) == tuple(range(len(order))):
         return x
-    before = _before(x, by, lax.transpose_p)
-    if before is None:
+    inner = _producer(x, producers, lax.transpose_p)
+    if inner is None:
         return None
-    both = [before.params["permutation"][i] for i in order]
-    if both == sorted(both):
-        return before.invars[0]
-    return Replacement(lambda x: lax.transpose(x, both), (before.invars[0],))
+    combined = [inner.params["permutation"][i] for i in order]
+    if combined == sorted(combined):
+        return inner.invars[0]
+    return Replacement(lambda x: lax.transpose(x, combined), (inner.invars[0],))
 
 
-def _bitcast(eqn: JaxprEqn, by: Producers) -> Atom | None:
+def _bitcast(eqn: JaxprEqn, producers: Producers) -> Atom | None:
     """Simplify two bitcasts in a row that return to the original type."""
-    before = _before(eqn.invars[0], by, lax.bitcast_convert_type_p)
-    return None if before is None else before.invars[0]
+    inner = _producer(eqn.invars[0], producers, lax.bitcast_convert_type_p)
+    return None if inner is None else inner.invars[0]  # `rewrite` checks that the types agree
 
 
-def _concatenate(eqn: JaxprEqn, by: Producers) -> Atom | None:
+def _concatenate(eqn: JaxprEqn, producers: Producers) -> Atom | None:
     """Simplify a concatenation of one operand, or of all parts of a split."""
     parts = list(eqn.invars)
     if len(parts) == 1:
         return parts[0]
-    split = _before(parts[0], by, lax.split_p)
+    split = _producer(parts[0], producers, lax.split_p)
     same_axis = split is not None and split.params["axis"] == eqn.params["dimension"]
     if split is None or not same_axis or len(parts) != len(split.outvars):
         return None
     return split.invars[0] if all(map(operator.is_, parts, split.outvars)) else None
 
 
-_SHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
+# Primitives that may change a shape only; `_only_reshapes` checks their parameters.
+_RESHAPING = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
 
 
-def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
+def _reshape(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
     """Simplify a reshape to the same shape, or two reshapes in a row."""
-    if not _reshapes(eqn):
+    if not _only_reshapes(eqn):
         return None
     x, shape = eqn.invars[0], _type(eqn.outvars[0]).shape
     if _type(x).shape == shape:
         return x
-    before = _before(x, by, *_SHAPES)
-    if before is None or not _reshapes(before):
+    inner = _producer(x, producers, *_RESHAPING)
+    if inner is None or not _only_reshapes(inner):
         return None
-    (first,) = before.invars
+    (first,) = inner.invars
     if _type(first).shape == shape:
         return first
-    if eqn.primitive is before.primitive is lax.reshape_p:
+    if eqn.primitive is inner.primitive is lax.reshape_p:
         return Replacement(lambda x: lax.reshape(x, shape), (first,))
     return None
 
 
-def _reshapes(eqn: JaxprEqn) -> bool:
+def _only_reshapes(eqn: JaxprEqn) -> bool:
     """Whether an equation has one input and only changes its shape, not the order of elements."""
     params, primitive = eqn.params, eqn.primitive
     if len(eqn.invars) != 1 or params.get("sharding") is not None:
@@ -291,28 +308,29 @@ def _size(atom: Atom) -> int:
     return math.prod(_type(atom).shape)
 
 
-def _broadcast(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
-    simpler = _reshape(eqn, by)
-    before = _before(eqn.invars[0], by, lax.broadcast_in_dim_p)
-    if simpler is not None or before is None or len(eqn.invars) + len(before.invars) > 2:
+def _broadcast(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
+    """Simplify a broadcast that is only a reshape, or two broadcasts in a row."""
+    simpler = _reshape(eqn, producers)
+    inner = _producer(eqn.invars[0], producers, lax.broadcast_in_dim_p)
+    if simpler is not None or inner is None or len(eqn.invars) + len(inner.invars) > 2:
         return simpler
-    if any(e.params.get("sharding") is not None for e in (eqn, before)):
+    if any(e.params.get("sharding") is not None for e in (eqn, inner)):
         return None
-    first, dims = before.params["broadcast_dimensions"], eqn.params["broadcast_dimensions"]
-    shape, both = eqn.params["shape"], [dims[i] for i in first]
-    return Replacement(lambda x: lax.broadcast_in_dim(x, shape, both), (before.invars[0],))
+    inner_dims, dims = inner.params["broadcast_dimensions"], eqn.params["broadcast_dimensions"]
+    shape, combined = eqn.params["shape"], [dims[i] for i in inner_dims]
+    return Replacement(lambda x: lax.broadcast_in_dim(x, shape, combined), (inner.invars[0],))
 
 
-def _slices(eqn: JaxprEqn) -> bool:
+def _changes_shape(eqn: JaxprEqn) -> bool:
     return _type(eqn.invars[0]).shape != _type(eqn.outvars[0]).shape
 
 
-def _part(which: int) -> Rule:
-    """Simplify the real (0) or imaginary (1) part of `complex(a, b)` to `a` or `b`."""
+def _complex_part(which: int) -> Rule:
+    """Return a rule that simplifies the real (0) or imaginary (1) part of `complex(a, b)`."""
 
-    def rule(eqn: JaxprEqn, by: Producers) -> Atom | None:
-        before = _before(eqn.invars[0], by, lax.complex_p)
-        return None if before is None else before.invars[which]
+    def rule(eqn: JaxprEqn, producers: Producers) -> Atom | None:
+        inner = _producer(eqn.invars[0], producers, lax.complex_p)
+        return None if inner is None else inner.invars[which]
 
     return rule
 
@@ -322,27 +340,27 @@ _RULES: dict[Primitive, Rule] = {
     lax.div_p: _neutral(1.0, right=True),
     lax.add_p: _neutral(None),
     lax.sub_p: _neutral(None, right=True),
-    lax.neg_p: _twice,
-    lax.not_p: _twice,
-    lax.rev_p: _twice,
+    lax.neg_p: _involution,
+    lax.not_p: _involution,
+    lax.rev_p: _involution,
     lax.abs_p: _abs,
-    **dict.fromkeys((lax.floor_p, lax.ceil_p, lax.round_p), _once),
-    **dict.fromkeys((lax.max_p, lax.min_p, lax.and_p, lax.or_p), _same),
+    **dict.fromkeys((lax.floor_p, lax.ceil_p, lax.round_p), _idempotent),
+    **dict.fromkeys((lax.max_p, lax.min_p, lax.and_p, lax.or_p), _extreme_or_logical),
     lax.select_n_p: _select,
     lax.integer_pow_p: _power,
-    lax.real_p: _part(0),
-    lax.imag_p: _part(1),
+    lax.real_p: _complex_part(0),
+    lax.imag_p: _complex_part(1),
     lax.convert_element_type_p: _convert,
     lax.transpose_p: _transpose,
     lax.reshape_p: _reshape,
     lax.squeeze_p: _reshape,
     lax.broadcast_in_dim_p: _broadcast,
-    **dict.fromkeys((lax.slice_p, lax.dynamic_slice_p), _unless(_slices)),
-    lax.pad_p: _unless(lambda eqn: any(map(any, eqn.params["padding_config"]))),
+    **dict.fromkeys((lax.slice_p, lax.dynamic_slice_p), _operand_unless(_changes_shape)),
+    lax.pad_p: _operand_unless(lambda eqn: any(map(any, eqn.params["padding_config"]))),
     lax.concatenate_p: _concatenate,
     lax.bitcast_convert_type_p: _bitcast,
     **dict.fromkeys(
         (lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p, lax.reduce_or_p),
-        _unless(lambda eqn: bool(eqn.params["axes"])),
+        _operand_unless(lambda eqn: bool(eqn.params["axes"])),
     ),
 }

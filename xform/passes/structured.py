@@ -1,8 +1,10 @@
-"""Structured equations (loops, branches, calls): read their programs, and rebuild them with others.
+"""Equations that contain programs (loops, branches, calls): read the programs, or replace them.
 
-A loop, branch or call with new programs is rebuilt by the JAX function that made it, in a trace of
-its own. The equations of that trace replace the original equation. Calls with shardings, remat
-regions and custom rules are never rebuilt, because their parameters matter.
+A *structured* equation is a scan, while loop, cond or call. Its *bodies* are the programs in its
+parameters. If a pass changes a body, the equation is rebuilt by the JAX function that made it, such
+as `lax.scan`, in a trace of its own. The equations of that trace replace the original equation.
+Some calls are never rebuilt, because their other parameters matter: calls with shardings, remat
+regions (`jax.checkpoint`), and functions with custom derivative rules.
 """
 
 from __future__ import annotations
@@ -26,40 +28,43 @@ def called_body(eqn: JaxprEqn) -> Program:
 
 
 def plain_call_body(eqn: JaxprEqn) -> Program | None:
-    """Return the body of a call that has no other meaning than its body; else None."""
-    known = traits(eqn.primitive)
-    held = callee(eqn.params, known.call)
-    return program(held) if held is not None and not known.calls else None
+    """Return the body of a call that only runs its body; None for any other equation."""
+    call_traits = traits(eqn.primitive)
+    jaxpr = callee(eqn.params, call_traits.call)
+    return program(jaxpr) if jaxpr is not None and not call_traits.calls else None
 
 
-def region(eqn: JaxprEqn) -> bool:
+def is_remat_region(eqn: JaxprEqn) -> bool:
     """Whether an equation is a remat region that JAX has not yet differentiated."""
     return traits(eqn.primitive).calls == "region" and not eqn.params["differentiated"]
 
 
-def sharding(s: Any) -> Any:
-    """Return a sharding of a jit equation; None if it leaves the choice to the compiler."""
+def chosen_sharding(s: Any) -> Any:
+    """Return a sharding parameter of a jit equation; None if the compiler chooses the sharding."""
     return s if isinstance(s, jax.sharding.Sharding) else None
 
 
 def has_shardings(eqn: JaxprEqn) -> bool:
     """Whether a jit equation has shardings for inputs or outputs. Such a call is not inlined."""
-    where = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    return any(sharding(s) is not None for s in where)
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return any(chosen_sharding(s) is not None for s in shardings)
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
-    """Return the programs of an equation that may be rewritten; empty if it has none."""
+    """Return the programs of an equation that a pass may change; empty if it has none.
+
+    For a while loop these are the condition and the body.
+    """
     params = eqn.params
     if eqn.primitive is while_p:
         return program(params["cond_jaxpr"]), program(params["body_jaxpr"])
     if eqn.primitive is cond_p:
         return tuple(map(program, params["branches"]))
-    plain = eqn.primitive is jit_p and not has_shardings(eqn) and not _special(params)
+    plain = eqn.primitive is jit_p and not has_shardings(eqn) and not _has_options(params)
     return (program(params["jaxpr"]),) if plain or eqn.primitive is scan_p else ()
 
 
-def _special(params: dict[str, Any]) -> bool:
+def _has_options(params: dict[str, Any]) -> bool:
     """Whether a jit has layouts, donated inputs, compiler options or a mesh."""
     layouts = (*params.get("in_layouts", ()), *params.get("out_layouts", ()))
     donated, options = params.get("donated_invars", ()), params.get("compiler_options_kvs", ())
@@ -67,10 +72,10 @@ def _special(params: dict[str, Any]) -> bool:
     return any(donated) or bool(options) or any(x is not None for x in layouts) or not meshless
 
 
-def nested(eqn: JaxprEqn, f: Callable[[Program], Program]) -> Program | None:
-    """Apply `f` to the programs of an equation, and return the program that replaces it.
+def map_bodies(eqn: JaxprEqn, f: Callable[[Program], Program]) -> Program | None:
+    """Apply `f` to the bodies of an equation; return a program that replaces the equation.
 
-    None if `f` changes none of them, or if the outputs would have other types.
+    None if `f` changes no body, or if the outputs would have other types.
     """
     old = bodies(eqn)
     new = [f(p) for p in old]
@@ -80,34 +85,35 @@ def nested(eqn: JaxprEqn, f: Callable[[Program], Program]) -> Program | None:
 
 
 def rebuild_equation(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None:
-    """Rebuild an equation with new nested programs, as a program.
+    """Rebuild an equation with new bodies. The result is a small program that replaces it.
 
     Args:
       eqn: a scan, while loop, cond or jit.
-      new: its new programs. They have all inputs of the old programs, and only the used outputs.
-        The condition of a while loop keeps its output. Inputs that nothing reads are dropped.
+      new: the new bodies. They have all inputs of the old bodies, and only the used outputs. The
+        condition of a while loop keeps its output. Inputs that no new body reads are dropped from
+        the rebuilt equation.
       used: which outputs of the equation are used. A value that a loop carries is used if one of
-        the loop's own programs reads it.
+        the loop's own bodies reads it.
 
     Returns:
       A program from the inputs of the equation to its used outputs; None if the outputs would have
       other types.
     """
-    make = _MAKERS[eqn.primitive]
+    bind_new = _REBUILDERS[eqn.primitive]
 
     def run(*xs: Any) -> list[Any]:
         with source(eqn, name_stack()), eqn.ctx.manager:
-            return make(eqn, new, used, xs)
+            return bind_new(eqn, new, used, xs)
 
     prog = trace(run, *[v.aval for v in eqn.invars])
     if eqn.primitive is cond_p:
-        prog = _unclamped(prog)
+        prog = _remove_clamp(prog)
     same = prog.out_avals == [v.aval for v in gather(eqn.outvars, used)]
     return prog if same else None
 
 
 def inputs_read(*programs: Program) -> Mask:
-    """Return which inputs are read or returned by any of some programs with the same inputs."""
+    """Return which inputs any of the programs reads or returns. They all have the same inputs."""
     mask: list[bool] = [False] * len(programs[0].inputs)
     for prog in programs:
         read: set[Any] = {v for e in prog.equations for v in e.invars if isinstance(v, Var)}
@@ -116,31 +122,36 @@ def inputs_read(*programs: Program) -> Mask:
     return tuple(mask)
 
 
+# One function for each structured primitive. It binds the equation again, with the new bodies and
+# the inputs `xs` of the old equation, and returns the used outputs.
+
+
 def _scan(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
-    (steps,) = new
-    nc, nk = scan_counts(eqn.params)
-    carried, read = used[:nk], inputs_read(steps)[nc + nk :]
-    consts, start = xs[:nc], gather(xs[nc : nc + nk], carried)
+    (body,) = new
+    n_consts, n_carry = scan_counts(eqn.params)
+    first_scanned = n_consts + n_carry
+    carried, read = used[:n_carry], inputs_read(body)[first_scanned:]
+    consts, start = xs[:n_consts], gather(xs[n_consts:first_scanned], carried)
     n = len(start)
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        ys = evaluate(steps, [*consts, *spread(carry, carried), *spread(x, read)])
+        ys = evaluate(body, [*consts, *spread(carry, carried), *spread(x, read)])
         return ys[:n], ys[n:]
 
-    seq = gather(xs[nc + nk :], read)
-    carry, ys = lax.scan(step, start, seq, **scan_options(eqn.params))
+    scanned = gather(xs[first_scanned:], read)
+    carry, ys = lax.scan(step, start, scanned, **scan_options(eqn.params))
     return [*carry, *ys]
 
 
 def _while(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
-    until, steps = new
-    a = eqn.params["cond_nconsts"]
-    b = a + eqn.params["body_nconsts"]
-    before, inside = xs[:a], xs[a:b]
+    cond, body = new
+    n_cond = eqn.params["cond_nconsts"]
+    n_consts = n_cond + eqn.params["body_nconsts"]
+    cond_consts, body_consts = xs[:n_cond], xs[n_cond:n_consts]
     return lax.while_loop(
-        lambda state: evaluate(until, [*before, *spread(state, used)])[0],
-        lambda state: evaluate(steps, [*inside, *spread(state, used)]),
-        gather(xs[b:], used),
+        lambda state: evaluate(cond, [*cond_consts, *spread(state, used)])[0],
+        lambda state: evaluate(body, [*body_consts, *spread(state, used)]),
+        gather(xs[n_consts:], used),
     )
 
 
@@ -154,8 +165,8 @@ def _cond(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) 
     return switch(eqn.params, index, list(map(branch, new)), gather(operands, read))
 
 
-def _unclamped(prog: Program) -> Program:
-    """Remove the clamp of the index that `lax.switch` adds: here the index is in range."""
+def _remove_clamp(prog: Program) -> Program:
+    """Remove the clamp that `lax.switch` adds to the index: here the index is always in range."""
     clamps = {e.outvars[0]: e for e in prog.equations if e.primitive is lax.clamp_p}
     index = prog.inputs[0]
     kept: list[JaxprEqn] = []
@@ -169,21 +180,23 @@ def _unclamped(prog: Program) -> Program:
 
 
 def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
-    (inner,) = new
-    read = inputs_read(inner)
+    (body,) = new
+    read = inputs_read(body)
     options = {k: eqn.params[k] for k in ("inline", "keep_unused")}
-    # One jitted function per program, so that a program that is called often is compiled once.
+    # One jitted function for each body, so that a body that is called often is compiled once.
     key = "jitted", eqn.params["name"], *options.values()
-    if key not in inner.cache:
+    if key not in body.cache:
 
         def run(*inputs: Any) -> list[Any]:
-            return evaluate(inner, spread(inputs, read))
+            return evaluate(body, spread(inputs, read))
 
         run.__name__ = eqn.params["name"]
-        inner.cache[key] = jax.jit(run, **options)
-    return inner.cache[key](*gather(xs, read))
+        body.cache[key] = jax.jit(run, **options)
+    return body.cache[key](*gather(xs, read))
 
 
-Makes = Callable[[JaxprEqn, Sequence[Program], Mask, Sequence[Any]], list[Any]]
+_Rebuilder = Callable[[JaxprEqn, Sequence[Program], Mask, Sequence[Any]], list[Any]]
 
-_MAKERS: dict[Primitive, Makes] = {scan_p: _scan, while_p: _while, cond_p: _cond, jit_p: _jit}
+_REBUILDERS: dict[Primitive, _Rebuilder] = {
+    scan_p: _scan, while_p: _while, cond_p: _cond, jit_p: _jit,
+}  # fmt: skip

@@ -51,61 +51,63 @@ def verify(before: Program, after: Program, name: str = "") -> None:
                            ("outputs", before.out_avals, after.out_avals)):  # fmt: skip
         if old != new:
             raise _broken(request, f"its {what} were {_types(old)} and are now {_types(new)}")
-    _defined(request, after)
-    known = {_signature(e) for e in before.equations}
+    _check_definitions(request, after)
+    unchanged = {_signature(e) for e in before.equations}
     for i, eqn in enumerate(after.equations):
-        if _signature(eqn) not in known:
-            _typed(request, i, eqn)
+        if _signature(eqn) not in unchanged:
+            _check_types(request, i, eqn)
     old, new = list(_effects(before)), list(_effects(after))
     if [e.primitive for e in old] != [e.primitive for e in new]:
-        other = (e for e, f in zip(old, [*new, *[None] * len(old)], strict=False)
-                 if f is None or e.primitive is not f.primitive)  # fmt: skip
-        lost = next(other, new[-1] if new else None)
-        at = "" if lost is None else f", at {lost.primitive.name}"
+        changed = (e for e, f in zip(old, [*new, *[None] * len(old)], strict=False)
+                   if f is None or e.primitive is not f.primitive)  # fmt: skip
+        first = next(changed, new[-1] if new else None)
+        at = "" if first is None else f", at {first.primitive.name}"
         raise _broken(
             request, f"the effects changed ({len(old)} before, {len(new)} now), or their order{at}",
-            "" if lost is None else frame(lost),
+            "" if first is None else frame(first),
         )  # fmt: skip
 
 
-def _defined(request: str, prog: Program) -> None:
+def _check_definitions(request: str, prog: Program) -> None:
     """Check that every variable is defined once, before it is read, also in nested programs.
 
-    A nested program that passed once is not checked again: it may occur in many equations.
+    `request` says what was asked, for the error message. A nested program that passed the check is
+    not checked again: it may occur in many equations.
     """
-    known: set[Any] = set()
+    defined: set[Any] = set()
     for v in (*prog.inputs, *(v for v, _ in prog.consts)):
-        if v in known:
+        if v in defined:
             raise _broken(request, "an input or constant appears twice")
-        known.add(v)
+        defined.add(v)
     for i, eqn in enumerate(prog.equations):
-        if any(isinstance(v, Var) and v not in known for v in eqn.invars):
+        if any(isinstance(v, Var) and v not in defined for v in eqn.invars):
             raise _wrong(request, i, eqn, "reads a value that no earlier equation makes")
         for v in eqn.outvars:
-            if v in known:
+            if v in defined:
                 raise _wrong(request, i, eqn, "makes a value that already exists")
-            known.add(v)
+            defined.add(v)
         for inner in bodies(eqn):
             if "defined" not in inner.cache:
-                _defined(request, inner)
+                _check_definitions(request, inner)
                 inner.cache["defined"] = True
     for i, v in enumerate(prog.outputs):
-        if not isinstance(v, Literal) and v not in known:
+        if not isinstance(v, Literal) and v not in defined:
             raise _broken(request, f"nothing computes output {i}")
 
 
 def _signature(eqn: JaxprEqn) -> Any:
     """Return the data that determine whether an equation's types are right.
 
-    An equation with the signature of an equation before the pass is not traced. Equations that a
-    pass leaves unchanged keep their dict of parameters, so the dict's `id` identifies them.
+    If an equation before the pass has the same signature, `verify` does not trace the equation. An
+    equation that a pass leaves unchanged keeps its dict of parameters. So the dict's `id` stands
+    for the parameters.
     """
     avals = tuple(v.aval for v in (*eqn.invars, *eqn.outvars))
     return eqn.primitive, id(eqn.params), avals
 
 
-def _typed(request: str, i: int, eqn: JaxprEqn) -> None:
-    """Check that the outputs of an equation have the types that its primitive gives them."""
+def _check_types(request: str, i: int, eqn: JaxprEqn) -> None:
+    """Check that the outputs of equation number `i` have the types that its primitive gives."""
     declared = [v.aval for v in eqn.outvars]
     try:
         actual = trace(lambda *xs: bind(eqn, xs), *[v.aval for v in eqn.invars]).out_avals
@@ -129,11 +131,13 @@ def _effects(prog: Program) -> Iterator[JaxprEqn]:
 
 
 def _wrong(request: str, i: int, eqn: JaxprEqn, problem: str) -> BrokenPass:
+    """Return the error for equation number `i`."""
     text = line(eqn, VariableNames())
     return _broken(request, f"equation {i}, `{text}`, {problem}", frame(eqn))
 
 
 def _broken(request: str, problem: str, where: str = "") -> BrokenPass:
+    """Return the error for a program."""
     remedy = "fix the pass or leave it out; its method `rewrite` returns the wrong program"
     return BrokenPass(request, problem, where, remedy)
 

@@ -15,7 +15,7 @@ import jax
 
 from xform._jax import JaxprEqn, scan_p
 from xform.passes.inline import inlinable_body
-from xform.passes.structured import bodies, called_body, rebuild_equation, region
+from xform.passes.structured import bodies, called_body, is_remat_region, rebuild_equation
 from xform.planner.shape import Shape, loop_levels, scan_in_parts
 from xform.program.ir import Program, bind, environment, evaluate, read, trace, write
 from xform.program.source import name_stack, source
@@ -47,7 +47,7 @@ def _programs(eqn: JaxprEqn) -> tuple[Program, ...]:
 
 def free_region(eqn: JaxprEqn) -> bool:
     """Whether an equation is a remat region without a policy."""
-    return region(eqn) and eqn.params["policy"] is None
+    return is_remat_region(eqn) and eqn.params["policy"] is None
 
 
 def loops_inside(prog: Program, index: int) -> range:

@@ -23,7 +23,7 @@ from xform.interpret.joint import Joint, analyze, will_be_compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, spread
 from xform.interpret.pullback import pullback
-from xform.passes.structured import called_body, has_shardings, plain_call_body, sharding
+from xform.passes.structured import called_body, chosen_sharding, has_shardings, plain_call_body
 from xform.program.arithmetic import Value, as_jax_values
 from xform.program.hijax import lower_all
 from xform.program.ir import Mask, Program, evaluate, lift_constants, program, trace
@@ -100,9 +100,9 @@ class _JitNode(CallNode):
         if not has_shardings(self.eqn):
             return {}
         params = self.eqn.params
-        outs = gather([sharding(s) for s in params["out_shardings"]], used)
+        outs = gather([chosen_sharding(s) for s in params["out_shardings"]], used)
         return {
-            "in_shardings": ([sharding(s) for s in params["in_shardings"]],),
+            "in_shardings": ([chosen_sharding(s) for s in params["in_shardings"]],),
             "out_shardings": (outs, None),
         }
 
