@@ -22,7 +22,7 @@ from xform.planner.loops import Shapes, loops
 from xform.planner.plan.plan import Plan
 from xform.planner.problem import Problem
 from xform.planner.search import search_compiled, search_simulated
-from xform.planner.simulate.profiles import profile
+from xform.planner.simulate.profiles import backend_profile
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
 from xform.policies.regions import regions_of
 from xform.program.ir import Program
@@ -58,7 +58,7 @@ def _default(problem: Problem) -> Candidate:
     A minimum cut lowers the bytes of the saved values. If they are not live at the peak, recomputed
     values can raise it. Then saving everything takes less memory, and less time.
     """
-    compiler = profile(problem.device.backend)
+    compiler = backend_profile(problem.device.backend)
     policy = dataclasses.replace(
         min_cut,
         regions=problem.regions,

@@ -20,7 +20,7 @@ from xform.planner.costs.outcome import offloaded_bytes, peak_lower_bound
 from xform.planner.front import Fits, front
 from xform.planner.infeasible import infeasible
 from xform.planner.problem import Problem
-from xform.planner.simulate.profiles import profile
+from xform.planner.simulate.profiles import backend_profile
 from xform.policies import Budget
 from xform.terminal.text import human_bytes
 
@@ -84,7 +84,7 @@ def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Ca
     """
     plans, backend = front(problem), problem.device.backend
     available = budget.bytes - problem.outside_bytes
-    target = available - math.ceil(profile(backend).margin * budget.bytes)
+    target = available - math.ceil(backend_profile(backend).margin * budget.bytes)
     # Skip the simulation if the saved values alone exceed the budget.
     fits = lambda c: (
         peak_lower_bound(c.schedule, backend) <= target and plans.peak(c.schedule) <= target

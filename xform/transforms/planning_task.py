@@ -144,7 +144,7 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate
     whole = program(trace.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
-    outer = simulate(whole, goal.backend, over=over)
+    outer = simulate(whole, goal.backend, overwrites_argument=over)
     inner = liveness(plan_program(problem, default).schedule, goal.backend)
 
     def compile_under(policy: Policy) -> Compilation:

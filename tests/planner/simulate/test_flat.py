@@ -22,9 +22,9 @@ WORDS = {"mul": "multiply", "div": "divide", "dot_general": "dot", "sin": "sine"
 COUNTED = {"multiply", "divide", "add", "subtract", "dot", "sine", "exponential", "transpose"}
 
 
-def of(f, *args, by=CPU, n_seeds: int = 0) -> FlatProgram:
+def of(f, *args, by=CPU, n_cotangents: int = 0) -> FlatProgram:
     prog = trace(lambda *xs: jax.tree.leaves(f(*xs)), *(args or (X,)))
-    return flatten(prog, by, n_seeds)
+    return flatten(prog, by, n_cotangents)
 
 
 def names(flat: FlatProgram) -> list[str]:
@@ -96,7 +96,7 @@ def test_a_barrier_is_nothing_where_it_is_none() -> None:
 def test_a_barrier_does_not_wait_for_the_cotangent_of_a_scalar() -> None:
     one = jax.ShapeDtypeStruct((), jnp.float32)
     f = lambda x, ct: barrier([x], [ct])[0] * 2
-    known, unknown = (names(of(f, X, one, n_seeds=n)) for n in (1, 0))
+    known, unknown = (names(of(f, X, one, n_cotangents=n)) for n in (1, 0))
     assert len(known) == len(unknown) - 1
 
 
@@ -114,9 +114,9 @@ def test_a_loop_is_one_step_that_starts_from_its_state_and_its_stacks(length: in
     flat = of(f, X, X)
     (loop,) = (s for s in flat.steps if s.primitive.name == "scan")
     assert loop_counts(loop.eqn) == (1, 1)
-    assert [c.bytes for c in loop.starts] == [ONE, length * ONE, length * 4]
+    assert [c.bytes for c in loop.initial_values] == [ONE, length * ONE, length * 4]
     assert [c.bytes for c in loop.results] == [ONE, length * ONE, length * 4]
-    assert loop.starts[0] is flat.inputs[0]
+    assert loop.initial_values[0] is flat.inputs[0]
 
 
 def test_a_while_loop_carries_all_that_it_makes() -> None:

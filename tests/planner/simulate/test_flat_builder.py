@@ -23,11 +23,11 @@ class Plainly(FlatBuilder):
         return self.add_step(eqn.primitive, (tuple(reads), self.operation_key(eqn)), eqn, reads)
 
 
-def added(f, *args, by: Profile = CPU, n_seeds: int = 0) -> tuple[Plainly, FlatProgram]:
+def added(f, *args, by: Profile = CPU, n_cotangents: int = 0) -> tuple[Plainly, FlatProgram]:
     prog = args[0] if isinstance(args[0], Program) else trace(f, *args)
     work = Plainly(by)
-    n = len(prog.inputs) - n_seeds
-    values = [*work.inputs(prog.inputs[:n]), *work.seeds(prog.inputs[n:])]
+    n = len(prog.inputs) - n_cotangents
+    values = [*work.inputs(prog.inputs[:n]), *work.cotangent_inputs(prog.inputs[n:])]
     return work, work.build(values, work.add_program(prog, values))
 
 
@@ -128,7 +128,7 @@ def test_constants_take_no_bytes_and_are_read_by_nobody() -> None:
 
 @pytest.mark.parametrize(("seed", "known"), [(jnp.float32(1), True), (jnp.ones(3), False)])
 def test_the_cotangent_of_a_scalar_is_seen(seed, known: bool) -> None:
-    work, flat = added(lambda x, ct: [jnp.exp(ct * 2) * jnp.sum(x)], X, seed, n_seeds=1)
+    work, flat = added(lambda x, ct: [jnp.exp(ct * 2) * jnp.sum(x)], X, seed, n_cotangents=1)
     (exp,) = (s for s in flat.steps if s.primitive.name == "exp")
     assert work.is_compile_time(exp.results[0]) is known
     assert not work.is_compile_time(flat.outputs[0])

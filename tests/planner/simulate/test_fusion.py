@@ -104,7 +104,7 @@ def test_in_a_group_all_is_lost_that_is_behind_what_is() -> None:
 @pytest.mark.parametrize(("fusion", "by"), [(LoopFusion, CPU), (GainFusion, GPU)])
 def test_a_view_is_what_it_is_a_view_of(fusion, by) -> None:
     flat = flat_of(lambda x, y: ((x @ y).reshape(32, 128).reshape(-1), x.reshape(-1)), X, X, by=by)
-    base = fusion(flat, by).base
+    base = fusion(flat, by).base_of
     product, given = flat.outputs
     assert base[product].maker.primitive.name == "dot_general"
     assert base[given] is flat.inputs[0]
@@ -113,7 +113,7 @@ def test_a_view_is_what_it_is_a_view_of(fusion, by) -> None:
 def test_every_step_is_written_or_behind_what_is() -> None:
     flat = flat_of(lambda x, y: (jnp.sin(x) @ y, jnp.sum(jnp.cos(x) * y, 0)), X, X)
     for fusion in (LoopFusion(flat, CPU), GainFusion(flat, GPU)):
-        assert fusion.place.keys() == {*flat.steps}
+        assert fusion.visit_index.keys() == {*flat.steps}
         written = {c for g in fusion.groups for c in g.root.results}
         assert {c for c in flat.outputs if c.maker} <= written
         assert all(c in written or not c.maker for g in fusion.groups for c in g.reads)

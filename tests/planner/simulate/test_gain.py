@@ -20,7 +20,7 @@ def of(f, *args) -> GainFusion:
 def written(f, *args) -> list[str]:
     fusion = of(f, *args)
     return sorted(
-        g.root.primitive.name for g in fusion.groups if g.root.results[0] not in fusion.base
+        g.root.primitive.name for g in fusion.groups if g.root.results[0] not in fusion.base_of
     )
 
 

@@ -20,7 +20,7 @@ PARTS = {"reduce_sum": "reduce", "reduce_max": "reduce", "dot_general": "dot"}
 def found(f, *args):
     """Return the flat program, and the calls in it."""
     flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), CPU)
-    place = LoopFusion(flat, CPU).place
+    place = LoopFusion(flat, CPU).visit_index
     return flat, library_calls(flat, sorted(flat.steps, key=place.__getitem__), CPU)
 
 

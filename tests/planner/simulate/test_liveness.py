@@ -12,7 +12,7 @@ from jax import lax
 import xform
 from experiments.bench_step.run import mlp, transformer
 from xform import policies
-from xform.planner.simulate import liveness
+from xform.planner.simulate import timeline
 from xform.planner.simulate.liveness import simulate
 from xform.program.ir import trace
 
@@ -21,8 +21,8 @@ SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)
 ONE = N * N * 4
 
 
-def of(f, *args, n_seeds: int = 0):
-    return simulate(trace(lambda *xs: [f(*xs)], *args), "cpu", n_seeds)
+def of(f, *args, n_cotangents: int = 0):
+    return simulate(trace(lambda *xs: [f(*xs)], *args), "cpu", n_cotangents)
 
 
 SMALL = {
@@ -67,7 +67,7 @@ def test_an_output_over_a_donated_argument_is_no_room_for_others(donate: tuple[i
     made = jax.jit(update, donate_argnums=donate).lower(SQUARE, SQUARE, SQUARE).compile()
     sizes = made.memory_analysis()
     over = tuple(i in donate for i in range(2))
-    seen = simulate(trace(update, *[SQUARE] * 3), "cpu", over=over)
+    seen = simulate(trace(update, *[SQUARE] * 3), "cpu", overwrites_argument=over)
     assert seen.output_bytes == sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     assert sizes.alias_size_in_bytes == len(donate) * ONE
     assert 0 <= sizes.temp_size_in_bytes - seen.temp_bytes < 1024
@@ -88,7 +88,7 @@ def test_what_waits_is_told_apart() -> None:
         y = jnp.sin(x @ x)
         return (y @ x) @ (ct @ y)
 
-    seen = simulate(trace(lambda *xs: [both(*xs)], SQUARE, SQUARE), "cpu", n_seeds=1)
+    seen = simulate(trace(lambda *xs: [both(*xs)], SQUARE, SQUARE), "cpu", n_cotangents=1)
     assert max(seen.saved) >= ONE
     assert len(seen.saved) == len(seen.live) > 3
     assert all(s <= n for s, n in zip(seen.saved, seen.live, strict=True))
@@ -103,8 +103,8 @@ def test_small_and_empty_values_are_simulated(shape) -> None:
 def test_equal_bodies_of_loops_are_simulated_once(monkeypatch) -> None:
     lengths = iter((3, 5))
     seen: list[Any] = []
-    once = liveness.flatten_iteration
-    monkeypatch.setattr(liveness, "flatten_iteration", lambda *a: seen.append(a) or once(*a))
+    once = timeline.flatten_iteration
+    monkeypatch.setattr(timeline, "flatten_iteration", lambda *a: seen.append(a) or once(*a))
 
     def twice(x, factor: float):
         for _ in range(2):

@@ -25,7 +25,7 @@ def of(f, *args, by=CPU) -> LoopFusion:
 
 def written(fusion: LoopFusion) -> list[int]:
     values = [g.root.results[0] for g in fusion.groups]
-    return sorted(c.bytes for c in values if c not in fusion.base and c.bytes >= SMALL)
+    return sorted(c.bytes for c in values if c not in fusion.base_of and c.bytes >= SMALL)
 
 
 def square(x):

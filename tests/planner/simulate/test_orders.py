@@ -18,7 +18,7 @@ from xform.program.ir import trace
 def groups_of(f, *args):
     flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), GPU)
     fusion = GainFusion(flat, GPU)
-    return fusion.groups, fusion.base, flat.outputs
+    return fusion.groups, fusion.base_of, flat.outputs
 
 
 def program(seed: int):
@@ -36,11 +36,11 @@ def program(seed: int):
     return f, [jnp.ones((64, 64)) for _ in range(2)]
 
 
-def peak(order, base, outputs) -> int:
+def peak(order, base_of, outputs) -> int:
     """Return the most live bytes: each group's result, and earlier values that are still read."""
-    made = [[c for c in g.root.results if c not in base] for g in order]
-    reads = [{base.get(c, c) for c in g.reads} for g in order]
-    stay = {base.get(c, c) for c in outputs}
+    made = [[c for c in g.root.results if c not in base_of] for g in order]
+    reads = [{base_of.get(c, c) for c in g.reads} for g in order]
+    stay = {base_of.get(c, c) for c in outputs}
     most = 0
     for i in range(len(order)):
         live = [c for values in made[:i] for c in values
@@ -62,17 +62,17 @@ def valid(order) -> bool:
 @pytest.mark.parametrize("seed", range(6))
 def test_an_order_is_valid_and_the_best_of_three(seed: int) -> None:
     f, args = program(seed)
-    groups, base, outputs = groups_of(f, *args)
-    work = _Orders(groups, base, outputs, lambda g: 0)
-    ways = [work.by_freed(), work.backwards(weighed=True), work.backwards(weighed=False)]
+    groups, base_of, outputs = groups_of(f, *args)
+    work = _Orders(groups, base_of, outputs, lambda g: 0)
+    ways = [work.list_schedule(), work.depth_first(weighted=True), work.depth_first(weighted=False)]
     for way in ways:
         assert sorted(way) == list(range(len(groups)))
         order = [groups[i] for i in way]
         assert valid(order)
-        assert work.peak(way) == peak(order, base, outputs)
-    chosen = least_memory_order(groups, base, outputs, lambda g: 0)
+        assert work.peak(way) == peak(order, base_of, outputs)
+    chosen = least_memory_order(groups, base_of, outputs, lambda g: 0)
     assert valid(chosen)
-    assert peak(chosen, base, outputs) == min(map(work.peak, ways))
+    assert peak(chosen, base_of, outputs) == min(map(work.peak, ways))
 
 
 def test_it_is_as_low_as_the_best_of_all_orders_where_those_are_few() -> None:
@@ -80,18 +80,20 @@ def test_it_is_as_low_as_the_best_of_all_orders_where_those_are_few() -> None:
         large = [(x * k) @ x.T for k in (1.0, 2.0)]
         return [(a @ a)[:, :1] for a in large]
 
-    groups, base, outputs = groups_of(f, jnp.ones((64, 64)))
+    groups, base_of, outputs = groups_of(f, jnp.ones((64, 64)))
     assert len(groups) < 10
     every = (p for p in itertools.permutations(groups) if valid(p))
-    least = min(peak(order, base, outputs) for order in itertools.islice(every, 3_000))
-    assert peak(least_memory_order(groups, base, outputs, lambda g: 0), base, outputs) <= least
+    least = min(peak(order, base_of, outputs) for order in itertools.islice(every, 3_000))
+    assert (
+        peak(least_memory_order(groups, base_of, outputs, lambda g: 0), base_of, outputs) <= least
+    )
 
 
 def test_what_runs_inside_a_group_counts() -> None:
     f, args = program(0)
-    groups, base, outputs = groups_of(f, *args)
-    work = _Orders(groups, base, outputs, lambda g: 10**9 if g is groups[0] else 0)
-    assert work.peak(work.by_freed()) > 10**9
+    groups, base_of, outputs = groups_of(f, *args)
+    work = _Orders(groups, base_of, outputs, lambda g: 10**9 if g is groups[0] else 0)
+    assert work.peak(work.list_schedule()) > 10**9
 
 
 def test_it_is_near_linear() -> None:
@@ -101,7 +103,7 @@ def test_it_is_near_linear() -> None:
                 x = jnp.sin(x @ x)
             return x
 
-        groups, base, outputs = groups_of(f, jnp.ones((8, 8)))
-        return counted(lambda: least_memory_order(groups, base, outputs, lambda g: 0))[0]
+        groups, base_of, outputs = groups_of(f, jnp.ones((8, 8)))
+        return counted(lambda: least_memory_order(groups, base_of, outputs, lambda g: 0))[0]
 
     assert work(400) < 6 * work(100)

@@ -16,7 +16,7 @@ from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.parts import flatten_schedule
-from xform.planner.simulate.profiles import profile
+from xform.planner.simulate.profiles import backend_profile
 from xform.policies import MinCut
 from xform.program.ir import trace
 
@@ -82,8 +82,8 @@ POLICIES = {
 
 
 def same(how, backend: str) -> None:
-    n_seeds, by = len(how.joint.seeds), profile(backend)
-    flats = flatten_schedule(how, by), flatten(emitted(how), by, n_seeds)
+    n_cotangents, by = len(how.joint.seeds), backend_profile(backend)
+    flats = flatten_schedule(how, by), flatten(emitted(how), by, n_cotangents)
     assert len(flats[0].steps) > 3
     ours, theirs = (_written(flat) for flat in flats)
     assert ours == theirs

@@ -8,7 +8,7 @@ from jax import lax
 import xform
 from xform.interpret.barrier import barrier
 from xform.planner.simulate.liveness import simulate
-from xform.planner.simulate.profiles import CPU, GPU, TPU, profile
+from xform.planner.simulate.profiles import CPU, GPU, TPU, backend_profile
 from xform.program.ir import trace
 
 N = 256
@@ -149,4 +149,4 @@ def test_a_fact_holds(fact: str) -> None:
 
 
 def test_profiles_are_found_by_backend() -> None:
-    assert [profile(p.name) for p in (CPU, GPU, TPU)] == [CPU, GPU, TPU]
+    assert [backend_profile(p.name) for p in (CPU, GPU, TPU)] == [CPU, GPU, TPU]

@@ -15,13 +15,13 @@ def step() -> FlatStep:
         traits(eqn.primitive),
         eqn,
         [FlatValue(12, "input", (3,))],
-        [FlatValue(12, "made")],
+        [FlatValue(12, "computed")],
     )
 
 
 def test_two_values_of_one_type_are_two() -> None:
     """They are keys of dictionaries."""
-    one, other = FlatValue(4, "made", (1,)), FlatValue(4, "made", (1,))
+    one, other = FlatValue(4, "computed", (1,)), FlatValue(4, "computed", (1,))
     assert one != other
     assert len({one, other, one}) == 2
     first, second = step(), step()
@@ -29,10 +29,15 @@ def test_two_values_of_one_type_are_two() -> None:
 
 
 def test_readers_are_each_cells_own() -> None:
-    one, other = FlatValue(4, "made"), FlatValue(4, "made")
+    one, other = FlatValue(4, "computed"), FlatValue(4, "computed")
     one.readers.append(step())
     assert other.readers == []
-    assert (one.maker, one.shape, step().by_rows, step().starts) == (None, (), False, ())
+    assert (one.maker, one.shape, step().left_sums_last_axis, step().initial_values) == (
+        None,
+        (),
+        False,
+        (),
+    )
 
 
 def test_nothing_else_can_be_said_of_them() -> None:

@@ -17,7 +17,7 @@ from xform.interpret.node import Node, fork_p, gather, join_p, user_equation
 from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible
 from xform.planner.costs.saved_values import device_bytes, expand_token, saved_values
-from xform.planner.simulate.profiles import profile
+from xform.planner.simulate.profiles import backend_profile
 
 
 def recompute_flops(schedule: Schedule) -> int:
@@ -86,7 +86,9 @@ def peak_lower_bound(schedule: Schedule, backend: str) -> int:
     joint = schedule.joint
     size = lambda atoms: sum(aval_bytes(v.aval) for v in atoms)
     outputs = size(joint.outputs) + size(joint.backward_outputs)
-    return size(joint.inputs) + max(saved_bytes(schedule) - profile(backend).on_chip_bytes, outputs)
+    return size(joint.inputs) + max(
+        saved_bytes(schedule) - backend_profile(backend).on_chip_bytes, outputs
+    )
 
 
 def offloaded_bytes(schedule: Schedule) -> int:

@@ -1,1 +1,1 @@
-"""Simulate a compiler's memory from the program alone."""
+"""Predict the memory of a compiled program from the program alone, without compiling it."""

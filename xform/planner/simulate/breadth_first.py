@@ -1,9 +1,11 @@
-"""XLA:CPU's execution order of fused operations: breadth first, when operands are available.
+"""XLA:CPU's execution order: breadth first, each operation when its operands are available.
 
-When a value is computed, its users become ready in the order of XLA's list of users of that value.
-XLA fills this list in its visiting order. Fusion then changes it, from the last operation to the
-first: a fusion that absorbs a user is appended, and the last entry takes the place of a removed
-user. The order of equations in the traced program has no influence.
+The units that run are fusion groups: operations that XLA fused into one (`fusion.py`). When a value
+is computed, the groups that read it become ready in the order of XLA's list of users of that value.
+XLA fills this list in its order of visiting operations. Fusion then changes the list, going
+from the last operation to the first: a fusion that absorbs a user is appended, and when a user is
+removed, the last entry takes its place. The order of equations in the traced program has no
+influence.
 Source: XLA's `hlo_memory_scheduler.cc` (`BFScheduler`), `instruction_fusion.cc` and
 `hlo_instruction.cc` (`Users`).
 """
@@ -18,63 +20,67 @@ from xform.planner.simulate.steps import FlatStep, FlatValue
 
 
 def breadth_first_order(fusion: Fusion, inputs: Sequence[FlatValue]) -> list[FusionGroup]:
-    """Return the groups in the order of a queue that runs them.
+    """Return the groups of a program in their execution order.
 
-    A group is appended to the queue when its last operand is available. Inputs, views, and each of
-    the results of a step with several pass through the queue too.
+    XLA runs them from a queue. A group is appended to the queue when its last operand is available.
+    These values pass through the queue too: the inputs of the program, and the results of a step
+    with several results.
     """
-    readers: dict[FlatValue, list[FusionGroup]] = {}
-    missing: dict[FusionGroup, int] = {}
+    groups_reading: dict[FlatValue, list[FusionGroup]] = {}
+    n_missing_operands: dict[FusionGroup, int] = {}
     for group in fusion.groups:
-        missing[group] = len(group.reads)
-        for c in group.reads:
-            readers.setdefault(c, []).append(group)
-    todo: list[FusionGroup | FlatValue] = [*dict.fromkeys(inputs)]
-    todo += [g for g in fusion.groups if not missing[g]]
-    done: list[FusionGroup] = []
-    for item in todo:
+        n_missing_operands[group] = len(group.reads)
+        for value in group.reads:
+            groups_reading.setdefault(value, []).append(group)
+    queue: list[FusionGroup | FlatValue] = [*dict.fromkeys(inputs)]
+    queue += [g for g in fusion.groups if not n_missing_operands[g]]
+    order: list[FusionGroup] = []
+    for item in queue:  # the loop appends to the queue
         if isinstance(item, FusionGroup):
-            done.append(item)
+            order.append(item)
             if len(item.root.results) > 1:
-                todo += item.root.results
+                queue += item.root.results
                 continue
             item = item.root.results[0]
-        for group in _users(item, readers.get(item, ()), fusion.place):
-            missing[group] -= 1
-            if not missing[group]:
-                todo.append(group)
-    return done
+        for group in _sort_users(item, groups_reading.get(item, ()), fusion.visit_index):
+            n_missing_operands[group] -= 1
+            if not n_missing_operands[group]:
+                queue.append(group)
+    return order
 
 
-def _users(
-    value: FlatValue, groups: Sequence[FusionGroup], place: Mapping[FlatStep, int]
+def _sort_users(
+    value: FlatValue, groups: Sequence[FusionGroup], visit_index: Mapping[FlatStep, int]
 ) -> Sequence[FusionGroup]:
-    """The groups that read a value, in the order of XLA's final list of users."""
+    """Return the groups that read a value, in the order of XLA's list of users after fusion."""
     if len(groups) < 2:
         return groups
-    left = collections.Counter(s for g in groups for s in g.reads[value])
-    users = _Users(sorted(left, key=place.__getitem__))
-    for group in sorted(groups, key=lambda g: place[g.root], reverse=True):
-        users.add(group)
+    # For each step that reads the value, in how many groups it is not fused yet.
+    n_unfused = collections.Counter(s for g in groups for s in g.reads[value])
+    users = _UserList(sorted(n_unfused, key=visit_index.__getitem__))
+    for group in sorted(groups, key=lambda g: visit_index[g.root], reverse=True):
+        users.append(group)
         for step in group.reads[value]:
-            left[step] -= 1
-            if not left[step]:
+            n_unfused[step] -= 1
+            if not n_unfused[step]:
                 users.remove(step)
     return [g for g in users.items if isinstance(g, FusionGroup)]
 
 
-class _Users:
-    """A list that puts its last item in the place of a removed one."""
+class _UserList:
+    """XLA's list of users of a value. The last item takes the place of a removed item."""
 
     def __init__(self, items: Sequence[FusionGroup | FlatStep]):
         self.items = [*items]
-        self._at: dict[FusionGroup | FlatStep, int] = {x: i for i, x in enumerate(items)}
+        self._index: dict[FusionGroup | FlatStep, int] = {x: i for i, x in enumerate(items)}
 
-    def add(self, item: FusionGroup) -> None:
-        self._at[item] = len(self.items)
+    def append(self, item: FusionGroup) -> None:
+        """Add an item at the end."""
+        self._index[item] = len(self.items)
         self.items.append(item)
 
     def remove(self, item: FlatStep) -> None:
-        at, last = self._at.pop(item), self.items.pop()
+        """Remove an item, and move the last item to its place."""
+        index, last = self._index.pop(item), self.items.pop()
         if last is not item:
-            self.items[at], self._at[last] = last, at
+            self.items[index], self._index[last] = last, index

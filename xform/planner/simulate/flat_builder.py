@@ -1,4 +1,8 @@
-"""Base class for building a flat program: equal steps are added once."""
+"""Base class for making a flat program, which adds equal steps only once.
+
+A flat program is the list of operations (steps) that XLA gets before fusion (`steps.py`). XLA
+merges equal computations, and so does this class.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,16 @@ T = TypeVar("T")
 class OperationKey:
     """The operation of an equation without its operands, as a key for dictionaries.
 
-    Two operations are equal if their texts are equal. The text is made only for a comparison of two
-    keys with the same hash, because the text of a loop is long.
+    Two keys are equal if the texts of their operations are equal: the primitive and its parameters.
+    The text of a loop is long. So it is made only when two keys with the same hash are compared.
     """
 
     __slots__ = ("_eqn", "_hash", "_text")
 
     def __init__(self, eqn: JaxprEqn):
         self._eqn, self._text = eqn, ""
-        plain = ((k, _plain(x)) for k, x in eqn.params.items() if x is not None)
-        self._hash = hash((eqn.primitive.name, frozenset(plain)))
+        params = ((k, _hashable(x)) for k, x in eqn.params.items() if x is not None)
+        self._hash = hash((eqn.primitive.name, frozenset(params)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -48,63 +52,73 @@ class OperationKey:
         return self._text
 
 
-def _plain(x: Any) -> Any:
-    """A parameter for the hash: its integers and tuples of integers, and 0 for anything else."""
-    return tuple(map(_plain, x)) if type(x) is tuple else x if type(x) is int else 0
+def _hashable(param: Any) -> Any:
+    """Return a parameter for the hash: integers and tuples as they are, 0 for anything else."""
+    if type(param) is tuple:
+        return tuple(map(_hashable, param))
+    return param if type(param) is int else 0
 
 
 class FlatBuilder(abc.ABC):
-    """Builds a flat program. An added step that equals an earlier one returns its results.
+    """Makes a flat program. Adding a step that equals an earlier one returns the earlier results.
 
-    Subclasses define `add_equation`, which turns an equation into steps.
+    Subclasses define `add_equation`, which turns an equation into steps. Facts that depend on an
+    equation alone are cached on its program, because many flat programs are made of one program.
+
+    Attributes:
+      profile: the facts about the compiler that the program is for.
+      compile_time: the values that the compiler can compute at compile time, besides constants.
     """
 
     def __init__(self, profile: Profile):
         self.profile = profile
-        # Values that the compiler can compute at compile time.
         self.compile_time: set[FlatValue] = set()
         self._steps: list[FlatStep] = []
+        # The results of each step by the primitive and key of the step; and constants by their key.
         self._results: dict[Any, list[FlatValue]] = {}
         # Facts about the equations of the current program, see `caching_facts`.
         self._facts: dict[Any, Any] = {}
         self._traits: dict[Primitive, Traits] = {}
+        # The bytes of each type, by its `id`. The type is kept alive, so that its `id` stays its
+        # own.
         self._sizes: dict[int, tuple[Any, int]] = {}
 
     @abc.abstractmethod
     def add_equation(self, eqn: JaxprEqn, operands: list[FlatValue]) -> list[FlatValue]:
-        """Add the steps of an equation with these operands, and return its results."""
+        """Add the steps that compute an equation from these operands, and return its results."""
 
     def bytes(self, aval: Any) -> int:
-        """Return the bytes of a value on the device; 0 if it lies in the memory of the host."""
+        """Return the bytes of a type in device memory; 0 if its memory is that of the host."""
         if id(aval) not in self._sizes:
-            host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-            size = 0 if host and not self.profile.host_is_device else self.profile.bytes(aval)
+            on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+            size = 0 if on_host and not self.profile.host_is_device else self.profile.bytes(aval)
             self._sizes[id(aval)] = aval, size
         return self._sizes[id(aval)][1]
 
-    def inputs(self, values: Sequence[Var]) -> list[FlatValue]:
+    def inputs(self, variables: Sequence[Var]) -> list[FlatValue]:
         """Return new values for the inputs of a program."""
-        return [FlatValue(self.bytes(v.aval), "input", shape(v.aval)) for v in values]
+        return [FlatValue(self.bytes(v.aval), "input", shape(v.aval)) for v in variables]
 
-    def seeds(self, values: Sequence[Var]) -> list[FlatValue]:
-        """Return new values for cotangents.
+    def cotangent_inputs(self, variables: Sequence[Var]) -> list[FlatValue]:
+        """Return new values for inputs that are cotangents.
 
-        A scalar cotangent is taken for the 1 that `grad` passes, which the compiler knows.
+        A scalar cotangent is assumed to be the constant 1 that `grad` passes, so the compiler can
+        compute with it at compile time.
         """
-        seeds = self.inputs(values)
-        self.compile_time |= {c for c in seeds if not c.shape}
-        return seeds
+        cotangents = self.inputs(variables)
+        self.compile_time |= {x for x in cotangents if not x.shape}
+        return cotangents
 
     def build(self, inputs: Sequence[FlatValue], outputs: Sequence[FlatValue]) -> FlatProgram:
-        """Return the flat program of the steps that outputs need, with the readers of each value.
+        """Return the flat program of the steps that the outputs need, and of steps with effects.
 
-        Steps with effects are kept too.
+        Sets the `readers` of each value.
         """
-        need = set(outputs)
+        needed = set(outputs)
         steps: list[FlatStep] = []
         for step in reversed(self._steps):
-            if not need.isdisjoint(step.results) or has_effects(step.eqn):
-                need.update(step.operands)
+            if not needed.isdisjoint(step.results) or has_effects(step.eqn):
+                needed.update(step.operands)
                 steps.append(step)
         steps.reverse()
         for step in steps:
@@ -113,7 +127,7 @@ class FlatBuilder(abc.ABC):
         return FlatProgram(tuple(inputs), tuple(steps), tuple(outputs))
 
     def add_program(self, prog: Program, inputs: Sequence[FlatValue]) -> list[FlatValue]:
-        """Add the steps of a program, and return its outputs."""
+        """Add the steps of a program with these inputs, and return its outputs."""
         env: dict[Any, Any] = dict(zip(prog.inputs, inputs, strict=True))
         env |= self.constants(prog)
         with self.caching_facts(prog):
@@ -124,7 +138,7 @@ class FlatBuilder(abc.ABC):
 
     @contextlib.contextmanager
     def caching_facts(self, prog: Program) -> Generator[None]:
-        """Within this context, facts about equations are cached on program `prog`."""
+        """Return a context in which facts about equations are cached on the program `prog`."""
         outer, self._facts = self._facts, prog.cache.setdefault("flattening", {})
         try:
             yield
@@ -132,65 +146,72 @@ class FlatBuilder(abc.ABC):
             self._facts = outer
 
     def constants(self, prog: Program) -> dict[Var, FlatValue]:
-        """Return the values of a program's constants, by their variables."""
+        """Return the values of the constants that a program closes over, by their variables."""
         return {v: self.constant(id(x), shape(v.aval)) for v, x in prog.consts}
 
     def read(self, env: Mapping[Any, Any], v: Any) -> Any:
-        """Return the value of a variable in an environment, or a constant value for a literal."""
+        """Return the value of a variable, which `env` has, or of a literal."""
         if not isinstance(v, Literal):
             return env[v]
         return self.constant(self.fact(v, "literal", lambda: literal_text(v)), shape(v.aval))
 
     def operation_key(self, eqn: JaxprEqn) -> OperationKey:
-        """Return the operation of an equation, as a key."""
+        """Return the key of an equation's operation, without its operands."""
         return self.fact(eqn, "operation", lambda: OperationKey(eqn))
 
-    def fact(self, of: JaxprEqn | Literal, what: Any, make: Callable[[], T]) -> T:
-        """Return a fact that depends on an equation or literal alone, computed once.
+    def fact(self, subject: JaxprEqn | Literal, name: Any, compute: Callable[[], T]) -> T:
+        """Return a fact that depends on an equation or literal alone, computed once for a program.
 
-        `what` names the fact, and `make` computes it.
+        Args:
+          subject: the equation or literal.
+          name: tells the fact from other facts about the subject.
+          compute: computes the fact.
         """
-        key = id(of), what
+        key = id(subject), name
         if key not in self._facts:
-            self._facts[key] = make()
+            self._facts[key] = compute()
         return self._facts[key]
 
     def traits(self, primitive: Primitive) -> Traits:
-        """Return the traits of a primitive."""
+        """Return what the registry knows about a primitive."""
         if primitive not in self._traits:
             self._traits[primitive] = traits(primitive)
         return self._traits[primitive]
 
     def is_compile_time(self, value: FlatValue) -> bool:
-        """Whether the compiler can compute a value at compile time."""
+        """Return whether the compiler knows a value or can compute it at compile time."""
         return value.kind == "constant" or value in self.compile_time
 
     def constant(self, key: Any, size: tuple[int, ...]) -> FlatValue:
-        """Return the value of a constant, which takes no bytes."""
+        """Return the value of a constant of shape `size`. Equal keys give the same value.
+
+        A constant counts as zero bytes.
+        """
         return self._results.setdefault(("constant", key), [FlatValue(0, "constant", size)])[0]
 
     def add_step(self, primitive: Primitive, key: Any, eqn: JaxprEqn, operands: list[FlatValue],
                  types: Sequence[Any] | None = None) -> list[FlatValue]:  # fmt: skip
-        """Add a step, and return its results. An equal earlier step is not added again.
+        """Add a step, and return its results. An equal step that was added before is used again.
 
         Args:
           primitive: the primitive of the step.
-          key: what tells the step from other steps of this primitive.
-          eqn: the equation that it comes from.
+          key: identifies the computation: two steps of a primitive with equal keys are equal.
+          eqn: the equation that the step comes from.
           operands: its operands.
-          types: the types of its results, as avals or as values to copy; by default as in `eqn`.
+          types: the types of its results: avals, or values whose bytes and shape are taken. By
+            default the types of the results of `eqn`.
         """
         values = self._results.get((primitive, key)) if not has_effects(eqn) else None
         if values is None:
             if types is None:
                 types = [v.aval for v in eqn.outvars]
             values = [
-                FlatValue(t.bytes, "made", t.shape) if type(t) is FlatValue
-                else FlatValue(self.bytes(t), "made", shape(t)) for t in types
+                FlatValue(t.bytes, "computed", t.shape) if type(t) is FlatValue
+                else FlatValue(self.bytes(t), "computed", shape(t)) for t in types
             ]  # fmt: skip
-            inputs = [c for c in operands if c.kind != "constant"]
-            # An operation with an effect alone returns a token, in XLA too.
-            results = values or [FlatValue(0, "made")]
+            inputs = [x for x in operands if x.kind != "constant"]
+            # An operation without results, only with an effect, returns a token in XLA.
+            results = values or [FlatValue(0, "computed")]
             step = FlatStep(primitive, self.traits(primitive), eqn, inputs, results)
             for value in results:
                 value.maker = step

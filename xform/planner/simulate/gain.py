@@ -1,10 +1,11 @@
-"""Fusion by gain, as XLA:GPU does it: an operation is fused into all of its readers, or written.
+"""Fusion on GPUs and TPUs: an operation is fused into all of its readers, or its result is written.
 
-XLA:GPU fuses the producer with the largest gain in time first. The gain is one kernel launch, the
-bytes that the producer reads and writes, and the bytes that its readers read from it, minus the
-bytes that each reader must read instead. The work of an operation does not count, because kernels
-are limited by memory. A written value is never computed again in a reader, except for a reshape. A
-reduction is always written.
+An operation of XLA:GPU is fused if that saves time, and the operation that saves most goes first.
+This time is called the gain, and it is counted in bytes that the memory could move in that time. It
+is the start of one kernel, the bytes that the operation reads and writes, and the bytes that its
+readers read from it, minus the bytes that each reader must read instead. Arithmetic does not
+count, because the memory limits the speed of kernels. A value is written to memory or computed in
+each reader, never both, except for a reshape. A reduction is always written.
 Source: XLA's `priority_fusion.cc` and `gpu_performance_model.cc`.
 """
 
@@ -19,16 +20,23 @@ from jax import lax
 from xform.planner.simulate.fusion import Fusion, FusionGroup, reads_not_elementwise
 from xform.planner.simulate.steps import FlatStep, FlatValue
 
-# A reduction of fewer elements to one counts as elementwise.
-_SMALL_REDUCTION = 16
+# A reduction of fewer elements than this to one element counts as elementwise.
+_LEAST_REDUCED = 16
 
 
 class GainFusion(Fusion):
-    """The groups of a flat program on GPUs and TPUs, fused by gain."""
+    """The fused groups of a program on GPUs and TPUs.
+
+    Each step starts as a group of its own. A fused group is removed, and its steps become members
+    of the groups that read it.
+    """
 
     def fuse(self, steps: Sequence[FlatStep]) -> None:
-        """Merge groups, the largest gain first."""
+        """Fuse groups into their readers, the largest gain first."""
+        # The steps of each group, by its root.
         self._members = {s: {s: None} for s in steps}
+        # The current gain of each group, by its root; and a queue of (minus gain, minus visit
+        # index, root). Entries of the queue may be outdated.
         self._gains = dict[FlatStep, float]()
         self._queue: list[tuple[float, int, FlatStep]] = []
         for step in reversed(steps):
@@ -36,7 +44,7 @@ class GainFusion(Fusion):
                 self._fuse_reshape(self.by_root[step])
         for step in steps:
             if step in self.by_root:
-                self._record(self.by_root[step])
+                self._update_gain(self.by_root[step])
         while self._queue:
             gain, _, step = heapq.heappop(self._queue)
             group = self.by_root.get(step)
@@ -46,11 +54,11 @@ class GainFusion(Fusion):
             readers = [self.by_root[s] for s in self.users[value]]
             for reader in readers:
                 self._fuse_into(reader, value, group)
-            self._update(readers)
+            self._update_gains(readers)
         for group in self.by_root.values():
             if not group.alone:
                 members = self._members[group.root]
-                order = sorted(members, key=self.place.__getitem__, reverse=True)
+                order = sorted(members, key=self.visit_index.__getitem__, reverse=True)
                 group.not_elementwise = reads_not_elementwise(order)
 
     def _fuse_reshape(self, group: FusionGroup) -> None:
@@ -61,50 +69,50 @@ class GainFusion(Fusion):
                 self._fuse_into(self.by_root[step], value, group)
 
     def _fuse_into(self, reader: FusionGroup, value: FlatValue, maker: FusionGroup) -> None:
-        """Fuse the maker of a value into one reader. Drop it when no reader is left."""
+        """Fuse the group that makes a value into one reader. Remove it after its last reader."""
         del reader.reads[value]
         reader.alone = False
         self._members[reader.root].update(self._members[maker.root])
         del self.users[value][reader.root]
-        for c in maker.reads:
-            reader.reads[c] = ()
-            self.users[c][reader.root] = None
+        for operand in maker.reads:
+            reader.reads[operand] = ()
+            self.users[operand][reader.root] = None
         if not self.users[value] and value not in self.outputs:
             del self.by_root[maker.root]
-            for c in maker.reads:
-                del self.users[c][maker.root]
+            for operand in maker.reads:
+                del self.users[operand][maker.root]
 
-    def _update(self, changed: list[FusionGroup]) -> None:
-        """Update the gains of changed groups, and of the groups that make their operands."""
-        makers = [self.by_root[c.maker] for g in changed for c in g.reads if c.maker]
+    def _update_gains(self, changed: list[FusionGroup]) -> None:
+        """Compute the gains of changed groups again, and of the groups that make their operands."""
+        makers = [self.by_root[x.maker] for g in changed for x in g.reads if x.maker]
         for group in dict.fromkeys((*changed, *makers)):
-            self._record(group)
+            self._update_gain(group)
 
-    def _record(self, group: FusionGroup) -> None:
-        """Record the gain of a group. Put the group into the queue if it is positive."""
+    def _update_gain(self, group: FusionGroup) -> None:
+        """Compute the gain of a group. Put the group into the queue if its gain is positive."""
         gain = self._gain(group)
         self._gains[group.root] = gain
         if gain > 0:
-            heapq.heappush(self._queue, (-gain, -self.place[group.root], group.root))
+            heapq.heappush(self._queue, (-gain, -self.visit_index[group.root], group.root))
 
     def _gain(self, group: FusionGroup) -> float:
-        """The time saved if a group is fused into its readers, in bytes that the memory moves."""
+        """Return the gain of fusing a group into all its readers; 0 forbids it."""
         value = group.root.results[0]
         users = self.users.get(value, {})
         if group.call or value in self.outputs or not users:
             return 0.0
-        gain = self.profile.kernel_bytes + value.bytes + sum(c.bytes for c in group.reads)
+        gain = self.profile.kernel_bytes + value.bytes + sum(x.bytes for x in group.reads)
         for step in users:
             reader = self.by_root[step]
-            if reader.call or any(map(_reduces, self._members[group.root])):
+            if reader.call or any(map(_is_reduction, self._members[group.root])):
                 return 0.0
-            gain += value.bytes - sum(c.bytes for c in group.reads if c not in reader.reads)
+            gain += value.bytes - sum(x.bytes for x in group.reads if x not in reader.reads)
         return gain
 
 
-def _reduces(step: FlatStep) -> bool:
-    """Whether a step reduces many elements to one."""
+def _is_reduction(step: FlatStep) -> bool:
+    """Return whether a step reduces many elements to one."""
     if step.traits.fusion != "reduction" or not step.operands:
         return False
-    sizes = [math.prod(c.shape) for c in (step.operands[0], step.results[0])]
-    return sizes[0] >= _SMALL_REDUCTION * sizes[1]
+    n_read, n_written = (math.prod(x.shape) for x in (step.operands[0], step.results[0]))
+    return n_read >= _LEAST_REDUCED * n_written

@@ -1,10 +1,13 @@
-"""Simulate how XLA's heap places values, to find the unused gaps between them.
+"""Simulate how XLA places temporary buffers in its heap, to find the unused gaps between them.
 
-The heap knows all lifetimes in advance. It tries two orders: by decreasing size and by decreasing
-lifetime. In each it places one buffer after the other, at the start of the smallest gap that is
-free during the buffer's lifetime, or else above all others. It keeps the placement that takes
-fewer bytes. Time is counted in events, which are the allocations and frees of values. Values that
-take over one another's memory lie in one buffer.
+A heap with gaps takes more bytes than the most bytes that are live at once. XLA knows the lifetime
+of each buffer in advance. It tries two orders: by decreasing size and by decreasing lifetime. In
+each order it places one buffer after the other: at the start of the smallest gap that is unused
+during the buffer's lifetime, or else above all others. It keeps the placement that takes fewer
+bytes.
+
+A buffer can hold several values one after the other, such as the states of a loop. Time is counted
+in events: each allocation of a value is an event, and so is each free.
 Source: XLA's `heap_simulator.cc` (`GlobalDecreasingSizeBestFitHeap`) and `buffer_assignment.cc`.
 """
 
@@ -16,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 # Buffers start at multiples of this number of bytes.
-_ALIGNED = 64
-# Buffers below this share of the peak are assumed to fit into gaps.
-_SMALL = 1 / 2048
+_ALIGNMENT = 64
+# Buffers of less than this share of the peak are not placed. They are assumed to fit into gaps.
+_SMALL_SHARE = 1 / 2048
 
 
 class HeapValue(NamedTuple):
@@ -26,32 +29,33 @@ class HeapValue(NamedTuple):
 
     Attributes:
       buffer: number of the buffer.
-      born: number of the step that makes it.
+      born: number of the step that computes it.
       dies: number of the last step that reads it.
-      place: when XLA visits the step that makes it; it breaks ties.
+      visit_index: number of the step that computes it in XLA's order of visiting operations. XLA
+        breaks ties by it.
     """
 
     buffer: int
     born: int
     dies: int
-    place: int
+    visit_index: int
 
 
 class _HeapBuffer(NamedTuple):
-    """A buffer.
+    """A buffer and its lifetime.
 
     Attributes:
       bytes: its size.
-      starts, ends: the first and the last event of its lifetime.
-      first_ends: the last event of its first value.
-      place: the `place` of its first value.
+      start, end: number of the first and of the last event of its lifetime.
+      first_value_end: number of the event that frees its first value.
+      visit_index: the `visit_index` of its first value.
     """
 
     bytes: int
-    starts: int
-    ends: int
-    first_ends: int
-    place: int
+    start: int
+    end: int
+    first_value_end: int
+    visit_index: int
 
 
 def heap_bytes(sizes: Sequence[int], values: Sequence[HeapValue], peak: int) -> int:
@@ -59,67 +63,67 @@ def heap_bytes(sizes: Sequence[int], values: Sequence[HeapValue], peak: int) -> 
 
     Args:
       sizes: bytes of each buffer.
-      values: the values in the buffers, in the order of the steps that make them.
+      values: the values in the buffers, in the order of the steps that compute them.
       peak: the most bytes that are live at once.
 
-    Cost: near linear in values, because small buffers are not placed.
+    Cost: near linear in the number of values, because small buffers are not placed.
     """
-    large = [s for s in _buffers(sizes, values) if s.bytes > peak * _SMALL]
-    least = _most_live(large)
-    by_size = _best_fit_bytes(
-        sorted(large, key=lambda s: (-s.bytes, s.starts - s.first_ends, s.place))
-    )
-    if by_size <= least:
+    large = [b for b in _find_buffers(sizes, values) if b.bytes > peak * _SMALL_SHARE]
+    bytes_without_gaps = _most_live_bytes(large)
+    by_size = sorted(large, key=lambda b: (-b.bytes, b.start - b.first_value_end, b.visit_index))
+    bytes_by_size = _best_fit_bytes(by_size)
+    if bytes_by_size <= bytes_without_gaps:
         return peak
-    by_lifetime = _best_fit_bytes(
-        sorted(large, key=lambda s: (s.starts - s.ends, -s.bytes, s.place))
-    )
-    return peak + min(by_size, by_lifetime) - least
+    by_lifetime = sorted(large, key=lambda b: (b.start - b.end, -b.bytes, b.visit_index))
+    return peak + min(bytes_by_size, _best_fit_bytes(by_lifetime)) - bytes_without_gaps
 
 
-def _buffers(sizes: Sequence[int], values: Sequence[HeapValue]) -> list[_HeapBuffer]:
-    """The buffers of values, with their events."""
-    last = dict[int, int]()  # for each buffer, the last of its values
-    allocated = [(v.born, 0, v.place, 1, i) for i, v in enumerate(values)]
-    freed = [(v.dies, 1, v.place, 0, i) for i, v in enumerate(values)]
-    first = dict[int, int]()
+def _find_buffers(sizes: Sequence[int], values: Sequence[HeapValue]) -> list[_HeapBuffer]:
+    """Number the events in order of time, and return each buffer with its lifetime in events."""
+    # For each buffer, the index of its first and of its last value.
+    first, last = dict[int, int](), dict[int, int]()
+    # Sort keys of events: step, 1 at the end of the step, visit index, 1 if it allocates, value.
+    allocations = [(v.born, 0, v.visit_index, 1, i) for i, v in enumerate(values)]
+    frees = [(v.dies, 1, v.visit_index, 0, i) for i, v in enumerate(values)]
     for i, v in enumerate(values):
-        if (before := last.get(v.buffer)) is not None:
-            # A value whose buffer is taken over is freed just before the next one is allocated.
-            freed[before] = v.born, 0, v.place, 0, before
+        if (previous := last.get(v.buffer)) is not None:
+            # The previous value of a buffer is freed just before the next one is allocated.
+            frees[previous] = v.born, 0, v.visit_index, 0, previous
         first.setdefault(v.buffer, i)
         last[v.buffer] = i
     starts, ends = [0] * len(values), [0] * len(values)
-    for event, (_, _, _, allocates, i) in enumerate(sorted(itertools.chain(allocated, freed))):
+    for event, (_, _, _, allocates, i) in enumerate(sorted(itertools.chain(allocations, frees))):
         (starts if allocates else ends)[i] = event
     return [
-        _HeapBuffer(sizes[k], starts[i], ends[last[k]], ends[i], values[i].place)
+        _HeapBuffer(sizes[k], starts[i], ends[last[k]], ends[i], values[i].visit_index)
         for k, i in first.items()
     ]
 
 
-def _most_live(buffers: Sequence[_HeapBuffer]) -> int:
-    """The most bytes that are live at once."""
-    changes = sorted(c for s in buffers for c in ((s.starts, s.bytes), (s.ends, -s.bytes)))
+def _most_live_bytes(buffers: Sequence[_HeapBuffer]) -> int:
+    """Return the most bytes that are live at once: the size of a heap without gaps."""
+    changes = sorted(c for b in buffers for c in ((b.start, b.bytes), (b.end, -b.bytes)))
     return max(itertools.accumulate(n for _, n in changes), default=0)
 
 
 def _best_fit_bytes(buffers: Iterable[_HeapBuffer]) -> int:
-    """The bytes of a heap into which buffers are placed in this order."""
-    placed = list[tuple[int, int, int, int]]()  # offset, end, first event, last event; sorted
+    """Place buffers in this order, each in the smallest gap; return the bytes of the heap."""
+    # Offset, end of the memory, first and last event of each placed buffer; sorted by offset.
+    placed = list[tuple[int, int, int, int]]()
     top = 0
-    for s in buffers:
-        starts, ends, size = s.starts, s.ends, s.bytes
-        above, at, gap = 0, -1, -1
-        for offset, end, a, b in placed:
-            if a < ends and starts < b:
-                free = offset - above
-                if free >= size and (at < 0 or free < gap):
-                    at, gap = above, free
-                if end > above:
-                    above = end
-        at = above if at < 0 else at
-        end = at - -size // _ALIGNED * _ALIGNED
-        bisect.insort(placed, (at, end, starts, ends))
-        top = max(top, at + size)
+    for buffer in buffers:
+        start, end, size = buffer.start, buffer.end, buffer.bytes
+        # `used_to` is where the memory ends that buffers at lower offsets use in this lifetime.
+        used_to, best_offset, best_gap = 0, -1, -1
+        for other_offset, other_memory_end, other_start, other_end in placed:
+            if other_start < end and start < other_end:
+                gap = other_offset - used_to
+                if gap >= size and (best_offset < 0 or gap < best_gap):
+                    best_offset, best_gap = used_to, gap
+                if other_memory_end > used_to:
+                    used_to = other_memory_end
+        offset = used_to if best_offset < 0 else best_offset
+        aligned_size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        bisect.insort(placed, (offset, offset + aligned_size, start, end))
+        top = max(top, offset + size)
     return top

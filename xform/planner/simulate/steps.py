@@ -1,4 +1,9 @@
-"""Data types of a flat program: its steps (operations) and its values."""
+"""The data types of the program that the planner simulates: operations (steps) and their values.
+
+A flat program is a list of the operations that XLA gets before fusion. Calls are inlined in it, and
+a loop is one step. `flat.py` makes it from a traced program, and `liveness.py` simulates its
+memory.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,8 @@ from collections.abc import Sequence
 from xform._jax import JaxprEqn, Primitive
 from xform.registry.traits import Traits
 
-# Primitives of the simulation only: a broadcast, and a barrier that only delays a value or keeps
-# it in memory.
+# Primitives that exist only in flat programs. `repeat_p` broadcasts a value. `wait_p` delays a
+# value until others are computed, or writes it to memory; it computes nothing.
 repeat_p, wait_p = Primitive("repeat"), Primitive("wait")
 
 
@@ -18,10 +23,10 @@ class FlatValue:
     """A value of a flat program.
 
     Attributes:
-      bytes: its size in memory.
-      kind: "input", "constant" or "made" (by a step).
+      bytes: its size in device memory.
+      kind: "input", "constant" or "computed" (by a step).
       shape: its shape.
-      maker: the step that makes it; None for an input or a constant.
+      maker: the step that computes it; None for an input or a constant.
       readers: the steps that read it.
     """
 
@@ -37,14 +42,18 @@ class FlatStep:
     """One operation of a flat program.
 
     Attributes:
-      primitive: its primitive. It may differ from the primitive of the equation.
-      traits: the traits of the primitive.
-      eqn: the equation that it comes from.
+      primitive: its primitive. It differs from the primitive of `eqn` if XLA runs another
+        operation.
+      traits: what the registry knows about the primitive, such as whether it is elementwise.
+      eqn: the equation of the traced program that it comes from.
       operands: its operands, without constants.
       results: its results.
-      by_rows: for a product: the last axis of the left operand is summed.
-      right_by_rows: for a product: the first axis of the right operand is summed.
-      starts: for a loop: the initial value of each of its first results.
+      left_sums_last_axis: only for a matrix product: it sums over the last axis of the left
+        operand.
+      right_sums_first_axis: only for a matrix product: it sums over the first axis of the right
+        operand.
+      initial_values: only for a loop: the initial value of each carried and each stacked result;
+        these are its first results.
     """
 
     primitive: Primitive
@@ -52,9 +61,9 @@ class FlatStep:
     eqn: JaxprEqn
     operands: list[FlatValue]
     results: list[FlatValue]
-    by_rows: bool = False
-    right_by_rows: bool = False
-    starts: Sequence[FlatValue] = ()
+    left_sums_last_axis: bool = False
+    right_sums_first_axis: bool = False
+    initial_values: Sequence[FlatValue] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
