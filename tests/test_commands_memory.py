@@ -169,7 +169,7 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     ("command", "said"),
     [
         (["memory", "small:loss", "--target", "tpu:v9"], "no such target"),
-        (["memory", "small:loss", "--policy", "best"], "no policy has this name"),
+        (["memory", "small:loss", "--policy", "best"], "no policy has the name 'best'"),
         (["compare", "small:loss", "--policy", "budget:lots"], "it is not a number of bytes"),
         (["memory", "small:loss", "--donate", "5"], "--donate 5\n.*loss is given 2 arguments"),
         (

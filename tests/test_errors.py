@@ -135,7 +135,7 @@ if `policy` means something else and the function is a loss, wrap it: lambda *ar
         errors.UnknownShardings,
         ValueError,
         """\
-policy=budget('1.0 MiB') of <lambda>
+policy=budget('1 MiB') of <lambda>
   problem: the budget limits the bytes of each device, but inside jit nothing says how values are \
 sharded over a mesh with Auto axes {'data': 8}
   where:   HERE

@@ -118,63 +118,6 @@ def test_a_batch_is_a_number() -> None:
         )
 
 
-REMEDIES = {
-    "6 GiB": "use xform.policies.budget('6 GiB')",
-    600000: "use xform.policies.budget(600000)",
-    16e9: "use xform.policies.budget(16000000000.0)",
-    "1e9": "use xform.policies.budget('1e9')",
-    "save_dots": "use xform.policies.save_dots",
-    "dots": "use xform.policies.save_dots",
-    "budget:6GiB": "use xform.policies.parse('budget:6GiB'), which reads policies as command lines "
-    "do",
-    "open:min_cut": "use xform.policies.parse('open:min_cut'), which reads policies as command "
-    "lines do",
-    "six": "use one of xform.policies or jax.checkpoint_policies",
-    True: "use one of xform.policies or jax.checkpoint_policies",
-}
-# Every public function that takes a policy.
-TAKERS = {
-    "grad": lambda p: xform.grad(loss, policy=p)(X),
-    "value_and_grad": lambda p: xform.value_and_grad(loss, policy=p)(X),
-    "vjp": lambda p: xform.vjp(loss, X, policy=p),
-    "fwd_and_bwd": lambda p: xform.fwd_and_bwd(loss, 0, policy=p)[0](X),
-    "checkpoint": lambda p: xform.checkpoint(loss, policy=p),
-    "hvp": lambda p: xform.hvp(loss, (X,), (X,), policy=p),
-    "newton_step": lambda p: xform.curvature.newton_step(loss, (X,), policy=p),
-    "hutchinson": lambda p: xform.curvature.hutchinson(loss, (X,), KEY, policy=p),
-    "hessian_spectrum": lambda p: xform.curvature.hessian_spectrum(loss, (X,), KEY, policy=p),
-    "ggnvp": lambda p: xform.curvature.ggnvp(jnp.sin, loss, (X,), (X,), policy=p),
-    "plan": lambda p: xform.plan(loss, X, policy=p),
-    "residuals": lambda p: xform.residuals(loss, X, policy=p),
-    "compare": lambda p: xform.compare(loss, X, policies=[None, p]),
-    "install": lambda p: xform.install(policy=p),
-    "save_from_both_policies": lambda p: policies.save_from_both_policies(p, policies.save_dots),
-}
-
-
-@pytest.mark.parametrize("name", TAKERS)
-def test_policies_that_are_none(name: str) -> None:
-    for given, remedy in REMEDIES.items():
-        text = message(lambda: TAKERS[name](given))  # noqa: B023
-        assert text == (
-            f"policy={given!r}\n"
-            "  problem: a policy is a callable of a primitive, its input types and parameters\n"
-            f"  remedy:  {remedy}"
-        )
-    assert not xform.is_installed()
-
-
-def test_texts_that_name_no_policy() -> None:
-    assert message(lambda: policies.parse(3)) == (
-        "policies.parse(3)\n"
-        "  problem: it has type int, and must be text such as 'save_dots'\n"
-        "  remedy:  use xform.policies.budget(3)"
-    )
-    assert "or use the policy as it is" in message(lambda: policies.parse(policies.save_dots))
-    for text in ("", "open:", "budget:", "saved:six", "open:open:", "nothing", "budget"):
-        message(lambda: policies.parse(text))  # noqa: B023
-
-
 def test_nothing_to_compare() -> None:
     for given in ("policies", "targets"):
         for empty in ([], (), {}):

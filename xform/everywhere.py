@@ -19,7 +19,7 @@ import jax
 
 from xform.introspection.loaded import loaded
 from xform.jacobians import jacobian as jacobians
-from xform.policies import check
+from xform.policies import parse
 from xform.transforms import checkpoint, forward, jacobian, reverse
 
 Transform = Callable[..., Any]
@@ -108,8 +108,7 @@ def is_installed() -> bool:
 
 def replacements(policy: Any = None) -> dict[str, Transform]:
     """For each of JAX's transforms, by name, a function with its arguments that calls xform's."""
-    if policy is not None:
-        check(policy)
+    policy = parse(policy)
     return {name: _replacement(name, policy) for name in THEIRS}
 
 

@@ -25,7 +25,7 @@ def test_transforms_and_policies() -> None:
         "compiled: its grad by argument 0, policy min_cut")  # fmt: skip
     both = xform.value_and_grad(loss, (0, 1), policy=xform.policies.budget("1 MiB"))
     assert described(both, {"a": W}, X)[0] == (
-        "compiled: its value_and_grad by arguments 0, 1, policy budget('1.0 MiB')")  # fmt: skip
+        "compiled: its value_and_grad by arguments 0, 1, policy budget:1 MiB")  # fmt: skip
 
 
 def test_arguments_of_all_kinds() -> None:

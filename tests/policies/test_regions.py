@@ -52,5 +52,5 @@ def test_a_region_opens_none() -> None:
 
 
 def test_a_text_that_opens_no_policy() -> None:
-    with pytest.raises(WrongArgument, match="no policy has this name"):
+    with pytest.raises(WrongArgument, match="no policy has the name 'most'"):
         policies.parse("open:most")

@@ -131,7 +131,7 @@ def test_policies_of_one_name_are_numbered() -> None:
     some = [policies.budget(n, of="saved") for n in (2_000_000, 2_000_010)]
     table = xform.compare(loss, *ARGS, policies=some, targets="cpu")
     assert [e.policy for e in table] == [
-        "budget('1.9 MiB', of='saved')", "budget('1.9 MiB', of='saved') (2)"]  # fmt: skip
+        "saved:1.9MiB", "saved:1.9MiB (2)"]  # fmt: skip
 
 
 def test_a_budget_of_nothing_is_refused() -> None:

@@ -26,8 +26,8 @@ def test_less_bytes_are_more_work(tmp_path) -> None:
     for a, b in itertools.pairwise(ours):
         assert (b.peak_bytes, -b.recompute_flops) <= (a.peak_bytes, -a.recompute_flops)
     names = [p.name for p in curve if p.stock]
-    assert names[0] == "everything_saveable"
-    assert "dots_saveable" in names
+    assert names[0] == "save_everything"
+    assert "save_dots" in names
     assert len(curve) == len(ours) + 4
     text = str(curve)
     assert all(name in text for name in names)

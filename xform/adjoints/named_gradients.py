@@ -17,7 +17,7 @@ from xform.adjoints.sites import Site, list_uses, sites
 from xform.errors import NotDifferentiable, WrongArgument
 from xform.interpret.activity import path
 from xform.introspection.callables import check_callable, function_name
-from xform.policies import check, min_cut, save_everything
+from xform.policies import min_cut, parse, save_everything
 from xform.program.arithmetic import Value
 from xform.program.ir import seldom_collected, trace
 from xform.transforms.check import check_output, check_scalar
@@ -97,7 +97,7 @@ def partials(
     [('0: mul', 3.0), ('1: mul', 2.0)]
     """
     check_callable(f, "partials")
-    check(policy)
+    policy = parse(policy)
     caller = f"partials of {function_name(f)}"
     leaves, tree = _names(names, caller)
     untyped: Any = via
@@ -269,7 +269,7 @@ def _zeros(site: Site) -> Value:
 def _planned_vjp(fun: Function, args: Sequence[Value], policy: Policy
                  ) -> tuple[Any, Pullback, Tree]:  # fmt: skip
     default = min_cut if staging() else save_everything
-    return planned_vjp(fun, args, default if policy is None else check(policy))
+    return planned_vjp(fun, args, default if policy is None else policy)
 
 
 def _check_paths(request: _Request, fun: Function, targets: Sequence[Site], to: str) -> None:

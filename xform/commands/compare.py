@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> str:
 def compare_policies(args: argparse.Namespace) -> Any:
     """The comparison that the command line requests."""
     on = read_function(args)
-    policies = {name: policy(name) for name in args.policy or ["min_cut"]}
+    policies = [policy(text) for text in args.policy or ["min_cut"]]
     comparison = xform.compare(on.f, *on.args, policies=policies, targets=args.target,
                                **options(args))  # fmt: skip
     return on.named(comparison, comparison.description.note)

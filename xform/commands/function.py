@@ -39,11 +39,7 @@ from xform.introspection.callables import argument_names
 from xform.memory.description import describe
 from xform.transforms.planning_task import with_policy
 
-ABOUT_POLICIES = (
-    f"what the backward pass saves: {', '.join(policies.NAMED)} (a budget of the device's memory), "
-    "budget:8GiB (limit on the peak memory) or saved:8GiB (limit on the saved values); with open:, "
-    "such as open:min_cut, also inside the program's remat regions"
-)
+ABOUT_POLICIES = f"what the backward pass saves: {policies.TEXTS}"
 
 
 @dataclasses.dataclass(frozen=True)

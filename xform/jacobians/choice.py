@@ -26,7 +26,7 @@ from xform.jacobians.segments import CutProgram, cut_program
 from xform.jacobians.work import links
 from xform.passes.inline import Inline
 from xform.planner.device import resolve_fit
-from xform.policies import check, save_nothing
+from xform.policies import save_nothing
 from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value
 from xform.transforms.function import Function
@@ -89,7 +89,7 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
     reverse mode is clearly best. It is if the output has at most one element, or at most a quarter
     of the elements of the input and at most half of the elements of each cut.
     """
-    policy = resolve_fit(check(policy)) if policy is not None else None
+    policy = resolve_fit(policy)
     prog = Inline().program(fun.program)
     full = cut_program(prog, fun.active(), fun.differentiable(), holomorphic)
     mode = _required_mode(fun, full, mode, holomorphic, policy)

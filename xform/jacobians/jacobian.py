@@ -18,7 +18,7 @@ from xform.jacobians.explain import Explanation, explain_choice
 from xform.jacobians.scalars import jacobian_by_elimination
 from xform.jacobians.units import vary
 from xform.passes.inline import Inline
-from xform.policies import check
+from xform.policies import parse
 from xform.policies.budgets import Budget, Fit
 from xform.program.arithmetic import differentiable, float0_zeros
 from xform.program.ir import seldom_collected
@@ -92,7 +92,8 @@ class JacobianTransform:
         elimination: Literal["markowitz"] | None = None,
     ) -> Callable[..., Any]:
         """See the docstring of the class."""
-        _check_options(f, argnums, mode, chunk, policy)
+        policy = parse(policy)
+        _check_options(f, argnums, mode, chunk)
         _check_elimination(elimination, mode, chunk, policy)
 
         @functools.wraps(f, updated=())
@@ -163,7 +164,8 @@ class JacobianTransform:
         >>> {name: f"{flops:,.0f}" for name, flops in explanation.flops.items()}
         {'forward': '100,200', 'reverse': '100,200', 'mixed': '40,600'}
         """
-        _check_options(f, argnums, mode, chunk, policy)
+        policy = parse(policy)
+        _check_options(f, argnums, mode, chunk)
         found: list[Explanation] = []
 
         def explain(*args: Any, **kwargs: Any) -> None:
@@ -180,11 +182,9 @@ class JacobianTransform:
 jacobian = JacobianTransform()
 
 
-def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any, policy: Any) -> None:
+def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any) -> None:
     check_callable(f, "jacobian")
     numbers(argnums, "jacobian", "argnums")
-    if policy is not None:
-        check(policy)
     if mode not in _MODES:
         raise WrongArgument(
             f"jacobian with mode={mode!r}", "unknown mode", "", f"pass one of {_MODES}"

@@ -38,7 +38,7 @@ from xform.planner.plan.decision import Decision
 from xform.planner.plan.plan import Plan
 from xform.planner.schedule import Inner, schedule_by_decision, schedule_by_policy
 from xform.planner.simulate.liveness import liveness
-from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
+from xform.policies import Budget, MinCut, Policy, min_cut, parse, save_everything
 from xform.policies.regions import region_policy
 from xform.program.ir import Mask, seldom_collected
 from xform.program.source import frame
@@ -85,7 +85,8 @@ def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
 
 
 def _plan(joint: Joint, policy: Any, context: _Context) -> Schedule:
-    policy = policy if isinstance(policy, Decision) else check(policy)
+    if not isinstance(policy, Decision):
+        policy = save_everything if policy is None else parse(policy)
     key: Any = policy, context
     if key not in joint.schedules:
         with seldom_collected():
@@ -240,7 +241,7 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
         return tuple(schedule(j, decision) for j, decision in decisions)
     opened = isinstance(policy, MinCut) and policy.in_regions and free_region(node.eqn)
     if node.region and not opened:
-        policy = region_policy(check(node.policy), frame(node.eqn))
+        policy = region_policy(parse(node.policy), frame(node.eqn))
     if isinstance(policy, MinCut) and policy.rounds_operands and node.loop:
         # A loop stacks its saved values: they are in memory, unrounded, in any case.
         policy = dataclasses.replace(policy, fused_save_price=0.0, rounds_operands=False)

@@ -23,7 +23,7 @@ from xform.planner.plan.plan import Plan
 from xform.planner.problem import Problem
 from xform.planner.search import search_compiled, search_simulated
 from xform.planner.simulate.profiles import backend_profile
-from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
+from xform.policies import Budget, MinCut, Policy, min_cut, parse, save_everything
 from xform.policies.regions import regions_of
 from xform.program.ir import Program
 from xform.program.source import frame
@@ -41,7 +41,7 @@ def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = N
     measures the plans; if it is None, their peaks are simulated.
     """
     with progress_line.show("choosing what to save"):
-        policy = resolve_fit(check(policy), problem.device)
+        policy = resolve_fit(parse(policy), problem.device)
         problem = dataclasses.replace(problem, regions=regions_of(policy))
         if isinstance(policy, Plan):
             return problem.candidate(policy, _recorded_shapes(policy, problem.program))

@@ -35,6 +35,7 @@ class Budget:
       device: the device whose memory the budget is; empty if the bytes were given.
       regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
       verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak.
+      typed: the bytes as text, as the user typed them; empty if they were given as a number.
     """
 
     bytes: int
@@ -44,6 +45,7 @@ class Budget:
     device: str = ""
     regions: Regions = "marked"
     verify: bool = True
+    typed: str = dataclasses.field(default="", compare=False)
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
         """False."""
@@ -51,14 +53,28 @@ class Budget:
 
     @property
     def options(self) -> str:
-        """The arguments of `budget` that differ from its defaults, as source code."""
-        of = f", of={self.of!r}" if self.of != "peak" else ""
-        return of if self.verify else f"{of}, verify=False"
+        """The arguments of `budget` after the first, without defaults, as source code."""
+        given = {"of": self.of, "batch": self.batch, "solver": self.solver, "verify": self.verify}
+        defaults = {"of": "peak", "batch": None, "solver": "auto", "verify": True}
+        return "".join(f", {k}={x!r}" for k, x in given.items() if x != defaults[k])
+
+    @property
+    def exact_amount(self) -> str | int:
+        """The first argument of `budget`: the text that the user typed, or a number of bytes."""
+        if self.typed and byte_count(self.typed) // (self.batch or 1) == self.bytes:
+            return self.typed
+        return self.bytes * (self.batch or 1)
+
+    @property
+    def amount(self) -> str:
+        """The bytes as the user typed them, or rounded in a larger unit."""
+        amount = self.exact_amount
+        return amount if isinstance(amount, str) else human_bytes(amount)
 
     def __repr__(self) -> str:
-        text = f"budget({human_bytes(self.bytes)!r}{self.options})"
-        text = f"auto, {text} of {self.device}" if self.device else text
-        return policy_text(self.regions, text)
+        if self.device:
+            return policy_text(self.regions, f"auto, {self.amount} of {self.device}")
+        return policy_text(self.regions, f"budget({self.amount!r}{self.options})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,19 +87,23 @@ class Fit:
       reserve: bytes of that memory that the derivative must not use.
       batch: the number of examples that share the memory; None if it was not given.
       regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
+      typed: the reserve as text, as the user typed it; empty if it was given as a number.
     """
 
     reserve: int = 0
     batch: int | None = None
     regions: Regions = "marked"
+    typed: str = dataclasses.field(default="", compare=False)
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
         """False."""
         return False
 
     def __repr__(self) -> str:
-        text = f"fit(reserve={human_bytes(self.reserve)!r})" if self.reserve else "auto"
-        return policy_text(self.regions, text)
+        reserve = self.typed or human_bytes(self.reserve)
+        given = [f"reserve={reserve!r}"] if self.reserve else []
+        given += [f"batch={self.batch}"] if self.batch else []
+        return policy_text(self.regions, f"fit({', '.join(given)})" if given else "auto")
 
     def within(self, capacity: int, device: str) -> Budget:
         """The budget on a device with `capacity` bytes of memory."""
@@ -150,17 +170,19 @@ def budget(
     >>> xform.policies.budget("1.5 MiB", of="saved")
     budget('1.5 MiB', of='saved')
     """
-    asked = f"budget({amount!r})"
-    n = bytes_of(amount, asked)
-    if of == "residuals":
-        raise WrongArgument(asked, "of='residuals' is now called of='saved'", "", "use of='saved'")
+    request = f"budget({amount!r})"
+    n = bytes_of(amount, request)
     for name, value, known in (("of", of, _OF), ("solver", solver, _SOLVERS)):
         if value not in known:
             raise WrongArgument(
-                asked, f"unknown {name}={value!r}", "", f"use one of {', '.join(map(repr, known))}"
+                request,
+                f"unknown {name}={value!r}",
+                "",
+                f"use one of {', '.join(map(repr, known))}",
             )
-    _check_batch(asked, batch)
-    return Budget(n // (batch or 1), of, solver, batch, verify=verify)
+    _check_batch(request, batch)
+    typed = amount if isinstance(amount, str) else ""
+    return Budget(n // (batch or 1), of, solver, batch, verify=verify, typed=typed)
 
 
 def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
@@ -189,30 +211,30 @@ def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
 
     >>> import xform
     >>> xform.policies.fit(reserve="2 GiB")
-    fit(reserve='2.0 GiB')
+    fit(reserve='2 GiB')
     """
-    asked = f"fit(reserve={reserve!r})"
-    n = bytes_of(reserve, asked)
-    _check_batch(asked, batch)
-    return Fit(n, batch)
+    request = f"fit(reserve={reserve!r})"
+    n = bytes_of(reserve, request)
+    _check_batch(request, batch)
+    return Fit(n, batch, typed=reserve if isinstance(reserve, str) else "")
 
 
-def bytes_of(amount: float | str, asked: str) -> int:
-    """Convert a number or a string to bytes; errors name the request `asked`."""
+def bytes_of(amount: float | str, request: str) -> int:
+    """Convert a number or a string to bytes; errors name the request `request`."""
     try:
         return byte_count(amount)
     except (TypeError, ValueError):
         raise WrongArgument(
-            asked,
+            request,
             "it is not a number of bytes",
             "",
             "give a whole number of bytes, or a string such as '6 GiB' or '500 MB'",
         ) from None
 
 
-def _check_batch(asked: str, batch: Any) -> None:
+def _check_batch(request: str, batch: Any) -> None:
     is_integer = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
     if batch is not None and (not is_integer or batch < 1):
         raise WrongArgument(
-            asked, f"batch={batch!r} is not a number of examples", "", "give a positive integer"
+            request, f"batch={batch!r} is not a number of examples", "", "give a positive integer"
         )

@@ -1,4 +1,4 @@
-"""Policies and remat regions: policies that open regions, and the policy of a single region."""
+"""Policies and remat regions: which policies open regions, and which a single region can have."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from xform.errors import WrongArgument
-from xform.policies.budgets import Budget, Fit, Regions, budget
-from xform.policies.min_cut import MinCut, min_cut
+from xform.policies.budgets import Budget, Fit, Regions
+from xform.policies.min_cut import MinCut
 
 
 def regions_of(policy: Any) -> Regions:
@@ -16,37 +16,13 @@ def regions_of(policy: Any) -> Regions:
     return getattr(policy, "regions", "marked")
 
 
-def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget | Fit:
-    """Return a policy that ignores the remat regions of a program and decides across them.
-
-    By default a region that its author marked, with `jax.checkpoint`, `nn.remat` or `xform.remat`,
-    saves what the author chose, under every policy. This policy dissolves the regions and their
-    policies first, also in loops, branches and calls. Regions inside custom rules stay. As text:
-    `open:min_cut`, `open:budget:8GiB`.
-
-    Args:
-      policy: `min_cut`, a budget, or `fit()`, also as "auto".
-
-    Raises:
-      WrongArgument: `policy` is another policy. Those decide about one value at a time, so they
-        apply inside a region too.
-
-    >>> import xform
-    >>> layer = lambda w, x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ w) @ w))(x).sum()
-    >>> args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (4, 8))]
-    >>> opened = xform.policies.open_regions()
-    >>> xform.residuals(layer, *args).total_bytes
-    0
-    >>> xform.residuals(layer, *args, policy=opened).total_bytes
-    384
-    """
-    if policy == "auto":
-        policy = Fit()
+def open_regions_of(policy: Any, request: str) -> MinCut | Budget | Fit:
+    """Return the same policy with open regions; errors name the request."""
     if isinstance(policy, MinCut | Budget | Fit):
         return dataclasses.replace(policy, regions="open")
     raise WrongArgument(
-        f"open_regions({policy!r})",
-        "this policy decides about one value at a time, not about a whole program",
+        request,
+        f"{policy!r} decides about one value at a time, not about a whole program",
         "",
         "use min_cut, a budget or fit(); or write the function without jax.checkpoint",
     )
@@ -69,7 +45,8 @@ def region_policy(policy: Callable[..., Any], where: str = "") -> Callable[..., 
     peak = isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
     if not peak:
         return policy
-    saved = budget(policy.bytes, of="saved") if isinstance(policy, Budget) else "another policy"
+    is_budget = isinstance(policy, Budget)
+    saved = dataclasses.replace(policy, of="saved") if is_budget else "another policy"
     raise WrongArgument(
         f"remat with policy={policy!r}",
         "a region has no peak of its own: its saved values are live together with all others",

@@ -65,8 +65,8 @@ def checkpoint(
     1.0
     """
     check_callable(f, "checkpoint")
-    if policy is not None:
-        region_policy(policies.check(policy))
+    policy = policies.parse(policy)
+    region_policy(policy)
     names = _name_set(static_argnames)
     places = numbers(static_argnums, "checkpoint", "static_argnums")
     _check_cse(prevent_cse)

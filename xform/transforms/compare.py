@@ -24,7 +24,7 @@ from xform.planner.device import resolve_fit
 from xform.planner.plan.plan import Plan
 from xform.planner.planning import measure_planning
 from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
-from xform.policies import as_code, check, min_cut, policy_name
+from xform.policies import as_code, min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Fit, bytes_of
 from xform.terminal import progress_line
 from xform.terminal.text import (
@@ -167,8 +167,9 @@ def compare(
         is compiled under each policy. Any other function is a loss: `compare` then compiles
         `xform.value_and_grad(f, argnums, policy=...)`.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
-      policies: a list of policies, or a mapping from names to policies. None is the default policy.
-        "auto" fits the memory of each target, or `capacity`.
+      policies: a list of policies or of their texts, such as `"budget:6GiB"`, or a mapping from
+        names to them. None is the default policy. "auto" fits the memory of each target, or
+        `capacity`.
       targets: names of devices, such as `"cpu"`, `"tpu:v5e:2x2"` or `"gpu:h100:8"`, attached or
         not; None is JAX's default backend. `python -m xform doctor` lists the names.
       argnums: for a loss, the arguments to differentiate.
@@ -185,13 +186,13 @@ def compare(
 
     >>> loss = lambda w, x: jnp.sum(jnp.sin(x @ w) @ w)
     >>> w = x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    >>> table = xform.compare(loss, w, x, policies=[None, xform.policies.save_nothing])
+    >>> table = xform.compare(loss, w, x, policies=["min_cut", "save_nothing"])
     >>> [entry.policy for entry in table]
     ['min_cut', 'save_nothing']
     """
     check_callable(f, "compare")
     about = f"compare of {function_name(f)}"
-    named = policies if isinstance(policies, Mapping) else _named(policies, about)
+    named = _named(policies, about)
     where = [targets] if isinstance(targets, str) else targets
     if not isinstance(where, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise WrongArgument(about, f"targets={targets!r} is not a list of targets", "",
@@ -203,9 +204,7 @@ def compare(
                 f"{about} with {given}=[]", "there is nothing to compare", "",
                 f"give at least one, such as {given}=[None]: None is the default",
             )  # fmt: skip
-    for policy in named.values():  # before the first compilation
-        check(policy)
-    for target in where:
+    for target in where:  # before the first compilation
         parse_target(target)
     entries: list[Entry] = []
     with progress_line.show(f"comparing policies of {function_name(f)}"):
@@ -238,18 +237,21 @@ def _labels(entries: Sequence[Entry], sizes: Sequence[float], costs: Sequence[fl
 
 
 def _named(policies: Any, caller: str) -> dict[str, Policy]:
-    """Return the policies by name; equal names are numbered."""
+    """Return the policies by name; equal names are numbered. None is replaced by the default."""
+    if isinstance(policies, Mapping):
+        return {str(name): min_cut if p is None else parse(p) for name, p in policies.items()}
     if callable(policies) or isinstance(policies, str) or not isinstance(policies, Iterable):
         raise WrongArgument(
             caller,
             f"policies={policies!r} is not a list of policies",
             "",
-            "give a list, such as [None, xform.policies.save_nothing], or a dict of names",
+            "give a list, such as ['min_cut', 'save_nothing'], or a dict of names",
         )
     by_name: dict[str, Policy] = {}
     alike = collections.Counter[str]()
     for policy in policies:
-        name = policy_name(min_cut if policy is None else policy)
+        policy = min_cut if policy is None else parse(policy)
+        name = policy_name(policy)
         alike[name] += 1
         by_name[name if alike[name] == 1 else f"{name} ({alike[name]})"] = policy
     return by_name
@@ -261,7 +263,7 @@ def report_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], p
 
     A budget of the peak limits the whole function: see `_kept_on`.
     """
-    policy = min_cut if policy is None else _in_bytes(check(policy), target, options)
+    policy = _in_bytes(policy, target, options)
     report = _kept_on(target, f, args, policy, argnums, **options)
     description = dataclasses.replace(report.description, policy=policy_name(policy))
     return dataclasses.replace(report, description=description)

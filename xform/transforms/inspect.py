@@ -18,7 +18,7 @@ from xform.planner.device import resolve_fit
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import ResidualTable, residuals_of
-from xform.policies import check, min_cut, policy_name
+from xform.policies import min_cut, parse, policy_name
 from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
     Function,
@@ -75,7 +75,7 @@ def residuals(
     >>> kept.total_bytes, kept.argument_bytes
     (196608, 196608)
     """
-    by = check(min_cut if policy is None else policy)
+    by = parse(min_cut if policy is None else policy)
     at = derivative_at("residuals", f, args, argnums, has_aux)
     title = f"kept for the backward pass of {at.name}, {policy_name(resolve_fit(by))}"
     return residuals_of(at.planned(by).schedule, at.inputs, title)

@@ -1,7 +1,8 @@
-"""`pareto`: peak memory against recomputed FLOPs, for xform's plans and JAX's stock policies.
+"""`pareto`: peak memory against recomputed FLOPs, for xform's plans and the stock policies.
 
 A *plan* says which values the backward pass saves and which it recomputes. The *stock policies* are
-the four policies of `jax.checkpoint_policies` that take no arguments (`_STOCK`).
+the four policies of `jax.checkpoint_policies` that take no arguments, under xform's names
+(`_STOCK`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import jax
 
 from xform import policies
 from xform.errors import BudgetInfeasible, WrongArgument
@@ -23,10 +22,10 @@ from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 
 _STOCK = (
-    "everything_saveable",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-    "nothing_saveable",
+    "save_everything",
+    "save_dots",
+    "save_dots_with_no_batch_dims",
+    "save_nothing",
 )
 
 
@@ -58,8 +57,8 @@ def pareto(
 
     Returns:
       A `Pareto` with one point for each plan, by falling peak bytes, and then one point for each of
-      four stock policies of JAX: `everything_saveable`, as in `jax.grad`, `dots_saveable`,
-      `dots_with_no_batch_dims_saveable` and `nothing_saveable`. Each stock policy decides for the
+      four stock policies: `save_everything`, as in `jax.grad`, `save_dots`,
+      `save_dots_with_no_batch_dims` and `save_nothing`. Each stock policy decides for the
       whole function. `print` shows the points as a table; `plot(path)` draws them.
 
     Raises:
@@ -71,7 +70,7 @@ def pareto(
 
     >>> curve = xform.pareto(lambda x: jnp.sum(jnp.sin(x @ x) @ x), jnp.ones((64, 64)), points=2)
     >>> [p.name for p in curve if p.stock][0]
-    'everything_saveable'
+    'save_everything'
     """
     number: Any = points
     if not isinstance(number, int) or points < 1:
@@ -95,9 +94,7 @@ def pareto(
                 plans.append(planned(policies.budget(budget)))
         ours = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
         ours.sort(key=lambda p: -p.peak_bytes)
-        stock = [
-            _point(name, planned(getattr(jax.checkpoint_policies, name)), True) for name in _STOCK
-        ]
+        stock = [_point(name, planned(name), True) for name in _STOCK]
     return Pareto(first.function, first.target, verify, (*ours, *stock))
 
 

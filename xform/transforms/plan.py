@@ -22,8 +22,7 @@ from xform.planner.plan.record import record
 from xform.planner.plan_program import plan_program
 from xform.planner.report.rows import rows_of
 from xform.planner.simulate.liveness import liveness
-from xform.policies import check, min_cut
-from xform.policies import policy_name as called
+from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Fit
 from xform.policies.regions import regions_of
 from xform.terminal import progress_line
@@ -106,13 +105,13 @@ def plan(
     True
     """
     start, goal = time.perf_counter(), parse_target(target)
-    policy = check(min_cut if policy is None else policy)
+    policy = parse(min_cut if policy is None else policy)
     planning = progress_line.show(f"planning {function_name(f)}")
     with planning, goal.planned_for():
         fitted = isinstance(policy, Fit)
         policy = resolve_fit(policy)
         unbounded = fitted and not isinstance(policy, Budget)
-        name = f"auto, {called(policy)}" if unbounded else called(policy)
+        name = f"auto, {policy_name(policy)}" if unbounded else policy_name(policy)
         task = planning_task(f, args, argnums, has_aux, goal, donate_argnums, regions_of(policy))
         compiling: list[float] = []
 

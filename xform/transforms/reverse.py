@@ -20,7 +20,7 @@ from xform.introspection.callables import check_callable, record_transform
 from xform.planner.decide import schedule
 from xform.planner.plan.plan import Plan
 from xform.planner.planning import current_planner
-from xform.policies import check, min_cut
+from xform.policies import min_cut, parse
 from xform.policies.budgets import Budget, Fit
 from xform.program.arithmetic import Value, cotangent_sharding
 from xform.program.ir import Mask, seldom_collected
@@ -94,7 +94,7 @@ def vjp(
     6.0
     """
     at = function_call(f, primals, "vjp", has_aux, in_nzs)
-    return _vjp(at, policy, flags(saveable_args, at.in_tree, "vjp", "saveable_args"))
+    return _vjp(at, parse(policy), flags(saveable_args, at.in_tree, "vjp", "saveable_args"))
 
 
 def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
@@ -102,7 +102,7 @@ def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
     if policy is None and not staging():
         y, pull, aux = eager.vjp(at, saveable)
     else:
-        by = min_cut if policy is None else check(policy)
+        by = min_cut if policy is None else policy
         # Outside jit, a function that the user jitted stays compiled, unless a Plan is applied: it
         # was made for the inlined program.
         inline = staging() or isinstance(by, Plan)
@@ -177,6 +177,7 @@ def value_and_grad(
     >>> float(value), float(g)
     (9.0, 6.0)
     """
+    policy = parse(policy)
     return _value_and_grad("value_and_grad", f, argnums, has_aux, holomorphic, allow_int, policy)
 
 
@@ -203,6 +204,7 @@ def grad(
     >>> float(xform.grad(jnp.sin)(0.0))
     1.0
     """
+    policy = parse(policy)
     both = _value_and_grad("grad", f, argnums, has_aux, holomorphic, allow_int, policy)
 
     @functools.wraps(f, updated=())
@@ -217,7 +219,6 @@ def grad(
 def _value_and_grad(caller: str, f: Any, argnums: Any, has_aux: bool, holomorphic: bool,
                     allow_int: bool, policy: Policy) -> Callable[..., Any]:  # fmt: skip
     check_callable(f, caller)
-    check(policy)
     numbers(argnums, caller, "argnums")
 
     @functools.wraps(f, updated=())
@@ -270,7 +271,7 @@ def fwd_and_bwd(
     2.0
     """
     check_callable(f, "fwd_and_bwd")
-    check(policy)
+    policy = parse(policy)
     numbers(argnums, "fwd_and_bwd", "argnums")
 
     def fwd(*args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ import jax
 from xform._jax import staging
 from xform.errors import BudgetInfeasible
 from xform.planner.device import resolve_fit
-from xform.policies import check, min_cut, save_nothing
+from xform.policies import min_cut, parse, save_nothing
 from xform.policies.budgets import Budget
 from xform.program.ir import evaluate, lift_constants, trace
 from xform.terminal import progress_line
@@ -88,7 +88,7 @@ def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> A
 
     Under a budget the function is compiled, because operation by operation it would not fit.
     """
-    policy = None if policy is None else resolve_fit(check(policy))
+    policy = resolve_fit(parse(policy))
     if not isinstance(policy, Budget) or policy.of != "peak":
         return run(policy)(*args)
 

@@ -10,8 +10,8 @@ from xform.planner.report.pareto import Pareto, ParetoPoint
 MIB = 2**20
 CURVE = Pareto("loss", "cpu", False, (
     ParetoPoint("min_cut", False, 4 * MIB, 0, 0, 0.25, 1.0),
-    ParetoPoint("budget('2.0 MiB')", False, 2 * MIB, 3_000_000_000, None, 1.5, 1.25),
-    ParetoPoint("nothing_saveable", True, 3 * MIB, 5_000_000_000, 2_000_000_000, 0.0, 1.5),
+    ParetoPoint("budget:2MiB", False, 2 * MIB, 3_000_000_000, None, 1.5, 1.25),
+    ParetoPoint("save_nothing", True, 3 * MIB, 5_000_000_000, 2_000_000_000, 0.0, 1.5),
 ))  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_what_is_drawn_are_the_points(tmp_path, monkeypatch: pytest.MonkeyPatch)
     (ax,), (empty,) = (figure.axes for figure in figures)
     ours, stock = ([*zip(*line.get_data(), strict=True)] for line in ax.lines)
     assert (ours, stock) == ([(4.0, 0.0), (2.0, 3.0)], [(3.0, 5.0)])
-    assert [t.get_text() for t in ax.texts] == ["nothing_saveable"]
+    assert [t.get_text() for t in ax.texts] == ["save_nothing"]
     assert "simulated" in ax.get_xlabel()
     assert "compiled" in empty.get_xlabel()
 

@@ -28,6 +28,7 @@ from xform.planner.report.rows import PlanRow
 from xform.planner.shape import Shape
 from xform.policies import min_cut
 from xform.policies.budgets import Regions
+from xform.policies.vocabulary import PREFIXES
 from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, shorten_place
 
@@ -273,6 +274,22 @@ class Plan:
         if self.least_flops >= self.recompute_flops:
             return " (the minimum within this budget)"
         return f" (at least {human_flops(self.least_flops)} within this budget)"
+
+
+def _read(path: str, request: str) -> Plan:
+    """Read the plan that the text `plan:FILE` names."""
+    try:
+        return Plan.load(path)
+    except OSError as error:
+        raise WrongArgument(
+            request,
+            f"the file {path!r} cannot be read: {error.strerror}",
+            "",
+            "name a file that xform.Plan.save wrote",
+        ) from None
+
+
+PREFIXES["plan"] = _read
 
 
 def _user_name(row: PlanRow) -> str:

@@ -1,0 +1,58 @@
+"""Policies made from other policies: `open_regions` and `save_from_both_policies`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xform.errors import WrongArgument
+from xform.policies.budgets import Budget, Fit
+from xform.policies.min_cut import MinCut, min_cut
+from xform.policies.per_value import EitherPolicy, Policy
+from xform.policies.regions import open_regions_of
+from xform.policies.vocabulary import FACTORIES, parse
+
+
+def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget | Fit:
+    """Return a policy that ignores the remat regions of a program and decides across them.
+
+    By default a region that its author marked, with `jax.checkpoint`, `nn.remat` or `xform.remat`,
+    saves what the author chose, under every policy. This policy dissolves the regions and their
+    policies first, also in loops, branches and calls. Regions inside custom rules stay. As text:
+    "open:min_cut", "open:budget:8GiB".
+
+    Args:
+      policy: `min_cut`, a budget or `fit()`, or its text, such as "auto".
+
+    Raises:
+      WrongArgument: `policy` is another policy. Those decide about one value at a time, so they
+        apply inside a region too.
+
+    >>> import xform
+    >>> layer = lambda w, x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ w) @ w))(x).sum()
+    >>> args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (4, 8))]
+    >>> opened = xform.policies.open_regions()
+    >>> xform.residuals(layer, *args).total_bytes
+    0
+    >>> xform.residuals(layer, *args, policy=opened).total_bytes
+    384
+    """
+    policy = parse(policy)
+    return open_regions_of(policy, f"open_regions({policy!r})")
+
+
+def save_from_both_policies(one: Policy, other: Policy) -> EitherPolicy:
+    """Save what either policy saves."""
+    one, other = parse(one), parse(other)
+    for policy in (one, other):
+        if isinstance(policy, Budget | Fit):
+            raise WrongArgument(
+                "save_from_both_policies",
+                f"{policy!r} decides about a whole program, not about one value at a time",
+                "",
+                "use the budget alone, or two policies that decide about one value at a time",
+            )
+    return EitherPolicy(one, other)
+
+
+FACTORIES.update({open_regions: "", save_from_both_policies: "one, other"})
