@@ -29,8 +29,8 @@ Tree = Any
 class FunctionCall:
     """A call of `f` that a transform differentiates: the `leaves` of its primals, as arrays `args`.
 
-    `caller` is the transform, for messages. `moving` says which primals may have a tangent; None
-    for all.
+    `caller` is the transform, for messages. `requested` says for each leaf whether the caller wants
+    its derivative; None means all leaves.
     """
 
     caller: str
@@ -40,12 +40,12 @@ class FunctionCall:
     leaves: list[Any]
     args: list[Value]
     in_tree: Any
-    moving: Mask | None = None
+    requested: Mask | None = None
 
     @property
     def active(self) -> Mask:
-        """Which primals are differentiated: they are in `moving` and have a tangent type."""
-        return _moving(map(jax.typeof, self.args), self.moving)
+        """Which primals are differentiated: the requested ones that have a tangent type."""
+        return _differentiated(map(jax.typeof, self.args), self.requested)
 
     def run(self, args: Sequence[Value]) -> tuple[Tree, Tree]:
         """Call `f` with flat arguments; return its output and its auxiliary output."""
@@ -74,14 +74,14 @@ def function_call(f: Callable[..., Any], primals: Sequence[Tree], caller: str,
     f, primals = opened(f, primals, inexact)
     leaves, in_tree = jax.tree.flatten(primals)
     args = [as_array(x, caller) for x in leaves]
-    moving = None if in_nzs is None else flags(in_nzs, in_tree, caller, "in_nzs")
-    return FunctionCall(caller, name, f, has_aux, leaves, args, in_tree, moving)
+    requested = None if in_nzs is None else flags(in_nzs, in_tree, caller, "in_nzs")
+    return FunctionCall(caller, name, f, has_aux, leaves, args, in_tree, requested)
 
 
-def _moving(avals: Iterable[Any], moving: Mask | None) -> Mask:
-    """Which values of these types are differentiated; `moving` selects some of them."""
+def _differentiated(avals: Iterable[Any], requested: Mask | None) -> Mask:
+    """Return which values of these types are differentiated: requested, with a tangent type."""
     on = tuple(map(differentiable, avals))
-    return on if moving is None else tuple(a and b for a, b in zip(on, moving, strict=True))
+    return on if requested is None else tuple(a and b for a, b in zip(on, requested, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,14 +105,15 @@ class Function:
     """A traced call.
 
     The values that `f` closes over are the first inputs of the program (`n_consts` of them), so a
-    Program that outlives this trace holds no tracer. `moving` is that of the FunctionCall.
+    Program that outlives this trace holds no tracer. `requested` is as in
+    `FunctionCall`.
     """
 
     signature: Signature
     program: Program
     n_consts: int
     rebuild_aux: Callable[[Sequence[Value]], Tree]
-    moving: Mask | None = None
+    requested: Mask | None = None
 
     @property
     def ends(self) -> tuple[Program, Mask, Mask]:
@@ -126,7 +127,7 @@ class Function:
 
     def active(self) -> Mask:
         """Which inputs of the program are differentiated; constants are not."""
-        on = _moving(self.signature.primal_avals, self.moving)
+        on = _differentiated(self.signature.primal_avals, self.requested)
         return (*(False,) * self.n_consts, *on)
 
     def differentiable(self) -> Mask:
@@ -175,7 +176,7 @@ def trace_function(at: FunctionCall, inline: bool = False) -> tuple[Function, li
 
     ends = prog.in_avals, prog.out_avals[: out["n"]]
     signature = Signature(at.name, at.in_tree, out["tree"], *ends)
-    fun = Function(signature, lifted_prog, len(consts), rebuild_aux, at.moving)
+    fun = Function(signature, lifted_prog, len(consts), rebuild_aux, at.requested)
     return fun, [*consts, *at.args]
 
 
