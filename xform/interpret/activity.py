@@ -1,7 +1,8 @@
 """Find the equations of a program that carry a derivative. The others are only evaluated.
 
-A value is active if it depends differentiably on an active input. It is useful if a wanted output
-depends on it. Derivatives are computed only for values that are both.
+An active input is an input that is differentiated. A wanted output is an output whose derivative is
+needed. A value is active if it depends differentiably on an active input. It is useful if a wanted
+output depends on it. Derivatives are computed only for values that are both.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from xform.registry.table import lookup, rule_of
 class Path:
     """The equations between active inputs and wanted outputs.
 
-    `steps` maps the index of an equation to its active inputs and its wanted outputs. `inputs` says
-    which inputs a wanted output may depend on. `outputs` says which outputs are active.
+    Attributes:
+      steps: maps the index of each such equation to two masks: which of its inputs are active, and
+        which of its outputs are both active and useful.
+      inputs: which inputs of the program are both active and useful.
+      outputs: which outputs of the program are active.
     """
 
     steps: dict[int, tuple[Mask, Mask]]
@@ -27,37 +31,42 @@ class Path:
 
 
 def path(prog: Program, active: Mask, wanted: Mask | None = None) -> Path:
-    """Return the path from `active` inputs to `wanted` outputs (None: all), in linear time."""
+    """Return the path from `active` inputs to `wanted` outputs (None: all).
+
+    The time is linear in the size of the program. The result is cached on the program.
+    """
     key = ("path", active, wanted)
     if key not in prog.cache:
-        every = prog.cache.get(("path", active, None))
-        same = every is not None and every.outputs == wanted
-        prog.cache[key] = every if same else _path(prog, active, wanted)
+        to_all = prog.cache.get(("path", active, None))
+        same = to_all is not None and to_all.outputs == wanted
+        prog.cache[key] = to_all if same else _find_path(prog, active, wanted)
     return prog.cache[key]
 
 
-def _path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
-    live = {v for v, on in zip(prog.inputs, active, strict=True) if on}
+def _find_path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
+    """Mark the active values from the inputs on, then the useful values from the outputs back."""
+    active_values = {v for v, on in zip(prog.inputs, active, strict=True) if on}
     reachable: list[tuple[int, Mask]] = []
     for i, eqn in enumerate(prog.equations):
-        ins = tuple(isinstance(v, Var) and v in live for v in eqn.invars)
-        if any(ins) and (eqn.outvars or rule_of(eqn.primitive)):  # an effect may have no rule
-            outs = lookup(eqn).active(eqn, ins)
-            if any(outs):
-                reachable.append((i, ins))
-                live.update(v for v, on in zip(eqn.outvars, outs, strict=True) if on)
-    outputs = tuple(isinstance(v, Var) and v in live for v in prog.outputs)
-    want = outputs if wanted is None else wanted
-    useful = {v for v, on in zip(prog.outputs, want, strict=True) if on and isinstance(v, Var)}
+        active_in = tuple(isinstance(v, Var) and v in active_values for v in eqn.invars)
+        # An equation without outputs, such as a print, needs no rule.
+        if any(active_in) and (eqn.outvars or rule_of(eqn.primitive)):
+            active_out = lookup(eqn).active(eqn, active_in)
+            if any(active_out):
+                reachable.append((i, active_in))
+                results = zip(eqn.outvars, active_out, strict=True)
+                active_values.update(v for v, on in results if on)
+    outputs = tuple(isinstance(v, Var) and v in active_values for v in prog.outputs)
+    goals = zip(prog.outputs, outputs if wanted is None else wanted, strict=True)
+    useful = {v for v, on in goals if on and isinstance(v, Var)}
     steps: dict[int, tuple[Mask, Mask]] = {}
-    for i, ins in reversed(reachable):
+    for i, active_in in reversed(reachable):
         eqn = prog.equations[i]
-        outs = tuple(v in useful and v in live for v in eqn.outvars)
-        if any(outs):
-            steps[i] = ins, outs
-            inputs = lookup(eqn).useful(eqn, ins, outs)
-            useful.update(
-                v for v, on in zip(eqn.invars, inputs, strict=True) if on and isinstance(v, Var)
-            )
+        wanted_out = tuple(v in useful and v in active_values for v in eqn.outvars)
+        if any(wanted_out):
+            steps[i] = active_in, wanted_out
+            useful_in = lookup(eqn).useful(eqn, active_in, wanted_out)
+            operands = zip(eqn.invars, useful_in, strict=True)
+            useful.update(v for v, on in operands if on and isinstance(v, Var))
     inputs = tuple(v in useful and on for v, on in zip(prog.inputs, active, strict=True))
     return Path(steps, inputs, outputs)

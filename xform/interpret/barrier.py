@@ -1,12 +1,14 @@
-"""`barrier`: an identity on saved values that waits for cotangents.
+"""`barrier`: an identity on saved values that makes them wait for cotangents.
 
-A recompute repeats operations of the forward part. A compiler that sees both merges them: then the
-value stays live and no memory is saved. `barrier(saved..., cotangents...) -> saved` makes the
-recompute depend on the cotangents. On GPU and TPU, where the compiler keeps optimization barriers,
-it is one. XLA:CPU drops barriers before it merges equal operations. There, the barrier is a select
-by `(bits of a cotangent's first element | 1) != 0`. This predicate is always true, but the compiler
-cannot know that. A select prevents fusion, which costs time. So each barrier says on which backends
-it is active (`where`).
+A recompute in the backward pass repeats operations of the forward pass. A compiler that sees both
+may merge them. Then the value stays live from one pass to the other, and no memory is saved.
+`barrier(saved, cotangents)` returns the values that the recompute reads, and makes them depend on
+cotangents, which only the backward pass computes. So the recompute cannot run earlier.
+
+On GPU and TPU the barrier is an XLA optimization barrier. XLA:CPU drops those before it merges
+equal operations. There the barrier is a select by `(bits of a cotangent's first element | 1) != 0`,
+which is always true, but XLA does not know that. A select prevents fusion, which costs time. So
+each barrier has a parameter `where` with the backends on which it is active.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ _BACKENDS: dict[Where, tuple[str, ...]] = {
     "accelerators": ("gpu", "tpu"),
 }
 
-# A barrier before the first work of the backward part. Tangents do not wait at it: XLA reads the
-# basis of a Jacobian as a mask, and cannot recognize the mask behind a barrier.
+# The `where` of a barrier before the first expensive operation of the backward part. In a second
+# derivative tangents do not wait at it: they may be the basis of a Jacobian, which XLA recognizes
+# as a mask, but not behind a barrier.
 EARLY: Where = "cpu and tpu"
 
 barrier_p = Primitive("xform_barrier")
@@ -62,33 +65,38 @@ def can_wait(aval: Any) -> bool:
 
 def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "everywhere"
             ) -> list[Value]:  # fmt: skip
-    """Return `saved`, available only after `seeds`. On GPU and TPU this only fixes the order."""
+    """Return `saved`, as values that are available only after `seeds`.
+
+    `seeds` are cotangents, or tangents for `linearize`. Without one that has elements, nothing
+    waits. On CPU this costs a select for each value.
+    """
     arrays = [s for s in seeds if hasattr(s, "dtype")]
     usable = [s for s in arrays if s.size and jnp.issubdtype(s.dtype, np.number)]
     if not saved or not usable:
         return list(saved)
-    keys = [jnp.issubdtype(x.dtype, prng_key) for x in saved]
-    plain = [jax.random.key_data(x) if key else x for x, key in zip(saved, keys, strict=True)]
-    held = barrier_p.bind(*plain, *usable, n=len(saved), where=where)
+    are_keys = [jnp.issubdtype(x.dtype, prng_key) for x in saved]
+    numbers = [jax.random.key_data(x) if key else x for x, key in zip(saved, are_keys, strict=True)]
+    delayed = barrier_p.bind(*numbers, *usable, n=len(saved), where=where)
     return [
         jax.random.wrap_key_data(y, impl=jax.random.key_impl(x)) if key else y
-        for x, y, key in zip(saved, held, keys, strict=True)
+        for x, y, key in zip(saved, delayed, are_keys, strict=True)
     ]
 
 
 def opaque_true(x: Value) -> Value:
-    """Return a scalar that is always true, and that depends on one element of `x`."""
-    corner = lax.squeeze(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), tuple(range(x.ndim)))
-    if corner.dtype == np.bool_:
-        corner = lax.convert_element_type(corner, np.uint8)
-    if jnp.issubdtype(corner.dtype, np.complexfloating):
-        corner = lax.real(corner)
-    bits = lax.bitcast_convert_type(corner, np.dtype(f"uint{corner.dtype.itemsize * 8}"))
+    """Return a scalar that is always true, and that depends on the first element of `x`."""
+    first = lax.squeeze(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), tuple(range(x.ndim)))
+    if first.dtype == np.bool_:
+        first = lax.convert_element_type(first, np.uint8)
+    if jnp.issubdtype(first.dtype, np.complexfloating):
+        first = lax.real(first)
+    bits = lax.bitcast_convert_type(first, np.dtype(f"uint{first.dtype.itemsize * 8}"))
     one = np.asarray(1, bits.dtype)
     return lax.ne(lax.bitwise_or(bits, one), np.asarray(0, bits.dtype))
 
 
 def _select(*args: Value, n: int, where: Where) -> list[Value]:
+    """Return the first `n` arguments, which wait for the others: the barrier on CPU."""
     if not is_active(where, "cpu"):
         return list(args[:n])
     true = functools.reduce(lax.bitwise_and, [opaque_true(x) for x in args[n:]])
@@ -96,6 +104,7 @@ def _select(*args: Value, n: int, where: Where) -> list[Value]:
 
 
 def _barrier(backend: str, *args: Value, n: int, where: Where) -> Any:
+    """Return the first `n` arguments, which wait for the others: the barrier on GPU and TPU."""
     return lax.optimization_barrier(args)[:n] if is_active(where, backend) else list(args[:n])
 
 
@@ -127,8 +136,9 @@ def no_mesh() -> Any:
 def lowered_plainly(f: Any, several: bool = True) -> Any:
     """Return a lowering of `f` on types without sharding, and without a mesh.
 
-    `f` works on a corner element, which has no useful sharding. On a mesh with Explicit axes, types
-    without sharding would mean replicated values, and the values would be gathered.
+    `several` says whether `f` returns a sequence. `f` uses one element of a value, which has no
+    useful sharding. The mesh is dropped too: on a mesh with Explicit axes, a type without sharding
+    means a replicated value, and XLA would gather the values on each device.
     """
     lower = mlir.lower_fun(f, multiple_results=several)
 
@@ -153,7 +163,7 @@ ad.primitive_transposes[barrier_p] = lambda cts, *args, n, where: [
 
 
 class _Barrier(Passthrough):
-    """The rule of a barrier. Tangents wait, except at an early barrier. Cotangents do not wait."""
+    """The rule of a barrier. Tangents wait, except at an `EARLY` one. Cotangents do not wait."""
 
     def returned_operands(self, eqn: JaxprEqn) -> Mask:
         return tuple([i < eqn.params["n"] for i in range(len(eqn.invars))])
@@ -167,8 +177,8 @@ class _Barrier(Passthrough):
             return list(dxs[:n])
         on = tuple([dx is not None for dx in dxs[:n]])
         params = self.narrow_params(eqn.params, on)
-        held = barrier_p.bind(*gather(dxs[:n], on), *xs[n:], **params) if any(on) else ()
-        return spread(held, on)
+        dys = barrier_p.bind(*gather(dxs[:n], on), *xs[n:], **params) if any(on) else ()
+        return spread(dys, on)
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip

@@ -1,5 +1,10 @@
 """Run the parts of a Joint under a Schedule, in the current trace.
 
+A Joint is the forward and the backward pass of a function as one program of two parts. A Schedule
+says which forward values are saved and which the backward part recomputes. A seed is an input of
+the backward part: a cotangent, or for `linearize` a tangent. A node is a loop, branch or call with
+a derivative. Its forward part returns a token, a pytree of residuals.
+
 Both parts carry the name scopes of the user's equations. The backward part is also in one of the
 scopes below, so that profiles and `xform.memory` can tell the parts of a compiled program apart.
 An equation that computes a saved value is in a scope that says why the value is saved.
@@ -39,14 +44,21 @@ def forward(
 def values(
     schedule: Schedule, wanted: Sequence[Atom], env: dict[Var, Value], effects: bool = True
 ) -> list[Value]:
-    """Compute forward values of a Joint from those in `env` (its inputs, and any others known)."""
+    """Compute the `wanted` forward values of a Joint from the values in `env`.
+
+    `env` has the inputs of the Joint, and may have other forward values, which are then not
+    computed again. With `effects`, equations with side effects run too.
+    """
     return walk.values(schedule, _Emit(_forward_scopes(schedule)), wanted, env, effects)
 
 
 def values_by_variable(
     schedule: Schedule, wanted: Sequence[Var], env: dict[Var, Value]
 ) -> dict[Var, Value]:
-    """Compute some forward values in the current trace, without effects, by variable."""
+    """Compute the `wanted` forward values from those in `env`; return them by variable.
+
+    Equations with side effects do not run, unless a wanted value depends on them.
+    """
     return dict(zip(wanted, values(schedule, wanted, env, effects=False), strict=True))
 
 
@@ -58,26 +70,32 @@ def recompute_scope() -> AbstractContextManager[Any]:
 def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
              seeds: Sequence[Value], together: bool, whole: bool = False
              ) -> list[Value]:  # fmt: skip
-    """Run the backward part on saved values, the inputs that it reads, and seeds.
+    """Run the backward part; return its results.
 
-    With `together`, the forward part is in the same computation, so a compiler might merge a
-    recompute with it. With `whole`, the Joint is a whole function or the body of a loop, not a
-    region of one. Then each recompute waits for the cotangent that needs it, not only for the first
-    cotangent, so that it also runs late in a loop's body. A seed that is None is absent. A result
-    that depends on absent seeds alone is None.
+    Args:
+      schedule: the Schedule.
+      kept: the values of `schedule.saved`, as `forward` returned them.
+      args: the values of the Joint's inputs; None for those that the backward part does not read.
+      seeds: cotangents, or tangents. A seed that is None is absent: no derivative arrives there. A
+        result that depends on absent seeds alone is None.
+      together: whether the forward part is in the same XLA program, so that XLA may merge a
+        recompute with it. Barriers prevent that.
+      whole: whether the Joint is that of a whole function or of a loop's body, not of a remat
+        region. Then each recompute waits for the cotangent that needs it, not only for the first
+        cotangent, so it runs late.
     """
     given = present_mask(seeds)
     if not all(given):
-        small, present = reduced_schedule(schedule, given)
-        results = backward(small, kept, args, gather(seeds, given), together, whole)
+        reduced, present = reduced_schedule(schedule, given)
+        results = backward(reduced, kept, args, gather(seeds, given), together, whole)
         return spread(results, present)
     with jax.named_scope(TANGENT if schedule.joint.push else BACKWARD):
-        by = _Emit(_backward_scopes(schedule))
-        return walk.backward(schedule, by, kept, args, seeds, together, whole)
+        back_end = _Emit(_backward_scopes(schedule))
+        return walk.backward(schedule, back_end, kept, args, seeds, together, whole)
 
 
 def transfer(schedule: Schedule, v: Var, x: Value, back: bool = False) -> Value:
-    """Move a saved value to the memory where it waits, or `back`, if the schedule offloads it."""
+    """Return `x`, the value of `v`; if the schedule offloads `v`, moved to the host, or `back`."""
     if v not in schedule.offloaded:
         return x
     move = schedule.offloaded[v]
@@ -89,7 +107,7 @@ def transfer(schedule: Schedule, v: Var, x: Value, back: bool = False) -> Value:
 def fork(
     eqn: JaxprEqn, schedules: Sequence[Schedule], xs: Sequence[Value], used: Mask
 ) -> list[Any]:
-    """Run a node's forward part; return its outputs and its token, None where not `used`."""
+    """Run a node's forward part; return its outputs and then its token, None where not `used`."""
     node, outputs = eqn.params["node"], used[:-1]
     with eqn.ctx.manager:
         if not used[-1]:
@@ -100,7 +118,10 @@ def fork(
 
 def join(eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: Sequence[Value],
          seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-    """Run a node's backward part on its token, the inputs that it reads, and the given seeds."""
+    """Run a node's backward part; return the results that are present.
+
+    `xs` has None for the inputs that it does not read. `seeds` has only the seeds that are present.
+    """
     node, given = eqn.params["node"], eqn.params["given"]
     with eqn.ctx.manager:
         results = node.backward(schedules, token, xs, spread(seeds, given), together)
@@ -108,7 +129,7 @@ def join(eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: Sequence[
 
 
 class _Emit(walk.BackEnd):
-    """Binds equations in the current trace, each in its scope."""
+    """Binds equations in the current trace, each in the name scope that `scope_of` returns."""
 
     def __init__(self, scope_of: Callable[[JaxprEqn], Any]):
         self.staged, self.scope_of = staging(), scope_of
@@ -145,7 +166,10 @@ class _Emit(walk.BackEnd):
 
 
 def _forward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
-    """Return a function from a forward equation to its scope, with the reason if it is saved."""
+    """Return a function from a forward equation to its name scope.
+
+    If the equation computes a saved value, the scope contains the reason for saving it.
+    """
     scope, reasons = name_stack(), _reasons(schedule)
 
     def scope_of(eqn: JaxprEqn) -> Any:
@@ -159,7 +183,7 @@ def _forward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
 
 
 def _backward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
-    """Return a function from an equation of the backward part to its scope."""
+    """Return a function from an equation that the backward part runs to its name scope."""
     scope = name_stack()
     with recompute_scope():
         recomputed = name_stack()
@@ -167,10 +191,10 @@ def _backward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
 
 
 def _reasons(schedule: Schedule) -> dict[Var, str]:
-    """Return why each value is saved. A saved `checkpoint_name` counts for the value it names."""
+    """Return why each value is saved. A value whose named copy is saved counts as saved itself."""
     reasons: dict[Var, str] = {}
-    for kept in schedule.saved:
-        v, reason = kept, schedule.why.get(kept, "")
+    for saved in schedule.saved:
+        v, reason = saved, schedule.why.get(saved, "")
         while isinstance(v, Var) and v not in reasons:
             reasons[v] = reason
             eqn = schedule.joint.producer.get(v)

@@ -1,10 +1,15 @@
-"""The joint program: the forward and the backward part of a derivative, as data.
+"""The Joint: the forward and the backward pass of a function as one program, in two parts.
 
-`analyze` traces a program together with its pullback (for `linearize`, with its pushforward) once.
-Equations that depend on a cotangent (tangent) are the backward part. All others are the forward
-part, and their values are the candidates for saving. Structured equations appear as `fork` and
-`join`, with Joints of their own (`node`). A `Schedule` says which candidates are saved. `emit` runs
+`analyze` traces a program together with its pullback, or for `linearize` with its pushforward. The
+cotangents (tangents) are inputs of this joint program, its seeds. Equations that depend on a seed
+are the backward part. All others are the forward part. The backward part reads some values of the
+forward part, and a `Schedule` says which of these are saved and which are recomputed. `emit` runs
 both parts under a schedule.
+
+A structured equation, such as a loop, a branch or a call, is two equations in the joint program: a
+`fork` in the forward part and a `join` in the backward part. Both refer to one `Node`, which has
+Joints of the nested programs. The fork's last output, the token, stands for all values that the
+join needs from the fork (`interpret.node`).
 """
 
 from __future__ import annotations
@@ -52,13 +57,19 @@ class Joint:
     """The forward and the backward part of one program.
 
     Attributes:
-      program: both parts as one program, from inputs and seeds to outputs and results.
-      inputs, seeds: the two groups of the program's inputs.
-      outputs, backward_outputs: the results of the forward and of the backward part.
+      program: both parts as one program, from `inputs` and `seeds` to `outputs` and
+        `backward_outputs`.
+      inputs: the inputs of the forward part, those of the differentiated program.
+      seeds: the inputs of the backward part: cotangents of outputs (with `push`: tangents of
+        inputs).
+      outputs: the outputs of the forward part, those of the differentiated program.
+      backward_outputs: the outputs of the backward part: cotangents of inputs (with `push`:
+        tangents of outputs).
       active: which inputs are differentiated.
-      seeded: which outputs bring a cotangent (with `push`: which inputs bring a tangent).
-      results: which inputs receive a cotangent (with `push`: which outputs receive a tangent).
-      push: whether the backward part pushes tangents.
+      seeded: which outputs have a seed (with `push`: which inputs).
+      results: which inputs have a cotangent in `backward_outputs` (with `push`: which outputs have
+        a tangent there).
+      push: whether the backward part pushes tangents; else it pulls cotangents.
       forward, backward: the equations of the two parts.
       cotangent_groups: which cotangents one call of a user's backward function takes together, see
         `interpret.absent`.
@@ -81,7 +92,7 @@ class Joint:
 
     @cached_property
     def backward_ids(self) -> frozenset[int]:
-        """The `id`s of the backward part's equations; others in a Schedule are recomputed."""
+        """The `id`s of the backward part's equations; others in `Schedule.order` are recomputed."""
         return frozenset(map(id, self.backward))
 
     @cached_property
@@ -91,7 +102,7 @@ class Joint:
 
     @cached_property
     def forks(self) -> dict[int, JaxprEqn]:
-        """The forks among the forward equations, by their index."""
+        """The forks among the forward equations, by their index in `forward`."""
         return {i: eqn for i, eqn in enumerate(self.forward) if eqn.primitive is fork_p}
 
     @cached_property
@@ -110,12 +121,12 @@ class Joint:
         constant: set[Var] = set()
         views: set[Var] = set()
         for eqn in self.forward:
-            known = [not isinstance(v, Var) or v in constant for v in eqn.invars]
-            of = traits(eqn.primitive)
-            loop = of.fusion in ("elementwise", "movement") and of.pure and not of.identity
-            if all(known) and loop:
+            of_constants = all(not isinstance(v, Var) or v in constant for v in eqn.invars)
+            facts = traits(eqn.primitive)
+            fusible = facts.fusion in ("elementwise", "movement")
+            if of_constants and fusible and facts.pure and not facts.identity:
                 constant.update(eqn.outvars)
-            elif of.view or is_reshape(eqn) or unchanged_operand(eqn, self.producer) is not None:
+            elif facts.view or is_reshape(eqn) or unchanged_operand(eqn, self.producer) is not None:
                 views.update(eqn.outvars)
         return frozenset(constant | views)
 
@@ -126,7 +137,7 @@ class Joint:
 
     @cached_property
     def reduced_joints(self) -> dict[Mask, ReducedJoint]:
-        """The Joint for subsets of its seeds, see `interpret.absent`."""
+        """This Joint for subsets of its seeds, by the mask of each; see `interpret.absent`."""
         return {}
 
 
@@ -136,22 +147,24 @@ class Schedule:
 
     Attributes:
       joint: the Joint.
-      saved: forward values that are saved for the backward part, tokens of nodes among them.
-      offloaded: saved values that wait in another memory; in the body of a scan also inputs whose
-        value in each iteration waits there.
-      order: the backward part's equations in order, with the forward equations that it recomputes.
+      saved: forward values that are saved for the backward part, tokens of forks among them.
+      offloaded: saved values that are moved to another memory until the backward part reads them;
+        in the body of a scan also inputs whose value in each iteration is moved there.
+      order: the equations that the backward part runs, in order: those of `Joint.backward`, and the
+        forward equations that it recomputes.
       recomputed: `id`s of the forward equations in `order`, except those whose results are all in
         `Joint.always_recomputed`.
-      reads: which inputs of the program the backward part reads.
-      inner: the Schedules of each node's Joints.
-      why: for each saved value, the reason.
-      plan_other: schedules another Joint in the same way, for a program that appears after
-        planning.
-      snapshots: for the body of a loop, how many states the loop stores in the forward pass; steps
-        are recomputed from these, and saved values last for one step. None: each iteration saves
-        its values, and the part of the state that the backward part reads.
-      decided_per_value: whether a policy decided about each value; otherwise a cut decided about
-        all values together.
+      reads: which inputs of the forward part the backward part reads.
+      inner: for each Node, the Schedules of its Joints.
+      why: for each saved value, the reason as a text.
+      plan_other: schedules another Joint by the same policy. It is for a program that is traced
+        only after this Joint was planned.
+      snapshots: for the body of a loop, how many states the loop stores in the forward pass. The
+        backward pass recomputes each step from these, and the values that it saves are freed after
+        that step. None: each iteration saves its values, and the parts of the loop's state that the
+        backward part reads.
+      decided_per_value: whether a policy decided about each value alone; otherwise a minimum cut or
+        an integer program decided about all values together.
     """
 
     joint: Joint
@@ -169,45 +182,59 @@ class Schedule:
 
     @cached_property
     def outputs_only(self) -> Schedule:
-        """The same schedule with nothing saved and nothing read, to compute the outputs alone."""
+        """This schedule with nothing saved and nothing read, for a forward pass alone."""
         reads = (False,) * len(self.reads)
         return dataclasses.replace(self, saved=(), offloaded={}, reads=reads, cache=BoundedCache())
 
 
-# Whether the program that is being analyzed will run operation by operation.
+# Whether the program that is being analyzed will run outside `jit`, operation by operation.
 _SINGLY = contextvars.ContextVar("xform_singly", default=False)
 
 
 def will_be_compiled() -> bool:
-    """Whether an operation that is applied here will be compiled together with others."""
+    """Whether operations that are traced here will be compiled as one program."""
     return staging() and not _SINGLY.get()
 
 
 def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool = False,
             linear: bool = False, singly: bool = False) -> Joint:  # fmt: skip
-    """Return the Joint of a program, for its active inputs and wanted outputs.
+    """Return the Joint of a program.
 
-    The result is cached for each (program, masks), so a layer that is called 96 times is analyzed
-    once. With `linear`, the program is linear in the active inputs; it is transposed, and its
-    outputs do not matter. With `singly`, the program will run operation by operation, and calls
-    that the user compiles stay calls.
+    Cost: one trace. The result is cached on the program for each set of arguments, so a jitted
+    layer that is called 96 times is analyzed once.
+
+    Args:
+      prog: the program.
+      active: which inputs are differentiated.
+      wanted: which outputs have a cotangent (with `push`: need a tangent); None for all that depend
+        on an active input.
+      push: whether the backward part pushes tangents, for `linearize`; else it pulls cotangents.
+      linear: whether the program is linear in the active inputs. Then the backward part is its
+        transpose, and the outputs of the forward part mean nothing.
+      singly: whether the Joint will run outside `jit`, operation by operation. Then functions that
+        the user jitted stay calls, which are compiled.
     """
-    way = path(prog, active, wanted)
-    seeded = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs
-    ends = ("push", way.inputs) if push else ("pull", active, linear)
-    key = (*ends, seeded, wanted, SNAPSHOTS.get(), singly)
+    derivative_path = path(prog, active, wanted)
+    if push:
+        seeded, key_of_mode = derivative_path.inputs, ("push", derivative_path.inputs)
+    else:
+        seeded = derivative_path.outputs if wanted is None else tuple(wanted)
+        key_of_mode = "pull", active, linear
+    key = (*key_of_mode, seeded, wanted, SNAPSHOTS.get(), singly)
     if key not in prog.cache:
         token = _SINGLY.set(singly)
         try:
-            joint = _push(prog, active, seeded) if push else _pull(prog, active, seeded, linear)
+            if push:
+                prog.cache[key] = _trace_with_pushforward(prog, active, seeded)
+            else:
+                prog.cache[key] = _trace_with_pullback(prog, active, seeded, linear)
         finally:
             _SINGLY.reset(token)
-        prog.cache[key] = joint
     return prog.cache[key]
 
 
-def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
-    """Trace a program with its pullback, and split the trace into a Joint."""
+def _trace_with_pullback(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
+    """Return the Joint whose backward part pulls cotangents."""
     results: list[bool] = []
     places: dict[Any, str] = {}
 
@@ -221,12 +248,12 @@ def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
         return [*outs, *gather(in_cts, tuple(results))]
 
     cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
-    traced = _opened(trace(joint, *prog.in_types, *cts))
+    traced = _inline_and_simplify(trace(joint, *prog.in_types, *cts))
     return _split(traced, prog, active, wanted, tuple(results), False, places)
 
 
-def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
-    """Trace a program with its pushforward, and split the trace into a Joint."""
+def _trace_with_pushforward(prog: Program, active: Mask, seeded: Mask) -> Joint:
+    """Return the Joint whose backward part pushes tangents."""
     results: list[bool] = []
 
     def joint(*args: Value) -> list[Value]:
@@ -236,12 +263,12 @@ def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
         return [*outs, *gather(dys, tuple(results))]
 
     dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seeded, strict=True) if on]
-    traced = _opened(trace(joint, *prog.in_types, *dxs))
+    traced = _inline_and_simplify(trace(joint, *prog.in_types, *dxs))
     return _split(traced, prog, active, seeded, tuple(results), True, {})
 
 
-def _opened(traced: Program) -> Program:
-    """Inline the calls that a schedule sees through, and simplify the program."""
+def _inline_and_simplify(traced: Program) -> Program:
+    """Inline small calls, so that a schedule decides about the values in them, and simplify."""
     prog = inline_bodies(
         resolve_node_references(traced), functools.partial(inlinable_body, staged=not _SINGLY.get())
     )
@@ -260,20 +287,21 @@ def _split(
     push: bool,
     logs: dict[Any, str],
 ) -> Joint:
-    """Separate the two parts: the backward part is everything that depends on a seed.
+    """Separate the traced program `traced` of `prog` and its derivative into the two parts.
 
-    It also has the effects of users' backward functions, such as reads of a reference, and each
-    join, even if simplification has removed its seeds.
+    The backward part is everything that depends on a seed. It also has the side effects of users'
+    backward functions, such as reads of a mutable reference, and each join, even if simplification
+    has removed its seeds.
     """
     traced, start, cotangent_groups = remove_markers(traced)
     n, k = len(prog.inputs), len(prog.outputs)
-    dependent = set(traced.inputs[n:])
+    seed_dependent = set(traced.inputs[n:])
     forward, backward = [], []
     for i, eqn in enumerate(traced.equations):
-        late = eqn.primitive is join_p or (i >= start and has_effects(eqn))
-        if late or any(isinstance(v, Var) and v in dependent for v in eqn.invars):
+        in_backward = eqn.primitive is join_p or (i >= start and has_effects(eqn))
+        if in_backward or any(isinstance(v, Var) and v in seed_dependent for v in eqn.invars):
             backward.append(eqn)
-            dependent.update(eqn.outvars)
+            seed_dependent.update(eqn.outvars)
         else:
             forward.append(eqn)
     return Joint(
@@ -294,7 +322,10 @@ def _split(
 
 
 def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Schedule, ...]]) -> list[Var]:
-    """Return what an equation reads under a schedule: a join reads only some inputs of its node."""
+    """Return the variables that an equation reads, given the Schedules `inner` of each node.
+
+    A join reads its token, its seeds, and only those inputs of its node that these Schedules need.
+    """
     atoms: Sequence[Any] = eqn.invars
     if eqn.primitive is join_p:
         node = eqn.params["node"]
@@ -305,11 +336,12 @@ def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Schedule, ...]]) -> list[Var
     return [v for v in atoms if isinstance(v, Var)]
 
 
-def with_types(eqn: JaxprEqn, joint: Joint, carried: int) -> Joint:
-    """Return the Joint of a loop's body; raise WrongCotangent if a carry's cotangent dtype differs.
+def check_carried_dtypes(eqn: JaxprEqn, joint: Joint, carried: int) -> Joint:
+    """Return `joint`, the Joint of the body of a loop `eqn`, if the loop can carry its cotangents.
 
-    The carried cotangents belong to the first `carried` inputs. Elsewhere a custom rule may return
-    another float dtype, as in JAX.
+    The backward loop carries the cotangents of the first `carried` inputs: of the carry, and of
+    constants, whose cotangents are summed. Raise WrongCotangent if one of these has another dtype
+    than its input. For other inputs a `custom_vjp` may return any float dtype, as in JAX.
     """
     if joint.push:
         return joint
@@ -324,7 +356,11 @@ def with_types(eqn: JaxprEqn, joint: Joint, carried: int) -> Joint:
 
 
 def wrong_dtype(eqn: JaxprEqn, given: Any, aval: Any, why: str) -> WrongCotangent:
-    """Return the error for a custom rule in a loop or branch that returns another dtype."""
+    """Return the error for a `custom_vjp` in a loop or branch that returns another dtype.
+
+    `given` is the dtype of the cotangent, `aval` the type of the value, and `why` says why the loop
+    or branch cannot use that dtype.
+    """
     return WrongCotangent(
         f"pullback of {eqn.primitive.name}",
         f"a custom_vjp in it returned a cotangent of dtype {given} for a value of type "

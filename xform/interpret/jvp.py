@@ -1,4 +1,8 @@
-"""Forward mode: run a program on primals and tangents together."""
+"""Forward mode: run a program on primals and tangents together.
+
+Names: `xs` and `ys` are the inputs and outputs of an equation, `dxs` and `dys` their tangents. A
+tangent that is None is a symbolic zero.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,12 @@ from xform.registry.words import Composite
 
 def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: bool = False,
         wanted: Mask | None = None):  # fmt: skip
-    """Run a program; return its outputs and their tangents. A tangent may be None for zero.
+    """Run a program in the current trace; return its outputs and their tangents.
 
     Only `wanted` outputs need a tangent (None: all), and only values that lead to them get one.
-    With `split`, structured equations are bound as fork and join. Then the values that depend on
-    tangents can be separated from the others (`joint.analyze`).
+    With `split`, each loop, branch or call becomes two equations: a `fork`, which computes outputs,
+    and a `join`, which computes tangents (see `interpret.node`). So no equation mixes the two, and
+    `joint.analyze` can separate the equations that depend on tangents from all others.
     """
     env = environment(prog, args)
     env_dx = {v: dx for v, dx in zip(prog.inputs, tangents, strict=True) if dx is not None}
@@ -36,15 +41,18 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
         with source(eqn, outer), eqn.ctx.manager:
             ys, dys = push(lookup(eqn), eqn, xs, dxs, steps[i][1], split)
         write(env, eqn.outvars, ys)
-        moved = zip(eqn.outvars, dys, steps[i][1], strict=True)
-        env_dx.update((v, dy) for v, dy, on in moved if on and dy is not None)
+        results = zip(eqn.outvars, dys, steps[i][1], strict=True)
+        env_dx.update((v, dy) for v, dy, on in results if on and dy is not None)
     outs = [read(env, v) for v in prog.outputs]
     return outs, [env_dx.get(v) if isinstance(v, Var) else None for v in prog.outputs]
 
 
 def push(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask,
          split: bool):  # fmt: skip
-    """Run an equation with at least one tangent, in the current trace; return its tangents too."""
+    """Run one equation in the current trace; return its outputs and their tangents.
+
+    At least one of `dxs` is not None. `wanted` and `split` are explained at `jvp`.
+    """
     if isinstance(rule, Structured):
         return (rule.split if split else rule.jvp_of)(eqn, xs, dxs, wanted)
     if isinstance(rule, Composite):

@@ -1,4 +1,9 @@
-"""Check that a function is linear: its backward part reads no value of the active inputs."""
+"""Check that a function is linear, for `linear_transpose`.
+
+The transpose of a linear function is its pullback, which is the same at every point. So the check
+reads a Joint, the forward and the backward part of the function as one program: in the backward
+part no equation may read a value that depends on an active input, an input to transpose for.
+"""
 
 from __future__ import annotations
 
@@ -17,47 +22,47 @@ from xform.registry.table import lookup
 
 
 def check_linear(schedule: Schedule, active: Mask) -> None:
-    """Raise NotLinear if the transpose would need the point at which it is taken.
+    """Raise NotLinear if the backward part reads a value that depends on an active input.
 
-    Also raise it if an output depends on an input only through a step function (rounding,
+    Also raise it if an output depends on an active input only through a step function (rounding,
     comparison). The derivative of such an output is zero, and zero is not its transpose.
+
+    `schedule` is the Schedule of the function's Joint, and `active` says which inputs are active.
     """
     joint = schedule.joint
-    moving = {v for v, on in zip(joint.inputs, active, strict=True) if on}
-    smooth = set(moving)
+    dependent = {v for v, on in zip(joint.inputs, active, strict=True) if on}
+    differentiably_dependent = set(dependent)
     needed = set(map(id, live(joint.forward, joint.outputs)))
     for eqn in joint.forward:
-        moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
+        on = [isinstance(v, Var) and v in dependent for v in eqn.invars]
         # The outputs of a barrier wait for its other arguments, but do not depend on their values.
-        waits = eqn.primitive is barrier_p
-        moved = list(itertools.compress(eqn.outvars, moves)) if waits else eqn.outvars
-        if not any(moves) or not moved:
+        is_barrier = eqn.primitive is barrier_p
+        results = list(itertools.compress(eqn.outvars, on)) if is_barrier else eqn.outvars
+        if not any(on) or not results:
             continue
-        moving.update(moved)
-        on = tuple(isinstance(v, Var) and v in smooth for v in eqn.invars)
-        if eqn.primitive is fork_p:
+        dependent.update(results)
+        active_in = tuple(isinstance(v, Var) and v in differentiably_dependent for v in eqn.invars)
+        if eqn.primitive is fork_p:  # the forward part of a loop, branch or call
             node = eqn.params["node"]
-            if node.iterations_depend_on(tuple(moves)):
+            if node.iterations_depend_on(tuple(on)):
                 raise _not_linear("an argument decides how many steps a loop takes", eqn)
             for inner in schedule.inner[node]:
                 check_linear(inner, inner.joint.active)
-            outs = (*lookup(node.eqn).active(node.eqn, on), False)
+            active_out = (*lookup(node.eqn).active(node.eqn, active_in), False)  # no token
         else:
-            outs = lookup(eqn).active(eqn, on)
-        smooth.update(v for v, o in zip(eqn.outvars, outs, strict=True) if o)
-        if id(eqn) in needed and not any(outs) and any(map(_inexact, eqn.outvars)):
+            active_out = lookup(eqn).active(eqn, active_in)
+        differentiably_dependent.update(itertools.compress(eqn.outvars, active_out))
+        has_float = any(differentiable(v.aval) for v in eqn.outvars)
+        if id(eqn) in needed and not any(active_out) and has_float:
             raise _not_linear(f"{eqn.primitive.name} is constant between its steps", eqn)
     forward = set(map(id, joint.forward))
     for eqn in schedule.order:
         for v in () if id(eqn) in forward else reads_of(eqn, schedule.inner):
-            token = eqn.primitive is join_p and v is eqn.invars[0]
-            if v in moving and not token:
+            # The token of a fork depends on active inputs; the nested Schedules were checked above.
+            is_token = eqn.primitive is join_p and v is eqn.invars[0]
+            if v in dependent and not is_token:
                 name = eqn.primitive.name
                 raise _not_linear(f"the transpose of {name} needs the value of an argument", eqn)
-
-
-def _inexact(v: Var) -> bool:
-    return differentiable(v.aval)
 
 
 def _not_linear(why: str, eqn: JaxprEqn) -> NotLinear:

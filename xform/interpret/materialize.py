@@ -2,10 +2,13 @@
 
 A compiler may fuse the computation of a saved value into all of its readers. Then it does not write
 the value, but keeps the inputs of the computation. For a dropout mask these are two arrays of
-random bits, with four bytes for each byte of the mask. GPU compilers keep an optimization barrier
-until fusion is done. On CPU the value becomes the state of a loop that never runs; the loop's state
-is in memory, and the compiler cannot know its condition. On TPU this does nothing: the compiler
-recomputes random bits from their key for each reader, and keeps neither bits nor mask.
+random bits, with four bytes for each byte of the mask. `materialize` prevents this fusion:
+
+- on GPU by an optimization barrier, which the compiler keeps until fusion is done;
+- on CPU by a loop that never runs, with the value as its state. A loop's state is in memory, and
+  the compiler cannot know the loop's condition;
+- on TPU it does nothing. There the compiler recomputes random bits from their key for each reader,
+  and keeps neither bits nor mask.
 """
 
 from __future__ import annotations
@@ -28,9 +31,13 @@ materialize_p.def_abstract_eval(lambda x, where: x)
 
 
 def materialize(x: Value, where: Where = "everywhere") -> Value:
-    """Return `x`, written to memory. This costs a write, and prevents fusion with the readers."""
-    plain = x.size and jnp.issubdtype(x.dtype, jnp.generic)
-    return materialize_p.bind(x, where=where) if plain else x
+    """Return `x`, written to memory on the backends `where`.
+
+    This costs a write, and prevents fusion with the readers. A value without elements, or of an
+    extended dtype such as PRNG keys, is returned as it is.
+    """
+    can_be_written = x.size and jnp.issubdtype(x.dtype, jnp.generic)
+    return materialize_p.bind(x, where=where) if can_be_written else x
 
 
 def _loop(x: Value, where: Where) -> Value:
@@ -38,6 +45,7 @@ def _loop(x: Value, where: Where) -> Value:
     if not is_active(where, "cpu"):
         return x
     never = lax.bitwise_not(opaque_true(x))
+    # The body must change the state: XLA removes a value that a loop's body only passes on.
     step = lambda state: (lax.full_like(never, False), lax.full_like(state[1], 0))
     return lax.while_loop(lambda state: state[0], step, (never, x))[1]
 

@@ -1,9 +1,15 @@
-"""Find values to write to memory, so that the compiler does not keep their larger inputs instead.
+"""Find values to write to memory, so that the compiler does not keep larger values instead.
 
-These are saved values, and on CPU the operands of pooling. XLA:CPU gives pooling to a library,
-together with the operations that compute the operand, unless another operation reads the operand.
-The library gets each constant in these operations as a whole array, and the backward part has the
-same constants. Each such array would be as large as the operand itself.
+There are two kinds, both among the values of a forward pass:
+
+- Saved values. A compiler may fuse the operations that compute a saved value into its readers, and
+  keep the inputs of these operations, which may be larger, such as the random bits of a mask.
+- On CPU, operands of pooling. XLA:CPU gives pooling to a library, together with the operations that
+  compute the operand, unless another operation reads the operand. The library gets each constant in
+  these operations as an array as large as the operand. The backward part reads the same arrays, so
+  they stay in memory.
+
+`materialize.py` has the operation that writes a value to memory.
 """
 
 from __future__ import annotations
@@ -23,62 +29,71 @@ from xform.registry.table import traits
 
 # Write a value if the values that a compiler would keep instead take this many times its bytes.
 _LARGER = 3
-# Operations that XLA recomputes rather than keep their result.
+# Kinds of operations that XLA may repeat for each reader instead of keeping the result.
 _REPEATED = ("elementwise", "movement")
 
 
 def must_materialize(schedule: Schedule) -> dict[Var, Where]:
-    """Return values to write to memory, with the backends on which to write them.
+    """Return the values of a forward part to write to memory, with the backends on which.
 
-    These are saved values much smaller than the values from which a compiler would recompute them,
-    and pooling operands that are not saved. The result is for a forward part that is compiled with
-    its backward part, outside loops: a loop writes the values that it stacks in any case. Inputs
-    and other saved values are in memory in any case, so they cost nothing.
+    A Schedule says which values of the forward part are saved. The result has saved values that are
+    much smaller than the values a compiler would keep to recompute them, and pooling operands that
+    are not saved. Values that are in memory anyway do not count as kept: inputs, constants and
+    other saved values.
+
+    The result is meant for a forward part that is compiled with its backward part, outside loops. A
+    loop writes its saved values anyway, because it stacks them.
     """
     if "must_materialize" not in schedule.cache:
         available = {schedule.joint.named_copy.get(v, v) for v in schedule.saved}
         available |= {*schedule.joint.inputs, *(v for v, _ in schedule.joint.program.consts)}
-        smaller = [
+        from_larger = [
             v
             for v in schedule.saved
             if v not in schedule.offloaded and _from_larger(schedule, v, available)
         ]
-        pooled = [
+        pooling_operands = [
             v
-            for v in _pooled(schedule)
-            if v not in available and _of_constants(schedule, v, available)
+            for v in _pooling_operands(schedule)
+            if v not in available and _fused_with_constants(schedule, v, available)
         ]
-        where: dict[Var, Where] = {v: "cpu" for v in pooled}
-        where.update((v, "everywhere") for v in smaller)
+        where: dict[Var, Where] = {v: "cpu" for v in pooling_operands}
+        where.update((v, "everywhere") for v in from_larger)
         schedule.cache["must_materialize"] = where
     return schedule.cache["must_materialize"]
 
 
-def _pooled(schedule: Schedule) -> Iterator[Var]:
+def _pooling_operands(schedule: Schedule) -> Iterator[Var]:
     """Yield the operands of pooling in the forward part."""
     for eqn in schedule.joint.forward:
         if traits(eqn.primitive).pools and isinstance(v := eqn.invars[0], Var) and plain(v):
             yield v
 
 
-def _of_constants(schedule: Schedule, v: Var, available: set[Var]) -> bool:
-    """Whether the operations that XLA fuses to compute a value have constants in them."""
+def _fused_with_constants(schedule: Schedule, v: Var, available: set[Var]) -> bool:
+    """Whether XLA computes a value, from those in memory, by a fusion that has constants in it.
+
+    A call in that computation counts as one with constants.
+    """
     todo, seen = [v], {v}
     for x in todo:
-        maker = schedule.joint.producer.get(x)
-        if maker is None or is_work(maker):
+        producer = schedule.joint.producer.get(x)
+        if producer is None or is_work(producer):
             continue
-        if traits(maker.primitive).call or any(isinstance(y, Literal) for y in maker.invars):
+        if traits(producer.primitive).call or any(isinstance(y, Literal) for y in producer.invars):
             return True
-        read = (y for y in maker.invars if isinstance(y, Var))
-        more = [y for y in read if y not in available and y not in seen]
-        seen.update(more)
-        todo += more
+        operands = (y for y in producer.invars if isinstance(y, Var))
+        new = [y for y in operands if y not in available and y not in seen]
+        seen.update(new)
+        todo += new
     return False
 
 
 def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
-    """Whether a compiler would keep much larger values to recompute `v` from them."""
+    """Whether a compiler would keep much larger values to recompute `v` from them.
+
+    `available` are values that are in memory anyway.
+    """
     eqn = schedule.joint.producer.get(v)
     if eqn is None or not _repeated(eqn) or not plain(v):
         return False
@@ -88,9 +103,9 @@ def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
             if isinstance(x, Literal) or x in available or x in seen:
                 continue
             seen.add(x)
-            maker = schedule.joint.producer.get(x)
-            if maker is not None and _repeated(maker):
-                todo.append(maker)
+            producer = schedule.joint.producer.get(x)
+            if producer is not None and _repeated(producer):
+                todo.append(producer)
             else:
                 bytes_left -= aval_bytes(x.aval)
         if bytes_left <= 0:
@@ -99,13 +114,14 @@ def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
 
 
 def _repeated(eqn: JaxprEqn) -> bool:
-    """Whether XLA recomputes an operation rather than keep its result."""
-    of = traits(eqn.primitive)
-    return of.fusion in _REPEATED and of.pure and not of.expensive and len(eqn.outvars) == 1
+    """Whether XLA may repeat an operation for each reader instead of keeping its result."""
+    facts = traits(eqn.primitive)
+    cheap = facts.fusion in _REPEATED and not facts.expensive
+    return cheap and facts.pure and len(eqn.outvars) == 1
 
 
 def plain(v: Any) -> bool:
-    """Whether a value has elements, of a type of whole bytes."""
+    """Whether a value is an array of bools, or of real numbers of whole bytes, with elements."""
     dtype = v.aval.dtype
     real = jnp.issubdtype(dtype, np.floating)
     if real or jnp.issubdtype(dtype, np.integer):

@@ -1,10 +1,16 @@
-"""Structured equations in a joint program: `fork` in the forward part, `join` in the backward part.
+"""Loops, branches and calls in a Joint: `fork` in the forward part, `join` in the backward part.
 
-scan, cond and calls contain programs. If such an equation carries a derivative, the joint program
-has a pair in its place: `fork(inputs) -> outputs, token` and `join(token, inputs, seeds) ->
-results`. The pair's Node has the nested Joints. The value of a token is a pytree of residuals,
-which a schedule chooses after the trace. Both primitives exist only between analysis and emission,
-and never reach the user.
+A Joint (`interpret.joint`) is the forward and the backward pass of a function as one program of two
+parts. A seed is an input of its backward part, and a result is an output of it. To pull cotangents
+back, as for `vjp`, the seeds are cotangents of the function's outputs, and the results are
+cotangents of its inputs. To push tangents, as for `linearize`, they are tangents of the inputs and
+of the outputs.
+
+Loops, branches and calls are structured equations: they contain programs. If such an equation
+carries a derivative, the Joint has two equations in its place: `fork(inputs) -> outputs, token` and
+`join(token, inputs, seeds) -> results`. Both have the same Node as a parameter, which holds a
+nested Joint for each program. The value of the token is a pytree of residuals. A Schedule of each
+nested Joint, made after the trace, decides which. The two primitives never reach the user.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ from xform.program.source import frame
 from xform.registry.table import Rule
 from xform.storage.bounded_cache import BoundedCache
 
-# `joint.Joint` and `joint.Schedule`, which contain nodes: a Node only passes them on.
+# `joint.Joint` and sequences of `joint.Schedule`. That module imports this one, so this one cannot
+# import their types.
 Joint = Any
 Schedules = Sequence[Any]
 Pull = Callable[[Sequence[Value]], list[Value]]
@@ -36,10 +43,10 @@ _TOKEN = ShapedArray((0,), np.dtype("int8"))
 
 
 class EagerToken(Tracer[Any]):
-    """The token of a fork if operations run one by one.
+    """The token of a fork outside `jit`, where operations run one by one.
 
-    It holds the residuals and the inputs that the join reads, and no other input. If a fork
-    is staged, its token is an ordinary tracer.
+    `value` are the residuals. `inputs` are the inputs of the fork, with None for each that the join
+    does not read. If a fork is traced into a program, its token is an ordinary tracer instead.
     """
 
     __slots__ = ("inputs", "value")
@@ -54,10 +61,10 @@ fork_p.multiple_results = join_p.multiple_results = True
 
 
 class NodeReference:
-    """A reference to a Node, as a parameter of equations during a trace.
+    """A reference to a Node: the parameter of fork and join equations during a trace.
 
-    JAX keeps each parameter that it has seen in a cache of types. This reference drops its Node
-    when the trace has ended, so that the cache does not keep the Node alive.
+    JAX caches the types of an operation's outputs by its parameters, and so keeps the parameters
+    alive. When the trace has ended, this reference drops its Node, so the Node can be freed.
     """
 
     def __init__(self, node: Node):
@@ -65,15 +72,15 @@ class NodeReference:
 
 
 def resolve_node_references(prog: Program) -> Program:
-    """Return a traced program that has Nodes as parameters; the references drop theirs."""
-    pairs = [eqn for eqn in prog.equations if eqn.primitive in (fork_p, join_p)]
-    own = {
+    """Return a traced program with Nodes in place of references, which drop their Nodes."""
+    forks_and_joins = [eqn for eqn in prog.equations if eqn.primitive in (fork_p, join_p)]
+    resolved = {
         id(eqn): eqn.replace(params={**eqn.params, "node": eqn.params["node"].node})
-        for eqn in pairs
+        for eqn in forks_and_joins
     }
-    for reference in {eqn.params["node"] for eqn in pairs}:
+    for reference in {eqn.params["node"] for eqn in forks_and_joins}:
         del reference.node
-    equations = tuple(own.get(id(eqn), eqn) for eqn in prog.equations)
+    equations = tuple(resolved.get(id(eqn), eqn) for eqn in prog.equations)
     return Program(prog.inputs, prog.consts, equations, prog.outputs)
 
 
@@ -85,9 +92,10 @@ def _(*_: Any, node: NodeReference) -> list[Any]:
 @join_p.def_abstract_eval
 def _(*_: Any, node: NodeReference, given: Mask) -> list[Any]:
     eqn, push, results = node.node.eqn, node.node.push, node.node.results
-    kind = tangent_aval if push else cotangent_aval
-    moving = gather(eqn.outvars if push else eqn.invars, results)
-    return [kind(v.aval) for v in gather(moving, node.node.present_results(given))]
+    result_type = tangent_aval if push else cotangent_aval
+    differentiated = gather(eqn.outvars if push else eqn.invars, results)
+    present = gather(differentiated, node.node.present_results(given))
+    return [result_type(v.aval) for v in present]
 
 
 def user_equation(eqn: JaxprEqn) -> JaxprEqn:
@@ -98,21 +106,25 @@ def user_equation(eqn: JaxprEqn) -> JaxprEqn:
 class Node(abc.ABC):
     """One structured equation with its nested Joints.
 
+    Subclasses say how its forward and its backward part run. In their arguments, `schedules` has
+    one Schedule for each nested Joint, `xs` are the values of the equation's inputs, and a mask
+    `given` says which seeds are present: an absent seed is None, because no derivative arrives.
+
     Attributes:
       eqn: the equation.
       joints: the Joint of each of its programs that carries a derivative.
       seeded: which outputs bring a cotangent (with `push`: which inputs bring a tangent).
       results: which inputs receive a cotangent (with `push`: which outputs receive a tangent).
       push: whether the backward part pushes tangents (`linearize`) or pulls cotangents (`vjp`).
-      cache: traces of its two parts. They refer to the equation, and so to its programs: in a cache
-        of one of these programs they would keep it alive.
+      cache: traces of its two parts. They refer to the equation, and so to its programs. In a cache
+        of one of these programs they would keep that program alive.
     """
 
     iterations: int = 1
-    device_count: int = 1  # how many devices each run its programs
+    device_count: int = 1  # how many devices run its programs
     first_carry: int = 0  # the index of the first carry among the inputs of a loop's body
-    loop: ClassVar[bool] = False  # whether to recompute it costs all of its iterations
-    policy: Any = None
+    loop: ClassVar[bool] = False  # whether it is a loop, so a recompute runs all its iterations
+    policy: Any = None  # the policy of a remat region
     region: ClassVar[bool] = False  # whether it is a remat region: its own policy decides inside
 
     def __init__(self, eqn: JaxprEqn, joints: Sequence[Joint], seeded: Mask, results: Mask,
@@ -132,12 +144,12 @@ class Node(abc.ABC):
         return apply(self.eqn, xs)
 
     def outputs(self, schedules: Schedules, xs: Sequence[Value], used: Mask) -> list[Value]:
-        """Compute the outputs by the forward part, without a token.
+        """Compute the outputs by the forward part, without residuals; None where not `used`.
 
-        So custom functions run their forward rules, and a derivative of the outputs is a derivative
-        of these rules, whatever a schedule recomputes.
+        The equation itself would have the same values. But in the forward part custom functions run
+        their forward rules, so a second derivative differentiates these rules, as it must.
         """
-        return self.forward([p.outputs_only for p in schedules], xs, used)[0]
+        return self.forward([s.outputs_only for s in schedules], xs, used)[0]
 
     @abc.abstractmethod
     def reads(self, schedules: Schedules) -> Mask:
@@ -152,14 +164,16 @@ class Node(abc.ABC):
     @abc.abstractmethod
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-        """Run the backward part. `together`: the forward part is in the same computation.
+        """Run the backward part; return the results.
 
-        A node that defines `dependent_results` gets None for absent seeds, and returns None for
-        absent results.
+        `token` is the token's value. `xs` has None for inputs that `reads` does not select.
+        `together` says that the forward part is in the same XLA program, so XLA may merge a
+        recompute with it. A node that defines `dependent_results` gets None for absent seeds, and
+        returns None for results that depend on absent seeds alone.
         """
 
     def dependent_results(self, given: Mask) -> Mask | None:
-        """Which results depend on the `given` seeds; None if absent seeds must become zeros."""
+        """Which results depend on a `given` seed; None if absent seeds must become zeros."""
         return None
 
     def present_results(self, given: Mask) -> Mask:
@@ -168,19 +182,22 @@ class Node(abc.ABC):
         return (True,) * sum(self.results) if results is None else results
 
     def accepts(self, given: Mask) -> bool:
-        """Whether the node can run with the `given` seeds alone."""
+        """Whether the backward part can run with the `given` seeds alone, without zeros."""
         return all(given) or self.dependent_results(given) is not None
 
     def stacked_inputs(self, schedules: Schedules) -> Mask:
-        """Which inputs of the nested program the token holds for each iteration: a loop's carry."""
+        """Which inputs of the nested program the token holds for each iteration.
+
+        These are the parts of a loop's carry that the backward part reads.
+        """
         return (False,) * len(schedules[0].reads)
 
     def stored_states(self, schedules: Schedules) -> Sequence[int]:
         """Return how many states of each input of the nested program the token holds."""
         return [self.iterations * on for on in self.stacked_inputs(schedules)]
 
-    def iterations_depend_on(self, moving: Mask) -> bool:
-        """Whether the number of iterations of a loop depends on the `moving` inputs."""
+    def iterations_depend_on(self, inputs: Mask) -> bool:
+        """Whether the number of iterations of a loop depends on one of these inputs."""
         return False
 
     def hoisted_values(self, schedule: Any) -> Mask:
@@ -198,12 +215,15 @@ def present_mask(values: Sequence[Value]) -> Mask:
 
 
 def submask(mask: Mask, on: Sequence[bool]) -> Mask:
-    """Return `mask` with its True entries replaced by the entries of `on`, in order."""
+    """Return `mask` with its True entries replaced by the entries of `on`, in order.
+
+    `on` has one entry for each True entry of `mask`.
+    """
     return tuple(map(bool, spread(on, mask)))
 
 
 class NodeWithoutResiduals(Node):
-    """A node that saves nothing: its backward part reads all inputs and starts from them."""
+    """A node that saves nothing: its backward part computes everything again from the inputs."""
 
     def reads(self, schedules: Schedules) -> Mask:
         return (True,) * len(self.eqn.invars)
@@ -216,12 +236,13 @@ class Structured(Rule):
     """The rule of a primitive that contains programs, or that defines its own derivatives.
 
     A subclass has `jvp` for forward mode. For reverse mode and `linearize` it has `node`, which
-    returns its own `Node`. If its two parts need no schedule, it has `vjp` and `split` instead.
-    `active` says which outputs depend on the active inputs; the default is all float outputs.
+    returns an instance of its own subclass of `Node`. A primitive for which the planner has nothing
+    to decide has `vjp` and `split` instead. `active` says which outputs depend on the active
+    inputs, which are those that are differentiated; the default is all float outputs.
 
     Args:
       name: the name of the primitive.
-      word: "structured".
+      word: "structured", the kind of rule.
       known: the names of its possible parameters; any, if not given.
       traits: other facts about the primitive, see `xform.traits.Traits`, such as `call` for a call.
 
@@ -240,11 +261,14 @@ class Structured(Rule):
     """
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        """Return outputs and their tangents, in one pass; a tangent may be None."""
+        """Return the outputs and their tangents, in one pass; a tangent that is zero may be None.
+
+        `xs` are the inputs and `dxs` their tangents, None for zero.
+        """
         raise NotImplementedError
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        """Do the same as `jvp`, if only `wanted` outputs need a tangent."""
+        """Return the outputs and their tangents; only `wanted` outputs need a tangent."""
         return self.jvp(eqn, xs, dxs)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
@@ -254,7 +278,11 @@ class Structured(Rule):
     def vjp(
         self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
     ) -> tuple[list[Value], Pull]:
-        """Return the outputs, and the pullback from cotangents of the wanted outputs."""
+        """Return the outputs, and the pullback.
+
+        The pullback takes one cotangent for each output, None except for `wanted` outputs, and
+        returns one for each input, None except for `active` inputs. None is a symbolic zero.
+        """
         node = self.node(eqn, active, wanted, push=False)
         reference = NodeReference(node)
         *ys, token = fork_p.bind(*xs, node=reference)
@@ -279,14 +307,19 @@ class Structured(Rule):
     def transposed(
         self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
     ) -> tuple[list[Value], Pull]:
-        """Do the same as `vjp` for an equation that is linear in its active inputs.
+        """Return outputs and pullback of an equation that is linear in its active inputs.
 
-        The pullback of a linear function is its transpose. The outputs do not matter.
+        The arguments are those of `vjp`. The pullback of a linear function is its transpose. The
+        returned outputs are not used.
         """
         return self.vjp(eqn, xs, active, wanted)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        """Return outputs and tangents, with the tangent part separate from the primal part."""
+        """Return outputs and tangents, computed by different equations: a fork and a join.
+
+        So no equation computes both an output and a tangent, and `linearize` can keep the equations
+        of the tangents for later.
+        """
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
         reference = NodeReference(node)
         *ys, token = fork_p.bind(*xs, node=reference)

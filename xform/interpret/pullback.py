@@ -1,4 +1,10 @@
-"""Reverse mode in one trace: run a program, and return its pullback."""
+"""Reverse mode in one trace: run a program, and return its pullback.
+
+The pullback maps cotangents of the outputs to cotangents of the inputs. While the program runs, a
+tape collects each equation with a pullback of its own. The pullback of the program runs the tape
+from its end. Names: `xs` and `ys` are the inputs and outputs of an equation, `dxs` and `dys` their
+tangents, `ct` is a cotangent. A tangent or cotangent that is None is a symbolic zero.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +29,7 @@ from xform.errors import WrongCotangent
 from xform.interpret.activity import path
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.staged import Split, stage
-from xform.program.arithmetic import Value, add, as_jax_value, differentiable
+from xform.program.arithmetic import Value, add, as_jax_values, differentiable
 from xform.program.hijax import is_differentiable_hitype, operation_name
 from xform.program.ir import Atom, Mask, Program, apply, bind, environment, read, write
 from xform.program.source import frame, name_stack, source
@@ -33,12 +39,12 @@ from xform.registry.words import Composite
 
 def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
              linear: bool = False):  # fmt: skip
-    """Run a program; return its outputs, and the map from their cotangents to those of the inputs.
+    """Run a program in the current trace; return its outputs and its pullback.
 
-    A cotangent that is zero is None, in and out. Only the `wanted` outputs may bring a cotangent,
-    and only the `active` inputs receive one. Everything is bound in the current trace. With
-    `linear`, the program is linear in the active inputs; it is transposed, and its outputs do not
-    matter.
+    The pullback takes one cotangent for each output and returns one for each input. Only `wanted`
+    outputs may have a cotangent other than None, and only `active` inputs get one. With `linear`,
+    the program is linear in the active inputs, and the pullback is its transpose. Then the active
+    inputs may have any values, and the returned outputs mean nothing.
     """
     steps = path(prog, active, wanted).steps
     env = environment(prog, args)
@@ -55,8 +61,8 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
         write(env, eqn.outvars, ys)
 
     def pull(cts: Sequence[Value]) -> list[Value]:
-        seeds = [v if on else None for v, on in zip(prog.outputs, wanted, strict=True)]
-        env_ct = pull_tape(tape, seeds, cts)
+        outputs = [v if on else None for v, on in zip(prog.outputs, wanted, strict=True)]
+        env_ct = pull_tape(tape, outputs, cts)
         return [env_ct.get(v) if on else None for v, on in zip(prog.inputs, active, strict=True)]
 
     return [read(env, v) for v in prog.outputs], pull
@@ -64,7 +70,11 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
 
 def pull_tape(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
          cts: Sequence[Value]) -> dict[Var, Value]:  # fmt: skip
-    """Pull cotangents of some outputs back through a tape; return the cotangents of variables."""
+    """Pull the cotangents of `outputs` back through a tape.
+
+    Return the cotangents of the variables that no equation of the tape computes, which are inputs.
+    An output that is None is skipped.
+    """
     env_ct: dict[Var, Value] = {}
     for v, ct in zip(outputs, cts, strict=True):
         if isinstance(v, Var):
@@ -76,7 +86,7 @@ def pull_tape(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | No
             continue
         with source(eqn, outer):
             with eqn.ctx.manager:
-                in_cts = _pulled(eqn, pull_eqn, out_cts)
+                in_cts = _pull_equation(eqn, pull_eqn, out_cts)
             # A sum belongs to no equation: it uses the trace's mesh, not the equation's.
             for v, ct in zip(eqn.invars, in_cts, strict=True):
                 if isinstance(v, Var):
@@ -90,17 +100,18 @@ def pull_tape(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | No
 RULE_RETURNED_NONE: Any = object()
 
 
-def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
-    """Return the cotangents of an equation's inputs."""
+def _pull_equation(eqn: JaxprEqn, pull: Pull, out_cts: Sequence[Value]) -> Sequence[Value]:
+    """Return the cotangents of an equation's inputs, from those of its outputs."""
     by_user = lookup(eqn).calls_user_function  # it gets a Python number unchanged, as in JAX
-    some = [None if ct is RULE_RETURNED_NONE else ct if by_user else as_jax_value(ct) for ct in cts]
-    if all(ct is None for ct in some) and not by_user:
+    known = [None if ct is RULE_RETURNED_NONE else ct for ct in out_cts]
+    if all(ct is None for ct in known) and not by_user:
         return [RULE_RETURNED_NONE if differentiable(v.aval) else None for v in eqn.invars]
-    results = pull(some)
-    for v, ct in zip(eqn.invars, results, strict=True):
+    given = known if by_user else as_jax_values(known)
+    in_cts = pull(given)
+    for v, ct in zip(eqn.invars, in_cts, strict=True):
         if isinstance(v, Var) and ct is not None and ct is not RULE_RETURNED_NONE:
-            check_cotangent(eqn, v, ct, some)
-    return results
+            check_cotangent(eqn, v, ct, given)
+    return in_cts
 
 
 def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
@@ -128,11 +139,11 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value, out_cts: Sequence[Value] =
     shape, dtype = ct_aval.shape, ct_aval.dtype
     if shape == aval.shape and dtype == aval.dtype:
         return
-    off = getattr(jax.config, "jax_disable_bwd_checks", False)
+    unchecked = getattr(jax.config, "jax_disable_bwd_checks", False)
     custom = traits(eqn.primitive).calls == "custom"
     floats = all(jax.numpy.issubdtype(d, np.floating) for d in (dtype, aval.dtype))
     other_float = floats and (custom or jaxprs_of(eqn) or _other_dtype(eqn, out_cts))
-    if not (off and custom) and (shape != aval.shape or not other_float):
+    if not (unchecked and custom) and (shape != aval.shape or not other_float):
         raise WrongCotangent(
             f"pullback of {operation_name(eqn)}",
             f"its rule returned a cotangent {dtype}{list(shape)} for an input of type "
@@ -151,7 +162,10 @@ def _other_dtype(eqn: JaxprEqn, cts: Sequence[Value]) -> bool:
 
 def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask,
         linear: bool = False):  # fmt: skip
-    """Run one equation in the current trace; return its outputs and pullback."""
+    """Run one equation in the current trace; return its outputs and its pullback.
+
+    `linear` is explained at `pullback`.
+    """
     if isinstance(rule, Structured):
         return (rule.transposed if linear else rule.vjp)(eqn, xs, active, wanted)
     if isinstance(rule, Composite):
@@ -161,7 +175,11 @@ def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Ma
 
 
 class _LinearTrace(Split):
-    """A trace in which a custom function of tangents is linear, so its derivative is itself."""
+    """A trace that stages the tangent part of a jvp rule, which is a linear program.
+
+    If that part calls a `custom_jvp` function, the function is linear there. So its rule is not
+    needed, and its body is staged.
+    """
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
                                 **options: Any) -> Any:  # fmt: skip
@@ -171,46 +189,50 @@ class _LinearTrace(Split):
             return fun.call_wrapped(*args)
 
 
-def _point(x: Value, aval: Any) -> Value:
-    """Return any value of a tangent's type: zeros, or the primal if an object has no zero."""
+def _any_tangent(x: Value, aval: Any) -> Value:
+    """Return some value of type `aval`, the tangent type of `x`: zeros, or `x` itself.
+
+    An object of a user's hijax type may have no zeros; then its tangent type is its own type.
+    """
     return x if is_differentiable_hitype(aval) and jax.typeof(x) == aval else zeros(aval)
 
 
 def pull_of_jvp(
     jvp: Callable[..., Any], xs: Sequence[Value], active: Mask, wanted: Mask | None = None
 ) -> tuple[list[Value], Pull]:
-    """Run a jvp rule; return its outputs, and its linear part transposed as the pullback.
+    """Run a jvp rule at `xs`; return its outputs, and the transpose of its linear part.
 
-    The rule runs once, at the primals, with staged tangents. Its operations on the tangents are a
-    linear program, and the pullback of that program is its transpose. The point of the pullback
-    does not matter, and emission drops what is computed from it. `wanted` is None for all outputs.
+    The rule runs once. Its operations on known values run at once, and its operations on tangents
+    are staged as a program. That program is linear, so its pullback at any point is its transpose,
+    the pullback of the rule. `wanted` is None for all outputs.
     """
-    outs: list[Value] = []
-    staged: list[bool] = []
-    nonzero: list[bool] = []
+    known_ys: list[Value] = []  # None where an output is staged
+    staged: list[bool] = []  # which outputs are staged
+    has_tangent: list[bool] = []  # which outputs have a wanted tangent
 
     def tangents(*dxs: Value) -> list[Value]:
         ys, dys = jvp(list(xs), spread(dxs, active))
-        want = wanted or tuple(differentiable(jax.typeof(y)) for y in ys)
-        nonzero[:] = [dy is not None and on for dy, on in zip(dys, want, strict=True)]
+        wanted_ys = wanted or tuple(differentiable(jax.typeof(y)) for y in ys)
+        has_tangent[:] = [dy is not None and on for dy, on in zip(dys, wanted_ys, strict=True)]
         # A rule that runs primals and tangents in one loop stages the primals too.
         staged[:] = [trace_of(y) is trace_of(dxs[0]) for y in ys]
-        outs[:] = [None if s else y for y, s in zip(ys, staged, strict=True)]
-        return [*gather(ys, staged), *gather(dys, nonzero)]
+        known_ys[:] = [None if s else y for y, s in zip(ys, staged, strict=True)]
+        return [*gather(ys, staged), *gather(dys, has_tangent)]
 
     avals = [tangent_aval(jax.typeof(x)) for x in gather(xs, active)]
     prog = stage(tangents, avals, _LinearTrace)
-    k = sum(staged)
-    ways = (True,) * len(avals), (False,) * k + (True,) * sum(nonzero)
-    point = map(_point, gather(xs, active), avals)
-    outputs, pull = pullback(prog, *ways, list(point), linear=not k)
-    late = spread(outputs[:k], staged)
-    ys = [b if s else a for a, b, s in zip(outs, late, staged, strict=True)]
+    n_staged = sum(staged)
+    inputs_on = (True,) * len(avals)
+    outputs_on = (False,) * n_staged + (True,) * sum(has_tangent)
+    point = list(map(_any_tangent, gather(xs, active), avals))
+    outputs, pull = pullback(prog, inputs_on, outputs_on, point, linear=not n_staged)
+    staged_ys = spread(outputs[:n_staged], staged)
+    ys = [b if s else a for a, b, s in zip(known_ys, staged_ys, staged, strict=True)]
 
     def pull_primal(cts: Sequence[Value]) -> list[Value]:
-        dys = gather(cts, nonzero)
+        dys = gather(cts, has_tangent)
         if all(dy is None for dy in dys):
             return [None] * len(xs)
-        return spread(pull([*[None] * k, *dys]), active)
+        return spread(pull([*[None] * n_staged, *dys]), active)
 
     return ys, pull_primal

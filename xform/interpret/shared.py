@@ -2,12 +2,13 @@
 
 XLA:CPU fuses a chain of cheap operations into each of its readers, however long the chain is. In a
 network with residual connections, the cotangent of a layer's input is such a chain through all
-later layers. So the compiled program grows with the square of the number of layers. But a product
-reads that cotangent, so it is in memory in any case. If it is written there first
-(`materialize.py`), all other readers read it from memory, and each chain ends within one layer.
+later layers. So the compiled program grows with the square of the number of layers.
 
-Two products that read the same matrix read it from memory. Two products that read a value with more
-or fewer axes may each read it in another shape, and then the chain is computed for each.
+But a matrix product reads that cotangent too, so XLA writes it to memory in any case. If it is
+written there before any reader runs (`materialize.py`), all readers read it from memory, and no
+chain is longer than one layer. This is not needed for two products that read the same matrix: both
+read it from memory. But two products that read a value with more or fewer axes may each read it in
+a shape of its own, and then XLA computes the chain for each.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ from xform.interpret.must_materialize import plain
 from xform.interpret.wait import is_work
 from xform.registry.table import traits
 
-# Operations through which the chain of a cotangent continues.
+# Operations that add a cotangent to another one, and so continue the chain.
 _SUMS = lax.add_p, lax.sub_p, jax_primitives.add_jaxvals_p
-# XLA handles chains of at most this many operations.
+# A chain with more operations than this is long.
 _LONG = 8
-# XLA handles values with fewer elements than this.
-_FEW = 1024
+# A value with fewer elements than this is small: repeating its chain costs little.
+_SMALL = 1024
 
 
 def shared_values(schedule: Schedule) -> dict[Var, Where]:
-    """Return values that end a long cheap chain and are read by a product and another operation."""
+    """Return the values of the backward part to write to memory, all on "cpu".
+
+    Each is the result of a long chain of cheap operations, and is read by a product and by a sum,
+    or by two products and is no matrix. The result is cached on the Schedule.
+    """
     if "shared" not in schedule.cache:
         where: dict[Var, Where] = {v: "cpu" for v in _shared(schedule)}
         schedule.cache["shared"] = where
@@ -55,8 +60,9 @@ def _shared(schedule: Schedule) -> Iterator[Var]:
         chain = frozenset(itertools.islice(chain, _LONG + 1))  # a longer chain has the same effect
         for v in eqn.outvars:
             aval: Any = v.aval
-            shared_read = products[v] and (v in sums or (products[v] > 1 and aval.ndim != 2))
-            if shared_read and len(chain) > _LONG and plain(v) and aval.size >= _FEW:
-                yield v
+            two_shapes = products[v] > 1 and aval.ndim != 2
+            shared_read = products[v] and (v in sums or two_shapes)
+            if shared_read and len(chain) > _LONG and plain(v) and aval.size >= _SMALL:
+                yield v  # the chains of its readers begin here
             else:
                 chains[v] = chain

@@ -1,4 +1,12 @@
-"""Decide which saved values wait for which cotangents, so that recomputes run late and unmerged."""
+"""Decide which saved values wait for which cotangents.
+
+The backward part of a Joint (`interpret.joint`) recomputes some values from saved ones. Without a
+barrier (`interpret.barrier`) XLA may merge such a recompute with the same operations of the forward
+part, or run it long before the backward part needs it. So values that the recompute reads wait at a
+barrier for a cotangent.
+
+Work means an operation that XLA does not fuse, such as a matrix product. Its results are in memory.
+"""
 
 from __future__ import annotations
 
@@ -16,71 +24,82 @@ from xform.passes.structured import called_body
 from xform.program.hijax import is_differentiable_hitype
 from xform.registry.table import traits
 
-# On CPU, recomputes that are not work may merge with the forward part, up to this fraction of the
-# recomputed and saved bytes.
+# On CPU, small recomputes without work have no barrier. Their results may take this fraction of the
+# bytes of all saved values and of all results of recomputes without work.
 _MERGED_FRACTION = 1 / 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """Saved values that wait for cotangents, on some backends."""
+    """Saved values that wait for cotangents at one barrier.
+
+    Attributes:
+      saved: the values that wait; inputs and other values of the forward part may be among them.
+      seeds: the values that they wait for: cotangents, and values computed from these.
+      where: the backends on which they wait.
+    """
 
     saved: tuple[Var, ...]
     seeds: tuple[Var, ...]
     where: Where = "everywhere"
 
 
+# The waits before each equation of `Schedule.order`, by the index of the equation.
 Waits = Mapping[int, Sequence[Wait]]
 
 
 def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
-    """Return what waits, by its place in `schedule.order`.
+    """Return the waits for the recomputes of a Schedule.
 
-    With `together`, the forward part is in the same computation.
+    With `whole`, the Joint is that of a whole function or of a loop's body; else of a remat region.
+    With `together`, the forward part is in the same XLA program.
 
-    In a region there is one place, its start. In a `whole` function, or the body of a loop, each
-    run of recomputed equations waits for cotangents that the equation after it reads. It waits for
-    the last such cotangent that is in memory, because a barrier on another value would write it to
-    memory instead of fusing it.
+    A region has one wait, at its start. Otherwise a recompute is each run of consecutive recomputed
+    equations, and it waits for a cotangent that the equation after it reads. The cotangent must be
+    in memory: XLA would write any other to memory for the barrier instead of fusing it. Of several,
+    the recompute waits for the one that is computed last. The other rules come from the compilers:
 
-    Before the first work of the backward part, a cotangent may be available before the forward part
-    has ended, and recomputed values are read at once. There, recomputed work waits. On CPU and TPU,
-    operations that are expensive for each element wait too. XLA would not repeat these: for logits
-    it keeps the values that the loss computes from them, beside the logits. All other operations
-    are fused with their readers. The GPU compiler merges two small products that read the same
-    value, if neither needs the other. So on GPUs all operands of such work wait. On CPU, where a
-    barrier costs time, small recomputes may merge with the forward part.
-
-    The TPU compiler repeats what it can fuse for each reader, in both parts, and would write a
-    value that waits in addition. So on TPUs only work waits, and operands of work that have more
-    elements than the values they are computed from, because these would be kept at the larger size.
-    If a policy decided about each value, everything waits: the compiler must not keep a value that
-    the policy does not save, even if it estimates that to be faster.
+    - Before the first work of the backward part, cotangents may be available before the forward
+      part has ended, and XLA fuses most recomputed operations with their readers. There a recompute
+      waits if it contains work. If a recompute there has an operation that is expensive for each
+      element, such as `exp`, all recomputes there wait on CPU and TPU. XLA would not repeat that
+      operation: for logits it would keep what the loss computes from them, beside the logits.
+    - The GPU compiler merges two small products that read the same value, if neither needs the
+      other. So on GPUs all operands of recomputed work wait there.
+    - On CPU a barrier costs time, so small recomputes do not wait (`_MERGED_FRACTION`).
+    - The TPU compiler repeats fusible operations for each reader in both parts anyway, and would
+      write a value that waits to memory. So on TPUs a recompute waits only if it contains work, or
+      if work reads a value of it that has more elements than each value the recompute reads. XLA
+      would keep that larger value.
+    - If a policy decided about each value alone, everything waits: XLA must not keep a value that
+      the policy does not save, even if it estimates that to be faster.
     """
     key = "waits", whole, together
     if key not in schedule.cache:
-        schedule.cache[key] = _each(schedule, together) if whole else _once(schedule)
+        schedule.cache[key] = _waits_of_runs(schedule, together) if whole else _one_wait(schedule)
     return schedule.cache[key]
 
 
-def _once(schedule: Schedule) -> Waits:
+def _one_wait(schedule: Schedule) -> Waits:
     """Return one wait at the start: all recomputed values wait for the first cotangents."""
     forward = {id(e) for e in schedule.joint.forward}
     saved = greedy_cover([e for e in schedule.order if id(e) in forward], schedule)
     return {0: [Wait(saved, schedule.joint.seeds)]} if saved else {}
 
 
-def _each(schedule: Schedule, together: bool) -> Waits:
+def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
     """Return a wait for each run of consecutive recomputed equations, by its first index."""
-    written = {v for eqn in schedule.order if is_work(eqn) for v in reads_of(eqn, schedule.inner)}
-    anchors = _anchors(schedule, written)
+    read_by_work = {
+        v for eqn in schedule.order if is_work(eqn) for v in reads_of(eqn, schedule.inner)
+    }
+    anchors = _anchors(schedule, read_by_work)
     forward = {id(e) for e in schedule.joint.forward}
     by_start: dict[int, Wait] = {}
-    sizes: dict[int, int] = {}
+    bytes_without_work: dict[int, int] = {}
     early: dict[int, Wait] = {}
-    shared: dict[int, list[Wait]] = {}
+    operands: dict[int, list[Wait]] = {}
     run: list[JaxprEqn] = []
-    start, expensive = 0, False
+    start, early_is_expensive = 0, False
     for i, eqn in enumerate(schedule.order):
         if id(eqn) in forward:
             start = start if run else i
@@ -88,59 +107,63 @@ def _each(schedule: Schedule, together: bool) -> Waits:
             continue
         cts = [v for v in reads_of(eqn, schedule.inner) if v in anchors]
         saved = greedy_cover(run, schedule) if cts else ()
-        last, at = max((anchors[v] for v in cts), key=lambda anchor: anchor[1], default=(None, 0))
+        last, last_index = max((anchors[v] for v in cts), key=lambda anchor: anchor[1],
+                               default=(None, 0))  # fmt: skip
         work = any(map(is_work, run))
-        if saved and last is not None and (work or at >= 0):
+        if saved and last is not None and (work or last_index >= 0):
             fused = together and not (
-                work or schedule.decided_per_value or _grows(run, schedule, written)
+                work or schedule.decided_per_value or _grows(run, schedule, read_by_work)
             )
             by_start[start] = Wait(saved, (last,), "cpu and gpu" if fused else "everywhere")
-            if work and at < 0 and together and (others := _operands(run, schedule, saved)):
-                shared[start] = [Wait(others, (last,), "gpu")]
+            first_work = work and last_index < 0 and together
+            if first_work and (others := _operands(run, schedule, saved)):
+                operands[start] = [Wait(others, (last,), "gpu")]
             if not work:
-                sizes[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
+                bytes_without_work[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
         elif saved:
             early[start] = Wait(saved, tuple(cts), EARLY)
-            expensive = expensive or any(map(_expensive, run))
+            early_is_expensive = early_is_expensive or any(map(_expensive, run))
         run = []
-    by_start |= early if expensive else {}
-    remaining = _MERGED_FRACTION * sum(
-        (*sizes.values(), *(aval_bytes(v.aval) for v in schedule.saved))
-    )
-    for i in sorted(sizes, key=sizes.__getitem__):
-        remaining -= sizes[i]
+    by_start |= early if early_is_expensive else {}
+    saved_bytes = sum(aval_bytes(v.aval) for v in schedule.saved)
+    remaining = _MERGED_FRACTION * (sum(bytes_without_work.values()) + saved_bytes)
+    for i in sorted(bytes_without_work, key=bytes_without_work.__getitem__):
+        remaining -= bytes_without_work[i]
         if remaining < 0:
             break
         where = "gpu" if by_start[i].where == "cpu and gpu" else "accelerators"
         by_start[i] = dataclasses.replace(by_start[i], where=where)
-    return {i: [wait, *shared.get(i, ())] for i, wait in by_start.items()}
+    return {i: [wait, *operands.get(i, ())] for i, wait in by_start.items()}
 
 
-def _anchors(schedule: Schedule, written: Set[Var]) -> dict[Var, tuple[Var, int]]:
-    """For each value that depends on a cotangent, return its last source that is in memory.
+def _anchors(schedule: Schedule, read_by_work: Set[Var]) -> dict[Var, tuple[Var, int]]:
+    """For each value that depends on a cotangent, return a value to wait for in its place.
 
-    Also return the place in `schedule.order` of the equation that computes that source. Values that
-    work reads (`written`) or computes are in memory. Before the first work, so are the cotangents,
-    and values computed from them that are sums or take no more bytes.
+    This anchor is the last value in memory that it is computed from, or the value itself. Values
+    that work reads or computes are in memory. Before the first work, so are the cotangents, and
+    values computed from them that are sums or take no more bytes than their anchor.
+
+    Also return the index in `schedule.order` of the work, or of the operand of work, that was last
+    in memory; -1 before the first work.
     """
     anchors = {v: (v, -1) for v in schedule.joint.seeds}
     for i, eqn in enumerate(schedule.order):
         cts = [anchors[v] for v in reads_of(eqn, schedule.inner) if v in anchors]
         if not cts:
             continue
-        last, at = max(cts, key=lambda anchor: anchor[1])
+        last, last_index = max(cts, key=lambda anchor: anchor[1])
         work, sums = is_work(eqn), traits(eqn.primitive).fusion == "reduction"
         for v in eqn.outvars:
-            if work or v in written:
+            if work or v in read_by_work:
                 anchors[v] = v, i
             else:
                 small = sums or aval_bytes(v.aval) <= aval_bytes(last.aval)
-                anchors[v] = (v if at < 0 and small else last), at
+                anchors[v] = (v if last_index < 0 and small else last), last_index
     return anchors
 
 
 def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var]) -> tuple[Var, ...]:
-    """Return what work in a run reads that the run does not compute and that does not wait yet."""
+    """Return the operands of work in a run, except those that the run computes or that wait."""
     computed = {*saved, *(v for e in run for v in e.outvars)}
     read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, schedule.inner))
     return tuple(v for v in read if v not in computed and can_wait(v.aval))
@@ -148,68 +171,70 @@ def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var])
 
 def is_work(eqn: JaxprEqn) -> bool:
     """Whether an equation is more than a fusible operation: its results are in memory."""
-    of = traits(eqn.primitive)
-    return any(map(is_work, called_body(eqn).equations)) if of.call else not of.fusible
+    facts = traits(eqn.primitive)
+    return any(map(is_work, called_body(eqn).equations)) if facts.call else not facts.fusible
 
 
-def _grows(run: Sequence[JaxprEqn], schedule: Schedule, written: Set[Var]) -> bool:
-    """Whether a run writes a value that has more elements than each value that the run reads."""
+def _grows(run: Sequence[JaxprEqn], schedule: Schedule, read_by_work: Set[Var]) -> bool:
+    """Whether work reads a value of a run that has more elements than each value the run reads."""
     computed = [v for e in run for v in e.outvars]
     read = {v for e in run for v in reads_of(e, schedule.inner)}.difference(computed)
-    most = max((_size(v) for v in computed if v in written), default=0)
+    most = max((_size(v) for v in computed if v in read_by_work), default=0)
     return most > max((_size(v) for v in read), default=0)
 
 
 def _expensive(eqn: JaxprEqn) -> bool:
     """Whether an equation is expensive for each element, also in a nested program."""
-    of = traits(eqn.primitive)
-    return any(map(_expensive, called_body(eqn).equations)) if of.call else of.expensive
+    facts = traits(eqn.primitive)
+    return any(map(_expensive, called_body(eqn).equations)) if facts.call else facts.expensive
 
 
 def greedy_cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
-    """Return the fewest values, chosen greedily, so that each recompute depends on one of them.
+    """Return few values to wait, chosen greedily, so that each recompute of a run waits for them.
 
-    Equations that cost nothing may stay merged. But values whose elements are repeated may not,
-    even a row's statistic: some fusions of XLA:CPU write the broadcast out. The chosen values are
-    among those that the equations read and do not compute themselves. If several serve as well, the
+    The values are chosen among those that the run reads and does not compute. Each recomputed
+    equation must depend on a chosen one. So must each value that an equation broadcasts, even a
+    row's statistic, because some fusions of XLA:CPU write the broadcast out. Views, and cheap
+    functions of constants, may merge with the forward part. Of values that serve equally well, the
     smallest is chosen, because a value that waits may be copied.
     """
-    depends: dict[Var, int] = {}
-    leaves: dict[Var, int] = {}
-    reached: list[int] = []
+    # Sets of values that the run reads are bit masks: each such value has one bit.
+    bit_of: dict[Var, int] = {}
+    sources: dict[Var, int] = {}  # for each value, the values that it depends on
+    targets: list[int] = []  # for each equation or broadcast to delay, the values that it reads
     for eqn in run:
-        over = 0
+        eqn_sources = 0
         for v in reads_of(eqn, schedule.inner):
-            if v not in depends:
-                depends[v] = leaves[v] = 1 << len(leaves)
-            over |= depends[v]
+            if v not in sources:
+                sources[v] = bit_of[v] = 1 << len(bit_of)
+            eqn_sources |= sources[v]
         if id(eqn) in schedule.recomputed and not _folded(eqn, schedule):
-            reached.append(over)
-        reached += [
-            depends[v] for v in reads_of(eqn, schedule.inner) if _repeated(v, eqn) and depends[v]
+            targets.append(eqn_sources)
+        targets += [
+            sources[v] for v in reads_of(eqn, schedule.inner) if _repeated(v, eqn) and sources[v]
         ]
-        depends.update((v, over) for v in eqn.outvars)
-    gain = {v: 0 for v in leaves if can_wait(v.aval)}
-    for i, over in enumerate(reached):
-        for v in gain:
-            if over & leaves[v]:
-                gain[v] |= 1 << i
-    remaining = (1 << len(reached)) - 1
+        sources.update((v, eqn_sources) for v in eqn.outvars)
+    covered = {v: 0 for v in bit_of if can_wait(v.aval)}  # the targets that depend on each value
+    for i, target_sources in enumerate(targets):
+        for v in covered:
+            if target_sources & bit_of[v]:
+                covered[v] |= 1 << i
+    remaining = (1 << len(targets)) - 1
     chosen: list[Var] = []
-    while gain:
-        best = max(gain, key=lambda v: ((gain[v] & remaining).bit_count(), -_size(v)))
-        if not gain[best] & remaining:
+    while covered:
+        best = max(covered, key=lambda v: ((covered[v] & remaining).bit_count(), -_size(v)))
+        if not covered[best] & remaining:
             break
         chosen.append(best)
-        remaining &= ~gain[best]
+        remaining &= ~covered[best]
     return tuple(chosen)
 
 
 def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
-    """Whether an equation is a view of a program input that XLA makes part of its reader.
+    """Whether an equation transposes a matrix, or reverses a kernel, that is a program's input.
 
-    These are a transposed matrix, which a product reads, and a reversed kernel, which a convolution
-    reads. A barrier would copy the input.
+    XLA folds such an equation into the product or the convolution that reads it. A barrier would
+    copy the input.
     """
     matrix = eqn.primitive is lax.transpose_p and len(eqn.params["permutation"]) == 2
     views = matrix or eqn.primitive is lax.rev_p

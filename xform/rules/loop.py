@@ -20,7 +20,7 @@ from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
 from xform.interpret.cost import flops
-from xform.interpret.joint import Joint, Schedule, analyze, with_types
+from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed_inputs
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
@@ -121,7 +121,7 @@ class Scan(Structured):
         body = _Body(eqn)
         inside = body.wanted(active, wanted)
         joint = analyze(body.prog, body.active(active)[0], inside, push)
-        joint = with_types(eqn, joint, body.n_consts + body.n_carry)
+        joint = check_carried_dtypes(eqn, joint, body.n_consts + body.n_carry)
         return _ScanNode(eqn, body, joint, active, wanted, inside, push)
 
 

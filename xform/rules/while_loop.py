@@ -19,7 +19,7 @@ from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS, States, in_lanes, run_backward, sweep
 from xform.interpret.cost import flops
-from xform.interpret.joint import Joint, Schedule, analyze, with_types
+from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import forward_only, while_loop
 from xform.interpret.loop_state import needed_inputs, values_read
@@ -139,7 +139,7 @@ class While(Structured):
             return _WhilePushNode(eqn, [], active, results, push)
         inside = (*loop.parts(active)[1], *carry)
         cts = loop.wanted(inside, wanted)
-        joint = with_types(eqn, analyze(loop.step, inside, cts), len(loop.step.inputs))
+        joint = check_carried_dtypes(eqn, analyze(loop.step, inside, cts), len(loop.step.inputs))
         return _WhileNode(eqn, loop, joint, wanted, cts)
 
 
@@ -286,8 +286,8 @@ class _WhileNode(Node):
         self.first_carry = loop.n_step
         self._check_effects()
 
-    def iterations_depend_on(self, moving: Mask) -> bool:
-        return self.body.iterations_depend_on(moving)
+    def iterations_depend_on(self, inputs: Mask) -> bool:
+        return self.body.iterations_depend_on(inputs)
 
     def stacked_inputs(self, schedules: Schedules) -> Mask:
         return self.steps.stored(schedules[0])
