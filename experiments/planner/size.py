@@ -101,7 +101,7 @@ def budgets(depth: int, part: float) -> list[str]:
     most, least = make(MinCut()), make(MinCut(0.0, 0.0))
     n = int(part * saved_bytes(most))
     start = time.process_time()
-    chosen = blocks.choose(most, n)
+    chosen = blocks.decide_by_blocks(most, n)
     assert chosen is not None
     made = make(chosen)
     solved = time.process_time()

@@ -55,7 +55,7 @@ def test_what_was_compiled_before_changes_no_plan(monkeypatch: pytest.MonkeyPatc
     f, w = layers(5)
     most = xform.plan(f, w, X).compiled_bytes
     budgets = [int(part * most) for part in (0.98, 0.97, 0.96, 0.95)]
-    forget = lambda: monkeypatch.setattr("xform.planner.compiler._remembered", {})
+    forget = lambda: monkeypatch.setattr("xform.planner.compiler._compiled_bytes", {})
     said = lambda made: (made.record, made.compiled_bytes)
     alone = [forget() or said(peak(f, w, budget)) for budget in budgets]
     forget()
@@ -115,7 +115,7 @@ def test_every_budget_down_to_the_floor_is_kept_and_less_takes_more_work(model, 
 @pytest.mark.parametrize("seed", range(12))
 def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch) -> None:
     """The compiler differs by up to a tenth for each plan, and compilations are unlimited."""
-    for limit in ("FIRST", "COMPILES", "_MAX_MISSES"):
+    for limit in ("MAX_FIRST_COMPILES", "MAX_COMPILES", "_MAX_MISSES"):
         monkeypatch.setattr(search, limit, 1000)
     monkeypatch.setattr(search, "_NEAR", 1.1 / 0.9)  # both plans differ by a tenth
     f, w = attention(3)
@@ -215,7 +215,7 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
 
     for budget in np.linspace(0.98 * most, 1.1 * least, 20):
         made, compiles = searched(problem, asking, int(budget), once, each, off)
-        assert compiles <= 1 + search.COMPILES
+        assert compiles <= 1 + search.MAX_COMPILES
         assert made.work >= work
         work = made.work
         # As good as without a host.
@@ -247,7 +247,7 @@ def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyP
         return type("Report", (), {"total_bytes": said[-1]})
 
     monkeypatch.setattr("xform.transforms.planning_task.compile_for", twice)
-    monkeypatch.setattr("xform.planner.compiler._remembered", {})
+    monkeypatch.setattr("xform.planner.compiler._compiled_bytes", {})
     with pytest.raises(errors.BudgetInfeasible) as caught:
         peak(f, w, free.compiled_bytes)
     assert 2 <= len(said) <= 5

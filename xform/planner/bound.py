@@ -1,4 +1,7 @@
-"""A lower bound on the FLOPs that any plan within a budget recomputes."""
+"""A lower bound on the FLOPs that any plan within a budget recomputes.
+
+It shows how far a plan is from the best one: `Plan.least_flops` reports it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 
 from xform.interpret.cost import aval_bytes
 from xform.planner.costs.outcome import saved_bytes
-from xform.planner.cuts.integer_program import MOST, IntegerProgram, size
+from xform.planner.cuts.integer_program import MAX_EQUATIONS, IntegerProgram, equation_count
 from xform.planner.problem import Problem
 from xform.policies import Budget, MinCut
 
@@ -15,18 +18,24 @@ def least_flops(problem: Problem, budget: Budget, outside_argument_bytes: int = 
     """Return a lower bound on the FLOPs that a plan within `budget` recomputes.
 
     The bound holds for plans that recompute each step of a loop at most once. A peak contains the
-    arguments, `outside_argument_bytes` in addition (negative if arguments are donated) and the
-    saved values. So the saved values have at most the rest of the budget, and the bound is the
-    relaxed integer program (values may be saved in part) for that number of bytes.
+    arguments and the saved values. So the saved values have at most the rest of the budget. The
+    bound is the optimum of an integer program for that number of bytes, relaxed so that values may
+    be saved in part.
 
     The bound is 0 if nothing better is known: if the program is too large to solve, if it has
     branches (their values share memory), or if only plans that rerun loops from a few stored states
     fit the budget.
+
+    Args:
+      problem: the derivative, and the device.
+      budget: a budget of the peak or of the saved bytes.
+      outside_argument_bytes: bytes of arguments outside the derivative, which the peak contains
+        too; negative if arguments are donated.
     """
     save_most = problem.schedule(MinCut())
     arguments = sum(aval_bytes(v.aval) for v in save_most.joint.inputs) + outside_argument_bytes
     remaining = budget.bytes - (arguments if budget.of == "peak" else 0)
-    if saved_bytes(save_most) <= remaining or size(save_most) > MOST:
+    if saved_bytes(save_most) <= remaining or equation_count(save_most) > MAX_EQUATIONS:
         return 0
     program = IntegerProgram(save_most, problem.link)
     flops = None if program.has_branches else program.bound(remaining)

@@ -1,4 +1,10 @@
-"""A candidate for a budget: one Schedule of the whole program."""
+"""`Candidate`: one possible plan of a whole derivative.
+
+A budget chooses among many candidates. A *Schedule* says which values of the forward pass are saved
+for the backward pass and which equations are recomputed. A candidate may also change the program
+before that: it may split or nest loops, or dissolve remat regions (the parts of a function that
+`jax.checkpoint` marks).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +18,12 @@ from xform.policies.budgets import Regions
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A Schedule of the whole program, with the changes to its loops and remat regions.
+    """A Schedule of a whole program, with the changes to the program's loops and remat regions.
 
     Attributes:
-      schedule: the values that are saved and the equations that are recomputed.
-      shapes: for each loop that is split or nested, its index in `loops` and its new shape.
+      schedule: the saved values and the recomputed equations of the changed program.
+      shapes: the new shape of each loop that is split or nested, by the loop's index in the
+        program.
       regions: "open" if remat regions are dissolved, "marked" if they are as their author wrote.
     """
 

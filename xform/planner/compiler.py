@@ -1,4 +1,4 @@
-"""The compiled size of plans. A process compiles each plan of a program once."""
+"""Compile plans to learn their peak bytes. A process compiles each plan of a program once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from xform.program.naming import digest
 from xform.storage.bounded_cache import BoundedCache
 from xform.terminal import progress_line
 
-# Limits on the plans that are compiled for a budget, besides the default: FIRST until one of them
-# fits, COMPILES in total. Four of the smallest plans are compiled before a budget is refused.
-FIRST, COMPILES = 3, 6
-_MOST = 1 + max(COMPILES, FIRST + 4)
+# Limits on the plans that are compiled for a budget, besides the default: MAX_FIRST_COMPILES until
+# one of them fits, MAX_COMPILES in total. Four more are compiled before a budget is refused.
+MAX_FIRST_COMPILES, MAX_COMPILES = 3, 6
+_MAX_WITH_DEFAULT = 1 + max(MAX_COMPILES, MAX_FIRST_COMPILES + 4)
 # Compiled bytes by program, then by plan.
-_remembered: BoundedCache[Hashable, dict[str, float]] = BoundedCache(64)
+_compiled_bytes: BoundedCache[Hashable, dict[str, float]] = BoundedCache(64)
 
 
 class Compiler:
@@ -29,36 +29,41 @@ class Compiler:
     Args:
       problem: the derivative whose plans are compiled.
       measure: compiles one plan and returns its bytes; None if the compiler refuses the plan
-        without a size.
-      decides: everything else that the bytes depend on, such as the target and donated arguments.
+        without telling a size.
+      dependencies: everything else that the bytes depend on, such as the target and donated
+        arguments.
 
     Attributes:
-      compiles: how many programs this object compiled. Sizes that this process already knew do not
-        count.
+      compiles: how many programs this object compiled. Plans whose bytes this process already knew
+        do not count.
     """
 
     def __init__(
-        self, problem: Problem, measure: Callable[[Candidate], int | None], *decides: Hashable
+        self, problem: Problem, measure: Callable[[Candidate], int | None], *dependencies: Hashable
     ) -> None:
         self._measure = measure
         joint = problem.joint()
-        key = fingerprint(joint.program), joint.active, joint.seeded, *decides
-        _remembered[key] = self._answers = _remembered.get(key, {})
+        key = fingerprint(joint.program), joint.active, joint.seeded, *dependencies
+        _compiled_bytes[key] = self._bytes_of_plan = _compiled_bytes.get(key, {})
         self.compiles = 0
 
     def bytes(self, candidate: Candidate) -> float:
-        """Compiled bytes of a plan; infinite if the compiler refuses it without a size."""
+        """Return the compiled bytes of a plan; infinite if it is refused without a size."""
         key = schedule_key(candidate.schedule)
-        if key not in self._answers:
-            progress_line.update(f"{self.compiles} of at most {_MOST} candidates compiled")
+        if key not in self._bytes_of_plan:
+            done = f"{self.compiles} of at most {_MAX_WITH_DEFAULT}"
+            progress_line.update(f"{done} candidates compiled")
             size = self._measure(candidate)
-            self._answers[key] = math.inf if size is None else size
+            self._bytes_of_plan[key] = math.inf if size is None else size
             self.compiles += 1
-        return self._answers[key]
+        return self._bytes_of_plan[key]
 
 
 def schedule_key(schedule: Schedule) -> str:
-    """A key of a Schedule. Equal decisions for equal programs have equal keys."""
+    """Return a text that identifies a plan: equal decisions for equal programs have equal keys.
+
+    A Schedule says which values of a program are saved and which equations are recomputed.
+    """
     if "key" not in schedule.cache:
         schedule.cache["key"] = digest([text_of(record(decision_of(schedule), schedule.joint, {}))])
     return schedule.cache["key"]

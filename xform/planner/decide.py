@@ -33,7 +33,7 @@ from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.cuts.bottleneck import bottlenecks
 from xform.planner.cuts.fit import Proposals, propose_within
 from xform.planner.cuts.graph import CutGraph
-from xform.planner.loops import free_region
+from xform.planner.loops import is_region_without_policy
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.plan import Plan
 from xform.planner.schedule import Inner, schedule_by_decision, schedule_by_policy
@@ -239,7 +239,7 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
     if isinstance(policy, Decision) and node in policy.inner:
         decisions = zip(node.joints, policy.inner[node], strict=True)
         return tuple(schedule(j, decision) for j, decision in decisions)
-    opened = isinstance(policy, MinCut) and policy.in_regions and free_region(node.eqn)
+    opened = isinstance(policy, MinCut) and policy.in_regions and is_region_without_policy(node.eqn)
     if node.region and not opened:
         policy = region_policy(parse(node.policy), frame(node.eqn))
     if isinstance(policy, MinCut) and policy.rounds_operands and node.loop:

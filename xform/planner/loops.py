@@ -42,10 +42,10 @@ def _programs(eqn: JaxprEqn) -> tuple[Program, ...]:
     """The programs inside an equation whose loops may be changed."""
     if (called := inlinable_body(eqn)) is not None:
         return (called,)
-    return (called_body(eqn),) if free_region(eqn) else bodies(eqn)
+    return (called_body(eqn),) if is_region_without_policy(eqn) else bodies(eqn)
 
 
-def free_region(eqn: JaxprEqn) -> bool:
+def is_region_without_policy(eqn: JaxprEqn) -> bool:
     """Whether an equation is a remat region without a policy."""
     return is_remat_region(eqn) and eqn.params["policy"] is None
 
@@ -100,7 +100,7 @@ def _reshape_equation(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: A
             changed = len(shapes) > 1
             params = {**eqn.params, "jaxpr": _jaxpr(new[0])} if changed else eqn.params
             return scan_in_parts(eqn.replace(params=params), xs, shapes[0])
-        if free_region(eqn):
+        if is_region_without_policy(eqn):
             return list(remat_region_of(_jaxpr(new[0]), xs, None, eqn.params["prevent_cse"]))
     changed_program = rebuild_equation(eqn, new, (True,) * len(eqn.outvars))
     return bind(eqn, xs, outer) if changed_program is None else evaluate(changed_program, xs)

@@ -1,4 +1,13 @@
-"""Plan a program under any policy: the entry point of the planner."""
+"""Plan a derivative under any policy: the entry point of the planner.
+
+`plan_program` returns a `Candidate`: the *Schedule* of the whole program, which says what is saved
+for the backward pass and what is recomputed, and the changes to the program's loops. Most policies
+are applied as they are. Two kinds take more:
+
+- The default policy is a minimum cut. If saving everything has a lower peak, it saves everything.
+- A budget takes the plan that recomputes least within its bytes. `search.py` finds it for a budget
+  of the peak, `_plan_for_saved_bytes` for a budget of the saved bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +38,22 @@ from xform.program.ir import Program
 from xform.program.source import frame
 from xform.terminal import progress_line
 
-# Beside the saved values, at most as many bytes are taken to be live as this number of the largest
-# value.
+# Recomputed values are assumed to take at most the bytes of this many of the largest value.
 _N_LIVE_VALUES = 16
 
 
 def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
-    """Return the Schedule of a whole program under `policy`, as a Candidate.
+    """Return the plan of a whole program under `policy`.
 
-    The policy also says whether remat regions are open. For a budget of the peak, `compiler`
-    measures the plans; if it is None, their peaks are simulated.
+    Args:
+      problem: the derivative, and the device that the plan is for. The policy replaces its
+        `regions`.
+      policy: any policy of `xform.policies`, a recorded `Plan`, or a policy in JAX's protocol.
+      compiler: measures the plans for a budget of the peak; None: their peaks are simulated.
+
+    Raises:
+      BudgetInfeasible: no plan fits the budget.
+      OtherProgram: a recorded Plan was made for another program.
     """
     with progress_line.show("choosing what to save"):
         policy = resolve_fit(parse(policy), problem.device)
@@ -53,18 +68,18 @@ def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = N
 
 
 def _default(problem: Problem) -> Candidate:
-    """The plan of the default policy: a minimum cut, unless it raises the peak.
+    """Return the plan of the default policy: a minimum cut, unless it raises the peak.
 
     A minimum cut lowers the bytes of the saved values. If they are not live at the peak, recomputed
-    values can raise it. Then saving everything takes less memory, and less time.
+    values can raise the peak. Then saving everything takes less memory, and less time.
     """
-    compiler = backend_profile(problem.device.backend)
+    backend = backend_profile(problem.device.backend)
     policy = dataclasses.replace(
         min_cut,
         regions=problem.regions,
-        fused_save_price=compiler.fused_save_price,
-        rounds_operands=compiler.rounds_operands,
-        slow_price=compiler.slow_price,
+        fused_save_price=backend.fused_save_price,
+        rounds_operands=backend.rounds_operands,
+        slow_price=backend.slow_price,
     )
     cut = problem.candidate(policy)
     if not cut.schedule.recomputed:
@@ -72,23 +87,25 @@ def _default(problem: Problem) -> Candidate:
     everything = problem.candidate(save_everything)
     if not _may_raise_the_peak(cut.schedule, everything.schedule):
         return cut
-    lowest = (1 - compiler.margin) * problem.peak(cut.schedule)
-    return everything if problem.peak(everything.schedule) < lowest else cut
+    # The simulated peaks may be wrong by the margin.
+    clearly_lower = (1 - backend.margin) * problem.peak(cut.schedule)
+    return everything if problem.peak(everything.schedule) < clearly_lower else cut
 
 
 def _may_raise_the_peak(cut: Schedule, everything: Schedule) -> bool:
-    """Whether a minimum cut may have a higher peak than a Schedule that saves everything.
+    """Return whether a minimum cut may have a higher peak than a Schedule that saves everything.
 
-    Recomputed values are live for a few operations. So if a cut spares more bytes than these
-    values take, as in a deep network, it lowers the peak, and nothing has to be simulated.
+    Each recomputed value is live for a few operations only. So if a cut saves fewer bytes, by more
+    than these values take, it lowers the peak, and nothing has to be simulated. This is usual in a
+    deep network.
     """
-    values = (v.aval for eqn in cut.joint.forward for v in eqn.outvars)
-    live = _N_LIVE_VALUES * max(map(aval_bytes, values), default=0)
-    return residual_bytes(everything) <= residual_bytes(cut) + live
+    types = (v.aval for eqn in cut.joint.forward for v in eqn.outvars)
+    recomputed_bytes = _N_LIVE_VALUES * max(map(aval_bytes, types), default=0)
+    return residual_bytes(everything) <= residual_bytes(cut) + recomputed_bytes
 
 
 def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
-    """The plan within a budget that recomputes least."""
+    """Return the plan within a budget that recomputes least. Simulated plans are cached."""
     cache = problem.joint().program.cache
     key: Any = "budget", problem.device, problem.link, problem.outside_bytes, budget
     if budget.of == "saved":
@@ -104,28 +121,35 @@ def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None
 
 
 def _plan_for_saved_bytes(problem: Problem, budget: Budget) -> Candidate:
-    """The plan that recomputes least within a budget of the saved bytes."""
+    """Return the plan that recomputes least within a budget of the saved bytes.
+
+    Plans with split or nested loops are tried too: the Front makes them.
+    """
     save_most, link = problem.schedule(MinCut()), problem.link
 
-    def flat() -> list[Schedule]:
+    def schedules_with_loops_as_written() -> list[Schedule]:
         best = functools.partial(best_of_proposals, save_most.joint, backend=problem.device.backend)
         try:
             return [save_most, best(propose_within(budget, link, residual_bytes))]
         except BudgetInfeasible:
             return [save_most, best(propose_smallest(save_most, budget, link, residual_bytes))]
 
-    front = Front(problem, flat, residual_bytes)
+    front = Front(problem, schedules_with_loops_as_written, residual_bytes)
     chosen = front.least_recompute(
         lambda candidate: residual_bytes(candidate.schedule) <= budget.bytes
     )
     if chosen is None:
-        floor = front.smallest()[0].schedule
-        raise over_budget(floor, budget, residual_bytes(floor))
+        smallest = front.smallest()[0].schedule
+        raise over_budget(smallest, budget, residual_bytes(smallest))
     return chosen
 
 
 def _recorded_shapes(plan: Plan, prog: Program) -> Shapes:
-    """The loop shapes of a recorded plan. Raises OtherProgram if the program's loops differ."""
+    """Return how a recorded plan splits and nests loops.
+
+    Raises:
+      OtherProgram: a loop does not exist in the program, or has another length.
+    """
     shapes, program_loops = plan.shapes(), loops(prog)
     for i, shape in shapes.items():
         recorded = sum(map(math.prod, shape))

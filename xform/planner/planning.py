@@ -1,4 +1,7 @@
-"""The planner that reverse mode calls: `plan_program`, or a replacement that observes it."""
+"""The planner that reverse mode calls: `plan_program`, or a function that replaces it.
+
+A replacement usually calls the planner that it replaces, and observes the plans.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,37 @@ from xform.planner.problem import Problem
 from xform.policies import Policy
 from xform.terminal.text import human_flops, human_seconds
 
-# Plans a problem under a policy. The compiler, if it is not None, measures the plans.
+# Returns the plan of a derivative (`Problem`) under a policy. The compiler measures plans; None:
+# their peaks are simulated.
 Planner = Callable[[Problem, Policy, Compiler | None], Candidate]
 
 _PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=plan_program)
 
 
 def current_planner() -> Planner:
-    """The planner in use: `plan_program`, unless `use_planner` has replaced it."""
+    """Return the planner in use: `plan_program`, unless `use_planner` has replaced it."""
     return _PLANNER.get()
 
 
 @contextmanager
 def use_planner(planner: Planner) -> Generator[None]:
-    """A context manager: reverse mode inside it uses this planner."""
-    before = _PLANNER.set(planner)
+    """Make reverse mode call `planner` inside this context."""
+    token = _PLANNER.set(planner)
     try:
         yield
     finally:
-        _PLANNER.reset(before)
+        _PLANNER.reset(token)
 
 
 @dataclasses.dataclass
 class PlanningCost:
-    """How many plans were made, how long that took, and the FLOPs that the plans recompute."""
+    """What planning cost.
+
+    Attributes:
+      plans: the number of plans that were made.
+      seconds: the time that this took.
+      flops: the FLOPs that the plans recompute, in total.
+    """
 
     plans: int = 0
     seconds: float = 0.0
@@ -53,16 +63,16 @@ class PlanningCost:
 
 @contextmanager
 def measure_planning() -> Generator[PlanningCost]:
-    """A context manager that counts the plans of reverse mode in a PlanningCost."""
-    cost, plan_with = PlanningCost(), current_planner()
+    """Count the plans that reverse mode makes inside this context, in a PlanningCost."""
+    cost, planner = PlanningCost(), current_planner()
 
-    def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
+    def measured_planner(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         start = time.perf_counter()
-        chosen = plan_with(problem, policy, compiler)
+        chosen = planner(problem, policy, compiler)
         cost.seconds += time.perf_counter() - start
         cost.plans += 1
         cost.flops += recompute_flops(chosen.schedule)
         return chosen
 
-    with use_planner(by):
+    with use_planner(measured_planner):
         yield cost

@@ -1,10 +1,15 @@
 """Find the plan that recomputes least and whose peak memory is within a budget.
 
-The compiler decides whether a plan fits. The simulation only chooses which plans are compiled. It
-is scaled by the compiled bytes of the default plan. For each plan that is tried, the difference of
-compiled and simulated bytes corrects the estimate of the next ones. Compiled bytes from earlier
-searches save time but never change the result: a search learns only from plans that it tries
-itself. Without a compiler the simulation decides, with a margin.
+The plans come from the program's *Pareto front* (`front.py`): each plan on it recomputes more than
+the one before and takes fewer bytes. A plan may offload values, that is, copy them to the host's
+memory until the backward pass reads them.
+
+The compiler decides whether a plan fits. The simulation only chooses which plans are compiled. The
+simulated bytes are scaled, so that those of the default plan are its compiled bytes. For each plan
+that is compiled, the excess of its compiled over its simulated bytes corrects the estimate for the
+next plans. Compiled bytes from earlier searches save time but never change the result: a search
+learns only from plans that it tries itself. Without a compiler the simulation decides, with a
+margin.
 """
 
 from __future__ import annotations
@@ -13,9 +18,9 @@ import dataclasses
 import math
 
 from xform.planner.candidate import Candidate
-from xform.planner.candidates.as_written import free_regions
+from xform.planner.candidates.as_written import has_region_without_policy
 from xform.planner.candidates.stock import reference_candidate
-from xform.planner.compiler import COMPILES, FIRST, Compiler, schedule_key
+from xform.planner.compiler import MAX_COMPILES, MAX_FIRST_COMPILES, Compiler, schedule_key
 from xform.planner.costs.outcome import offloaded_bytes, peak_lower_bound
 from xform.planner.front import Fits, front
 from xform.planner.infeasible import infeasible
@@ -24,11 +29,12 @@ from xform.planner.simulate.profiles import backend_profile
 from xform.policies import Budget
 from xform.terminal.text import human_bytes
 
-# `first_fit` compiles at most FIRST plans. Before the last one, the learned excess is multiplied by
-# this factor.
-_LAST_ROOM = 1.5
-# Once a plan fits, plans that recompute less are compiled too if their scaled simulation exceeds
-# the budget by less than the factor _NEAR, until _MAX_MISSES in a row do not fit.
+# The factor on the learned excess before the last plan that `first_fit` compiles. So the search
+# chooses a smaller plan.
+_LAST_EXCESS_FACTOR = 1.5
+# A plan nearly fits if its scaled simulated bytes are less than the budget times _NEAR. Once a plan
+# fits, plans that recompute less and nearly fit are compiled too, until _MAX_MISSES in a row do not
+# fit.
 _NEAR, _MAX_MISSES = 1.08, 3
 
 
@@ -37,47 +43,47 @@ def search_compiled(
 ) -> Candidate:
     """Find the plan that recomputes least and whose compiled peak is within the budget.
 
-    1. Compile the default. If it fits, return it, unless remat regions could save more. Its
-       compiled bytes scale the simulation of all other plans.
+    1. Compile `default`, the plan of the default policy. If it fits, return it, unless other plans
+       could save more inside remat regions (the parts that `jax.checkpoint` marks). Its compiled
+       bytes scale the simulation of all other plans.
     2. Compile the plan with the least recomputation that is expected to fit. If it does not fit,
        correct the estimate by its error and try the next one.
     3. Once a plan fits, compile plans that recompute less: first those that are expected to fit,
-       then those that nearly fit, beginning with the program as its author marked it. The result is
-       almost monotone: a smaller budget gets less recomputation only through a plan that was not
-       compiled for the larger budget.
+       then those that nearly fit. The result is almost monotone: a smaller budget gets a plan that
+       recomputes less only if that plan was not compiled for the larger budget.
     4. If no plan fits, compile the smallest plans of the front and one plan that a user could have
-       written (`reference_candidate`) before refusing the budget.
+       written (`reference_candidate`), then refuse the budget.
 
     Raises:
       BudgetInfeasible: none of the compiled plans fits. The error names the lowest compiled bytes.
     """
-    fits = (size := compiler.bytes(default)) <= budget.bytes
-    if fits and not _may_open_regions(budget, default):
+    default_fits = compiler.bytes(default) <= budget.bytes
+    if default_fits and not _may_save_in_regions(budget, default):
         return default
     search = _Search(problem, compiler, budget.bytes, default)
-    first = search.first_fit(default if fits else None)
+    first = search.first_fit(default if default_fits else None)
     if first is not None:
         return search.least_work(first)
-    if fits:
+    if default_fits:
         return default
-    floors = [*front(problem).smallest(), reference_candidate(problem)]
-    for candidate in sorted(floors, key=lambda candidate: candidate.work):
+    smallest = [*front(problem).smallest(), reference_candidate(problem)]
+    for candidate in sorted(smallest, key=lambda candidate: candidate.work):
         if compiler.bytes(candidate) <= budget.bytes:
             return candidate
-    least = min((*floors, default), key=compiler.bytes)
-    simulated = problem.peak(floors[0].schedule) + problem.outside_bytes
-    if (size := compiler.bytes(least)) == math.inf:
-        measured_by = "simulated; the compiler refuses the program"
-        raise infeasible(budget, floors[0].schedule, simulated, measured_by, problem.outside_bytes)
+    lowest = min((*smallest, default), key=compiler.bytes)
+    simulated = problem.peak(smallest[0].schedule) + problem.outside_bytes
+    if (size := compiler.bytes(lowest)) == math.inf:
+        measured_by, schedule = "simulated; the compiler refuses the program", smallest[0].schedule
+        raise infeasible(budget, schedule, simulated, measured_by, problem.outside_bytes)
     measured_by = f"compiled; {human_bytes(simulated)} simulated"
-    raise infeasible(budget, least.schedule, int(size), measured_by, problem.outside_bytes)
+    raise infeasible(budget, lowest.schedule, int(size), measured_by, problem.outside_bytes)
 
 
 def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
     """Find the plan that recomputes least and whose simulated peak is within the budget.
 
-    The simulated peak stays below the budget by a margin for the error of the simulation. If no
-    plan does, only the smallest plan is tried without the margin.
+    The simulated peak is below the budget by a margin for the error of the simulation. If no plan
+    has such a peak, the smallest plan is returned if it fits without the margin.
 
     Raises:
       BudgetInfeasible: no plan fits.
@@ -90,29 +96,25 @@ def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Ca
         peak_lower_bound(c.schedule, backend) <= target and plans.peak(c.schedule) <= target
     )
     chosen = default if fits(default) else None
-    if chosen is None or _may_open_regions(budget, chosen):
-        less = plans.least_recompute(fits)
-        chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
+    if chosen is None or _may_save_in_regions(budget, chosen):
+        least = plans.least_recompute(fits)
+        chosen = least if chosen is None or (least and least.work < chosen.work) else chosen
     # If no plan keeps the margin, take the smallest plan. The cheapest plan that fits without the
     # margin may recompute less than the plan of a larger budget, which keeps the margin.
     chosen = chosen or plans.smallest()[0]
-    if (least := plans.peak(chosen.schedule)) > available:
-        raise infeasible(
-            budget,
-            chosen.schedule,
-            least + problem.outside_bytes,
-            "simulated",
-            problem.outside_bytes,
-        )
+    if (peak := plans.peak(chosen.schedule)) > available:
+        total = peak + problem.outside_bytes
+        raise infeasible(budget, chosen.schedule, total, "simulated", problem.outside_bytes)
     return chosen
 
 
-def _may_open_regions(budget: Budget, default: Candidate) -> bool:
-    """Whether plans that save more in remat regions are tried although the default fits.
+def _may_save_in_regions(budget: Budget, default: Candidate) -> bool:
+    """Return whether other plans are tried although the default fits: they recompute less.
 
-    They are not tried if the budget is the memory of a device: a default that fits is returned.
+    They save values inside remat regions that have no policy. They are not tried if the budget is
+    the memory of a device.
     """
-    return not budget.device and free_regions(default.schedule)
+    return not budget.device and has_region_without_policy(default.schedule)
 
 
 class _Search:
@@ -120,7 +122,15 @@ class _Search:
 
     A compiler may copy offloaded values into another layout. So the search learns separately from
     plans that offload values and from plans that do not. As soon as a plan that offloads exceeds
-    the budget, the front without offloading is searched too.
+    the budget, the front of the plans that do not offload is searched too.
+
+    Attributes:
+      fronts: the fronts that are searched.
+      compiled: the keys of the plans that this search compiled.
+      scale: compiled over simulated bytes of the default plan.
+      excess: the largest excess of compiled over scaled simulated bytes so far, negative if all
+        were smaller: of plans that do not offload, then of plans that do. None before the first
+        such plan.
     """
 
     def __init__(self, problem: Problem, compiler: Compiler, limit: int, default: Candidate):
@@ -128,18 +138,17 @@ class _Search:
         self.fronts, self.compiled = [front(problem)], set[str]()
         size = compiler.bytes(default)
         self.scale = size / max(self._peak(default), 1) if size < math.inf else 1.0
-        # The largest excess of compiled over simulated bytes so far (negative if all were smaller):
-        # of plans without offloading, then of plans with it. None before the first such plan.
         self.excess: list[float | None] = [None, None]
 
     def first_fit(self, default: Candidate | None) -> Candidate | None:
-        """The first plan that is expected to fit and does.
+        """Compile plans that are expected to fit, and return the first that fits.
 
-        None if the FIRST plans do not fit, or if the plan does not recompute less than `default`.
+        Plans that recompute as much as `default` are not tried. None: none of the compiled plans
+        fits, or there is no other plan to try.
         """
-        for i in range(FIRST):
-            if i == FIRST - 1:
-                self.excess = [excess and _LAST_ROOM * excess for excess in self.excess]
+        for i in range(MAX_FIRST_COMPILES):
+            if i == MAX_FIRST_COMPILES - 1:
+                self.excess = [excess and _LAST_EXCESS_FACTOR * excess for excess in self.excess]
             candidate = self._cheapest(
                 lambda c: self._expected_bytes(c) <= self.limit
             ) or self._cheapest(
@@ -147,82 +156,82 @@ class _Search:
             )
             if candidate is None or (default and candidate.work >= default.work):
                 return None
-            if self._bytes(candidate) <= self.limit:
+            if self._compiled_bytes(candidate) <= self.limit:
                 return candidate
             self._learn(candidate)
         return None
 
     def least_work(self, least: Candidate) -> Candidate:
-        """The plan that recomputes least and fits: `least`, or one before it on the front.
+        """Compile plans that recompute less than `least`, and return the best that fits.
 
-        First come the plans that are expected to fit with the learned excess, then the plans whose
-        simulation nearly fits.
+        `least` fits, and is returned if no other plan does. First come the plans that are expected
+        to fit with the learned excess, then the plans that nearly fit.
         """
         misses = 0
         self._learn(least)
-        while misses < _MAX_MISSES and len(self.compiled) < COMPILES:
+        while misses < _MAX_MISSES and len(self.compiled) < MAX_COMPILES:
             candidate = self._cheapest(
                 lambda c: self._expected_bytes(c) <= self.limit and self._is_untried(c)
             )
             if candidate is None or candidate.work >= least.work:
                 break
             misses += 1
-            if self._bytes(candidate) <= self.limit:
+            if self._compiled_bytes(candidate) <= self.limit:
                 least, misses = candidate, 0
             self._learn(candidate)
         nearly = lambda c: self._simulated_bytes(c) <= _NEAR * self.limit
         cheaper = [c for plans in self.fronts for c in plans.cheaper(least, nearly)]
-        # The program as its author marked it comes first: if regions are open, its regions differ.
+        # If the policy dissolves remat regions, the program with its author's regions comes first.
         order = lambda c: (c.regions == self.problem.regions, self._expected_bytes(c))
         misses = 0
         for candidate in sorted(cheaper, key=order):
-            if misses == _MAX_MISSES or len(self.compiled) == COMPILES:
+            if misses == _MAX_MISSES or len(self.compiled) == MAX_COMPILES:
                 break
             if candidate.work >= least.work or not self._is_untried(candidate):
                 continue
             misses += 1
-            if self._bytes(candidate) <= self.limit:
+            if self._compiled_bytes(candidate) <= self.limit:
                 least, misses = candidate, 0
         return least
 
     def _cheapest(self, fits: Fits) -> Candidate | None:
-        """The plan on all fronts that recomputes least and fits; None if no plan fits."""
+        """Return the plan on all fronts that recomputes least and fits; None if no plan fits."""
         candidates = (plans.least_recompute(fits) for plans in self.fronts)
         return min(filter(None, candidates), key=lambda c: c.work, default=None)
 
     def _is_untried(self, candidate: Candidate) -> bool:
-        """Whether this search has not compiled the plan yet."""
+        """Return whether this search has not compiled the plan yet."""
         return schedule_key(candidate.schedule) not in self.compiled
 
-    def _bytes(self, candidate: Candidate) -> float:
-        """Compiled bytes of a plan."""
+    def _compiled_bytes(self, candidate: Candidate) -> float:
+        """Compile a plan, and return its bytes."""
         self.compiled.add(schedule_key(candidate.schedule))
         return self.compiler.bytes(candidate)
 
     def _learn(self, candidate: Candidate) -> None:
         """Correct the estimate by the excess of one compiled plan.
 
-        The correction applies to all plans that offload, or to all that do not, as this plan does.
-        So if the plan exceeded the budget, neither it nor any plan with the same simulated bytes is
-        expected to fit.
+        If the plan offloads values, the correction applies to all plans that do, else to all plans
+        that do not. If the plan exceeded the budget, neither it nor any such plan with the same
+        simulated bytes is expected to fit afterwards.
         """
-        sends, size = bool(offloaded_bytes(candidate.schedule)), self._bytes(candidate)
-        excess, largest = size - self._simulated_bytes(candidate), self.excess[sends]
-        self.excess[sends] = excess if largest is None else max(largest, excess)
-        if sends and size > self.limit and len(self.fronts) == 1:
+        offloads, size = bool(offloaded_bytes(candidate.schedule)), self._compiled_bytes(candidate)
+        excess, largest = size - self._simulated_bytes(candidate), self.excess[offloads]
+        self.excess[offloads] = excess if largest is None else max(largest, excess)
+        if offloads and size > self.limit and len(self.fronts) == 1:
             self.fronts.append(front(dataclasses.replace(self.problem, offload=False)))
 
     def _expected_bytes(self, candidate: Candidate) -> float:
-        """Expected bytes of a plan: the scaled simulation plus the learned excess."""
+        """Return the expected bytes of a plan: scaled simulated bytes plus the learned excess."""
         return self._simulated_bytes(candidate) + (
             self.excess[bool(offloaded_bytes(candidate.schedule))] or 0
         )
 
     def _simulated_bytes(self, candidate: Candidate) -> float:
-        """Simulated bytes of a plan, scaled.
+        """Return the scaled simulated bytes of a plan.
 
-        If the saved values alone are clearly over the budget, their scaled bytes are returned
-        without a simulation.
+        If the saved values alone are clearly over the budget, the plan is not simulated. Then the
+        result is a lower bound.
         """
         backend, outside_bytes = self.problem.device.backend, self.problem.outside_bytes
         least = self.scale * (peak_lower_bound(candidate.schedule, backend) + outside_bytes)
@@ -231,5 +240,5 @@ class _Search:
         return max(least, self.scale * self._peak(candidate))
 
     def _peak(self, candidate: Candidate) -> int:
-        """Simulated bytes of a plan, including the bytes outside the derivative."""
+        """Return the simulated peak of a plan, with the bytes outside the derivative."""
         return self.problem.peak(candidate.schedule) + self.problem.outside_bytes

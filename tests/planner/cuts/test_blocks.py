@@ -119,7 +119,7 @@ def test_little_more_work_than_the_optimum() -> None:
     for f, args in CASES.values():
         make, _, most, sizes = budgets(joint_of(f, *args))
         for n in sizes:
-            chosen = blocks.choose(most, n)
+            chosen = blocks.decide_by_blocks(most, n)
             assert chosen is not None
             made = make(chosen)
             assert saved_bytes(made) <= n
@@ -131,7 +131,7 @@ def test_little_more_work_than_the_optimum() -> None:
 @pytest.mark.slow
 def test_a_large_program_takes_no_more_work_than_by_prices() -> None:
     joint = joint_of(layers(140), np.ones((8, 8), np.float32))
-    assert len(joint.forward) > integer_program.MOST
+    assert len(joint.forward) > integer_program.MAX_EQUATIONS
     make, least, most, sizes = budgets(joint, (0.4,))
     found = blocks.equal_blocks(most)
     assert len(found) <= 8
@@ -148,11 +148,11 @@ def test_large_layers_that_all_differ(monkeypatch) -> None:
     f, args = drawn(3)
     joint = joint_of(f, *args)
     _, least, most, sizes = budgets(joint, (0.4,))
-    monkeypatch.setattr(integer_program, "MOST", 0)
+    monkeypatch.setattr(integer_program, "MAX_EQUATIONS", 0)
     prices = recompute_flops(best_of_proposals(joint, propose_by_prices(least, sizes[0]), "cpu"))
     how = policies.budget(sizes[0], of="saved")
     assert recompute_flops(best_of_proposals(joint, propose_within(how), "cpu")) <= prices
-    monkeypatch.setattr(blocks, "MOST", 0)
+    monkeypatch.setattr(blocks, "MAX_EQUATIONS", 0)
     most.cache.pop("blocks", None)
     assert recompute_flops(best_of_proposals(joint, propose_within(how), "cpu")) <= prices
 
@@ -182,11 +182,11 @@ def test_equal_loops_are_one_class() -> None:
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", slow(NESTED, "nested", "regions"))
 def test_values_are_those_without_a_plan(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(integer_program, "MOST", 0)
+    monkeypatch.setattr(integer_program, "MAX_EQUATIONS", 0)
     f = NESTED[name]
     want = jax.value_and_grad(f)(WS, X)
     _, _, most, sizes = budgets(joint_of(f, WS, X), (0.4,))
-    assert blocks.choose(most, sizes[0]) is not None
+    assert blocks.decide_by_blocks(most, sizes[0]) is not None
     policy = policies.budget(sizes[0], of="saved")
     close(jax.jit(xform.value_and_grad(f, policy=policy))(WS, X), want, 1e-9)
     assert xform.residuals(f, WS, X, policy=policy).total_bytes <= policy.bytes
@@ -197,7 +197,7 @@ def test_the_choice_is_the_same_each_time() -> None:
     for _ in range(2):
         joint = joint_of(models()[3][0], *models()[3][1])
         make, _, most, sizes = budgets(joint, (0.4,))
-        made = make(blocks.choose(most, sizes[0]))
+        made = make(blocks.decide_by_blocks(most, sizes[0]))
         place = {v: i for i, e in enumerate(joint.forward) for v in e.outvars}
         kept.append(sorted(place[v] for v in made.saved))
     assert kept[0] == kept[1]

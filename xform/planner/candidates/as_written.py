@@ -16,8 +16,8 @@ import numpy as np
 
 from xform.interpret.joint import Schedule
 from xform.planner.costs.outcome import recompute_flops, saved_bytes
-from xform.planner.cuts.integer_program import IntegerProgram, size
-from xform.planner.loops import free_region
+from xform.planner.cuts.integer_program import IntegerProgram, equation_count
+from xform.planner.loops import is_region_without_policy
 from xform.planner.plan.decision import Decision
 from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
@@ -65,7 +65,7 @@ def cut_schedules(problem: Problem) -> list[Schedule]:
     """
     plan = problem.schedule
     schedules: list[Schedule] = [plan(min_cut)]
-    n_equations = size(schedules[0])
+    n_equations = equation_count(schedules[0])
     large = n_equations > _MAX_MEDIUM
     for fused_price, stride in _CUT_OPTIONS[: _N_OPTIONS_LARGE if large else None]:
         schedules += _cuts_at_prices(plan, fused_price, stride)
@@ -80,7 +80,7 @@ def cut_schedules(problem: Problem) -> list[Schedule]:
         targets = [low + int(part * (high - low)) for part in parts]
         schedules += map(plan, _by_integer_programs(program, targets))
     for fused_price, stride in (
-        _CUT_OPTIONS[:_N_OPTIONS_REGIONS] if free_regions(schedules[0]) else ()
+        _CUT_OPTIONS[:_N_OPTIONS_REGIONS] if has_region_without_policy(schedules[0]) else ()
     ):
         schedules += _cuts_at_prices(plan, fused_price, stride, in_regions=True)
     key = lambda p: (frozenset(p.saved), saved_bytes(p), recompute_flops(p))
@@ -88,10 +88,16 @@ def cut_schedules(problem: Problem) -> list[Schedule]:
     return sorted(distinct.values(), key=lambda p: (recompute_flops(p), saved_bytes(p)))
 
 
-def free_regions(schedule: Schedule) -> bool:
-    """Whether a budget may decide inside a remat region: whether there is one without a policy."""
+def has_region_without_policy(schedule: Schedule) -> bool:
+    """Return whether the program has a remat region without a policy, also inside loops or calls.
+
+    A budget may decide what is saved in such a region.
+    """
     pairs = schedule.inner.items()
-    return any(free_region(n.eqn) or any(map(free_regions, schedules)) for n, schedules in pairs)
+    return any(
+        is_region_without_policy(n.eqn) or any(map(has_region_without_policy, schedules))
+        for n, schedules in pairs
+    )
 
 
 def _cuts_at_prices(plan: Callable[[MinCut], Schedule], fused_price: float, stride: int,

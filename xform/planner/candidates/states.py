@@ -13,7 +13,7 @@ from xform._jax import while_p
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, gather
 from xform.planner.decide import available_inputs, schedule
-from xform.planner.loops import free_region
+from xform.planner.loops import is_region_without_policy
 from xform.planner.plan.decision import Decision, decision_of, edit_decision
 from xform.policies import MinCut
 
@@ -79,4 +79,4 @@ def _holds_loop(current: Schedule) -> bool:
 
 def _is_closed(node: Node) -> bool:
     """Whether a node is a remat region with a policy of its own."""
-    return node.region and not free_region(node.eqn)
+    return node.region and not is_region_without_policy(node.eqn)
