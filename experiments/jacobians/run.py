@@ -17,8 +17,14 @@ from experiments.jacobians.problems import PROBLEMS
 from experiments.report import write_table
 from experiments.timing import paired
 from xform.jacobians import elimination
-from xform.jacobians.chain import ChainLink, best, dense, forward, reverse
-from xform.jacobians.scalars import graph_of
+from xform.jacobians.chain import (
+    ChainLink,
+    cheapest_order,
+    forward_order,
+    link_of_matrix,
+    reverse_order,
+)
+from xform.jacobians.scalars import scalar_graph_of
 
 HERE = Path(__file__).parent
 HOURGLASS = (10, 512, 8, 512, 10)
@@ -27,7 +33,7 @@ SCALES = (4, 12, 24, 40)
 
 def chain(sizes: Sequence[int]) -> list[ChainLink]:
     """Return dense factors between values of these sizes."""
-    return [dense(a, b) for a, b in itertools.pairwise(sizes)]
+    return [link_of_matrix(a, b) for a, b in itertools.pairwise(sizes)]
 
 
 def least(sizes: tuple[int, ...]) -> int:
@@ -42,17 +48,17 @@ def least(sizes: tuple[int, ...]) -> int:
 def products() -> None:
     """Write the table of multiplications."""
     links = chain(HOURGLASS)
-    counts = [order(links).flops / 2 for order in (best, forward, reverse)]
+    counts = [order(links).flops / 2 for order in (cheapest_order, forward_order, reverse_order)]
     rows = [
         [" x ".join(map(str, HOURGLASS)), *(f"{n:,.0f}" for n in (*counts, least(HOURGLASS))), ""]
     ]
     draw = random.Random(0)
-    for name, pure, step in (("falling", reverse, -1), ("rising", forward, 1)):
+    for name, pure, step in (("falling", reverse_order, -1), ("rising", forward_order, 1)):
         chosen = unbeaten = 0
         for _ in range(3000):
             sizes = sorted(draw.randint(1, 1000) for _ in range(draw.randint(2, 9)))[::step]
             links = chain(sizes)
-            order = best(links)
+            order = cheapest_order(links)
             chosen += order.flops == pure(links).flops
             unbeaten += least(tuple(sizes)) == pure(links).flops / 2
         said = f"{pure.__name__} mode chosen in {chosen}, unbeaten in {unbeaten}"
@@ -112,9 +118,16 @@ def eliminations() -> None:
             x = jnp.array(point)
             got = jax.jit(xform.jacobian(f, elimination="markowitz"))(x)
             np.testing.assert_allclose(got, jax.jacobian(f)(x), rtol=1e-10, atol=1e-10)
-            graph = graph_of(f, x)
-            orders = [o(graph) for o in (elimination.forward, elimination.reverse,
-                                         elimination.markowitz, elimination.fewest)]  # fmt: skip
+            graph = scalar_graph_of(f, x)
+            orders = [
+                order(graph)
+                for order in (
+                    elimination.eliminate_forward,
+                    elimination.eliminate_in_reverse,
+                    elimination.eliminate_by_markowitz,
+                    elimination.cheapest_elimination,
+                )
+            ]
             counts = [o.multiplications for o in orders]
             most = "yes" if counts[-1] <= min(counts[:2]) else "NO"
             size = f"{len(x)} x {np.size(got) // len(x)}"

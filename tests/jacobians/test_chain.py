@@ -9,9 +9,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from xform.jacobians.chain import ChainLink, Order, Product, best, dense, forward, reverse
+from xform.jacobians.chain import (
+    ChainLink,
+    Order,
+    Product,
+    cheapest_order,
+    forward_order,
+    link_of_matrix,
+    reverse_order,
+)
 
-MODES = {"forward": forward, "reverse": reverse}
+MODES = {"forward": forward_order, "reverse": reverse_order}
 
 
 def cheapest(links: Sequence[ChainLink]) -> float:
@@ -40,13 +48,13 @@ def counted(order: Order, links: Sequence[ChainLink]) -> float:
     n = links[order.low].columns if order.mode == "forward" else links[order.high].rows
     through = links[order.first : order.last + 1]
     flops = n * sum(k.push if order.mode == "forward" else k.pull for k in through)
-    if order.of is not None:
-        return flops + counted(order.of, links)
-    return flops - n * (through[0].first if order.mode == "forward" else through[-1].last)
+    if order.operand is not None:
+        return flops + counted(order.operand, links)
+    return flops - n * (through[0].free_push if order.mode == "forward" else through[-1].free_pull)
 
 
 def chain_of(sizes: Sequence[int]) -> list[ChainLink]:
-    return [dense(a, b) for a, b in itertools.pairwise(sizes)]
+    return [link_of_matrix(a, b) for a, b in itertools.pairwise(sizes)]
 
 
 def any_chain(draw: random.Random, n: int, none: float = 0.0) -> list[ChainLink]:
@@ -66,9 +74,9 @@ def any_chain(draw: random.Random, n: int, none: float = 0.0) -> list[ChainLink]
 
 def test_the_hourglass() -> None:
     links = chain_of((10, 512, 8, 512, 10))
-    assert best(links).flops == 2 * 82_720
-    assert forward(links).flops == reverse(links).flops == 2 * 133_120
-    assert isinstance(best(links), Product)
+    assert cheapest_order(links).flops == 2 * 82_720
+    assert forward_order(links).flops == reverse_order(links).flops == 2 * 133_120
+    assert isinstance(cheapest_order(links), Product)
 
 
 @pytest.mark.parametrize("none", [0.0, 0.2])
@@ -76,7 +84,7 @@ def test_no_bracketing_is_cheaper(none: float) -> None:
     draw = random.Random(0)
     for _ in range(300):
         links = any_chain(draw, draw.randint(1, 6), none)
-        order = best(links)
+        order = cheapest_order(links)
         assert order.flops == cheapest(links)
         if order.flops < math.inf:
             assert counted(order, links) == order.flops
@@ -89,8 +97,8 @@ def test_of_3000_monotone_chains_one_mode_is_chosen_and_never_beaten(mode: str) 
     for _ in range(3000):
         sizes = sorted(draw.randint(1, 1000) for _ in range(draw.randint(2, 9)))
         links = chain_of(sizes if mode == "forward" else sizes[::-1])
-        order = best(links)
-        assert order == MODES[mode](links) or reverse(links).flops == order.flops
+        order = cheapest_order(links)
+        assert order == MODES[mode](links) or reverse_order(links).flops == order.flops
         assert order.flops == MODES[mode](links).flops
         if len(links) < 5:
             assert cheapest(links) == order.flops

@@ -15,8 +15,15 @@ import xform
 from experiments.jacobians.problems import PROBLEMS
 from tests.reference import close
 from xform.errors import WrongArgument
-from xform.jacobians.elimination import ScalarGraph, eliminate, fewest, forward, markowitz, reverse
-from xform.jacobians.scalars import graph_of
+from xform.jacobians.elimination import (
+    ScalarGraph,
+    cheapest_elimination,
+    eliminate,
+    eliminate_by_markowitz,
+    eliminate_forward,
+    eliminate_in_reverse,
+)
+from xform.jacobians.scalars import scalar_graph_of
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_compilation")
 X = np.linspace(0.2, 0.9, 4)
@@ -45,8 +52,13 @@ def test_every_order_gives_the_jacobian() -> None:
     draw = random.Random(0)
     for _ in range(200):
         graph, values = any_graph(draw)
-        shuffled = draw.sample(graph.inside, len(graph.inside))
-        orders = [forward(graph), reverse(graph), markowitz(graph), eliminate(graph, "", shuffled)]
+        shuffled = draw.sample(graph.inner_vertices, len(graph.inner_vertices))
+        orders = [
+            eliminate_forward(graph),
+            eliminate_in_reverse(graph),
+            eliminate_by_markowitz(graph),
+            eliminate(graph, "", shuffled),
+        ]
         for order in orders:
             found, counted = [*values, *[0.0] * (order.slots - len(values))], 0
             for level in order.levels:
@@ -55,11 +67,11 @@ def test_every_order_gives_the_jacobian() -> None:
                     found[to] += product
                 counted += len(level)
             assert order.multiplications <= counted
-            got = [[found[order.left[x, y]] if (x, y) in order.left else 0.0
+            got = [[found[order.remaining[x, y]] if (x, y) in order.remaining else 0.0
                     for x in graph.inputs] for y in graph.outputs]  # fmt: skip
             np.testing.assert_allclose(got, jacobian_by_paths(graph, values), atol=1e-9)
         least = min(o.multiplications for o in orders[:2])
-        assert fewest(graph).multiplications <= least
+        assert cheapest_elimination(graph).multiplications <= least
 
 
 @pytest.mark.parametrize("name", ["Helmholtz, of a mixture", "perceptron", "Brown, almost linear"])
@@ -67,9 +79,11 @@ def test_standard_problems(name: str) -> None:
     f, point = PROBLEMS[name]
     x = jnp.array(point)
     close(jax.jit(xform.jacobian(f, elimination="markowitz"))(x), jax.jacobian(f)(x))
-    graph = graph_of(f, x)
-    pure = min(forward(graph).multiplications, reverse(graph).multiplications)
-    assert fewest(graph).multiplications <= pure
+    graph = scalar_graph_of(f, x)
+    pure = min(
+        eliminate_forward(graph).multiplications, eliminate_in_reverse(graph).multiplications
+    )
+    assert cheapest_elimination(graph).multiplications <= pure
 
 
 CASES = {

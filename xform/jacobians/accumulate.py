@@ -1,4 +1,10 @@
-"""Evaluate a chain of Jacobians in a given order."""
+"""Evaluate a chain of Jacobians in a given order.
+
+A program that is cut into segments has a chain: the Jacobian of the program is the product of the
+segments' Jacobians. An order is a tree of sweeps and matrix products that computes it. A sweep
+pushes tangents (forward mode) or pulls cotangents (reverse mode) through neighbouring segments: all
+unit vectors, or the columns or rows of a matrix that another part of the order computes.
+"""
 
 from __future__ import annotations
 
@@ -14,130 +20,151 @@ from jax import lax
 from xform._jax import Var, cotangent_aval, tangent_aval, weak_as
 from xform.jacobians.chain import Order, Product, Sweep
 from xform.jacobians.segments import CutProgram, Segment
-from xform.jacobians.units import Linear, of_rows, of_units
-from xform.jacobians.work import linear
+from xform.jacobians.units import LinearMap, images_of_rows, images_of_units
+from xform.jacobians.work import linear_map
 from xform.program.arithmetic import Value, common_dtype
 from xform.program.ir import environment, read
 
 # The Jacobian by output leaf and input leaf; each block has shape `[*output, *input]`.
-Leaves = list[list[Value]]
-# By first and last step: a segment of a chain, and its derivative as a linear map.
-Maps = dict[tuple[int, int], tuple[Segment, Linear]]
+Blocks = list[list[Value]]
+# By first and last segment of a sweep: these segments, merged, and their derivative.
+_LinearMaps = dict[tuple[int, int], tuple[Segment, LinearMap]]
 
 
 def accumulate(cut_program: CutProgram, order: Order, args: Sequence[Value],
                chunk: int | None = None, policy: Any = None
-               ) -> tuple[list[Value], Leaves]:  # fmt: skip
+               ) -> tuple[list[Value], Blocks]:  # fmt: skip
     """The outputs of a program at `args`, and its Jacobian.
 
-    `chunk` is the maximum number of tangents (cotangents) that a sweep computes at once. `policy`
-    decides what reverse sweeps save.
+    Args:
+      cut_program: the program, cut into segments.
+      order: how to compute the product of the segments' Jacobians.
+      args: the inputs of the program.
+      chunk: the maximum number of tangents or cotangents that a sweep computes at once; None: all.
+      policy: which values reverse sweeps save.
     """
     env = environment(cut_program.program, args)
-    maps: Maps = {}
-    for sweep in sorted(_sweeps(order), key=lambda s: s.first):
+    maps: _LinearMaps = {}
+    for sweep in sorted(_sweeps(order), key=lambda sweep: sweep.first):
         segment = cut_program.segment(sweep.first, sweep.last)
         inputs = [env[v] for v in (*segment.active, *segment.inactive)]
-        outs, push = linear(segment, sweep.mode, inputs, policy)
-        ends = zip((*segment.wanted, *segment.others), outs, strict=True)
-        env.update((v, y) for v, y in ends if isinstance(v, Var) and v not in env)
-        maps[sweep.first, sweep.last] = segment, push
+        outs, derivative = linear_map(segment, sweep.mode, inputs, policy)
+        computed = zip((*segment.wanted, *segment.other_outputs), outs, strict=True)
+        env.update((v, y) for v, y in computed if isinstance(v, Var) and v not in env)
+        maps[sweep.first, sweep.last] = segment, derivative
     full = cut_program.segment(0, len(cut_program) - 1)
-    outs, ins = ([v.aval for v in ends] for ends in (full.wanted, full.active))
-    jacobian = split(_parts(order, maps, chunk), outs, ins) if outs and ins else _empty(outs)
+    outs, ins = ([v.aval for v in variables] for variables in (full.wanted, full.active))
+    if not outs or not ins:
+        jacobian = _empty_blocks(outs)
+    else:
+        jacobian = split_into_blocks(_evaluate(order, maps, chunk), outs, ins)
     return [read(env, v) for v in cut_program.program.outputs], jacobian
 
 
-def jacobian_by_sweep(mode: str, linear: Linear, outs: Sequence[Any], ins: Sequence[Any],
-                      chunk: int | None) -> Leaves:  # fmt: skip
-    """The Jacobian of a linear map between values of these types, by forward or reverse mode."""
+def jacobian_by_sweep(mode: str, linear: LinearMap, outs: Sequence[Any], ins: Sequence[Any],
+                      chunk: int | None) -> Blocks:  # fmt: skip
+    """The Jacobian of a linear map by forward or reverse mode.
+
+    `linear` maps tangents (forward mode) or cotangents (reverse mode). `outs` and `ins` are the
+    types of the differentiated function's output leaves and input leaves.
+    """
     if not outs or not ins:
-        return _empty(outs)
-    seeds = map(tangent_aval, ins) if mode == "forward" else map(cotangent_aval, outs)
-    return split(_of_images(mode, of_units(linear, list(seeds), chunk)), outs, ins)
+        return _empty_blocks(outs)
+    avals = map(tangent_aval, ins) if mode == "forward" else map(cotangent_aval, outs)
+    images = images_of_units(linear, list(avals), chunk)
+    return split_into_blocks(_matrices_of_images(mode, images), outs, ins)
 
 
-def _empty(outs: Sequence[Any]) -> Leaves:
-    """The Jacobian without outputs or without inputs."""
+def _empty_blocks(outs: Sequence[Any]) -> Blocks:
+    """The Jacobian of a function without outputs or without inputs."""
     return [[] for _ in outs]
 
 
 def _sweeps(order: Order | None) -> list[Sweep]:
+    """All sweeps in an order."""
     if order is None:
         return []
     if isinstance(order, Product):
         return [*_sweeps(order.left), *_sweeps(order.right)]
-    return [order, *_sweeps(order.of)]
+    return [order, *_sweeps(order.operand)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class JacobianMatrices:
     """A Jacobian as one matrix, or as several.
 
     Attributes:
-      by: "outputs": one matrix for each output leaf, with all columns; "inputs": one for each input
-        leaf, with all rows; "neither": one matrix.
+      split_by: "outputs": one matrix for each output leaf, with all columns; "inputs": one for each
+        input leaf, with all rows; "neither": one matrix.
       matrices: the matrices.
     """
 
-    by: str
+    split_by: str
     matrices: list[Value]
 
-    def matrix(self) -> Value:
+    def concatenated(self) -> Value:
         """The Jacobian as one matrix."""
-        return _concatenated(self.matrices, 0 if self.by == "outputs" else 1)
+        if len(self.matrices) == 1:
+            return self.matrices[0]
+        return lax.concatenate(_promoted(self.matrices), 0 if self.split_by == "outputs" else 1)
 
 
-def _parts(order: Order, maps: Maps, chunk: int | None) -> Parts:
+def _evaluate(order: Order, maps: _LinearMaps, chunk: int | None) -> JacobianMatrices:
+    """The Jacobian of the segments that an order covers."""
     if isinstance(order, Product):
-        pair = [_parts(side, maps, chunk).matrix() for side in (order.left, order.right)]
-        return Parts("neither", [lax.dot(*_promoted(pair))])
-    segment, push = maps[order.first, order.last]
-    forward = order.mode == "forward"
-    ends, kind = (segment.active, tangent_aval) if forward else (segment.wanted, cotangent_aval)
-    avals = [kind(v.aval) for v in ends]
-    if order.of is None:
-        return _of_images(order.mode, of_units(push, avals, chunk))
-    (aval,) = avals
-    of = _parts(order.of, maps, chunk).matrix()
-    rows = of.T if forward else of
-    rows = rows.astype(aval.dtype).reshape(len(rows), *aval.shape)
-    return _of_images(order.mode, of_rows(push, [rows], chunk))
-
-
-def _of_images(mode: str, images: Sequence[Value]) -> Parts:
-    """The Jacobian from the stacked images of all vectors that a sweep computed."""
-    flat = [x.reshape(len(x), math.prod(x.shape[1:])) for x in images]
-    return Parts("outputs", [x.T for x in flat]) if mode == "forward" else Parts("inputs", flat)
-
-
-def split(parts: Parts, outs: Sequence[Any], ins: Sequence[Any]) -> Leaves:
-    """Cut a Jacobian into the blocks of output leaves and input leaves, which have these types."""
-    rows, columns = ([math.prod(a.shape) for a in avals] for avals in (outs, ins))
-    if parts.by == "outputs":
-        blocks = [_cut(m, columns, 1) for m in parts.matrices]
+        factors = [
+            _evaluate(side, maps, chunk).concatenated() for side in (order.left, order.right)
+        ]
+        return JacobianMatrices("neither", [lax.dot(*_promoted(factors))])
+    segment, linear = maps[order.first, order.last]
+    if order.mode == "forward":
+        avals = [tangent_aval(v.aval) for v in segment.active]
     else:
-        by_input = parts.matrices if parts.by == "inputs" else _cut(parts.matrices[0], columns, 1)
-        by_both = [_cut(m, rows, 0) for m in by_input]
+        avals = [cotangent_aval(v.aval) for v in segment.wanted]
+    if order.operand is None:
+        return _matrices_of_images(order.mode, images_of_units(linear, avals, chunk))
+    (aval,) = avals
+    matrix = _evaluate(order.operand, maps, chunk).concatenated()
+    rows = matrix.T if order.mode == "forward" else matrix
+    rows = rows.astype(aval.dtype).reshape(len(rows), *aval.shape)
+    return _matrices_of_images(order.mode, images_of_rows(linear, [rows], chunk))
+
+
+def _matrices_of_images(mode: str, images: Sequence[Value]) -> JacobianMatrices:
+    """The Jacobian, given the images of all vectors of a sweep, stacked for each leaf."""
+    rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in images]
+    if mode == "forward":
+        return JacobianMatrices("outputs", [x.T for x in rows])
+    return JacobianMatrices("inputs", rows)
+
+
+def split_into_blocks(
+    jacobian: JacobianMatrices, outs: Sequence[Any], ins: Sequence[Any]
+) -> Blocks:
+    """Split a Jacobian into the blocks of output leaves and input leaves of these types."""
+    rows, columns = ([math.prod(a.shape) for a in avals] for avals in (outs, ins))
+    matrices = jacobian.matrices
+    if jacobian.split_by == "outputs":
+        blocks = [_split(m, columns, 1) for m in matrices]
+    else:
+        by_input = matrices if jacobian.split_by == "inputs" else _split(matrices[0], columns, 1)
+        by_both = [_split(m, rows, 0) for m in by_input]
         blocks = [[column[i] for column in by_both] for i in range(len(outs))]
     return [
-        [_shaped(b, y, x) for b, x in zip(row, ins, strict=True)]
+        [_reshape_block(b, y, x) for b, x in zip(row, ins, strict=True)]
         for row, y in zip(blocks, outs, strict=True)
     ]
 
 
-def _shaped(block: Value, y: Any, x: Any) -> Value:
+def _reshape_block(block: Value, y: Any, x: Any) -> Value:
     """A block in shape `[*output, *input]` and the dtype of the input, as reverse mode returns."""
     return weak_as(block.reshape(*y.shape, *x.shape).astype(x.dtype), x)
 
 
-def _cut(matrix: Value, sizes: Sequence[int], axis: int) -> list[Value]:
-    at = list(itertools.accumulate(sizes))[:-1]
-    return jnp.split(matrix, at, axis) if at else [matrix]
-
-
-def _concatenated(matrices: Sequence[Value], axis: int) -> Value:
-    return matrices[0] if len(matrices) == 1 else lax.concatenate(_promoted(matrices), axis)
+def _split(matrix: Value, sizes: Sequence[int], axis: int) -> list[Value]:
+    """Split a matrix into parts of these sizes."""
+    positions = list(itertools.accumulate(sizes))[:-1]
+    return jnp.split(matrix, positions, axis) if positions else [matrix]
 
 
 def _promoted(arrays: Sequence[Value]) -> list[Value]:

@@ -1,15 +1,16 @@
 """The cheapest order to evaluate a chain of Jacobians, by dynamic programming.
 
-A chain `J = J_p ... J_1` is evaluated by forward mode, reverse mode and matrix products. First,
-neighbouring links are accumulated to a matrix. This matrix is then pushed through the links after
-it (column by column), pulled through the links before it (row by row), or multiplied with another
-matrix.
+A chain is a product `J = J_p ... J_1`. Its factors, here called links, are the Jacobians of the
+successive parts of a program. It is evaluated by forward mode, reverse mode and matrix products. To
+accumulate links is to compute their product as a matrix. Such a matrix is then pushed through the
+links after it (column by column), pulled through the links before it (row by row), or multiplied
+with another matrix. An order is a tree of these steps.
 
 Source: Griewank and Naumann, "Accumulating Jacobians as chained sparse matrix products",
 Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862,
-section 3, which has the recurrence. One case is added: if a link begins (in reverse mode: ends)
-with a product by a known matrix, this product is free, because the products with unit vectors are
-rows or columns of the matrix.
+section 3, which has the recurrence. One case is added: if the first operation of a link is a
+product with a known matrix, forward mode gets this product for unit vectors without work, because
+they are the columns of the matrix. Reverse mode does the same if it is the last operation.
 """
 
 from __future__ import annotations
@@ -31,41 +32,40 @@ class ChainLink:
       rows: number of elements of the value after the part.
       push: FLOPs to push one tangent through it; infinite if it has no forward mode.
       pull: FLOPs to pull one cotangent through it; infinite if it has no reverse mode.
-      first: the part of `push` that is free for unit vectors: products applied to the tangent
-        first.
-      last: the part of `pull` that is free for unit vectors: products applied to the cotangent
-        first.
+      free_push: the part of `push` that is free for a unit vector: the product that is applied to
+        it first.
+      free_pull: the part of `pull` that is free for a unit vector.
     """
 
     columns: int
     rows: int
     push: float
     pull: float
-    first: float = 0.0
-    last: float = 0.0
+    free_push: float = 0.0
+    free_pull: float = 0.0
 
     @property
     def forward(self) -> float:
-        """FLOPs to accumulate it column by column."""
-        return self.columns * (self.push - self.first) if self.push < math.inf else math.inf
+        """FLOPs to compute its matrix column by column, by forward mode."""
+        return self.columns * (self.push - self.free_push) if self.push < math.inf else math.inf
 
     @property
     def reverse(self) -> float:
-        """FLOPs to accumulate it row by row."""
-        return self.rows * (self.pull - self.last) if self.pull < math.inf else math.inf
+        """FLOPs to compute its matrix row by row, by reverse mode."""
+        return self.rows * (self.pull - self.free_pull) if self.pull < math.inf else math.inf
 
 
-def dense(columns: int, rows: int) -> ChainLink:
+def link_of_matrix(columns: int, rows: int) -> ChainLink:
     """The link of a multiplication by a known matrix.
 
-    >>> from xform.jacobians.chain import best, dense, reverse
+    >>> from xform.jacobians.chain import cheapest_order, link_of_matrix, reverse_order
     >>> sizes = 10, 512, 8, 512, 10
-    >>> chain = [dense(a, b) for a, b in zip(sizes, sizes[1:])]
-    >>> best(chain).flops / 2, reverse(chain).flops / 2
+    >>> chain = [link_of_matrix(a, b) for a, b in zip(sizes, sizes[1:])]
+    >>> cheapest_order(chain).flops / 2, reverse_order(chain).flops / 2
     (82720.0, 133120.0)
     """
-    each = 2.0 * columns * rows
-    return ChainLink(columns, rows, each, each, each, each)
+    flops = 2.0 * columns * rows
+    return ChainLink(columns, rows, flops, flops, flops, flops)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,36 +75,45 @@ class Sweep:
     Attributes:
       mode: "forward" or "reverse".
       first, last: positions of links.
-      of: how to compute the matrix that is pushed (pulled) through the links; None: the identity.
-      flops: FLOPs of this sweep and of `of`.
+      operand: how to compute the matrix that is pushed or pulled through the links; None: it is the
+        identity.
+      flops: FLOPs of this sweep and of `operand`.
     """
 
     mode: str
     first: int
     last: int
-    of: Order | None
+    operand: Order | None
     flops: float
 
     @property
     def low(self) -> int:
-        """The first link of the result, which includes `of`."""
-        return self.of.low if self.of is not None and self.mode == "forward" else self.first
+        """The first link of the result, which includes the operand."""
+        forward = self.mode == "forward"
+        return self.operand.low if self.operand is not None and forward else self.first
 
     @property
     def high(self) -> int:
-        """The last link of the result, which includes `of`."""
-        return self.of.high if self.of is not None and self.mode == "reverse" else self.last
+        """The last link of the result, which includes the operand."""
+        reverse = self.mode == "reverse"
+        return self.operand.high if self.operand is not None and reverse else self.last
 
     def __str__(self) -> str:
         links = [f"J{i + 1}" for i in range(self.last, self.first - 1, -1)]
-        inside = [] if self.of is None else [str(self.of)]
-        arrow, parts = ("<", links + inside) if self.mode == "forward" else (">", inside + links)
+        operand = [] if self.operand is None else [str(self.operand)]
+        arrow, parts = ("<", links + operand) if self.mode == "forward" else (">", operand + links)
         return parts[0] if len(parts) == 1 else f"({f' {arrow} '.join(parts)})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """The matrix product of two accumulated parts; `right` comes first in the program."""
+    """The matrix product of two accumulated parts of the chain.
+
+    Attributes:
+      left: the order of the later links.
+      right: the order of the earlier links.
+      flops: FLOPs of the product and of both parts.
+    """
 
     left: Order
     right: Order
@@ -127,91 +136,104 @@ class Product:
 Order = Sweep | Product
 
 
-def forward(links: Sequence[ChainLink]) -> Sweep:
+def forward_order(links: Sequence[ChainLink]) -> Sweep:
     """The order that uses forward mode for all links."""
-    through = links[0].columns * sum(k.push for k in links[1:])
-    return Sweep("forward", 0, len(links) - 1, None, links[0].forward + through)
+    after_first = links[0].columns * sum(link.push for link in links[1:])
+    return Sweep("forward", 0, len(links) - 1, None, links[0].forward + after_first)
 
 
-def reverse(links: Sequence[ChainLink]) -> Sweep:
+def reverse_order(links: Sequence[ChainLink]) -> Sweep:
     """The order that uses reverse mode for all links."""
-    through = links[-1].rows * sum(k.pull for k in links[:-1])
-    return Sweep("reverse", 0, len(links) - 1, None, links[-1].reverse + through)
+    before_last = links[-1].rows * sum(link.pull for link in links[:-1])
+    return Sweep("reverse", 0, len(links) - 1, None, links[-1].reverse + before_last)
 
 
-def best(links: Sequence[ChainLink]) -> Order:
-    """The order with the fewest FLOPs. At equal FLOPs, reverse mode comes first, then forward mode.
+def cheapest_order(links: Sequence[ChainLink]) -> Order:
+    """The order with the fewest FLOPs.
+
+    If reverse mode alone takes as few, it is returned, else forward mode alone if it does.
 
     Cost: cubic in the number of links; the innermost loop is in NumPy.
     """
     table = _Table(links)
-    pure = (order for order in (reverse(links), forward(links)) if order.flops <= table.flops)
-    return next(pure, None) or table.order(0, len(links) - 1)
+    for order in (reverse_order(links), forward_order(links)):
+        if order.flops <= table.flops:
+            return order
+    return table.order(0, len(links) - 1)
 
 
 class _Table:
-    """The fewest FLOPs for each range of links, and how; at equal FLOPs, the fewest steps."""
+    """The cheapest way to accumulate each range of links, by dynamic programming.
+
+    `cost[i, j]` is the fewest FLOPs for the links i to j, and `steps[i, j]` the number of steps. If
+    several ways take equal FLOPs, the one with the fewest steps is used. `decision[i, j]` is that
+    way. For one link it is a mode. For several it is "reverse" (links i to k pull the accumulated
+    links after k), "forward" (links after k push the accumulated links up to k), or "product" of
+    both accumulated parts, with the position k.
+    """
 
     def __init__(self, links: Sequence[ChainLink]):
         self.links = links
         n = len(links)
-        # pushes[i, j]: FLOPs of one tangent through links i to j; pulls likewise.
-        self.pushes, self.pulls = (_sums([getattr(k, way) for k in links])
-                                   for way in ("push", "pull"))  # fmt: skip
+        # [i, j]: FLOPs to push one tangent, or to pull one cotangent, through links i to j.
+        self.pushes = _sums([link.push for link in links])
+        self.pulls = _sums([link.pull for link in links])
         self.cost, self.steps = np.full((n, n), math.inf), np.ones((n, n))
-        self.how: dict[tuple[int, int], tuple[str, int]] = {}
+        self.decision: dict[tuple[int, int], tuple[str, int]] = {}
         for length in range(n):
             for i in range(n - length):
                 self._decide(i, i + length)
         self.flops = float(self.cost[0, n - 1])
 
     def _decide(self, i: int, j: int) -> None:
+        """Decide links i to j. All shorter ranges are decided."""
         links = self.links
         if i == j:
-            ways = {("reverse", i): links[i].reverse, ("forward", i): links[i].forward}
-            self.how[i, j] = min(ways, key=ways.__getitem__)
-            self.cost[i, j] = ways[self.how[i, j]]
+            modes = {("reverse", i): links[i].reverse, ("forward", i): links[i].forward}
+            self.decision[i, j] = min(modes, key=modes.__getitem__)
+            self.cost[i, j] = modes[self.decision[i, j]]
             return
         k = np.arange(i, j)  # the last link of the right part
         left, right = self.cost[k + 1, j], self.cost[i, k]
         columns, rows = links[i].columns, links[j].rows
         middle = np.array([link.rows for link in links[i:j]])
-        ways: Any = np.stack([
+        costs: Any = np.stack([
             left + rows * self.pulls[i, k],
             right + columns * self.pushes[k + 1, j],
             left + right + 2.0 * rows * middle * columns,
         ])  # fmt: skip
         left, right = self.steps[k + 1, j], self.steps[i, k]
         steps: Any = np.stack([left, right, left + right]) + 1
-        way, at = divmod(int(np.lexsort((steps.ravel(), ways.ravel()))[0]), j - i)
-        self.cost[i, j], self.steps[i, j] = ways[way, at], steps[way, at]
-        self.how[i, j] = ("reverse", "forward", "product")[way], i + at
+        way, offset = divmod(int(np.lexsort((steps.ravel(), costs.ravel()))[0]), j - i)
+        self.cost[i, j], self.steps[i, j] = costs[way, offset], steps[way, offset]
+        self.decision[i, j] = ("reverse", "forward", "product")[way], i + offset
 
     def order(self, i: int, j: int) -> Order:
         """The order of a range of links; successive sweeps in the same mode are merged."""
         flops = float(self.cost[i, j])
-        way, k = self.how[i, j]
+        way, k = self.decision[i, j]
         if i == j:
             return Sweep(way, i, j, None, flops)
         if way == "product":
             return Product(self.order(k + 1, j), self.order(i, k), flops)
-        of = self.order(k + 1, j) if way == "reverse" else self.order(i, k)
+        operand = self.order(k + 1, j) if way == "reverse" else self.order(i, k)
         first, last = (i, k) if way == "reverse" else (k + 1, j)
-        if isinstance(of, Sweep) and (of.mode == way or self._equal_cost(of)):
-            return Sweep(way, min(first, of.first), max(last, of.last), of.of, flops)
-        return Sweep(way, first, last, of, flops)
+        if isinstance(operand, Sweep) and (operand.mode == way or self._both_modes_equal(operand)):
+            first, last = min(first, operand.first), max(last, operand.last)
+            return Sweep(way, first, last, operand.operand, flops)
+        return Sweep(way, first, last, operand, flops)
 
-    def _equal_cost(self, of: Order) -> bool:
-        """Whether it is a single link and both modes take equal FLOPs."""
-        if isinstance(of, Product) or of.of is not None or of.first != of.last:
+    def _both_modes_equal(self, order: Sweep) -> bool:
+        """Whether an order is a single link for which both modes take equal FLOPs."""
+        if order.operand is not None or order.first != order.last:
             return False
-        return self.links[of.first].forward == self.links[of.first].reverse
+        return self.links[order.first].forward == self.links[order.first].reverse
 
 
-def _sums(each: Sequence[float]) -> Any:
+def _sums(numbers: Sequence[float]) -> Any:
     """`sums[i, j]`: the sum of the numbers from position i to position j, inclusive."""
-    n = len(each)
+    n = len(numbers)
     sums = np.zeros((n, n))
     for i in range(n):
-        sums[i, i:] = np.cumsum(each[i:])
+        sums[i, i:] = np.cumsum(numbers[i:])
     return sums

@@ -20,9 +20,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xform.interpret.cost import size
-from xform.jacobians.accumulate import Leaves, accumulate
-from xform.jacobians.chain import ChainLink, Order, Sweep, best, forward, reverse
-from xform.jacobians.segments import CutProgram, cut_program
+from xform.jacobians.accumulate import Blocks, accumulate
+from xform.jacobians.chain import (
+    ChainLink,
+    Order,
+    Sweep,
+    cheapest_order,
+    forward_order,
+    reverse_order,
+)
+from xform.jacobians.segments import CutProgram, cut_into_segments
 from xform.jacobians.work import links
 from xform.passes.inline import Inline
 from xform.planner.device import resolve_fit
@@ -35,7 +42,7 @@ from xform.transforms.within import compiled_bytes, first_within
 # Reverse mode is chosen without counting FLOPs if forward mode takes this many times more vectors.
 # Pulling one cotangent takes at most about three times the work of pushing one tangent, so reverse
 # mode is then cheaper.
-_CLEAR = 4
+_CLEARLY_MORE = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +64,7 @@ class Choice:
     chunk: int | None = None
     policy: Any = None
 
-    def run(self, args: Sequence[Value]) -> tuple[list[Value], Leaves]:
+    def run(self, args: Sequence[Value]) -> tuple[list[Value], Blocks]:
         """Return the outputs of the program at `args`, and its Jacobian.
 
         The Jacobian has a list for each output leaf. This list has, for each input leaf, an array
@@ -67,7 +74,7 @@ class Choice:
 
 
 def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, policy: Any,
-           count: bool = False) -> Choice:  # fmt: skip
+           count_flops: bool = False) -> Choice:  # fmt: skip
     """Choose how to evaluate the Jacobian of a traced function.
 
     Args:
@@ -76,33 +83,33 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
       holomorphic: whether the function is complex-differentiable.
       chunk: how many vectors a sweep computes at once; None means all, or fewer if a budget of the
         peak requires it.
-      policy: which values reverse sweeps save, or a budget.
-      count: whether to count the FLOPs of the links even if the choice does not depend on them, to
-        explain the choice.
+      policy: which values reverse sweeps save, or a budget: of the peak memory of the compiled
+        Jacobian, or of the bytes that reverse mode saves.
+      count_flops: whether to count the FLOPs of the links even if the choice does not depend on
+        them, to explain the choice.
 
     Raises:
       BudgetInfeasible: `policy` is a budget of the peak, and the compiled peak memory of every way
         that was tried exceeds it.
 
     Cost: two traces of the derivative of each segment, and under a budget of the peak, a few
-    compilations. With `count=False`, the traces are not needed if `mode` is not "auto", or if
+    compilations. With `count_flops=False`, the traces are not needed if `mode` is not "auto", or if
     reverse mode is clearly best. It is if the output has at most one element, or at most a quarter
     of the elements of the input and at most half of the elements of each cut.
     """
     policy = resolve_fit(policy)
     prog = Inline().program(fun.program)
-    full = cut_program(prog, fun.active(), fun.differentiable(), holomorphic)
+    full = cut_into_segments(prog, fun.active(), fun.differentiable(), holomorphic)
     mode = _required_mode(fun, full, mode, holomorphic, policy)
-    mode = _clear(full) if mode == "auto" else mode
-    ways = _ways(full, mode, count)
-    fewest = dataclasses.replace(ways[0], chunk=chunk, policy=policy)
+    mode = _reverse_if_clearly_best(full) if mode == "auto" else mode
+    ways = _ways(full, mode, count_flops)
     if not isinstance(policy, Budget) or policy.of != "peak":
-        return fewest
+        return dataclasses.replace(ways[0], chunk=chunk, policy=policy)
     run = lambda choice: lambda *args: choice.run(args)
     bytes_of = lambda choice: compiled_bytes(run(choice), prog.in_types)
     return first_within(
         policy,
-        _ladders(ways, chunk),
+        _choices_by_way(ways, chunk),
         bytes_of,
         "raise the budget, or compute products with the Jacobian (jvp, vjp) instead of all its "
         "elements",
@@ -126,40 +133,39 @@ def _required_mode(
     return "reverse" if mode == "auto" and only_reverse else mode
 
 
-def _clear(full: CutProgram) -> str:
+def _reverse_if_clearly_best(full: CutProgram) -> str:
     """Return "reverse" if the numbers of elements alone show that it is best; else "auto"."""
-    ends = full.segment(0, len(full) - 1)
-    rows, columns = ends.rows, ends.columns
-    inside = [size(v) for _, v in full.cuts]
+    whole = full.segment(0, len(full) - 1)
+    rows, columns = whole.rows, whole.columns
     if rows <= 1 or columns == 0:
         return "reverse"
-    wide = all(n >= 2 * min(rows, columns) for n in inside)
-    return "reverse" if wide and _CLEAR * rows <= columns else "auto"
+    cuts_are_wide = all(size(v) >= 2 * min(rows, columns) for _, v in full.cuts)
+    return "reverse" if cuts_are_wide and _CLEARLY_MORE * rows <= columns else "auto"
 
 
-def _ways(full: CutProgram, mode: str, count: bool) -> list[Choice]:
+def _ways(full: CutProgram, mode: str, count_flops: bool) -> list[Choice]:
     """Return the ways to evaluate the Jacobian: one for a given mode, up to three for "auto".
 
     For "auto", the first way has the fewest FLOPs. The ways by reverse mode alone and by forward
     mode alone follow, if they differ from it and exist, in order of increasing FLOPs. Without
-    `count`, a given mode is one sweep through the uncut program, and its FLOPs are not counted.
+    `count_flops`, a given mode is one sweep through the uncut program, and FLOPs are not counted.
     """
-    single = CutProgram(full.program, full.active, full.wanted, ())
-    pure = lambda way: Choice(single, Sweep(way, 0, 0, None, math.nan))
-    if mode != "auto" and not count:
-        return [pure(mode)]
-    counted = tuple(links(full))
-    both = [Choice(full, way(counted), counted) for way in (reverse, forward)]
+    uncut = CutProgram(full.program, full.active, full.wanted, ())
+    one_sweep = lambda mode: Choice(uncut, Sweep(mode, 0, 0, None, math.nan))
+    if mode != "auto" and not count_flops:
+        return [one_sweep(mode)]
+    chain = tuple(links(full))
+    both = [Choice(full, order_of(chain), chain) for order_of in (reverse_order, forward_order)]
     if mode != "auto":
         return [c for c in both if isinstance(c.order, Sweep) and c.order.mode == mode]
-    first = Choice(full, best(counted), counted)
-    if math.isinf(first.order.flops):  # a link has neither mode: reverse mode raises the error
-        return [pure("reverse")]
-    others = (c for c in both if c.order != first.order and c.order.flops < math.inf)
-    return [first, *sorted(others, key=lambda c: c.order.flops)]
+    cheapest = Choice(full, cheapest_order(chain), chain)
+    if math.isinf(cheapest.order.flops):  # a link has neither mode: reverse mode raises the error
+        return [one_sweep("reverse")]
+    others = (c for c in both if c.order != cheapest.order and c.order.flops < math.inf)
+    return [cheapest, *sorted(others, key=lambda c: c.order.flops)]
 
 
-def _ladders(ways: Sequence[Choice], chunk: int | None) -> Iterator[list[Choice]]:
+def _choices_by_way(ways: Sequence[Choice], chunk: int | None) -> Iterator[list[Choice]]:
     """Yield one list of choices for each way. A budget tries the lists in this order.
 
     A list has one way with smaller and smaller chunks, which take fewer bytes: all vectors at once,
@@ -168,20 +174,20 @@ def _ladders(ways: Sequence[Choice], chunk: int | None) -> Iterator[list[Choice]
     """
     for policy in (None, save_nothing):
         for way in ways:
-            most = max(_seeds(way.order, way.cut_program))
-            halves = [None, *(most >> i for i in range(1, most.bit_length()))]
-            chunks = halves if chunk is None else [chunk]
+            most = max(_vector_counts(way.order, way.cut_program))
+            all_then_halves = [None, *(most >> i for i in range(1, most.bit_length()))]
+            chunks = all_then_halves if chunk is None else [chunk]
             yield [dataclasses.replace(way, chunk=c, policy=policy) for c in chunks]
 
 
-def _seeds(order: Order | None, full: CutProgram) -> Iterator[int]:
+def _vector_counts(order: Order | None, full: CutProgram) -> Iterator[int]:
     """Yield the number of vectors of each sweep in an order."""
     if order is None:
         return
     if isinstance(order, Sweep):
-        ends = full.segment(order.low, order.high)
-        yield ends.columns if order.mode == "forward" else ends.rows
-        yield from _seeds(order.of, full)
+        covered = full.segment(order.low, order.high)
+        yield covered.columns if order.mode == "forward" else covered.rows
+        yield from _vector_counts(order.operand, full)
     else:
-        yield from _seeds(order.left, full)
-        yield from _seeds(order.right, full)
+        yield from _vector_counts(order.left, full)
+        yield from _vector_counts(order.right, full)

@@ -1,9 +1,11 @@
 """Vertex elimination: the Jacobian from a graph of scalar derivatives.
 
-To eliminate a vertex, each edge into it is multiplied with each edge out of it. The product is
-added to the edge from the start of the first edge to the end of the second. When only inputs and
-outputs are left, the edges are the Jacobian. Any order gives the same Jacobian. The order of the
-program is forward mode that skips zeros, the opposite order is reverse mode.
+Each vertex is a scalar that a program computes. An edge from one to another holds the derivative of
+the second in the first. To eliminate a vertex, each edge into it is multiplied with each edge out
+of it. The product is added to the edge from the start of the first edge to the end of the second.
+When only inputs and outputs are left, the edges are the Jacobian. Any order gives the same
+Jacobian. The order of the program is forward mode that skips zeros, the opposite order is reverse
+mode. This file plans the multiplications; it does not need the values of the derivatives.
 
 Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapters 9 and 10; Markowitz,
 "The elimination form of the inverse", Management Science 3 (1957).
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 Edge = tuple[int, int]
 
@@ -23,8 +25,8 @@ class ScalarGraph:
     """A graph of scalar derivatives. Vertices are numbered in the order of the program.
 
     Attributes:
-      edges: pairs of a vertex and a later one, without repetition; the position of an edge is its
-        slot.
+      edges: pairs of a vertex and a later one, without repetition. The position of an edge is its
+        slot, that is, the index of its value in an array.
       unit: for each edge, whether its derivative is 1 or -1, so that multiplying is free.
       inputs, outputs: the vertices that are not eliminated.
     """
@@ -35,10 +37,10 @@ class ScalarGraph:
     outputs: tuple[int, ...]
 
     @property
-    def inside(self) -> list[int]:
+    def inner_vertices(self) -> list[int]:
         """The vertices to eliminate, in the order of the program."""
-        ends = {*self.inputs, *self.outputs}
-        return sorted({v for edge in self.edges for v in edge} - ends)
+        vertices = {v for edge in self.edges for v in edge}
+        return sorted(vertices - {*self.inputs, *self.outputs})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,38 +50,38 @@ class Elimination:
     Attributes:
       name: name of the order.
       multiplications: number of multiplications, without those by 1 and -1.
-      slots: number of edges that ever exist.
+      slots: number of edges that ever exist: the original ones and those that products add.
       levels: the products, grouped so that none depends on another of its level. Each is a triple
         of slots: the edge that it is added to, and its two factors.
-      left: the remaining edges, with their slots.
+      remaining: the edges after the elimination, with their slots: the elements of the Jacobian.
     """
 
     name: str
     multiplications: int
     slots: int
     levels: tuple[tuple[tuple[int, int, int], ...], ...]
-    left: dict[Edge, int]
+    remaining: dict[Edge, int]
 
 
 def eliminate(graph: ScalarGraph, name: str, order: Iterable[int]) -> Elimination:
-    """Eliminate vertices in the given order."""
+    """Eliminate vertices in the given order. `name` is the name of the order."""
     state = _State(graph)
     for v in order:
         state.eliminate(v)
     return state.result(name)
 
 
-def forward(graph: ScalarGraph) -> Elimination:
+def eliminate_forward(graph: ScalarGraph) -> Elimination:
     """Eliminate all inner vertices in the order of the program."""
-    return eliminate(graph, "forward", graph.inside)
+    return eliminate(graph, "forward", graph.inner_vertices)
 
 
-def reverse(graph: ScalarGraph) -> Elimination:
+def eliminate_in_reverse(graph: ScalarGraph) -> Elimination:
     """Eliminate all inner vertices in the opposite order of the program."""
-    return eliminate(graph, "reverse", reversed(graph.inside))
+    return eliminate(graph, "reverse", reversed(graph.inner_vertices))
 
 
-def markowitz(graph: ScalarGraph) -> Elimination:
+def eliminate_by_markowitz(graph: ScalarGraph) -> Elimination:
     """Eliminate next the vertex that takes the fewest multiplications (Markowitz' order).
 
     Ties are broken by the order of the program.
@@ -87,32 +89,33 @@ def markowitz(graph: ScalarGraph) -> Elimination:
     Cost: after each elimination, the multiplications of the neighbours are counted again.
     """
     state = _State(graph)
-    cost = {v: state.cost(v) for v in graph.inside}
-    heap = [(c, v) for v, c in cost.items()]
+    costs = {v: state.cost(v) for v in graph.inner_vertices}
+    heap = [(cost, v) for v, cost in costs.items()]
     heapq.heapify(heap)
     while heap:
-        c, v = heapq.heappop(heap)
-        if cost.get(v) != c:
+        cost, v = heapq.heappop(heap)
+        if costs.get(v) != cost:  # eliminated, or an older entry of the vertex
             continue
-        del cost[v]
-        near = {*state.before[v], *state.after[v]} & cost.keys()
+        del costs[v]
+        neighbours = {*state.before[v], *state.after[v]} & costs.keys()
         state.eliminate(v)
-        for u in near:
-            cost[u] = state.cost(u)
-            heapq.heappush(heap, (cost[u], u))
+        for u in neighbours:
+            costs[u] = state.cost(u)
+            heapq.heappush(heap, (costs[u], u))
     return state.result("markowitz")
 
 
-def fewest(graph: ScalarGraph) -> Elimination:
+def cheapest_elimination(graph: ScalarGraph) -> Elimination:
     """The order with the fewest multiplications of the three; on a tie, Markowitz' order."""
-    found: Sequence[Elimination] = [markowitz(graph), reverse(graph), forward(graph)]
-    return min(found, key=lambda e: e.multiplications)
+    orders = eliminate_by_markowitz, eliminate_in_reverse, eliminate_forward
+    return min((order(graph) for order in orders), key=lambda e: e.multiplications)
 
 
 class _State:
     """A graph during elimination.
 
-    `before` and `after` map each vertex to its neighbours and the slots of the edges to these.
+    `before` and `after` map each vertex to its neighbours, and these to the slots of the edges.
+    `depth` is, for each slot, the number of levels of products that its value needs.
     """
 
     def __init__(self, graph: ScalarGraph):
@@ -128,8 +131,8 @@ class _State:
 
     def cost(self, v: int) -> int:
         """The number of multiplications to eliminate a vertex."""
-        ins, outs = (sum(not self.unit[s] for s in side[v].values())
-                     for side in (self.before, self.after))  # fmt: skip
+        ins = sum(not self.unit[slot] for slot in self.before[v].values())
+        outs = sum(not self.unit[slot] for slot in self.after[v].values())
         return ins * outs
 
     def eliminate(self, v: int) -> None:
@@ -140,23 +143,23 @@ class _State:
             del self.after[a][v]
         for b in after:
             del self.before[b][v]
-        for a, into in before.items():
-            for b, out in after.items():
-                depth = max(self.depth[into], self.depth[out])
+        for a, slot_in in before.items():
+            for b, slot_out in after.items():
+                depth = max(self.depth[slot_in], self.depth[slot_out])
                 slot = self.after[a].get(b)
                 if slot is None:
                     slot = self.before[b][a] = self.after[a][b] = len(self.unit)
-                    self.unit.append(self.unit[into] and self.unit[out])
+                    self.unit.append(self.unit[slot_in] and self.unit[slot_out])
                     self.depth.append(0)
                 else:
                     self.unit[slot] = False
                 self.depth[slot] = max(self.depth[slot], depth + 1)
                 while len(self.products) <= depth:
                     self.products.append([])
-                self.products[depth].append((slot, into, out))
+                self.products[depth].append((slot, slot_in, slot_out))
 
     def result(self, name: str) -> Elimination:
         """The products of all eliminations so far."""
-        left = {(a, b): slot for a, outs in self.after.items() for b, slot in outs.items()}
+        remaining = {(a, b): slot for a, outs in self.after.items() for b, slot in outs.items()}
         levels = tuple(map(tuple, self.products))
-        return Elimination(name, self.multiplications, len(self.unit), levels, left)
+        return Elimination(name, self.multiplications, len(self.unit), levels, remaining)

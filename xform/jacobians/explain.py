@@ -1,4 +1,8 @@
-"""`Explanation`: the chain of a Jacobian, and the cost of each way to evaluate it."""
+"""`Explanation`: how `xform.jacobian` evaluates a Jacobian, and the cost of each way to do it.
+
+A cut is a value that every path from the inputs to the outputs goes through. The cuts divide the
+program into parts, whose Jacobians (the links `J1`, `J2` and so on) are multiplied.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 
 from xform._jax import itemsize
 from xform.interpret.cost import aval_bytes
-from xform.jacobians.chain import ChainLink, Order, Product, Sweep, forward, reverse
+from xform.jacobians.chain import ChainLink, Order, Product, Sweep, forward_order, reverse_order
 from xform.jacobians.choice import Choice
 from xform.jacobians.segments import Segment
 from xform.program.source import frame
@@ -40,13 +44,14 @@ class EvaluationStep:
     """One step of the evaluation.
 
     Attributes:
-      what: a "forward" or "reverse" sweep, or a "product" of two accumulated parts.
+      kind: "forward" or "reverse": vectors are pushed or pulled through links; "product": two
+        matrices that were computed before are multiplied.
       text: the vectors and the links of the step.
       flops: FLOPs of this step alone.
       bytes: bytes of the matrix that it computes.
     """
 
-    what: str
+    kind: str
     text: str
     flops: int
     bytes: int
@@ -59,11 +64,11 @@ class Explanation:
     Attributes:
       function: name of the function.
       values: the inputs, each value that cuts the program in two, and the outputs.
-      links: the cost of the Jacobian between two successive values.
+      links: the shape and the cost of the Jacobian between two successive values.
       order: the chosen order as text: `<` pushes columns, `>` pulls rows, `x` multiplies matrices.
       steps: the steps of that order.
-      flops: FLOPs of each choice, by name: "forward", "reverse", "mixed" (the cheapest order).
-        Infinite if the function does not have the mode.
+      flops: FLOPs of each choice, by name: "forward", "reverse", and "mixed" (the cheapest order)
+        if it is neither. Infinite if the function does not have the mode.
       chosen: name of the choice that is used.
       chunk: how many vectors a sweep computes at once; None: all of them.
     """
@@ -78,19 +83,19 @@ class Explanation:
     chunk: int | None
 
     def __str__(self) -> str:
-        ends = self.values[0], self.values[-1]
-        shapes = " -> ".join(", ".join(v.shapes) for v in ends)
+        inputs_and_outputs = self.values[0], self.values[-1]
+        shapes = " -> ".join(", ".join(v.shapes) for v in inputs_and_outputs)
         rows = [["", "value", "type", "elements", "push", "pull", "line"]]
         for i, v in enumerate(self.values):
-            link = [_flops(x) for x in (self.links[i - 1].push, self.links[i - 1].pull)]
+            costs = [_flops(x) for x in (self.links[i - 1].push, self.links[i - 1].pull)]
             rows.append([f"J{i}" if i else "", v.name, ", ".join(v.shapes), f"{v.elements:,}",
-                         *(link if i else ["", ""]), shorten_place(v.where)])  # fmt: skip
+                         *(costs if i else ["", ""]), shorten_place(v.where)])  # fmt: skip
         choices = [["choice", "FLOPs", ""]]
         for name, flops in self.flops.items():
             choices.append([name, _flops(flops), "chosen" if name == self.chosen else ""])
         steps = [["step", "", "FLOPs", "makes"]]
-        for s in self.steps:
-            steps.append([s.what, s.text, human_flops(s.flops), human_bytes(s.bytes)])
+        for step in self.steps:
+            steps.append([step.kind, step.text, human_flops(step.flops), human_bytes(step.bytes)])
         at_once = "all at once" if self.chunk is None else f"{self.chunk} at a time"
         return "\n".join([
             f"jacobian of {self.function}: {shapes}",
@@ -105,26 +110,29 @@ class Explanation:
 
 
 def explain_choice(function: str, choice: Choice) -> Explanation:
-    """The explanation of a choice. Its links must have been counted."""
-    cut_program, links = choice.cut_program, choice.links
+    """The explanation of a choice for a function of this name. Its links must have been counted."""
+    cut_program, links, order = choice.cut_program, choice.links, choice.order
     full = cut_program.segment(0, len(cut_program) - 1)
-    inner = [_cut(cut_program.program.equations[at - 1], v) for at, v in cut_program.cuts]
-    values = (_end("inputs", full.active), *inner, _end("outputs", full.wanted))
-    pure = {"forward": forward(links).flops, "reverse": reverse(links).flops}
-    mode = choice.order.mode if isinstance(choice.order, Sweep) and choice.order.of is None else ""
-    flops = pure if mode else {**pure, "mixed": choice.order.flops}
-    steps = tuple(_steps(choice.order, links, _element_bytes(full)))
-    return Explanation(function, values, links, str(choice.order), steps, flops, mode or "mixed",
-                       choice.chunk)  # fmt: skip
+    equations = cut_program.program.equations
+    cuts = [_cut_value(equations[position - 1], v) for position, v in cut_program.cuts]
+    values = (_chain_value("inputs", full.active), *cuts, _chain_value("outputs", full.wanted))
+    flops = {"forward": forward_order(links).flops, "reverse": reverse_order(links).flops}
+    if isinstance(order, Sweep) and order.operand is None:
+        chosen = order.mode
+    else:
+        chosen, flops["mixed"] = "mixed", order.flops
+    steps = tuple(_steps(order, links, _element_bytes(full)))
+    return Explanation(function, values, links, str(order), steps, flops, chosen, choice.chunk)
 
 
 def _element_bytes(full: Segment) -> int:
-    """Bytes of an element of the Jacobian."""
+    """Bytes of an element of the Jacobian: that of the widest input."""
     avals: list[Any] = [v.aval for v in full.active]
     return max(itemsize(a.dtype) for a in avals)
 
 
-def _end(name: str, variables: Any, where: str = "") -> ChainValue:
+def _chain_value(name: str, variables: Any, where: str = "") -> ChainValue:
+    """The value that consists of these variables."""
     avals = [v.aval for v in variables]
     return ChainValue(
         name,
@@ -135,30 +143,33 @@ def _end(name: str, variables: Any, where: str = "") -> ChainValue:
     )
 
 
-def _cut(eqn: Any, v: Any) -> ChainValue:
-    return _end(eqn.primitive.name, [v], frame(eqn))
+def _cut_value(eqn: Any, v: Any) -> ChainValue:
+    """The value of a cut, which an equation computes."""
+    return _chain_value(eqn.primitive.name, [v], frame(eqn))
 
 
-def _steps(order: Order, links: tuple[ChainLink, ...], each: int) -> Iterator[EvaluationStep]:
+def _steps(
+    order: Order, links: tuple[ChainLink, ...], element_bytes: int
+) -> Iterator[EvaluationStep]:
     """The steps in the order of evaluation."""
     if isinstance(order, Product):
-        inside = [order.left, order.right]
+        parts = [order.left, order.right]
     else:
-        inside = [order.of] if order.of is not None else []
-    for part in inside:
-        yield from _steps(part, links, each)
+        parts = [order.operand] if order.operand is not None else []
+    for part in parts:
+        yield from _steps(part, links, element_bytes)
     rows, width = links[order.high].rows, links[order.low].columns
-    own = order.flops - sum(part.flops for part in inside)
+    own_flops = order.flops - sum(part.flops for part in parts)
     if isinstance(order, Product):
         middle = links[order.right.high].rows
-        what, text = "product", f"[{rows}, {middle}] x [{middle}, {width}]"
+        kind, text = "product", f"[{rows}, {middle}] x [{middle}, {width}]"
     else:
-        ends = {order.first + 1, order.last + 1}
-        through = "J" + " to J".join(map(str, sorted(ends)))
-        n, kind = (width, "columns") if order.mode == "forward" else (rows, "rows")
-        seeds = f"{n} unit vectors" if order.of is None else f"the {n} {kind}"
-        what, text = order.mode, f"{seeds} through {through}"
-    yield EvaluationStep(what, text, int(own), rows * width * each)
+        first_and_last = {order.first + 1, order.last + 1}
+        through = "J" + " to J".join(map(str, sorted(first_and_last)))
+        n, lines = (width, "columns") if order.mode == "forward" else (rows, "rows")
+        vectors = f"{n} unit vectors" if order.operand is None else f"the {n} {lines}"
+        kind, text = order.mode, f"{vectors} through {through}"
+    yield EvaluationStep(kind, text, int(own_flops), rows * width * element_bytes)
 
 
 def _flops(n: float) -> str:

@@ -1,4 +1,9 @@
-"""`jacobian`: the Jacobian of a function by the cheapest order of the chain rule."""
+"""`xform.jacobian`: the Jacobian of a function by the cheapest order of the chain rule.
+
+If the function can be traced, `choice` decides how to evaluate its Jacobian. Otherwise, or if the
+user gives a mode, one sweep of that mode computes it: a product of the derivative and all unit
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import numpy as np
 from xform._jax import staging
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
-from xform.jacobians.accumulate import Leaves, jacobian_by_sweep
+from xform.jacobians.accumulate import Blocks, jacobian_by_sweep
 from xform.jacobians.choice import choose
 from xform.jacobians.explain import Explanation, explain_choice
 from xform.jacobians.scalars import jacobian_by_elimination
@@ -33,7 +38,7 @@ _MODES = ("auto", "forward", "reverse")
 
 
 class JacobianTransform:
-    """The Jacobian of a function, by the cheapest order of the chain rule.
+    """Return a function that computes the Jacobian of `f`, by the cheapest order of the chain rule.
 
     A value that every path from inputs to outputs goes through cuts the program in two. The
     Jacobian is then a matrix product: the Jacobian of the part after the value times the Jacobian
@@ -46,8 +51,10 @@ class JacobianTransform:
       argnums: position or positions of the arguments to differentiate.
       has_aux: whether `f` returns a pair, whose second element is returned unchanged.
       holomorphic: whether `f` is complex-differentiable; inputs must be complex.
-      allow_int: whether integer inputs are allowed; they get float0 columns.
-      mode: "auto", or "forward" (column by column) or "reverse" (row by row) for all of it.
+      allow_int: whether integer inputs are allowed; their columns have dtype float0, JAX's type
+        of the tangents of integers.
+      mode: "auto" for the cheapest; "forward" (column by column) or "reverse" (row by row) for the
+        whole Jacobian.
       chunk: how many tangents or cotangents are computed at once, which bounds memory; None: all.
       policy: which values reverse mode saves, a policy of `xform.policies` or of
         `jax.checkpoint_policies`. `xform.policies.budget(bytes)` bounds the peak memory of the
@@ -57,18 +64,19 @@ class JacobianTransform:
         Markowitz' order, or in the order of forward or reverse mode if that multiplies less.
 
     Returns:
-      A function with the arguments of `f`. Its result has the tree of the output; in place of each
+      A function with the arguments of `f`. Its result has the tree of the output. In place of each
       leaf is a tree like the input, with leaves of shape `[*output, *input]` in the input's dtype.
+      With `has_aux`, it returns a pair of this and the second element.
 
     Raises:
       WrongArgument: `mode` is unknown, or `chunk` is not positive.
       WrongDtype: an input or output is not real (not complex, if `holomorphic`).
       BudgetInfeasible: no way fits the budget.
 
-    Cost: one trace of `f`, and two traces of the derivative of each factor unless one mode is
-    clearly best; under a budget, a few compilations. Reverse mode is used for functions that cannot
-    be traced because they use values in Python (outside `jit`), for complex inputs of a function
-    that is not holomorphic, and for integer inputs.
+    Cost: one trace of `f`, and two traces of the derivative of each factor unless reverse mode is
+    clearly best; under a budget, a few compilations. "auto" uses reverse mode for functions that
+    cannot be traced because they use values in Python (outside `jit`), for complex inputs of a
+    function that is not holomorphic, and for integer inputs.
     Source: Griewank and Naumann, "Accumulating Jacobians as chained sparse matrix products",
     Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862;
     for elimination: Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapter 9.
@@ -98,25 +106,25 @@ class JacobianTransform:
 
         @functools.wraps(f, updated=())
         def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-            at = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, allow_int)
-            budget = isinstance(policy, Budget | Fit)
-            traced = at.trace(has_aux) if mode == "auto" or budget else None
+            point = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, allow_int)
+            has_budget = isinstance(policy, Budget | Fit)
+            traced = point.trace(has_aux) if mode == "auto" or has_budget else None
             if elimination is not None:
-                y, aux, jacobian = at.by_elimination(traced)
+                y, aux, blocks = point.by_elimination(traced)
             elif traced is None:
-                way = "reverse" if mode == "auto" else mode
-                y, aux, jacobian = at.by_sweep(way, has_aux, chunk, policy)
+                sweep_mode = "reverse" if mode == "auto" else mode
+                y, aux, blocks = point.by_sweep(sweep_mode, has_aux, chunk, policy)
             else:
                 fun, inputs = traced
-                at.check_output(fun.signature.out_avals)
+                point.check_output(fun.signature.out_avals)
                 with seldom_collected(staging()):
                     run = choose(fun, mode, holomorphic, chunk, policy).run
                     # Run operation by operation, it would exceed the budget of the compiled code.
-                    run = jax.jit(run) if budget and not staging() else run
-                    ys, jacobian = run(inputs)
+                    run = jax.jit(run) if has_budget and not staging() else run
+                    ys, blocks = run(inputs)
                 y, aux = fun.outputs(ys)
-            out = at.assemble(y, jacobian)
-            return (out, aux) if has_aux else out
+            jacobian = point.assemble(y, blocks)
+            return (jacobian, aux) if has_aux else jacobian
 
         return jacobian_of
 
@@ -132,7 +140,7 @@ class JacobianTransform:
         policy: Any = None,
         **kwargs: Any,
     ) -> Explanation:
-        """How `jacobian` evaluates the Jacobian of `f` at `args`, and the cost of the other ways.
+        """Explain how `jacobian` evaluates the Jacobian of `f`, and what the other ways cost.
 
         Args:
           f: pure function of pytrees of arrays.
@@ -166,23 +174,25 @@ class JacobianTransform:
         """
         policy = parse(policy)
         _check_options(f, argnums, mode, chunk)
-        found: list[Explanation] = []
+        explanations: list[Explanation] = []
 
         def explain(*args: Any, **kwargs: Any) -> None:
-            at = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, False)
-            fun, _ = trace_function(function_call(at.f, at.primals, "jacobian.explain", has_aux))
-            at.check_output(fun.signature.out_avals)
-            choice = choose(fun, mode, holomorphic, chunk, policy, count=True)
-            found.append(explain_choice(at.f.__name__, choice))
+            point = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, False)
+            call = function_call(point.f, point.primals, "jacobian.explain", has_aux)
+            fun, _ = trace_function(call)
+            point.check_output(fun.signature.out_avals)
+            choice = choose(fun, mode, holomorphic, chunk, policy, count_flops=True)
+            explanations.append(explain_choice(point.f.__name__, choice))
 
         jax.eval_shape(explain, *args, **kwargs)
-        return found[0]
+        return explanations[0]
 
 
 jacobian = JacobianTransform()
 
 
 def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any) -> None:
+    """Raise an error if an argument of `jacobian` is invalid."""
     check_callable(f, "jacobian")
     numbers(argnums, "jacobian", "argnums")
     if mode not in _MODES:
@@ -199,6 +209,7 @@ def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any) -> None:
 
 
 def _check_elimination(elimination: Any, mode: str, chunk: Any, policy: Any) -> None:
+    """Raise an error if `elimination` is unknown, or if another option excludes it."""
     if elimination not in (None, "markowitz"):
         raise WrongArgument(
             f"jacobian with elimination={elimination!r}", "unknown elimination order", "",
@@ -214,7 +225,14 @@ def _check_elimination(elimination: Any, mode: str, chunk: Any, policy: Any) -> 
 
 
 class _FunctionAtPoint:
-    """A function and its arguments, as a function of the differentiated arguments alone."""
+    """A function and its arguments, as a function of the differentiated arguments alone.
+
+    Attributes:
+      f: the function of the differentiated arguments; all others are bound.
+      primals: the differentiated arguments.
+      inputs: the same, without a tuple around a single argument; the Jacobian has this tree.
+      holomorphic: whether `f` is complex-differentiable.
+    """
 
     def __init__(self, f: Any, argnums: Any, args: Sequence[Any], kwargs: dict[str, Any],
                  mode: str, holomorphic: bool, allow_int: bool):  # fmt: skip
@@ -235,16 +253,19 @@ class _FunctionAtPoint:
 
     def trace(self, has_aux: bool) -> Any:
         """The traced function and its flat inputs; None if tracing it fails outside `jit`."""
-        at = function_call(self.f, self.primals, "jacobian", has_aux)
+        call = function_call(self.f, self.primals, "jacobian", has_aux)
         try:
-            return trace_function(at)
+            return trace_function(call)
         except Exception:
             if staging():
                 raise
             return None  # run eagerly, it works, or raises an error of its own
 
     def by_elimination(self, traced: Any) -> Any:
-        """Output, auxiliary output and Jacobian, by vertex elimination."""
+        """Output, auxiliary output and Jacobian, by vertex elimination.
+
+        `traced` is the result of `trace`.
+        """
         if traced is None:
             raise WrongArgument(
                 'jacobian with elimination="markowitz"',
@@ -255,9 +276,9 @@ class _FunctionAtPoint:
         fun, inputs = traced
         self.check_output(fun.signature.out_avals)
         prog = Inline().program(fun.program)
-        ends = fun.active(), fun.differentiable()
-        ys, jacobian, _ = jacobian_by_elimination(prog, *ends, inputs, self.holomorphic)
-        return *fun.outputs(ys), jacobian
+        active, wanted = fun.active(), fun.differentiable()
+        ys, blocks, _ = jacobian_by_elimination(prog, active, wanted, inputs, self.holomorphic)
+        return *fun.outputs(ys), blocks
 
     def by_sweep(self, mode: str, has_aux: bool, chunk: int | None, policy: Any) -> Any:
         """Output, auxiliary output and Jacobian, by forward or reverse mode."""
@@ -267,22 +288,22 @@ class _FunctionAtPoint:
             image = lambda dxs: push(*tree.unflatten(vary(dxs, ins)))
         else:
             y, pull, *aux = vjp(self.f, *self.primals, has_aux=has_aux, policy=policy)
-            out = jax.tree.structure(y)
-            image = lambda cts: pull(out.unflatten(vary(cts, outs)))
+            out_tree = jax.tree.structure(y)
+            image = lambda cts: pull(out_tree.unflatten(vary(cts, outs)))
         ins, outs = ([jax.typeof(x) for x in xs] for xs in (leaves, jax.tree.leaves(y)))
         self.check_output(outs)
         ins = list(filter(differentiable, ins))
         linear = lambda xs: [x for x in jax.tree.leaves(image(xs)) if differentiable(jax.typeof(x))]
         return y, aux[0] if aux else (), jacobian_by_sweep(mode, linear, outs, ins, chunk)
 
-    def assemble(self, y: Tree, jacobian: Leaves) -> Tree:
+    def assemble(self, y: Tree, jacobian: Blocks) -> Tree:
         """The Jacobian in the trees of output and input, with float0 blocks for integer inputs."""
         leaves, tree = jax.tree.flatten(self.inputs)
-        ys, out = jax.tree.flatten(y)
+        ys, out_tree = jax.tree.flatten(y)
         rows: list[Tree] = []
-        for value, blocks in zip(ys, jacobian, strict=True):
-            rest = iter(blocks)
-            row = [next(rest) if differentiable(jax.typeof(x)) else
-                   float0_zeros((*np.shape(value), *np.shape(x))) for x in leaves]  # fmt: skip
+        for output, blocks in zip(ys, jacobian, strict=True):
+            remaining = iter(blocks)
+            row = [next(remaining) if differentiable(jax.typeof(x)) else
+                   float0_zeros((*np.shape(output), *np.shape(x))) for x in leaves]  # fmt: skip
             rows.append(tree.unflatten(row))
-        return out.unflatten(rows)
+        return out_tree.unflatten(rows)

@@ -1,4 +1,10 @@
-"""The graph of scalar derivatives of a small program, and its Jacobian by vertex elimination."""
+"""The graph of scalar derivatives of a small program, and its Jacobian by vertex elimination.
+
+Each element of a value on a path from the differentiated inputs to the outputs is a vertex. An edge
+is the derivative of an element of an operation's result in an element of an operand (a local
+derivative). `elimination` decides which edges are multiplied, in which order; here their values are
+computed and multiplied.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +21,8 @@ from xform.errors import WrongArgument
 from xform.interpret.activity import path
 from xform.interpret.cost import size
 from xform.interpret.jvp import push
-from xform.jacobians.accumulate import Leaves, Parts, split
-from xform.jacobians.elimination import Edge, Elimination, ScalarGraph, fewest
+from xform.jacobians.accumulate import Blocks, JacobianMatrices, split_into_blocks
+from xform.jacobians.elimination import Edge, Elimination, ScalarGraph, cheapest_elimination
 from xform.passes.inline import Inline
 from xform.program.arithmetic import Value, common_dtype, differentiable
 from xform.program.ir import Mask, Program, bind, environment, gather, read, trace
@@ -25,65 +31,81 @@ from xform.registry.table import lookup, traits
 from xform.registry.words import Bilinear, Linear, Pointwise
 
 # Maximum number of edges: for larger programs, scalar elimination is not practical.
-MOST = 50_000
+_MAX_EDGES = 50_000
 
 
 def jacobian_by_elimination(
     prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
-) -> tuple[list[Value], Leaves, Elimination]:
-    """The outputs of a program, its Jacobian by the cheapest of three orders, and this order."""
-    env, build = _build_graph(prog, active, wanted, args, holomorphic)
-    ins, outs = _ends(prog, active, wanted)
-    order = fewest(build.graph(ins, outs))
-    avals = [v.aval for v in outs], [v.aval for v in ins]
-    matrix = build.matrix(order, sum(map(size, outs)), sum(map(size, ins)))
-    jacobian = split(Parts("neither", [matrix]), *avals) if outs and ins else [[] for _ in outs]
-    return [read(env, v) for v in prog.outputs], jacobian, order
+) -> tuple[list[Value], Blocks, Elimination]:
+    """The outputs of a program, its Jacobian by the cheapest of three orders, and this order.
+
+    Args:
+      prog: the program.
+      active: a mask of the inputs that are differentiated.
+      wanted: a mask of the outputs that are differentiated.
+      args: the inputs.
+      holomorphic: whether the program is complex-differentiable.
+    """
+    env, builder = _build_graph(prog, active, wanted, args, holomorphic)
+    ins, outs = gather(prog.inputs, active), gather(prog.outputs, wanted)
+    order = cheapest_elimination(builder.graph(ins, outs))
+    matrix = builder.matrix(order, sum(map(size, outs)), sum(map(size, ins)))
+    if outs and ins:
+        blocks = split_into_blocks(
+            JacobianMatrices("neither", [matrix]), [v.aval for v in outs], [v.aval for v in ins]
+        )
+    else:
+        blocks = [[] for _ in outs]
+    return [read(env, v) for v in prog.outputs], blocks, order
 
 
-def graph_of(f: Callable[..., Any], *args: Value) -> ScalarGraph:
+def scalar_graph_of(f: Callable[..., Any], *args: Value) -> ScalarGraph:
     """The graph of scalar derivatives of a function that returns one array, in all arguments."""
     prog = Inline().program(trace(lambda *xs: [f(*xs)], *args))
-    ends = (True,) * len(args), (True,)
-    return _build_graph(prog, *ends, args, False)[1].graph(*_ends(prog, *ends))
-
-
-def _ends(prog: Program, active: Mask, wanted: Mask) -> tuple[list[Any], list[Any]]:
-    """The active inputs and the wanted outputs."""
-    return gather(prog.inputs, active), gather(prog.outputs, wanted)
+    _, builder = _build_graph(prog, (True,) * len(args), (True,), args, False)
+    return builder.graph(prog.inputs, prog.outputs)
 
 
 def _build_graph(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
            ) -> tuple[dict[Var, Value], _ScalarGraphBuilder]:  # fmt: skip
     """Run a program; returns the values of its variables, and a builder with its scalar graph."""
     env = environment(prog, args)
-    build = _ScalarGraphBuilder(prog, active, wanted, holomorphic)
+    builder = _ScalarGraphBuilder(prog, active, wanted, holomorphic)
     outer = name_stack()
     for i, eqn in enumerate(prog.equations):
         xs = [read(env, v) for v in eqn.invars]
         env.update(zip(eqn.outvars, bind(eqn, xs, outer), strict=True))
-        if i in build.steps:
+        if i in builder.steps:
             with source(eqn, outer), eqn.ctx.manager:
-                build.add(eqn, xs, [env[v] for v in eqn.outvars], *build.steps[i])
-    return env, build
+                builder.add(eqn, xs, [env[v] for v in eqn.outvars], *builder.steps[i])
+    return env, builder
 
 
 class _ScalarGraphBuilder:
-    """Collects the vertices, the edges and the local derivatives, equation by equation."""
+    """Collects the vertices, the edges and the local derivatives, equation by equation.
+
+    Attributes:
+      steps: for each differentiated equation, by its index, masks of its active operands and its
+        wanted results.
+      first: the vertex of the first element of each value; the other elements follow.
+      slots: the position of each edge.
+      unit: for each edge, whether its derivative is 1 or -1.
+      blocks: arrays of local derivatives, each with the slots that they belong to.
+      vertices: the number of vertices.
+      holomorphic: whether the program is complex-differentiable.
+    """
 
     def __init__(self, prog: Program, active: Mask, wanted: Mask, holomorphic: bool):
         self.steps = path(prog, active, wanted).steps
         self.first: dict[Var, int] = {}
         self.slots: dict[Edge, int] = {}
         self.unit: list[bool] = []
-        # For each block of local derivatives: the slots and the values.
         self.blocks: list[tuple[Any, Value]] = []
         self.vertices, self.holomorphic = 0, holomorphic
-        for v, on in zip(prog.inputs, active, strict=True):
-            if on:
-                self.vertex(v)
+        for v in gather(prog.inputs, active):
+            self.add_vertices(v)
 
-    def vertex(self, v: Var) -> None:
+    def add_vertices(self, v: Var) -> None:
         """Add a vertex for each element of a value."""
         aval: Any = v.aval
         if jnp.issubdtype(aval.dtype, np.complexfloating) and not self.holomorphic:
@@ -98,18 +120,23 @@ class _ScalarGraphBuilder:
 
     def add(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], ins: Mask, outs: Mask
             ) -> None:  # fmt: skip
-        """Add the local derivatives of an equation."""
-        for v, on in zip(eqn.outvars, outs, strict=True):
-            if on:
-                self.vertex(v)
-        for j, (v, on) in enumerate(zip(eqn.invars, ins, strict=True)):
-            if on and isinstance(v, Var) and v in self.first:
-                for k, block in _local(eqn, xs, ys, j, outs).items():
-                    rows, columns, values = block
-                    begin = self.first[v], self.first[eqn.outvars[k]]
-                    self._edges(begin[0] + columns, begin[1] + rows, values, eqn)
+        """Add the local derivatives of an equation with operands `xs` and results `ys`.
 
-    def _edges(self, starts: Any, ends: Any, values: Value, eqn: JaxprEqn | None = None) -> None:
+        `ins` and `outs` are masks of the active operands and the wanted results.
+        """
+        for v in gather(eqn.outvars, outs):
+            self.add_vertices(v)
+        for j, (v, is_active) in enumerate(zip(eqn.invars, ins, strict=True)):
+            if is_active and isinstance(v, Var) and v in self.first:
+                for k, block in _local_derivatives(eqn, xs, ys, j, outs).items():
+                    rows, columns, values = block
+                    starts, ends = self.first[v] + columns, self.first[eqn.outvars[k]] + rows
+                    self._add_edges(starts, ends, values, eqn)
+
+    def _add_edges(
+        self, starts: Any, ends: Any, values: Value, eqn: JaxprEqn | None = None
+    ) -> None:
+        """Add the edges from `starts` to `ends`; a second derivative on an edge is added to it."""
         known = isinstance(values, np.ndarray)
         slots: list[int] = []
         for i, edge in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
@@ -120,10 +147,10 @@ class _ScalarGraphBuilder:
                 self.unit.append(known and abs(values[i]) == 1)
             slots.append(self.slots[edge])
         self.blocks.append((np.array(slots, np.int64), values))
-        if len(self.unit) > MOST:
+        if len(self.unit) > _MAX_EDGES:
             raise WrongArgument(
                 'jacobian with elimination="markowitz"',
-                f"the program has more than {MOST:,} scalar derivatives",
+                f"the program has more than {_MAX_EDGES:,} scalar derivatives",
                 frame(eqn) if eqn is not None else "",
                 "drop elimination; the default works on arrays, and suits large programs",
             )
@@ -131,118 +158,120 @@ class _ScalarGraphBuilder:
     def graph(self, ins: Sequence[Var], outs: Sequence[Any]) -> ScalarGraph:
         """The graph, with an additional vertex for each element of an output."""
         inputs = [self.first[v] + i for v in ins for i in range(size(v))]
-        begin = self.vertices
+        first_output = self.vertices
         for v in outs:
             n = size(v)
             if isinstance(v, Var) and v in self.first:
-                each = np.arange(n)
-                self._edges(self.first[v] + each, self.vertices + each, np.ones(n))
+                elements = np.arange(n)
+                self._add_edges(self.first[v] + elements, self.vertices + elements, np.ones(n))
             self.vertices += n
-        outputs = range(begin, self.vertices)
+        outputs = range(first_output, self.vertices)
         return ScalarGraph(tuple(self.slots), tuple(self.unit), tuple(inputs), tuple(outputs))
 
     def matrix(self, order: Elimination, rows: int, columns: int) -> Value:
-        """The Jacobian, by all products of a level at once, level by level."""
+        """The Jacobian as one matrix: the products of `order`, one level at a time."""
         arrays = [v for _, v in self.blocks if not isinstance(v, np.ndarray)]
         dtype = common_dtype([v.dtype for v in arrays] or [np.dtype(np.float32)])
         values = jnp.zeros(order.slots, dtype)
         for slots, block in self.blocks:
             values = values.at[slots].add(jnp.asarray(block, dtype))
         for level in order.levels:
-            to, a, b = np.array(level).T
-            values = values.at[to].add(values[a] * values[b])
-        out = jnp.zeros((rows, columns), dtype)
-        if not order.left:
-            return out
-        edges = np.array(list(order.left))
+            added_to, a, b = np.array(level).T
+            values = values.at[added_to].add(values[a] * values[b])
+        matrix = jnp.zeros((rows, columns), dtype)
+        if not order.remaining:
+            return matrix
+        edges = np.array(list(order.remaining))
         # The inputs are the first vertices, the outputs the last.
-        at = edges[:, 1] - (self.vertices - rows), edges[:, 0]
-        return out.at[at].set(values[np.array(list(order.left.values()))])
+        positions = edges[:, 1] - (self.vertices - rows), edges[:, 0]
+        return matrix.at[positions].set(values[np.array(list(order.remaining.values()))])
 
 
-# Rows, columns and values of the nonzeros. Values that do not depend on inputs are NumPy arrays.
-Block = tuple[Any, Any, Value]
+# Rows, columns and values of the nonzeros of a local Jacobian: that of one result in one operand.
+# Values that do not depend on inputs are NumPy arrays.
+_Nonzeros = tuple[Any, Any, Value]
 
 
-def _local(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], j: int, outs: Mask
-           ) -> dict[int, Block]:  # fmt: skip
-    """The local derivatives of an equation in input `j`, by position of the output."""
+def _local_derivatives(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], j: int, outs: Mask
+           ) -> dict[int, _Nonzeros]:  # fmt: skip
+    """The local derivatives of an equation in operand `j`, by position of the result."""
     rule = lookup(eqn)
-    n = size(eqn.invars[j])
-    if traits(eqn.primitive).fusion == "elementwise" and _elementwise(eqn, j):
+    if traits(eqn.primitive).fusion == "elementwise" and _is_elementwise(eqn, j):
         (m,) = [size(v) for v in eqn.outvars]
         rows = np.arange(m)
-        columns = rows if n == m else np.zeros(m, np.int64)
+        columns = rows if size(eqn.invars[j]) == m else np.zeros(m, np.int64)
         if isinstance(rule, Pointwise):
             constant = rule.call(rule.formulas[j], eqn, ys[0], *xs)
             if isinstance(constant, int):
                 return {0: (rows, columns, np.full(m, float(constant)))}
-        dy = _pushed(eqn, xs, j, jnp.ones_like(xs[j]), outs)[0]
+        dy = _tangents(eqn, xs, j, jnp.ones_like(xs[j]), outs)[0]
         return {} if dy is None else {0: (rows, columns, jnp.broadcast_to(dy, ys[0].shape).ravel())}
-    inputs = list(enumerate(eqn.invars))
-    if isinstance(rule, Linear) and not any(_is_coefficient(rule, i, v) for i, v in inputs):
-        with jax.ensure_compile_time_eval():
+    operands = list(enumerate(eqn.invars))
+    if isinstance(rule, Linear) and not any(_is_coefficient(rule, i, v) for i, v in operands):
+        with jax.ensure_compile_time_eval():  # the matrix depends on no operand
             pairs = zip(xs, eqn.invars, strict=True)
             zeros = [jnp.zeros(x.shape, x.dtype) if isinstance(v, Var) else x for x, v in pairs]
-            known = _dense(eqn, zeros, j, outs)
-        return {k: _block(m, m) for k, m in _numpy(known).items()}
-    found = _dense(eqn, xs, j, outs)
+            known = _dense_jacobians(eqn, zeros, j, outs)
+        return {k: _nonzeros(m, m) for k, m in _to_numpy(known).items()}
+    dense = _dense_jacobians(eqn, xs, j, outs)
     if not isinstance(rule, Bilinear):
-        return {k: _block(m, np.ones(m.shape)) for k, m in found.items()}
+        return {k: _nonzeros(m, np.ones(m.shape)) for k, m in dense.items()}
     with jax.ensure_compile_time_eval():  # random operands give nonzeros wherever there can be one
-        random = [_random(i, v) for i, v in inputs]
-        pattern = _numpy(_dense(eqn, random, j, outs))
-    return {k: _block(m, pattern[k]) for k, m in found.items()}
+        random = [_random(i, v) for i, v in operands]
+        pattern = _to_numpy(_dense_jacobians(eqn, random, j, outs))
+    return {k: _nonzeros(m, pattern[k]) for k, m in dense.items()}
 
 
-def _block(matrix: Value, where: Any) -> Block:
-    """The elements of `matrix` at the nonzeros of `where`."""
-    rows, columns = np.nonzero(where)
+def _nonzeros(matrix: Value, pattern: Any) -> _Nonzeros:
+    """The elements of `matrix` at the nonzeros of `pattern`."""
+    rows, columns = np.nonzero(pattern)
     return rows, columns, matrix[rows, columns]
 
 
 def _is_coefficient(rule: Linear, i: int, v: Any) -> bool:
-    """Whether the matrix of a linear map depends on input `i`, for example an index or a factor."""
+    """Whether the matrix of a linear map depends on operand `i`, such as an index or a factor."""
     is_linear = differentiable(v.aval) if rule.over is None else i in rule.over
     return isinstance(v, Var) and not is_linear
 
 
-def _elementwise(eqn: JaxprEqn, j: int) -> bool:
-    """Whether each output element depends on one element of input `j`: the same or the only one."""
+def _is_elementwise(eqn: JaxprEqn, j: int) -> bool:
+    """Whether each result element depends on one element of operand `j`: the same or the only."""
     if len(eqn.outvars) != 1:
         return False
-    own, out = eqn.invars[j], eqn.outvars[0]
-    return size(own) == 1 or own.aval.shape == out.aval.shape  # pyright: ignore[reportAttributeAccessIssue]
+    operand, out = eqn.invars[j], eqn.outvars[0]
+    return size(operand) == 1 or operand.aval.shape == out.aval.shape  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _pushed(eqn: JaxprEqn, xs: Sequence[Value], j: int, dx: Value, outs: Mask) -> Sequence[Value]:
-    return push(
-        lookup(eqn), eqn, xs, [dx if i == j else None for i in range(len(xs))], outs, False
-    )[1]
+def _tangents(eqn: JaxprEqn, xs: Sequence[Value], j: int, dx: Value, outs: Mask) -> Sequence[Value]:
+    """The tangents of the results if operand `j` has the tangent `dx`."""
+    dxs = [dx if i == j else None for i in range(len(xs))]
+    return push(lookup(eqn), eqn, xs, dxs, outs, False)[1]
 
 
-def _dense(eqn: JaxprEqn, xs: Sequence[Value], j: int, outs: Mask) -> dict[int, Value]:
-    """The local Jacobian in input `j` as a dense matrix, for each output that depends on it."""
+def _dense_jacobians(eqn: JaxprEqn, xs: Sequence[Value], j: int, outs: Mask) -> dict[int, Value]:
+    """The local Jacobian in operand `j` as a dense matrix, for each result that depends on it."""
     aval: Any = eqn.invars[j].aval
     n = math.prod(aval.shape)
     units = jnp.eye(n, dtype=aval.dtype).reshape(n, *aval.shape)
-    live: list[int] = []
+    dependent: list[int] = []
 
-    def one(dx: Value) -> list[Value]:
-        dys = _pushed(eqn, xs, j, dx, outs)
-        live[:] = [k for k, dy in enumerate(dys) if dy is not None and outs[k]]
-        return [dys[k] for k in live]
+    def column(dx: Value) -> list[Value]:
+        dys = _tangents(eqn, xs, j, dx, outs)
+        dependent[:] = [k for k, dy in enumerate(dys) if dy is not None and outs[k]]
+        return [dys[k] for k in dependent]
 
-    columns = jax.vmap(one)(units)
-    return {k: c.reshape(n, math.prod(c.shape[1:])).T for k, c in zip(live, columns, strict=True)}
+    columns = zip(dependent, jax.vmap(column)(units), strict=True)
+    return {k: c.reshape(n, math.prod(c.shape[1:])).T for k, c in columns}
 
 
-def _numpy(matrices: dict[int, Value]) -> dict[int, Any]:
+def _to_numpy(matrices: dict[int, Value]) -> dict[int, Any]:
+    """Convert matrices to NumPy, in double precision."""
     return {k: np.asarray(m, np.complex128 if m.dtype.kind == "c" else np.float64)
             for k, m in matrices.items()}  # fmt: skip
 
 
 def _random(i: int, v: Any) -> Value:
+    """A random value for operand `i`, without zeros; a literal keeps its value."""
     if not isinstance(v, Var):
         return jnp.asarray(v.val)
     aval: Any = v.aval

@@ -1,7 +1,8 @@
 """Apply a linear map to all unit vectors, or to the rows of a matrix, in chunks.
 
-If the map begins with a product by a known matrix, nothing is multiplied: the product of a matrix
-and a unit vector is a row or column of the matrix.
+A linear map is a derivative, as a function of tangents or cotangents. If its first operation is a
+product with a known matrix, nothing is multiplied for unit vectors: the product of a matrix and a
+unit vector is a row or column of the matrix.
 """
 
 from __future__ import annotations
@@ -21,44 +22,50 @@ from xform.program.ir import Program, bind, read, trace, write
 from xform.transforms.linear_map import varying
 
 # Maps the leaves of one vector to the leaves of its image.
-Linear = Callable[[Sequence[Value]], Sequence[Value]]
+LinearMap = Callable[[Sequence[Value]], Sequence[Value]]
 
 
-def of_units(linear: Linear, avals: Sequence[Any], chunk: int | None = None) -> list[Value]:
-    """Apply `linear` to each unit vector of the space `avals`; results have a leading batch axis.
+def images_of_units(
+    linear: LinearMap, avals: Sequence[Any], chunk: int | None = None
+) -> list[Value]:
+    """Apply `linear` to each unit vector; the results have a leading batch axis.
 
-    At most `chunk` vectors are computed at once; None: all.
+    `avals` are the types of a vector's leaves. At most `chunk` vectors are computed at once; None:
+    all.
     """
     sizes = [math.prod(a.shape) for a in avals]
     n = sum(sizes)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    places = list(zip(avals, starts, strict=True))
+    leaves = list(zip(avals, starts, strict=True))
     if chunk is not None and chunk < n:
-        unit = lambda i: [_one_hot(i, aval, start) for aval, start in places]
+        unit = lambda i: [_unit_vector_leaf(i, aval, start) for aval, start in leaves]
         return lax.map(
             lambda i: list(linear(unit(i))), jnp.arange(n, dtype=jnp.int32), batch_size=chunk
         )
-    every = lambda *rows: of_rows(linear, rows)
-    prog = Inline().program(trace(every, *(stacked(n, a) for a in avals)))
+    of_rows = lambda *rows: images_of_rows(linear, rows)
+    prog = Inline().program(trace(of_rows, *(stacked(n, a) for a in avals)))
     units = {
-        v: _Units(n, start, aval) for v, (aval, start) in zip(prog.inputs, places, strict=True)
+        v: _UnitVectors(n, start, aval)
+        for v, (aval, start) in zip(prog.inputs, leaves, strict=True)
     }
-    return _run(prog, units)
+    return _run_on_units(prog, units)
 
 
-def of_rows(linear: Linear, rows: Sequence[Value], chunk: int | None = None) -> list[Value]:
+def images_of_rows(
+    linear: LinearMap, rows: Sequence[Value], chunk: int | None = None
+) -> list[Value]:
     """Apply `linear` to a batch of vectors on a leading axis, at most `chunk` at once."""
-    each = lambda xs: list(linear(xs))
+    as_list = lambda xs: list(linear(xs))
     if chunk is not None and chunk < rows[0].shape[0]:
-        return lax.map(each, list(rows), batch_size=chunk)
-    return jax.vmap(each)(list(rows))
+        return lax.map(as_list, list(rows), batch_size=chunk)
+    return jax.vmap(as_list)(list(rows))
 
 
 def vary(xs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
     """Cast vectors to vary over the same axes of a `shard_map` as the types `avals`."""
-    axes = [tuple(sorted(varying(aval), key=str)) for aval in avals]
-    return [lax.pcast(x, a, to="varying") if a and not varying(jax.typeof(x)) else x
-            for x, a in zip(xs, axes, strict=True)]  # fmt: skip
+    all_axes = [tuple(sorted(varying(aval), key=str)) for aval in avals]
+    return [lax.pcast(x, axes, to="varying") if axes and not varying(jax.typeof(x)) else x
+            for x, axes in zip(xs, all_axes, strict=True)]  # fmt: skip
 
 
 def stacked(n: int, aval: Any) -> Any:
@@ -66,41 +73,53 @@ def stacked(n: int, aval: Any) -> Any:
     return ShapedArray((n, *aval.shape), aval.dtype, weak_type=aval.weak_type)
 
 
-class _Units:
-    """One leaf of all `n` unit vectors, not computed: an identity, with zeros before and after."""
+class _UnitVectors:
+    """One leaf of all unit vectors of a space, described but not computed.
+
+    As an array of shape `[n, *aval.shape]` it is an identity matrix, with zeros before and after.
+
+    Args:
+      n: the number of unit vectors: the number of elements of all leaves.
+      start: the position of the leaf's first element among these.
+      aval: the type of the leaf.
+    """
 
     def __init__(self, n: int, start: int, aval: Any):
         self.n, self.start, self.aval = n, start, aval
 
     def array(self) -> Value:
         """The unit vectors as an array."""
-        return jax.vmap(lambda i: _one_hot(i, self.aval, self.start))(
+        return jax.vmap(lambda i: _unit_vector_leaf(i, self.aval, self.start))(
             jnp.arange(self.n, dtype=jnp.int32)
         )
 
     def times(self, eqn: JaxprEqn, matrix: Value, side: int) -> Value:
-        """The result of a `dot_general` whose operand `side` are the unit vectors.
+        """The result of a `dot_general` whose operand at position `side` are the unit vectors.
 
         It holds the elements of the other operand, `matrix`, and zeros; nothing is multiplied.
         """
         contract, batch = eqn.params["dimension_numbers"]
         shape = self.aval.shape
-        own, other = [d - 1 for d in contract[side]], contract[1 - side]
-        own_batch, other_batch = [d - 1 for d in batch[side]], batch[1 - side]
-        alone = [d for d in range(len(shape)) if d not in (*own, *own_batch)]
-        rest = [d for d in range(matrix.ndim) if d not in (*other, *other_batch)]
+        # Axes of the leaf, without the axis of the unit vectors, and axes of the matrix.
+        leaf_contract, matrix_contract = [d - 1 for d in contract[side]], contract[1 - side]
+        leaf_batch, matrix_batch = [d - 1 for d in batch[side]], batch[1 - side]
+        leaf_free = [d for d in range(len(shape)) if d not in (*leaf_contract, *leaf_batch)]
+        matrix_free = [d for d in range(matrix.ndim) if d not in (*matrix_contract, *matrix_batch)]
         # Axes of the result for now: batch; the unit vectors, as the axes of their leaf; the free
-        # axes of the leaf (`alone`); the free axes of the matrix (`rest`).
-        b, s, a = len(own_batch), len(shape), len(alone)
-        full = (*(shape[d] for d in own_batch), *shape, *(shape[d] for d in alone),
-                *(matrix.shape[d] for d in rest))  # fmt: skip
-        to = {**{d: b + axis for d, axis in zip(other, own, strict=True)},
-              **{d: i for i, d in enumerate(other_batch)},
-              **{d: b + s + a + i for i, d in enumerate(rest)}}  # fmt: skip
-        order = sorted(range(matrix.ndim), key=to.__getitem__)
-        y = lax.broadcast_in_dim(lax.transpose(matrix, order), full, sorted(to.values()))
-        pairs = [*enumerate(own_batch), *((b + s + i, d) for i, d in enumerate(alone))]
-        for axis, d in pairs:
+        # axes of the leaf; the free axes of the matrix.
+        b, s, a = len(leaf_batch), len(shape), len(leaf_free)
+        full = (*(shape[d] for d in leaf_batch), *shape, *(shape[d] for d in leaf_free),
+                *(matrix.shape[d] for d in matrix_free))  # fmt: skip
+        contracted = zip(matrix_contract, leaf_contract, strict=True)
+        result_axis = {**{d: b + axis for d, axis in contracted},
+                       **{d: i for i, d in enumerate(matrix_batch)},
+                       **{d: b + s + a + i for i, d in enumerate(matrix_free)}}  # fmt: skip
+        order = sorted(range(matrix.ndim), key=result_axis.__getitem__)
+        y = lax.broadcast_in_dim(lax.transpose(matrix, order), full, sorted(result_axis.values()))
+        # The result is zero unless its index along a batch axis or a free axis of the leaf equals
+        # the index of the unit vector along the same axis.
+        axis_pairs = [*enumerate(leaf_batch), *((b + s + i, d) for i, d in enumerate(leaf_free))]
+        for axis, d in axis_pairs:
             same = lax.eq(lax.broadcasted_iota(jnp.int32, full, axis),
                           lax.broadcasted_iota(jnp.int32, full, b + d))  # fmt: skip
             y = lax.select(same, y, lax.full_like(y, 0))
@@ -111,16 +130,17 @@ class _Units:
             for axis in range(y.ndim)
         ])  # fmt: skip
         if side:  # the free axes of the left operand come first
-            k = b + 1 + a
-            y = lax.transpose(y, (*range(b), *range(k, y.ndim), *range(b, k)))
+            matrix_axes = b + 1 + a
+            y = lax.transpose(y, (*range(b), *range(matrix_axes, y.ndim), *range(b, matrix_axes)))
         out: Any = eqn.outvars[0].aval
         return lax.convert_element_type(y, out.dtype)
 
 
-def meets_first(eqn: JaxprEqn, units: Any) -> int | None:
-    """Which operand of a `dot_general` are unit vectors, if the other is not; None otherwise.
+def side_of_units(eqn: JaxprEqn, units: Any) -> int | None:
+    """The position of the operand of a `dot_general` that consists of unit vectors.
 
-    `units` are the variables of unit vectors.
+    None if the equation is no `dot_general`, or if both operands or neither are unit vectors.
+    `units` holds the variables of unit vectors.
     """
     if eqn.primitive is not dot_general_p:
         return None
@@ -128,8 +148,11 @@ def meets_first(eqn: JaxprEqn, units: Any) -> int | None:
     return None if sides.count(True) != 1 else sides.index(True)
 
 
-def _run(prog: Program, units: dict[Var, _Units]) -> list[Value]:
-    """Run a program on unit vectors. They become arrays only if a product does not suffice."""
+def _run_on_units(prog: Program, units: dict[Var, _UnitVectors]) -> list[Value]:
+    """Run a program on unit vectors, by input variable.
+
+    They become arrays only if another operation than a product reads them.
+    """
     env: dict[Any, Any] = dict(prog.consts)
     arrays: dict[Var, Value] = {}
 
@@ -141,17 +164,17 @@ def _run(prog: Program, units: dict[Var, _Units]) -> list[Value]:
         return read(env, v)
 
     for eqn in prog.equations:
-        side = meets_first(eqn, units)
+        side = side_of_units(eqn, units)
         if side is not None:
-            own: Any = eqn.invars[side]
-            ys = [units[own].times(eqn, value(eqn.invars[1 - side]), side)]
+            operand: Any = eqn.invars[side]
+            ys = [units[operand].times(eqn, value(eqn.invars[1 - side]), side)]
         else:
             ys = bind(eqn, [value(v) for v in eqn.invars])
         write(env, eqn.outvars, ys)
     return [value(v) for v in prog.outputs]
 
 
-def _one_hot(i: Value, aval: Any, start: int) -> Value:
+def _unit_vector_leaf(i: Value, aval: Any, start: int) -> Value:
     """The part of unit vector `i` in one leaf, which begins at element `start`."""
-    at = lax.reshape(lax.iota(jnp.int32, math.prod(aval.shape)), aval.shape)
-    return weak_as((at == i - start).astype(aval.dtype), aval)
+    index = lax.reshape(lax.iota(jnp.int32, math.prod(aval.shape)), aval.shape)
+    return weak_as((index == i - start).astype(aval.dtype), aval)

@@ -1,4 +1,9 @@
-"""The cost of each link of a chain: FLOPs of the linear part of its derivative, in both modes."""
+"""The cost of each segment's Jacobian: FLOPs to push a tangent and to pull a cotangent through it.
+
+A program is cut into segments, and its Jacobian is the product (the chain) of their Jacobians (the
+links). Only the linear part of a derivative counts: the operations that depend on the tangent or
+the cotangent. The others run once, however many vectors are pushed or pulled.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from xform.interpret.barrier import barrier_p
 from xform.interpret.cost import equation_flops
 from xform.jacobians.chain import ChainLink
 from xform.jacobians.segments import CutProgram, Segment
-from xform.jacobians.units import meets_first, of_rows, stacked, vary
+from xform.jacobians.units import LinearMap, images_of_rows, side_of_units, stacked, vary
 from xform.passes.dce import live
 from xform.passes.inline import Inline
 from xform.program.arithmetic import Value
@@ -24,36 +29,39 @@ from xform.transforms.reverse import vjp
 
 
 def links(cut_program: CutProgram) -> list[ChainLink]:
-    """A link for each segment of a program; equal segments are counted once.
+    """The link of each segment of a program. FLOPs of equal segments are counted once.
 
     Cost: two traces of the derivative of each segment.
     """
-    known: dict[Any, ChainLink] = {}
-    found: list[ChainLink] = []
+    counted: dict[Any, ChainLink] = {}
+    chain: list[ChainLink] = []
     for i in range(len(cut_program)):
         segment = cut_program.segment(i, i)
         key = fingerprint(segment.program), len(segment.active), len(segment.wanted)
-        if key not in known:
-            known[key] = link(segment)
-        found.append(known[key])
-    return found
+        if key not in counted:
+            counted[key] = link(segment)
+        chain.append(counted[key])
+    return chain
 
 
 def link(segment: Segment) -> ChainLink:
     """The link of one segment."""
-    push, first = _counted(segment, "forward")
-    pull, last = _counted(segment, "reverse")
-    return ChainLink(segment.columns, segment.rows, push, pull, first, last)
+    push, free_push = _flops(segment, "forward")
+    pull, free_pull = _flops(segment, "reverse")
+    return ChainLink(segment.columns, segment.rows, push, pull, free_push, free_pull)
 
 
-def linear(segment: Segment, mode: str, args: Sequence[Value], policy: Any = None):
-    """The outputs of a segment, and its pushforward or pullback, on flat values.
+def linear_map(
+    segment: Segment, mode: str, args: Sequence[Value], policy: Any = None
+) -> tuple[list[Value], LinearMap]:
+    """The outputs of a segment at `args`, and its derivative there.
 
-    The wanted outputs come first.
+    The derivative maps tangents of the active inputs (forward mode), or cotangents of the wanted
+    outputs (reverse mode). `policy` says what reverse mode saves. The wanted outputs come first.
     """
     n, k = len(segment.active), len(segment.wanted)
     inactive = args[n:]
-    ins, outs = ([v.aval for v in ends] for ends in (segment.active, segment.wanted))
+    ins, outs = ([v.aval for v in vs] for vs in (segment.active, segment.wanted))
 
     def run(*xs: Value) -> tuple[list[Value], list[Value]]:
         ys = evaluate(segment.program, [*xs, *inactive])
@@ -66,31 +74,36 @@ def linear(segment: Segment, mode: str, args: Sequence[Value], policy: Any = Non
     return [*ys, *others], lambda cts: pull(vary(cts, outs))
 
 
-def _counted(segment: Segment, mode: str) -> tuple[float, float]:
-    """FLOPs of the equations that depend on a seed, and of products applied to the seeds first.
+def _flops(segment: Segment, mode: str) -> tuple[float, float]:
+    """FLOPs to push one tangent or to pull one cotangent through a segment, by mode.
 
-    Seeds are the tangents or cotangents.
+    Also returns the part that is free for a unit vector: products that are applied to it first.
+    Infinite if the segment has no derivative in this mode.
     """
-    ends = segment.active if mode == "forward" else segment.wanted
-    kind = tangent_aval if mode == "forward" else cotangent_aval
+    if mode == "forward":
+        avals = [tangent_aval(v.aval) for v in segment.active]
+    else:
+        avals = [cotangent_aval(v.aval) for v in segment.wanted]
     # A batch of one: an operation without a batching rule raises an error here.
-    seeds = [stacked(1, kind(v.aval)) for v in ends]
+    vectors = [stacked(1, aval) for aval in avals]
     args = segment.program.in_types
     n = len(args)
-    batch = lambda *xs: of_rows(linear(segment, mode, xs[:n])[1], xs[n:])
+    batch = lambda *xs: images_of_rows(linear_map(segment, mode, xs[:n])[1], xs[n:])
     try:
-        prog = Inline().program(trace(batch, *args, *seeds))
+        prog = Inline().program(trace(batch, *args, *vectors))
     except (XformError, TypeError, ValueError):  # no derivative in this mode
         return math.inf, 0.0
-    moving, units = set(prog.inputs[n:]), frozenset(prog.inputs[n:])
-    total, first = 0, 0
+    dependent, units = set(prog.inputs[n:]), frozenset(prog.inputs[n:])
+    total, free = 0, 0
     for eqn in live(prog.equations, prog.outputs, effects=False):
-        moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
-        if any(moves):
-            # A barrier makes other values wait for a seed; these do not depend on it.
+        depends = [isinstance(v, Var) and v in dependent for v in eqn.invars]
+        if any(depends):
+            # xform's barrier makes other values wait for a cotangent; they do not depend on it.
             is_barrier = eqn.primitive is barrier_p
-            moving.update(itertools.compress(eqn.outvars, moves) if is_barrier else eqn.outvars)
+            dependent.update(
+                itertools.compress(eqn.outvars, depends) if is_barrier else eqn.outvars
+            )
             flops = equation_flops(eqn)
             total += flops
-            first += flops if meets_first(eqn, units) is not None else 0
-    return float(total), float(first)
+            free += flops if side_of_units(eqn, units) is not None else 0
+    return float(total), float(free)
