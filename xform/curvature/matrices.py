@@ -1,6 +1,6 @@
 """The Hessian, the Gauss-Newton matrix and the Fisher matrix, as matrix-vector products.
 
-Each class describes a symmetric matrix that depends on a point. `at(primals, way)` returns the
+Each class describes a symmetric matrix that depends on a point. `at(primals, policy)` returns the
 function that multiplies the matrix at that point by a vector. No matrix is ever formed.
 """
 
@@ -22,8 +22,11 @@ from xform.transforms.function import Tree
 from xform.transforms.jacobian import hvp
 from xform.transforms.reverse import grad, vjp
 
+# A point or a vector: one pytree of arrays for each argument of the function.
 Vector = tuple[Tree, ...]
+# Multiplies a matrix by a vector.
 Product = Callable[[Vector], Vector]
+# The distributions whose parameter a model may return.
 Distribution = Literal["categorical", "bernoulli", "normal", "poisson"]
 
 
@@ -31,12 +34,12 @@ class Matrix(abc.ABC):
     """A symmetric matrix that depends on a point, given by its product with vectors."""
 
     @abc.abstractmethod
-    def at(self, primals: Vector, way: Any) -> Product:
+    def at(self, primals: Vector, policy: Any) -> Product:
         """Return a function that multiplies the matrix at `primals` by a vector like `primals`.
 
-        `way` is the policy of reverse mode: which values it saves. With None, the gradient or model
-        is linearized once and the linear map is stored, so that many products share the cost of
-        one linearization.
+        `policy` says which values reverse mode saves. With None, the gradient or model is
+        linearized once and the linear map is stored, so that many products share the cost of one
+        linearization. With a policy, each product differentiates again.
         """
 
 
@@ -50,10 +53,10 @@ class Hessian(Matrix):
 
     f: Callable[..., Any]
 
-    def at(self, primals: Vector, way: Any) -> Product:
-        """Return the Hessian-vector product at `primals`, by forward-over-reverse mode."""
-        gradient = grad(self.f, tuple(range(len(primals))), policy=way)
-        if way is None:
+    def at(self, primals: Vector, policy: Any) -> Product:
+        """Return the Hessian-vector product at `primals`: a jvp of the gradient."""
+        gradient = grad(self.f, tuple(range(len(primals))), policy=policy)
+        if policy is None:
             _, push = linearize(gradient, *primals)
             return lambda v: push(*v)
         return lambda v: jvp(gradient, primals, v)[1]
@@ -71,9 +74,10 @@ class GaussNewton(Matrix):
     model: Callable[..., Any]
     loss: Callable[..., Any]
 
-    def at(self, primals: Vector, way: Any) -> Product:
+    def at(self, primals: Vector, policy: Any) -> Product:
         """Return the matrix-vector product at `primals`."""
-        return _sandwich(self.model, lambda z, dz: hvp(self.loss, (z,), (dz,)), primals, way)
+        loss_product = lambda z, dz: hvp(self.loss, (z,), (dz,))
+        return _product_through_model(self.model, loss_product, primals, policy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +94,12 @@ class Fisher(Matrix):
     distribution: Distribution
     reduction: Literal["sum", "mean"] = "sum"
 
-    def at(self, primals: Vector, way: Any) -> Product:
+    def at(self, primals: Vector, policy: Any) -> Product:
         """Return the matrix-vector product at `primals`."""
-        return _sandwich(self.model, self._output_product, primals, way)
+        return _product_through_model(self.model, self._output_product, primals, policy)
 
     def _output_product(self, z: Value, dz: Value) -> Value:
+        """The product of `F` at the model's output `z` with `dz`."""
         if not hasattr(z, "shape"):
             raise WrongArgument(
                 "fisher_vp", f"the model returned {type(z).__name__}", "", "return one array"
@@ -120,11 +125,13 @@ class Fisher(Matrix):
 
 
 def _categorical(z: Value, dz: Value) -> Value:
+    """The product of the Fisher matrix of a categorical distribution with logits `z` and `dz`."""
     p = jax.nn.softmax(z, axis=-1)
     return p * (dz - jnp.sum(p * dz, axis=-1, keepdims=True))
 
 
 def _bernoulli(z: Value, dz: Value) -> Value:
+    """The product of the Fisher matrix of a Bernoulli distribution with logits `z` and `dz`."""
     p = jax.nn.sigmoid(z)
     return p * (1 - p) * dz
 
@@ -137,8 +144,8 @@ _OUTPUT_PRODUCTS: dict[str, Callable[[Value, Value], Value]] = {
 }
 
 
-def fisher(model: Any, distribution: Any, reduction: Any) -> Fisher:
-    """Return a Fisher matrix after checking the arguments of `fisher_vp`."""
+def checked_fisher(model: Any, distribution: Any, reduction: Any) -> Fisher:
+    """Return the Fisher matrix; raise an error if an argument of `fisher_vp` is invalid."""
     check_callable(model, "fisher_vp")
     if distribution not in _OUTPUT_PRODUCTS:
         raise WrongArgument(
@@ -157,29 +164,35 @@ def fisher(model: Any, distribution: Any, reduction: Any) -> Fisher:
     return Fisher(model, distribution, reduction)
 
 
-def matrix(f: Any, asked: str) -> Matrix:
-    """Return `f` if it is a `Matrix`, or the Hessian of the function `f`."""
+def as_matrix(f: Any, caller: str) -> Matrix:
+    """Return `f` if it is a `Matrix`, or the Hessian of the function `f`.
+
+    `caller` is the public function that an error names.
+    """
     if isinstance(f, Matrix):
         return f
-    check_callable(f, asked)
+    check_callable(f, caller)
     return Hessian(f)
 
 
-def _sandwich(
-    model: Callable[..., Any], inner: Callable[[Any, Any], Any], primals: Vector, way: Any
+def _product_through_model(
+    model: Callable[..., Any],
+    output_product: Callable[[Any, Any], Any],
+    primals: Vector,
+    policy: Any,
 ) -> Product:
     """Return the product with `J^T A J`, with the Jacobian `J` of `model` at `primals`.
 
-    `inner(z, dz)` returns `A dz` at the model's output `z`.
+    `output_product(z, dz)` returns `A dz` at the model's output `z`.
     """
-    if way is None:
+    if policy is None:
         z, push = linearize(model, *primals)
         _, pull = vjp(model, *primals)
-        return lambda v: pull(inner(z, push(*v)))
+        return lambda v: pull(output_product(z, push(*v)))
 
     def product(v: Sequence[Tree]) -> Vector:
         z, dz = jvp(model, primals, v)
-        _, pull = vjp(model, *primals, policy=way)
-        return pull(inner(z, dz))
+        _, pull = vjp(model, *primals, policy=policy)
+        return pull(output_product(z, dz))
 
     return product

@@ -3,8 +3,8 @@
 Both solve a linear system `(M + damping I) p = -g` for the step `p`, with a gradient `g` and a
 symmetric matrix `M`, by truncated conjugate gradients (CG). *Truncated* means that CG stops before
 the solution is exact. CG needs only products of the matrix with vectors (*products* in this file),
-so the matrix is never formed. A *trust region* is a ball of a given radius around the point: a step
-does not leave it.
+so the matrix is never formed. The *curvature* along a direction `d` is `d^T M d`. A *trust region*
+is a ball of a given radius around the point: a step does not leave it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xform.curvature.matrices import Distribution, Matrix, Product, fisher, matrix
+from xform.curvature.matrices import Distribution, Matrix, Product, as_matrix, checked_fisher
 from xform.curvature.vectors import dot, norm, plus, real_vector, scale, unwrap
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
@@ -26,9 +26,9 @@ from xform.transforms.function import Tree, as_array
 from xform.transforms.reverse import grad
 from xform.transforms.within import run_within
 
-# Why a solve ended; `SecondOrderStep.code` is an index into this tuple.
+# The reasons why a solve ended; `SecondOrderStep.code` is an index into this tuple.
 REASONS = ("iterations", "converged", "negative curvature", "boundary")
-# `solver(product, rhs)` returns `p` with `product(p) == rhs`. See `newton_step`.
+# A user's solver of linear systems: `solver(product, rhs)` returns `p` with `product(p) == rhs`.
 Solver = Callable[[Callable[[Tree], Tree], Tree], Tree]
 
 
@@ -59,7 +59,7 @@ class SecondOrderStep:
 
     @property
     def reason(self) -> str:
-        """Why the solve ended, as a text. Reads the value of `code`, so not under `jit`.
+        """The reason why the solve ended, as a text. It reads the value of `code`: not under `jit`.
 
         - "converged": the residual is below the tolerance;
         - "negative curvature": the matrix is not positive definite along a direction;
@@ -138,8 +138,8 @@ def newton_step(
     ([1.0, 1.0], 'converged', 2)
     """
     check_callable(f, "newton_step")
-    chosen = matrix(curvature or f, "newton_step")
-    return _solve("newton_step", f, chosen, primals, (damping, radius, tolerance), iterations,
+    matrix = as_matrix(curvature or f, "newton_step")
+    return _solve("newton_step", f, matrix, primals, (damping, radius, tolerance), iterations,
                   solver, policy)  # fmt: skip
 
 
@@ -209,18 +209,18 @@ def natural_gradient_step(
     check_callable(model, "natural_gradient_step")
     check_callable(loss, "natural_gradient_step")
     f = lambda *xs: loss(model(*xs))
-    curvature = fisher(model, distribution, reduction)
+    curvature = checked_fisher(model, distribution, reduction)
     return _solve("natural_gradient_step", f, curvature, primals, (damping, radius, tolerance),
                   iterations, solver, policy)  # fmt: skip
 
 
-def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[Any, Any, Any],
+def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, scalars: tuple[Any, Any, Any],
            iterations: int, solver: Solver | None, policy: Any) -> SecondOrderStep:  # fmt: skip
     """Compute the step of the public function `caller`, which errors name.
 
-    `numbers` are its arguments `damping`, `radius` and `tolerance`.
+    `scalars` are its arguments `damping`, `radius` and `tolerance`.
     """
-    if solver is not None and numbers[1] is not None:
+    if solver is not None and scalars[1] is not None:
         raise WrongArgument(
             f"{caller} with both solver= and radius=",
             "your own solver cannot take a trust region into account",
@@ -229,12 +229,12 @@ def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[
         )
     point = real_vector(primals, caller)
     leaves, tree = jax.tree.flatten(point)
-    scalars = [as_array(x, caller) for x in numbers if x is not None]
+    given = [as_array(x, caller) for x in scalars if x is not None]
 
-    def run(policy: Any) -> Any:
+    def step_by_policy(policy: Any) -> Any:
         def step(*flat: Any) -> SecondOrderStep:
-            point, rest = tree.unflatten(flat[: len(leaves)]), iter(flat[len(leaves) :])
-            damping, radius, tolerance = [None if x is None else next(rest) for x in numbers]
+            point, remaining = tree.unflatten(flat[: len(leaves)]), iter(flat[len(leaves) :])
+            damping, radius, tolerance = [None if x is None else next(remaining) for x in scalars]
             gradient = grad(f, tuple(range(len(point))), policy=policy)(*point)
             product = curvature.at(point, policy)
             damped = lambda v: plus(product(v), v, damping)
@@ -244,7 +244,7 @@ def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[
 
         return step
 
-    result = run_within(policy, run, [*leaves, *scalars])
+    result = run_within(policy, step_by_policy, [*leaves, *given])
     return dataclasses.replace(result, step=unwrap(result.step))
 
 
@@ -264,7 +264,7 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
 
     Args:
       product: function that multiplies a symmetric matrix by a vector.
-      gradient: the negative right-hand side, a tree of arrays.
+      gradient: the negative right-hand side, a tuple of trees of arrays.
       radius: radius of the trust region; None means no trust region.
       tolerance: CG stops when the norm of the residual, divided by the norm of `gradient`, is at
         most this number. None is `min(0.5, sqrt(norm of gradient))`.
@@ -274,16 +274,20 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
       The `SecondOrderStep`, with `p` as its `step`.
     """
     gradient_norm = norm(gradient)
-    relative = jnp.minimum(0.5, jnp.sqrt(gradient_norm)) if tolerance is None else tolerance
-    threshold = relative * gradient_norm
+    if tolerance is None:
+        tolerance = jnp.minimum(0.5, jnp.sqrt(gradient_norm))
+    threshold = tolerance * gradient_norm
     zero = scale(gradient, 0)
-    running, converged, negative, boundary = -1, 1, 2, 3
+    running = -1
+    converged, negative, boundary = 1, 2, 3  # indices into REASONS
 
-    def unfinished(state: Any) -> Value:
+    # The state: the step p, the residual r = product(p) + gradient, the search direction d, the
+    # decrease of the quadratic model, the number of iterations, and the code.
+    def continues(state: Any) -> Value:
         *_, i, code = state
         return (code == running) & (i < iterations)
 
-    def step(state: Any) -> Any:
+    def iteration(state: Any) -> Any:
         p, r, d, decrease, i, _ = state
         image = product(d)
         curvature, square = dot(d, image), dot(r, r)
@@ -298,8 +302,8 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
         else:
             last_alpha = _to_boundary(p, d, radius)
         alpha = jnp.where(positive & ~outside, alpha, last_alpha)
-        # The slope of the quadratic model along d at p is -square, because the residual r is
-        # orthogonal to all earlier directions.
+        # The slope of the quadratic model along d at p is -square (minus the squared norm of r),
+        # because r is orthogonal to all earlier directions.
         decrease = decrease + alpha * square - alpha**2 * curvature / 2
         new_r = plus(r, image, alpha)
         inside_code = jnp.where(norm(new_r) <= threshold, converged, running)
@@ -310,7 +314,7 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
     start = jnp.where(gradient_norm <= 0, converged, running)
     zero_decrease = jnp.zeros_like(gradient_norm)
     state = (zero, gradient, scale(gradient, -1), zero_decrease, jnp.int32(0), start)
-    p, r, _, decrease, i, code = lax.while_loop(unfinished, step, state)
+    p, r, _, decrease, i, code = lax.while_loop(continues, iteration, state)
     code = jnp.where(code == running, 0, code)
     return SecondOrderStep(p, decrease, _relative(norm(r), gradient_norm), i, code)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 
-from xform.curvature.matrices import Distribution, GaussNewton, Matrix, fisher
+from xform.curvature.matrices import Distribution, GaussNewton, Matrix, checked_fisher
 from xform.curvature.vectors import real_vector, unwrap
 from xform.introspection.callables import check_callable
 from xform.transforms.function import Tree, as_tuple
@@ -107,18 +107,20 @@ def fisher_vp(
     >>> xform.curvature.fisher_vp(model, "normal", (jnp.ones(2),), (jnp.ones(2),)).tolist()
     [1.0, 4.0]
     """
-    return _product("fisher_vp", fisher(model, distribution, reduction), primals, tangents, policy)
+    matrix = checked_fisher(model, distribution, reduction)
+    return _product("fisher_vp", matrix, primals, tangents, policy)
 
 
 def _product(caller: str, matrix: Matrix, primals: Any, tangents: Any, policy: Any) -> Any:
+    """Multiply `matrix` at `primals` by `tangents`, for the public function `caller`."""
     point, vector = real_vector(primals, caller), as_tuple(tangents, "tangents", caller)
     leaves, tree = jax.tree.flatten((point, vector))
 
-    def run(policy: Any) -> Any:
+    def product_by_policy(policy: Any) -> Any:
         def product(*flat: Any) -> Any:
             point, v = tree.unflatten(flat)
             return matrix.at(point, policy)(v)
 
         return product
 
-    return unwrap(run_within(policy, run, leaves))
+    return unwrap(run_within(policy, product_by_policy, leaves))

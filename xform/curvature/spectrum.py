@@ -1,4 +1,10 @@
-"""`hessian_spectrum`: the eigenvalue density, by stochastic Lanczos quadrature."""
+"""`hessian_spectrum`: the eigenvalue density of a matrix, by stochastic Lanczos quadrature.
+
+Lanczos' method multiplies a symmetric matrix by a sequence of orthonormal vectors (the basis). It
+gives a small tridiagonal matrix. Its eigenvalues, the Ritz values, approximate eigenvalues of the
+large matrix. The squares of the first components of its eigenvectors are their weights in the
+density.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform.curvature.matrices import Matrix, Product, matrix
+from xform.curvature.matrices import Matrix, Product, as_matrix
 from xform.curvature.vectors import (
-    accumulator,
+    accumulation_dtype,
     dot,
     norm,
     rademacher,
@@ -37,7 +43,8 @@ class Spectrum:
     """An estimate of the eigenvalue density of a symmetric matrix.
 
     Attributes:
-      nodes: Ritz values of each sample, of shape `[samples, steps]`, ascending.
+      nodes: approximate eigenvalues (Ritz values) of each sample, of shape `[samples, steps]`,
+        ascending unless Lanczos' method ended early.
       weights: weight of each Ritz value, of the same shape; the weights of a sample sum to one.
       dimension: number of rows of the matrix.
     """
@@ -47,7 +54,7 @@ class Spectrum:
     dimension: int = dataclasses.field(metadata={"static": True})
 
     def moment(self, k: int) -> Value:
-        """Estimate the mean of the `k`th powers of the eigenvalues."""
+        """Estimate the mean of the `k`th powers of the eigenvalues, a scalar."""
         return jnp.mean(jnp.sum(self.weights * self.nodes**k, axis=1))
 
     @property
@@ -80,40 +87,54 @@ class Spectrum:
           at: evaluation points, an array of any shape.
           width: standard deviation of the normal distribution that replaces each eigenvalue; None:
             the property `width`.
+
+        Returns:
+          The density at each point, in the shape of `at`.
         """
         deviation = self.width if width is None else width
         points = jnp.asarray(at, self.nodes.dtype)
 
-        def one(point: Value) -> Value:
-            each = jnp.exp(-0.5 * ((point - self.nodes) / deviation) ** 2)
-            return jnp.mean(jnp.sum(self.weights * each, axis=1))
+        def sum_at(point: Value) -> Value:
+            bells = jnp.exp(-0.5 * ((point - self.nodes) / deviation) ** 2)
+            return jnp.mean(jnp.sum(self.weights * bells, axis=1))
 
         # In batches, because an array of all pairs of points and nodes may not fit in memory.
-        sums = lax.map(one, points.ravel(), batch_size=min(64, max(points.size, 1)))
+        sums = lax.map(sum_at, points.ravel(), batch_size=min(64, max(points.size, 1)))
         return sums.reshape(points.shape) / (deviation * math.sqrt(2 * math.pi))
 
     @property
     def width(self) -> Value:
         """Default `width` of `density`: a hundredth of the range of the eigenvalues.
 
-        If all eigenvalues are equal, it is a hundredth of their absolute value, but at least 1e-8.
+        If all eigenvalues are equal, it is a hundredth of their absolute value, which counts as at
+        least 1e-6. So the width is then at least 1e-8.
         """
         spread = self.largest - self.smallest
         return 0.01 * jnp.where(spread > 0, spread, jnp.maximum(jnp.abs(self.largest), 1e-6))
 
     def grid(self, points: int = 1000) -> Value:
-        """Return equidistant points from five `width` below the smallest to five above the largest.
+        """Return equidistant points at which to evaluate the density, an array `[points]`.
 
-        The margins hold the tails of the normal distributions at the ends of the spectrum.
+        They reach from five times `width` below the smallest Ritz value to five times `width` above
+        the largest, so that the tails of the normal distributions are included.
         """
         margin = 5 * self.width
         return jnp.linspace(self.smallest - margin, self.largest + margin, points)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the density on a logarithmic axis, in a PNG, SVG or PDF file."""
+        """Draw the density on a logarithmic axis.
+
+        Args:
+          path: the file; its suffix, .png, .svg or .pdf, is the format.
+
+        Raises:
+          MissingExtra: matplotlib is not installed.
+          WrongArgument: the file has another suffix.
+        """
         figure, ax = new_axes("Spectrum.plot")
-        at = np.asarray(self.grid(2000), np.float64)
-        ax.semilogy(at, np.maximum(np.asarray(self.density(at), np.float64), 1e-12), color=BLUE)
+        points = np.asarray(self.grid(2000), np.float64)
+        density = np.asarray(self.density(points), np.float64)
+        ax.semilogy(points, np.maximum(density, 1e-12), color=BLUE)  # no logarithm of zero
         ax.set_ylim(bottom=1e-9)
         ax.set_title(f"{self.dimension:,} eigenvalues", loc="left")
         ax.set_xlabel("eigenvalue")
@@ -148,7 +169,7 @@ def hessian_spectrum(
       primals: the point, a tuple or list of arguments, of real floating-point dtypes.
       key: a JAX random key.
       steps: number of Lanczos steps, at most the number of rows of the matrix.
-      samples: number of random vectors, over which the density is averaged.
+      samples: number of random vectors; the density is the mean over them.
       policy: which values reverse mode saves: a policy of `xform.policies` or of
         `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
         memory of the whole compiled computation, for example `xform.policies.budget("2 GiB")`. None
@@ -171,7 +192,8 @@ def hessian_spectrum(
     >>> print(xform.curvature.hessian_spectrum(f, (jnp.ones(3),), jax.random.key(0)))
     3 eigenvalues from 2 to 6, with trace 12 and Frobenius norm 7.483
     """
-    curvature, caller = matrix(f, "hessian_spectrum"), "hessian_spectrum"
+    caller = "hessian_spectrum"
+    curvature = as_matrix(f, caller)
     point, key = real_vector(primals, caller), random_key(key, caller)
     leaves, tree = jax.tree.flatten(point)
     n = size(point)
@@ -183,26 +205,27 @@ def hessian_spectrum(
             "pass positive steps and samples, and parameters that have elements",
         )
 
-    def run(policy: Any) -> Any:
-        def spectrum(key: Value, *flat: Value) -> tuple[Value, Value]:
+    def quadratures_by_policy(policy: Any) -> Any:
+        def quadratures(key: Value, *flat: Value) -> tuple[Value, Value]:
             point = tree.unflatten(flat)
             product = curvature.at(point, policy)
-            one = lambda k: _quadrature(product, rademacher(k, point), min(steps, n))
-            return lax.map(one, jax.random.split(key, samples))
+            sample = lambda key: _quadrature(product, rademacher(key, point), min(steps, n))
+            return lax.map(sample, jax.random.split(key, samples))
 
-        return spectrum
+        return quadratures
 
-    nodes, weights = run_within(policy, run, [key, *leaves])
+    nodes, weights = run_within(policy, quadratures_by_policy, [key, *leaves])
     return Spectrum(nodes, weights, n)
 
 
 def _quadrature(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
     """Return nodes and weights of the Gauss quadrature that Lanczos steps from `start` give."""
     alphas, betas = lanczos(product, start, steps)
-    off = betas[:-1]
-    values, vectors = jnp.linalg.eigh(jnp.diag(alphas) + jnp.diag(off, 1) + jnp.diag(off, -1))
-    # Steps after the Krylov space is exhausted have weight zero. Their zero eigenvalues are no Ritz
-    # values, so they are replaced by a node that has weight.
+    off_diagonal = betas[:-1]
+    tridiagonal = jnp.diag(alphas) + jnp.diag(off_diagonal, 1) + jnp.diag(off_diagonal, -1)
+    values, vectors = jnp.linalg.eigh(tridiagonal)
+    # If Lanczos' method ended early, the remaining rows of the tridiagonal matrix are zero. Their
+    # eigenvalues have weight zero, and are replaced by a Ritz value, so that they add no node.
     weights = vectors[0] ** 2
     heaviest = values[jnp.argmax(weights)]
     return jnp.where(weights > 0, values, heaviest), weights / jnp.sum(weights)
@@ -212,9 +235,10 @@ def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
     """Run Lanczos' method with full reorthogonalization.
 
     Returns the diagonal of the tridiagonal matrix, and its off-diagonal with one last element more,
-    each of length `steps`. All elements after the Krylov space is exhausted are zero.
+    each of length `steps`. The method ends early if the next vector is zero except for rounding:
+    products of the matrix with the basis then add nothing new. All later elements are zero.
     """
-    dtype = accumulator(start)
+    dtype = accumulation_dtype(start)
     basis = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), start)
     q = scale(start, 1 / norm(start))
     tiny = 10 * float(jnp.finfo(dtype).eps)
@@ -239,6 +263,6 @@ def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
 
 def _orthogonal(w: Tree, basis: Tree) -> Tree:
     """Remove from a vector its components along each of a stack of orthonormal vectors."""
-    along = jax.vmap(lambda b: dot(b, w))(basis)
-    part = lambda b: jnp.tensordot(along.astype(b.dtype), b, 1)
-    return jax.tree.map(lambda x, b: x - part(b), w, basis)
+    components = jax.vmap(lambda b: dot(b, w))(basis)
+    combination = lambda b: jnp.tensordot(components.astype(b.dtype), b, 1)
+    return jax.tree.map(lambda x, b: x - combination(b), w, basis)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xform.curvature.matrices import Matrix, matrix
+from xform.curvature.matrices import Matrix, as_matrix
 from xform.curvature.vectors import (
+    at_least_float32,
     dot,
     plus,
     rademacher,
@@ -20,7 +21,6 @@ from xform.curvature.vectors import (
     real_vector,
     scale,
     unwrap,
-    wide,
 )
 from xform.errors import WrongArgument
 from xform.program.arithmetic import Value
@@ -82,7 +82,7 @@ def hutchinson(
 
     Cost: one linearization of the gradient, and one product for each sample, one after the other.
     Memory holds four vectors like the primals. The error of the trace is `sqrt(2 / samples)` times
-    the norm of the deviations-diagonal elements, so the estimate for a diagonal matrix is exact.
+    the norm of the off-diagonal elements, so the estimate for a diagonal matrix is exact.
     Source: Hutchinson, "A stochastic estimator of the trace of the influence matrix", 1990; Bekas,
     Kokiopoulou and Saad, "An estimator for the diagonal of a matrix", 2007.
 
@@ -91,7 +91,7 @@ def hutchinson(
     >>> float(estimate.trace), float(estimate.trace_error), estimate.diagonal.tolist()
     (12.0, 0.0, [2.0, 4.0, 6.0])
     """
-    curvature = matrix(f, "hutchinson")
+    curvature = as_matrix(f, "hutchinson")
     if samples < 2:
         raise WrongArgument(
             f"hutchinson with samples={samples}",
@@ -102,34 +102,35 @@ def hutchinson(
     key = random_key(key, "hutchinson")
     leaves, tree = jax.tree.flatten(real_vector(primals, "hutchinson"))
 
-    def run(policy: Any) -> Any:
+    def estimate_by_policy(policy: Any) -> Any:
         return lambda key, *flat: _estimate(curvature, tree.unflatten(flat), policy, key, samples)
 
-    return run_within(policy, run, [key, *leaves])
+    return run_within(policy, estimate_by_policy, [key, *leaves])
 
 
 def _estimate(curvature: Matrix, primals: tuple[Tree, ...], policy: Any, key: Value, samples: int
               ) -> TraceAndDiagonal:  # fmt: skip
+    """The estimates at `primals`, one product after the other."""
     product = curvature.at(primals, policy)
-    zero = wide(scale(primals, 0))
+    zero = at_least_float32(scale(primals, 0))
 
-    def step(carry: Any, x: Any) -> Any:
+    def add_sample(carry: Any, x: Any) -> Any:
         """Update the mean and the sum of squared deviations, by Welford's recurrence."""
-        mean, square = carry
+        mean, squares = carry
         i, sample_key = x
         z = rademacher(sample_key, primals)
         image = product(z)
-        elements = wide(jax.tree.map(jnp.multiply, z, image))
-        new_mean = plus(mean, plus(elements, mean, -1.0), 1 / (i + 1))
-        deviations = jax.tree.map(lambda e, a, b: (e - a) * (e - b), elements, mean, new_mean)
-        return (new_mean, plus(square, deviations)), dot(z, image)
+        diagonal = at_least_float32(jax.tree.map(jnp.multiply, z, image))
+        new_mean = plus(mean, plus(diagonal, mean, -1.0), 1 / (i + 1))
+        added = jax.tree.map(lambda x, old, new: (x - old) * (x - new), diagonal, mean, new_mean)
+        return (new_mean, plus(squares, added)), dot(z, image)
 
     keys = jax.random.split(key, samples)
-    (mean, square), traces = lax.scan(step, (zero, zero), (jnp.arange(samples), keys))
-    error = lambda v: jnp.sqrt(v / (samples * (samples - 1)))
+    (mean, squares), traces = lax.scan(add_sample, (zero, zero), (jnp.arange(samples), keys))
+    standard_error = lambda squares: jnp.sqrt(squares / (samples * (samples - 1)))
     return TraceAndDiagonal(
         jnp.mean(traces),
         jnp.std(traces, ddof=1) / math.sqrt(samples),
         unwrap(mean),
-        unwrap(jax.tree.map(error, square)),
+        unwrap(jax.tree.map(standard_error, squares)),
     )

@@ -1,4 +1,4 @@
-"""Vector operations on pytrees of arrays, for the iterative solvers."""
+"""Vector operations on pytrees of arrays, for iterative methods; and checks of their arguments."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from xform.program.arithmetic import Value, common_dtype
 from xform.transforms.function import Tree, as_array, as_tuple
 
 
-def real_vector(primals: Sequence[Tree], asked: str) -> tuple[Tree, ...]:
+def real_vector(primals: Sequence[Tree], caller: str) -> tuple[Tree, ...]:
     """Convert primals to a tuple of pytrees of arrays.
 
     Raises `WrongArgument` if they are not a tuple or list, and `WrongDtype` if a leaf is not of a
-    floating-point dtype. `asked` is the public function that the error names.
+    floating-point dtype. `caller` is the public function that the error names.
     """
-    point = as_tuple(primals, "primals", asked)
+    point = as_tuple(primals, "primals", caller)
     for leaf in jax.tree.leaves(point):
-        dtype = jax.typeof(as_array(leaf, asked)).dtype
+        dtype = jax.typeof(as_array(leaf, caller)).dtype
         if not jnp.issubdtype(dtype, np.floating):
             raise WrongDtype(
-                f"{asked} requires real-valued primals",
+                f"{caller} requires real-valued primals",
                 f"a leaf has dtype {dtype}",
                 "",
                 "pass only parameters of a float dtype, and close over all other values",
             )
-    return jax.tree.map(lambda x: as_array(x, asked), point)
+    return jax.tree.map(lambda x: as_array(x, caller), point)
 
 
-def random_key(key: Any, asked: str) -> Value:
+def random_key(key: Any, caller: str) -> Value:
     """Return the key, or raise `WrongArgument` if it is not a single JAX random key."""
     try:
         jax.eval_shape(jax.random.split, key)
     except (TypeError, ValueError):
-        number = isinstance(key, int | np.integer)
-        given = f"{key}" if number else f"of type {type(key).__name__}"
+        is_number = isinstance(key, int | np.integer)
+        given = f"key={key}" if is_number else f"a key of type {type(key).__name__}"
         raise WrongArgument(
-            f"{asked} with key={given}" if number else f"{asked} with a key {given}",
+            f"{caller} with {given}",
             "it is not a single JAX random key",
             "",
-            f"pass jax.random.key({key if number else 0})",
+            f"pass jax.random.key({key if is_number else 0})",
         ) from None
     return key
 
 
-def accumulator(v: Tree) -> Any:
+def accumulation_dtype(v: Tree) -> Any:
     """Return the dtype for sums over all elements: the common dtype, at least float32."""
     return common_dtype([np.dtype(np.float32), *(x.dtype for x in jax.tree.leaves(v))])
 
 
 def dot(a: Tree, b: Tree) -> Value:
     """Return the inner product over all elements of two trees."""
-    dtype = accumulator(a)
+    dtype = accumulation_dtype(a)
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     terms = [jnp.sum(x.astype(dtype) * y.astype(dtype)) for x, y in pairs]
     return functools.reduce(jnp.add, terms, jnp.zeros((), dtype))
@@ -68,19 +68,20 @@ def norm(a: Tree) -> Value:
     return jnp.sqrt(dot(a, a))
 
 
-def scale(a: Tree, by: Value) -> Tree:
-    """Return `by * a`, in the dtypes of `a`."""
-    return jax.tree.map(lambda x: x * jnp.asarray(by).astype(x.dtype), a)
+def scale(a: Tree, factor: Value) -> Tree:
+    """Return `factor * a`, in the dtypes of `a`."""
+    return jax.tree.map(lambda x: x * jnp.asarray(factor).astype(x.dtype), a)
 
 
-def plus(a: Tree, b: Tree, by: Value = 1.0) -> Tree:
-    """Return `a + by * b`, in the dtypes of `a`."""
-    return jax.tree.map(lambda x, y: x + y.astype(x.dtype) * jnp.asarray(by).astype(x.dtype), a, b)
+def plus(a: Tree, b: Tree, factor: Value = 1.0) -> Tree:
+    """Return `a + factor * b`, in the dtypes of `a`."""
+    cast = lambda value, x: jnp.asarray(value).astype(x.dtype)
+    return jax.tree.map(lambda x, y: x + y.astype(x.dtype) * cast(factor, x), a, b)
 
 
-def wide(a: Tree) -> Tree:
+def at_least_float32(a: Tree) -> Tree:
     """Return the vector with every leaf in at least float32."""
-    return jax.tree.map(lambda x: x.astype(accumulator(x)), a)
+    return jax.tree.map(lambda x: x.astype(accumulation_dtype(x)), a)
 
 
 def size(a: Tree) -> int:
