@@ -49,7 +49,7 @@ def push_adjoints(values: Sequence[GraphValue], operations: Sequence[GraphOperat
 
     Cost: one pullback for each operation with an adjoint.
     """
-    into = _edges_by(edges, "target")
+    edges_into = _edges_by(edges, "target")
     adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
     flows: Flows = {}
     updates: list[AdjointUpdate] = []
@@ -57,10 +57,10 @@ def push_adjoints(values: Sequence[GraphValue], operations: Sequence[GraphOperat
         cts = _cotangents(op, values, adjoints)
         if op.pull is None or cts is None:
             continue
-        active = [e for e in into[op.id] if e.partial is not None]
+        active = [e for e in edges_into[op.id] if e.partial is not None]
         for edge, flow in zip(active, op.pull(cts), strict=True):
-            before = adjoints.get(edge.source)
-            adjoints[edge.source] = flow if before is None else before + flow
+            so_far = adjoints.get(edge.source)
+            adjoints[edge.source] = flow if so_far is None else so_far + flow
             flows[edge.id] = flow
             updates.append(AdjointUpdate(edge.id, adjoints[edge.source]))
     return adjoints, flows, updates
@@ -80,11 +80,11 @@ def pull_adjoints(values: Sequence[GraphValue], operations: Sequence[GraphOperat
     Cost: one product of numbers or one pullback for each edge. So the pullback of an operation with
     several array inputs runs several times.
     """
-    out_of, into = _edges_by(edges, "source"), _edges_by(edges, "target")
+    edges_out_of, edges_into = _edges_by(edges, "source"), _edges_by(edges, "target")
     adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
     updates: list[AdjointUpdate] = []
     for value in reversed(values):
-        for edge in sorted(out_of[value.id], key=lambda e: (-e.target, e.operand)):
+        for edge in sorted(edges_out_of[value.id], key=lambda e: (-e.target, e.operand)):
             op = operations[edge.target]
             cts = _cotangents(op, values, adjoints)
             if edge.partial is None or op.pull is None or cts is None:
@@ -92,10 +92,10 @@ def pull_adjoints(values: Sequence[GraphValue], operations: Sequence[GraphOperat
             if edge.partial.value is not None:
                 flow = jnp.asarray(edge.partial.value * cts[0], value.array.dtype)
             else:
-                position = [e.id for e in into[op.id] if e.partial is not None].index(edge.id)
-                flow = op.pull(cts)[position]
-            before = adjoints.get(value.id)
-            adjoints[value.id] = flow if before is None else before + flow
+                active = [e.id for e in edges_into[op.id] if e.partial is not None]
+                flow = op.pull(cts)[active.index(edge.id)]
+            so_far = adjoints.get(value.id)
+            adjoints[value.id] = flow if so_far is None else so_far + flow
             updates.append(AdjointUpdate(edge.id, adjoints[value.id]))
     return adjoints, updates
 

@@ -61,43 +61,56 @@ def equation_activities(
 
     A primitive without a rule is assumed to be differentiable in all its inputs.
     """
-    depends = _nested(eqn, inputs, known) or [strongest(inputs)] * len(eqn.outvars)
-    pairs = zip(_differentiable_outputs(eqn, inputs, depends), depends, strict=True)
-    return ["active" if on else "stopped" if c != "constant" else c for on, c in pairs]
+    by_inputs = _of_nested_programs(eqn, inputs, known) or [strongest(inputs)] * len(eqn.outvars)
+    pairs = zip(_differentiable_outputs(eqn, inputs, by_inputs), by_inputs, strict=True)
+    return [
+        "active" if passes else "stopped" if activity != "constant" else "constant"
+        for passes, activity in pairs
+    ]
 
 
-def _differentiable_outputs(eqn: JaxprEqn, inputs: Sequence[Activity], depends: Sequence[Activity]
-                            ) -> Sequence[bool]:  # fmt: skip
-    """Return, for each output, whether it depends differentiably on an active input."""
-    ins = tuple(c == "active" for c in inputs)
-    if not any(ins):
+def _differentiable_outputs(eqn: JaxprEqn, inputs: Sequence[Activity],
+                            by_inputs: Sequence[Activity]) -> Sequence[bool]:  # fmt: skip
+    """Return, for each output, whether it depends differentiably on an active input.
+
+    `by_inputs` holds the activities of the outputs if every operation were differentiable.
+    """
+    active = tuple(activity == "active" for activity in inputs)
+    if not any(active):
         return (False,) * len(eqn.outvars)
     try:
-        return lookup(eqn).active(eqn, ins)
+        return lookup(eqn).active(eqn, active)
     except (MissingRule, UnsupportedParam):
-        pairs = zip(eqn.outvars, depends, strict=True)
-        return [c == "active" and differentiable(v.aval) for v, c in pairs]
+        pairs = zip(eqn.outvars, by_inputs, strict=True)
+        return [activity == "active" and differentiable(v.aval) for v, activity in pairs]
 
 
-def _nested(eqn: JaxprEqn, inputs: Sequence[Activity], known: Activities) -> list[Activity]:
+def _of_nested_programs(
+    eqn: JaxprEqn, inputs: Sequence[Activity], known: Activities
+) -> list[Activity]:
     """Return the activities of an equation's outputs, computed from the programs inside it.
 
     An empty list if there are none, or if their inputs and outputs do not match the equation's.
     """
     bodies = [prog for _, prog in programs(eqn)]
     if eqn.primitive is scan_p:
-        nc, nk = scan_counts(eqn.params)
-        return _loop(bodies[0], inputs[:nc], inputs[nc : nc + nk], inputs[nc + nk :], known)
+        consts, carries = scan_counts(eqn.params)
+        first_scanned = consts + carries
+        return _of_loop(bodies[0], inputs[:consts], inputs[consts:first_scanned],
+                        inputs[first_scanned:], known)  # fmt: skip
     if eqn.primitive is while_p:
-        a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        condition, steps = bodies
-        carry = _loop(steps, inputs[a : a + b], inputs[a + b :], (), known)
+        a = eqn.params[
+            "cond_nconsts"
+        ]  # the operands: constants of the condition, of the body, carry
+        b = a + eqn.params["body_nconsts"]
+        condition, body = bodies
+        carry = _of_loop(body, inputs[a:b], inputs[b:], (), known)
         (predicate,) = output_activities(condition, [*inputs[:a], *carry], known)
-        return [_controlled(predicate, c) for c in carry]
+        return [_controlled(predicate, activity) for activity in carry]
     if eqn.primitive is cond_p:
         index, operands = inputs[0], inputs[1:]
-        results = [output_activities(b, operands, known) for b in bodies]
-        return [_controlled(index, strongest(column)) for column in zip(*results, strict=True)]
+        results = [output_activities(branch, operands, known) for branch in bodies]
+        return [_controlled(index, strongest(output)) for output in zip(*results, strict=True)]
     if len(bodies) == 1 and len(bodies[0].inputs) == len(eqn.invars):
         outs = output_activities(bodies[0], inputs, known)
         return outs if len(outs) == len(eqn.outvars) else []
@@ -109,15 +122,15 @@ def _controlled(predicate: Activity, result: Activity) -> Activity:
     return "stopped" if result == "constant" and predicate != "constant" else result
 
 
-def _loop(steps: Program, consts: Sequence[Activity], carry: Sequence[Activity],
-          seq: Sequence[Activity], known: Activities) -> list[Activity]:  # fmt: skip
-    """Return the activities of a loop's outputs.
+def _of_loop(body: Program, consts: Sequence[Activity], carry: Sequence[Activity],
+             scanned: Sequence[Activity], known: Activities) -> list[Activity]:  # fmt: skip
+    """Return the activities of a loop's outputs, given those of its operands.
 
     The activity of a carry is its strongest activity over all iterations.
     """
     n = len(carry)
     while True:
-        outs = output_activities(steps, [*consts, *carry, *seq], known)
+        outs = output_activities(body, [*consts, *carry, *scanned], known)
         merged: list[Activity] = [strongest(pair) for pair in zip(carry, outs[:n], strict=True)]
         if merged == list(carry):
             return [*merged, *outs[n:]]

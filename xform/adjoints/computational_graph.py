@@ -1,4 +1,8 @@
-"""`graph`: the computational graph of a scalar function at a point, with local derivatives."""
+"""`graph`: the computational graph of a scalar function at a point, with local derivatives.
+
+`walk` runs the function operation by operation and records the graph. `accumulate` then computes
+the adjoint of each value, the gradient of the output with respect to it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from jax.tree_util import keystr
 
 from xform._jax import Tracer
 from xform.adjoints.accumulate import pull_adjoints, push_adjoints
-from xform.adjoints.page import write
+from xform.adjoints.page import write_page
 from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue, measure
-from xform.adjoints.printed import dot, text
+from xform.adjoints.printed import format_table, graphviz_text
 from xform.adjoints.walk import Recorder
 from xform.errors import WrongArgument
 from xform.introspection.callables import argument_names, check_callable, function_name
@@ -36,9 +40,10 @@ class ComputationalGraph:
       operations: the operations that compute the values, in execution order.
       edges: one edge for each value that an operation reads.
       output: index of the function's output in `values`.
-      pushed: the backward pass edge by edge, if each operation adds to the adjoints of its inputs.
-      pulled: the backward pass edge by edge, if each value collects from the operations that read
-        it.
+      pushed: the updates of adjoints in the backward pass, if each operation adds to the adjoints
+        of its inputs.
+      pulled: the updates of adjoints in the backward pass, if each value sums the contributions of
+        the operations that read it.
     """
 
     function: str
@@ -50,7 +55,10 @@ class ComputationalGraph:
     pulled: tuple[AdjointUpdate, ...]
 
     def __getitem__(self, name: str) -> GraphValue:
-        """The value with this name: an argument, a name set by `xform.adjoints.name`, or a letter.
+        """Return the value with this name.
+
+        It is the name of an argument, a name that `xform.adjoints.name` set, or a letter from the
+        printed graph.
 
         Raises:
           WrongArgument: no value has this name. The message lists similar names.
@@ -84,7 +92,7 @@ class ComputationalGraph:
           rows: largest number of values, half of them the first and half the last; None: all.
           lines: whether to show the line of your code that each value comes from.
         """
-        return text(self.to_dict(), rows, lines)
+        return format_table(self.to_dict(), rows, lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the graph as plain data for JSON.
@@ -94,27 +102,30 @@ class ComputationalGraph:
         return {
             "function": self.function,
             "output": self.output,
-            "values": [_value(v) for v in self.values],
-            "operations": [_operation(op) for op in self.operations],
-            "edges": [_edge(e) for e in self.edges],
-            "pushed": [{"edge": s.edge, "total": measure(s.total)} for s in self.pushed],
-            "pulled": [{"edge": s.edge, "total": measure(s.total)} for s in self.pulled],
+            "values": [_value_data(v) for v in self.values],
+            "operations": [_operation_data(op) for op in self.operations],
+            "edges": [_edge_data(e) for e in self.edges],
+            "pushed": [_update_data(update) for update in self.pushed],
+            "pulled": [_update_data(update) for update in self.pulled],
         }
 
     def to_dot(self) -> str:
         """Return the graph in Graphviz's language, for `dot -Tsvg`. Scopes become clusters."""
-        return dot(self.to_dict())
+        return graphviz_text(self.to_dict())
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write an HTML page that draws the graph and steps through its forward and backward pass.
 
-        The page is one file and needs no network. In the picture of a large graph, scopes are
-        closed until you open them; the table lists all values.
+        The page is one file and needs no network. In the picture of a large graph, a scope (a call,
+        a loop iteration or a named scope) is one box until you open it; the table lists all values.
+
+        Args:
+          path: the file to write.
         """
-        write(self.to_dict(), path)
+        write_page(self.to_dict(), path)
 
 
-def _value(v: GraphValue) -> dict[str, Any]:
+def _value_data(v: GraphValue) -> dict[str, Any]:
     return {
         "id": v.id,
         "name": v.name,
@@ -127,12 +138,16 @@ def _value(v: GraphValue) -> dict[str, Any]:
     }
 
 
-def _operation(op: GraphOperation) -> dict[str, Any]:
+def _operation_data(op: GraphOperation) -> dict[str, Any]:
     lists = {k: list(getattr(op, k)) for k in ("inputs", "outputs", "scope")}
     return {k: getattr(op, k) for k in ("id", "text", "where", "closed")} | lists
 
 
-def _edge(e: Edge) -> dict[str, Any]:
+def _update_data(update: AdjointUpdate) -> dict[str, Any]:
+    return {"edge": update.edge, "total": measure(update.total)}
+
+
+def _edge_data(e: Edge) -> dict[str, Any]:
     return {
         "id": e.id,
         "source": e.source,
@@ -202,13 +217,14 @@ def graph(
     paths, tree = jax.tree.flatten_with_path(args)
     is_traced = [shaped(x) or isinstance(x, float | complex) for _, x in paths]
 
-    def run(*arrays: Any) -> Any:
-        rest = iter(arrays)
-        leaves = [next(rest) if t else x for (_, x), t in zip(paths, is_traced, strict=True)]
+    def of_arrays(*arrays: Any) -> Any:
+        remaining = iter(arrays)
+        pairs = zip(paths, is_traced, strict=True)
+        leaves = [next(remaining) if traced else x for (_, x), traced in pairs]
         return f(*tree.unflatten(leaves), **kwargs)
 
-    bound = function_call(run, [x for _, x in gather(paths, is_traced)], caller)
-    fun, flat = trace_function(bound)
+    call = function_call(of_arrays, [x for _, x in gather(paths, is_traced)], caller)
+    fun, flat = trace_function(call)
     if any(isinstance(x, Tracer) for x in flat):
         raise WrongArgument(
             caller,
@@ -221,23 +237,25 @@ def graph(
     check_scalar("graph", function_name(f), out)
     names = argument_names(f, len(args))
     active_args = range(len(args)) if argnums is None else positions(argnums, len(args), "graph")
-    record = Recorder(expand)
-    inputs = [record.add_leaf(x, "", "constant") for x in flat[: fun.n_consts]]
+    recorder = Recorder(expand)
+    inputs = [recorder.add_leaf(x, "", "constant") for x in flat[: fun.n_consts]]
     for (path, _), x in zip(gather(paths, is_traced), flat[fun.n_consts :], strict=True):
         active = path[0].idx in active_args and differentiable(jax.typeof(x))
         label = names[path[0].idx] + keystr(path[1:])
-        inputs.append(record.add_leaf(x, label, "active" if active else "constant"))
-    output = record.run(fun.program, inputs)[0]
-    check_output("graph", record.values[output].array, holomorphic=False)
-    return _adjoints(function_name(f), record, output)
+        inputs.append(recorder.add_leaf(x, label, "active" if active else "constant"))
+    output = recorder.run(fun.program, inputs)[0]
+    check_output("graph", recorder.values[output].array, holomorphic=False)
+    return _with_adjoints(function_name(f), recorder, output)
 
 
-def _adjoints(name: str, record: Recorder, output: int) -> ComputationalGraph:
-    adjoints, flows, pushes = push_adjoints(record.values, record.operations, record.edges, output)
-    _, pulls = pull_adjoints(record.values, record.operations, record.edges, output)
-    values = [dataclasses.replace(v, adjoint=adjoints.get(v.id)) for v in record.values]
-    edges = [dataclasses.replace(e, flow=flows.get(e.id)) for e in record.edges]
-    operations = tuple(record.operations)
+def _with_adjoints(name: str, recorder: Recorder, output: int) -> ComputationalGraph:
+    """Return the recorded graph of a function of this name, with the adjoints of its values."""
+    recorded = recorder.values, recorder.operations, recorder.edges
+    adjoints, flows, pushed = push_adjoints(*recorded, output)
+    _, pulled = pull_adjoints(*recorded, output)
+    values = [dataclasses.replace(v, adjoint=adjoints.get(v.id)) for v in recorder.values]
+    edges = [dataclasses.replace(e, flow=flows.get(e.id)) for e in recorder.edges]
+    operations = tuple(recorder.operations)
     return ComputationalGraph(
-        name, tuple(values), operations, tuple(edges), output, tuple(pushes), tuple(pulls)
+        name, tuple(values), operations, tuple(edges), output, tuple(pushed), tuple(pulled)
     )

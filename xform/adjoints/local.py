@@ -12,13 +12,14 @@ import numpy as np
 from xform.adjoints.parts import Partial, Pull, norm
 from xform.program.arithmetic import Value as Array
 
-_MAX_ENTRIES = 4096  # a larger Jacobian is not formed: its norm is estimated
-_PROBES = 8  # number of random cotangents for the estimate
+# The norm of a Jacobian with more entries is estimated from this number of random cotangents.
+_MAX_ENTRIES = 4096
+_RANDOM_COTANGENTS = 8
 
 
 def partials_of(pull: Pull, ys: Sequence[Array], xs: Sequence[Array], elementwise: bool
                 ) -> list[Partial]:  # fmt: skip
-    """Return the local derivative with respect to each of `xs`.
+    """Return the local derivative of an operation with respect to each of `xs`.
 
     Args:
       pull: pullback from cotangents of `ys` to cotangents of `xs`.
@@ -34,31 +35,32 @@ def partials_of(pull: Pull, ys: Sequence[Array], xs: Sequence[Array], elementwis
         return [Partial(shape, None, None) for shape in shapes]
     if rows == 1 or (elementwise and all(x.shape == ys[0].shape for x in xs)):
         pairs = zip(shapes, pull([jnp.ones_like(y) for y in ys]), strict=True)
-        return [Partial(s, None if s else float(ct), norm(ct)) for s, ct in pairs]
+        return [Partial(shape, None if shape else float(ct), norm(ct)) for shape, ct in pairs]
     if rows * max(sizes, default=0) <= _MAX_ENTRIES:
         blocks = jax.vmap(lambda *cts: pull(cts))(*_basis(ys, rows))
-        return [Partial(s, None, norm(block)) for s, block in zip(shapes, blocks, strict=True)]
+        pairs = zip(shapes, blocks, strict=True)
+        return [Partial(shape, None, norm(block)) for shape, block in pairs]
     squares = np.zeros(len(xs))
-    for cts in _random(ys):
+    for cts in _random_cotangents(ys):
         squares += [norm(ct) ** 2 for ct in pull(cts)]
-    estimates = np.sqrt(squares / _PROBES).tolist()
-    return [Partial(s, None, q, exact=False) for s, q in zip(shapes, estimates, strict=True)]
+    estimates = np.sqrt(squares / _RANDOM_COTANGENTS).tolist()
+    pairs = zip(shapes, estimates, strict=True)
+    return [Partial(shape, None, estimate, exact=False) for shape, estimate in pairs]
 
 
 def _basis(ys: Sequence[Array], rows: int) -> list[Array]:
-    """Return all unit cotangents, stacked along a leading axis."""
+    """Return all unit cotangents of `ys`, which have `rows` elements, along a leading axis."""
     ends = np.cumsum([y.size for y in ys])
-    eye = np.eye(rows)
-    blocks = np.split(eye, ends[:-1], axis=1)
+    blocks = np.split(np.eye(rows), ends[:-1], axis=1)
     return [jnp.asarray(block.reshape(rows, *y.shape), y.dtype)
             for block, y in zip(blocks, ys, strict=True)]  # fmt: skip
 
 
-def _random(ys: Sequence[Array]) -> Iterator[list[Any]]:
-    """Yield random normal cotangents.
+def _random_cotangents(ys: Sequence[Array]) -> Iterator[list[Any]]:
+    """Yield normally distributed cotangents of `ys`.
 
     The expected squared norm of the pulled-back cotangent is the squared norm of the Jacobian.
     """
-    for key in jax.random.split(jax.random.key(0), _PROBES):
+    for key in jax.random.split(jax.random.key(0), _RANDOM_COTANGENTS):
         keys = jax.random.split(key, len(ys))
         yield [jax.random.normal(k, y.shape, y.dtype) for k, y in zip(keys, ys, strict=True)]

@@ -1,4 +1,9 @@
-"""`partials`: the gradient of a scalar function at named values inside it."""
+"""`partials`: the gradient of a scalar function at named values inside it.
+
+The function is traced, and `sites` finds the named values in its program. A zero is then added to
+each of them (a perturbation), as `perturb` says. The gradient with respect to a perturbation is the
+gradient at the named value.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import staging, zeros
-from xform.adjoints.perturb import ProgramEdit, run
+from xform.adjoints.perturb import ProgramEdit, run_edited
 from xform.adjoints.sites import Site, list_uses, sites
 from xform.errors import NotDifferentiable, WrongArgument
 from xform.interpret.activity import path
@@ -43,11 +48,12 @@ def partials(
     value. It includes all paths from the value to the output, or one use of the value only, as if
     `stop_gradient` cut all its other uses.
 
-    Names may be inside jitted functions, loops of known length (`scan`), branches, remat regions,
-    `vmap`, and functions with a custom derivative. The gradient at a value inside such a function
-    is computed from the function's body; a gradient that passes through the whole function follows
-    its custom rule. If `f` itself differentiates a function, the backward pass may recompute a
-    named value. The recomputed value then counts as one more value with that name.
+    Names may be inside jitted functions, loops of known length (`scan`), branches, remat regions
+    (functions under `jax.checkpoint`), `vmap`, and functions with a custom derivative. The gradient
+    at a value inside a function with a custom derivative is computed from the function's body. A
+    gradient that passes through the whole function follows its custom rule. If `f` itself
+    differentiates a function, the backward pass may recompute a named value. The recomputed value
+    then counts as one more value with that name.
 
     Args:
       f: pure function that returns a real scalar. Its arguments may be any Python objects. Arrays
@@ -55,7 +61,7 @@ def partials(
       names: a name, or a pytree of names: `"h"`, `["h", "g"]`.
       via: restricts the gradient. A name: include only paths through a value of that name, the next
         such value if a loop computes several. A number: include only this use of the value.
-        Equations that read the value are numbered from 0 in program order; the error for a wrong
+        Operations that read the value are numbered from 0 in program order; the error for a wrong
         number lists them with their lines.
       shares: whether to return the gradient along each use separately, in a dict in program order.
         A key names the use, with its number and line. The shares add up to the gradient.
@@ -99,7 +105,7 @@ def partials(
     check_callable(f, "partials")
     policy = parse(policy)
     caller = f"partials of {function_name(f)}"
-    leaves, tree = _names(names, caller)
+    leaves, tree = _flatten_names(names, caller)
     untyped: Any = via
     if untyped is not None:
         if isinstance(untyped, bool) or not isinstance(untyped, str | int):
@@ -125,24 +131,26 @@ def partials(
             positional, named = arguments.replace_arrays(arrays)[1]
             return f(*positional, **named)
 
-        at = function_call(of_arrays, arguments.arrays(), caller, has_aux)
+        call = function_call(of_arrays, arguments.arrays(), caller, has_aux)
         with seldom_collected(staging()):
-            fun, flat = trace_function(dataclasses.replace(at, name=function_name(f)))
+            fun, flat = trace_function(dataclasses.replace(call, name=function_name(f)))
             out = jax.tree.unflatten(fun.signature.out_tree, fun.signature.out_avals)
             check_scalar("partials", fun.signature.name, out)
             all_names = frozenset((*leaves, *([via] if isinstance(via, str) else ())))
             request = _Request(caller, fun, flat, all_names, policy)
-            sites_of = [sites(fun.program, n, all_names, caller) for n in leaves]
-            by_site, aux = _answer(request, [s for group in sites_of for s in group], via, shares)
-        rest = iter(by_site)
-        groups = [[next(rest) for _ in group] for group in sites_of]
-        results = tree.unflatten([g[0] if len(g) == 1 else g for g in groups])
+            sites_of = [sites(fun.program, name, all_names, caller) for name in leaves]
+            targets = [site for group in sites_of for site in group]
+            by_target, aux = _gradients_at(request, targets, via, shares)
+        remaining = iter(by_target)
+        groups = [[next(remaining) for _ in group] for group in sites_of]
+        results = tree.unflatten([group[0] if len(group) == 1 else group for group in groups])
         return (results, aux) if has_aux else results
 
     return gradients
 
 
-def _names(names: Tree, caller: str) -> tuple[list[str], Any]:
+def _flatten_names(names: Tree, caller: str) -> tuple[list[str], Any]:
+    """Return the names in a pytree, and its structure; raise an error if a leaf is not a string."""
     leaves, tree = jax.tree.flatten(names)
     wrong = [x for x in leaves if not isinstance(x, str)]
     if wrong or not leaves:
@@ -159,7 +167,12 @@ def _names(names: Tree, caller: str) -> tuple[list[str], Any]:
 class _Request:
     """A traced call of `f`, with the names and the policy of the request.
 
-    `names` includes the name given as `via`; `caller` begins the messages of errors.
+    Attributes:
+      caller: the beginning of the messages of errors.
+      fun: the traced function.
+      args: its arguments.
+      names: all names that the user gave, as `names` and as `via`.
+      policy: which values are saved for the backward pass.
     """
 
     caller: str
@@ -169,38 +182,40 @@ class _Request:
     policy: Policy
 
 
-def _answer(request: _Request, targets: Sequence[Site], via: str | int | None, shares: bool
-            ) -> tuple[list[Any], Tree]:  # fmt: skip
-    """Return the gradient (or the dict of shares) of each target, and the auxiliary output."""
+def _gradients_at(request: _Request, targets: Sequence[Site], via: str | int | None, shares: bool
+                  ) -> tuple[list[Any], Tree]:  # fmt: skip
+    """Return the gradient (or the dict of shares) at each target, and the auxiliary output."""
     if shares:
-        uses = [(s, i) for s in targets for i in range(len(s.uses))]
-        edits = [_use(k, s, i) for k, (s, i) in enumerate(uses)]
-        cts, aux = _gradients(request, edits, [s for s, _ in uses], require_path=False)
-        rest = iter(cts)
-        return [{f"{i}: {use.label}": next(rest) for i, use in enumerate(s.uses)}
-                for s in targets], aux  # fmt: skip
+        uses = [(site, i) for site in targets for i in range(len(site.uses))]
+        edits = [_perturb_use(key, site, i) for key, (site, i) in enumerate(uses)]
+        cts, aux = _gradients(request, edits, [site for site, _ in uses], require_path=False)
+        remaining = iter(cts)
+        return [{f"{i}: {use.label}": next(remaining) for i, use in enumerate(site.uses)}
+                for site in targets], aux  # fmt: skip
     if isinstance(via, int):
-        for s in targets:
-            if not 0 <= via < len(s.uses):
+        for site in targets:
+            if not 0 <= via < len(site.uses):
                 raise WrongArgument(
-                    f"{request.caller} at {s.name!r} with via={via}",
-                    f"the value has {len(s.uses)} uses: {list_uses(s.uses)}",
-                    s.where,
+                    f"{request.caller} at {site.name!r} with via={via}",
+                    f"the value has {len(site.uses)} uses: {list_uses(site.uses)}",
+                    site.where,
                     "pass the number of one of these uses, counted from 0",
                 )
-        edits = [_use(k, s, via) for k, s in enumerate(targets)]
+        edits = [_perturb_use(key, site, via) for key, site in enumerate(targets)]
         return _gradients(request, edits, targets, require_path=False)
     if via is None:
-        return _gradients(request, _perturbations(targets), targets)
+        return _gradients(request, _perturb_all(targets), targets)
     consumers = sites(request.fun.program, via, request.names, request.caller)
-    return _through(request, targets, consumers, via)
+    return _gradients_through(request, targets, consumers, via)
 
 
-def _perturbations(targets: Sequence[Site]) -> list[ProgramEdit]:
-    return [ProgramEdit(k, s.path, s.index, "perturb") for k, s in enumerate(targets)]
+def _perturb_all(targets: Sequence[Site]) -> list[ProgramEdit]:
+    """Return the edits that perturb each target for all its readers."""
+    return [ProgramEdit(key, s.path, s.index, "perturb") for key, s in enumerate(targets)]
 
 
-def _use(key: int, site: Site, i: int) -> ProgramEdit:
+def _perturb_use(key: int, site: Site, i: int) -> ProgramEdit:
+    """Return the edit that perturbs a value for its use number `i` alone."""
     return ProgramEdit(key, site.path, site.uses[i].index, "read", site.index)
 
 
@@ -211,7 +226,7 @@ def _gradients(request: _Request, edits: Sequence[ProgramEdit], targets: Sequenc
     `edits` has one edit for each target. With `require_path`, a target from which no path of
     derivatives leads to the output causes an error.
     """
-    fun, args = _perturbable(request, edits, targets, ())
+    fun, args = _function_of_perturbations(request, edits, targets, ())
     if require_path:
         _check_paths(request, fun, targets, "the output")
     y, pull, aux = _planned_vjp(fun, args, request.policy)
@@ -219,48 +234,55 @@ def _gradients(request: _Request, edits: Sequence[ProgramEdit], targets: Sequenc
     return list(pull(lax.full_like(y, 1))), aux
 
 
-def _through(request: _Request, targets: Sequence[Site], consumers: Sequence[Site], via: str
-             ) -> tuple[list[Value], Tree]:  # fmt: skip
-    """Return the gradients along the paths that pass through a consumer, the next one in each path.
+def _gradients_through(
+    request: _Request, targets: Sequence[Site], consumers: Sequence[Site], via: str
+) -> tuple[list[Value], Tree]:
+    """Return the gradients at the targets along the paths that pass through a consumer.
 
-    The gradients at the consumers are pulled back to the targets.
+    The consumers are the values named `via`. The gradients at the consumers are pulled back to the
+    targets. Derivatives stop at each consumer, so a path counts up to the first one that it meets.
     """
-    cts, aux = _gradients(request, _perturbations(consumers), consumers)
-    cuts = [ProgramEdit(k, s.path, s.index, "cut") for k, s in enumerate(consumers)]
-    fun, args = _perturbable(request, _perturbations(targets), targets, cuts)
+    cts, aux = _gradients(request, _perturb_all(consumers), consumers)
+    cuts = [ProgramEdit(key, s.path, s.index, "cut") for key, s in enumerate(consumers)]
+    fun, args = _function_of_perturbations(request, _perturb_all(targets), targets, cuts)
     _check_paths(request, fun, targets, f"a value named {via!r}")
     _, pull, _ = _planned_vjp(fun, args, request.policy)
     return list(pull(cts)), aux
 
 
-def _perturbable(request: _Request, edits: Sequence[ProgramEdit], targets: Sequence[Site],
-                 cuts: Sequence[ProgramEdit]) -> tuple[Function, list[Value]]:  # fmt: skip
-    """Return a function of the perturbations alone, and its arguments, with zero perturbations.
+def _function_of_perturbations(
+    request: _Request,
+    edits: Sequence[ProgramEdit],
+    targets: Sequence[Site],
+    cuts: Sequence[ProgramEdit],
+) -> tuple[Function, list[Value]]:
+    """Return a traced function of the perturbations, and its arguments with zero perturbations.
 
-    The function returns the values at the `cuts`, or the outputs of `f` if there are no cuts.
+    The arguments of `f` are constants of this function. It returns the values at the `cuts`, or the
+    outputs of `f` if there are no cuts.
     """
-    perturbations = [_zeros(s) for s in targets]
+    perturbations = [_zero_perturbation(site) for site in targets]
     n, prog = len(request.args), request.fun.program
 
-    def flat(*xs: Value) -> list[Value]:
+    def outputs_or_cuts(*xs: Value) -> list[Value]:
         by_key = dict(enumerate(xs[n:]))
-        outs, values = run(prog, xs[:n], [*edits, *cuts], by_key, request.names)
-        return [values[m.key] for m in cuts] if cuts else outs
+        outs, values = run_edited(prog, xs[:n], [*edits, *cuts], by_key, request.names)
+        return [values[cut.key] for cut in cuts] if cuts else outs
 
-    new = trace(flat, *prog.in_types, *map(jax.typeof, perturbations))
+    edited = trace(outputs_or_cuts, *prog.in_types, *map(jax.typeof, perturbations))
     signature = dataclasses.replace(
         request.fun.signature,
         in_tree=jax.tree.structure(tuple(perturbations)),
-        primal_avals=[v.aval for v in new.inputs[n:]],
+        primal_avals=[v.aval for v in edited.inputs[n:]],
     )
     if cuts:
         tree = jax.tree.structure([0] * len(cuts))
-        signature = dataclasses.replace(signature, out_tree=tree, out_avals=list(new.out_avals))
-    rebuild = (lambda _: ()) if cuts else request.fun.rebuild_aux
-    return Function(signature, new, n, rebuild), [*request.args, *perturbations]
+        signature = dataclasses.replace(signature, out_tree=tree, out_avals=list(edited.out_avals))
+    rebuild_aux = (lambda _: ()) if cuts else request.fun.rebuild_aux
+    return Function(signature, edited, n, rebuild_aux), [*request.args, *perturbations]
 
 
-def _zeros(site: Site) -> Value:
+def _zero_perturbation(site: Site) -> Value:
     """Return a zero perturbation of a value, with one leading axis for each loop around it."""
     zero = zeros(site.aval)
     return jnp.broadcast_to(zero, (*site.trips, *zero.shape)) if site.trips else zero
@@ -268,18 +290,25 @@ def _zeros(site: Site) -> Value:
 
 def _planned_vjp(fun: Function, args: Sequence[Value], policy: Policy
                  ) -> tuple[Any, Pullback, Tree]:  # fmt: skip
+    """Return the output, the pullback and the auxiliary output of a traced function."""
     default = min_cut if staging() else save_everything
     return planned_vjp(fun, args, default if policy is None else policy)
 
 
-def _check_paths(request: _Request, fun: Function, targets: Sequence[Site], to: str) -> None:
-    reached = path(*fun.ends).inputs[fun.n_consts :]
-    for site, has_path in zip(targets, reached, strict=True):
+def _check_paths(
+    request: _Request, fun: Function, targets: Sequence[Site], destination: str
+) -> None:
+    """Raise an error for a target from which no path of derivatives leads to the outputs of `fun`.
+
+    `destination` says in the error what these outputs are.
+    """
+    has_paths = path(*fun.ends).inputs[fun.n_consts :]
+    for site, has_path in zip(targets, has_paths, strict=True):
         if not has_path:
             raise NotDifferentiable(
                 request.caller,
-                f"no path of derivatives leads from the value named {site.name!r} to {to}; the "
-                f"value is read by: {list_uses(site.uses)}",
+                f"no path of derivatives leads from the value named {site.name!r} to "
+                f"{destination}; the value is read by: {list_uses(site.uses)}",
                 site.where,
                 f'use the value that name returns, h = xform.adjoints.name(h, "{site.name}"), and '
                 "look for stop_gradient and integer values between",

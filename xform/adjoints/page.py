@@ -13,7 +13,7 @@ from xform.terminal.text import shorten_place
 _SCRIPTS = ("steps", "layout", "picture", "values", "graph")
 
 
-def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def write_page(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write an HTML page that draws a graph and steps through it.
 
     The page needs no network, and its content security policy forbids requests. The file is written
@@ -25,11 +25,11 @@ def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     Cost: about 700 bytes of the file per operation.
     """
-    own = lambda name: web_file(name, "xform.adjoints")
-    scripts = [web_file("dom.js"), *(own(f"{name}.js") for name in _SCRIPTS)]
-    style = web_file("page.css") + own("graph.css")
+    graph_file = lambda name: web_file(name, "xform.adjoints")
+    scripts = [web_file("dom.js"), *(graph_file(f"{name}.js") for name in _SCRIPTS)]
+    style = web_file("page.css") + graph_file("graph.css")
     title = f"Graph of {graph['function']}"
-    page = assemble_page(title, own("graph.html"), style, scripts, _page_data(graph))
+    page = assemble_page(title, graph_file("graph.html"), style, scripts, _page_data(graph))
     with atomic_write(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
@@ -37,21 +37,21 @@ def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
 def _page_data(graph: dict[str, Any]) -> dict[str, Any]:
     """Return the data of the page: the graph with its numbers formatted as text."""
     partials = local_derivatives(graph)
-    groups, members = _groups(graph["operations"])
+    groups, groups_of = _groups(graph["operations"])
     copied = ("id", "name", "label", "type", "activity", "operation")
     values = [
         {k: v[k] for k in copied}
-        | {"said": format_measure(v), "adjoint": format_measure(v["adjoint"])}
+        | {"value_text": format_measure(v), "adjoint": format_measure(v["adjoint"])}
         for v in graph["values"]
     ]
     operations = [
         op
         | {
-            "near": shorten_place(op["where"]),
-            "groups": own,
+            "short_where": shorten_place(op["where"]),
+            "groups": own_groups,
             "partials": partials.get(op["id"], ""),
         }
-        for op, own in zip(graph["operations"], members, strict=True)
+        for op, own_groups in zip(graph["operations"], groups_of, strict=True)
     ]
     edges = [
         {
@@ -65,8 +65,9 @@ def _page_data(graph: dict[str, Any]) -> dict[str, Any]:
         }
         for e in graph["edges"]
     ]
-    steps = {
-        k: [[s["edge"], format_measure(s["total"])] for s in graph[k]] for k in ("pushed", "pulled")
+    updates = {
+        order: [[update["edge"], format_measure(update["total"])] for update in graph[order]]
+        for order in ("pushed", "pulled")
     }
     return {
         "function": graph["function"],
@@ -76,7 +77,7 @@ def _page_data(graph: dict[str, Any]) -> dict[str, Any]:
         "operations": operations,
         "edges": edges,
         "groups": groups,
-        **steps,
+        **updates,
     }
 
 
@@ -88,18 +89,18 @@ def _groups(operations: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], lis
     groups, so that no edge leads back into a group that was left.
     """
     groups: list[dict[str, Any]] = []
-    members: list[list[int]] = []
-    before: list[int] = []
+    groups_of: list[list[int]] = []
+    previous: list[int] = []  # the groups of the operation before
     for op in operations:
         own: list[int] = []
         for depth, name in enumerate(op["scope"]):
-            same = len(before) > depth and before[:depth] == own
-            if not (same and groups[before[depth]]["name"] == name):
+            same_parent = len(previous) > depth and previous[:depth] == own
+            if not (same_parent and groups[previous[depth]]["name"] == name):
                 groups.append({"name": name, "parent": own[-1] if own else None, "size": 0})
                 own.append(len(groups) - 1)
             else:
-                own.append(before[depth])
+                own.append(previous[depth])
             groups[own[-1]]["size"] += 1
-        members.append(own)
-        before = own
-    return groups, members
+        groups_of.append(own)
+        previous = own
+    return groups, groups_of

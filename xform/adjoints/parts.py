@@ -13,6 +13,7 @@ import numpy as np
 from xform.adjoints.activity import Activity
 from xform.program.arithmetic import Value as Array
 
+# A pullback: maps cotangents of an operation's outputs to cotangents of its inputs.
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
 
@@ -138,7 +139,8 @@ class Edge:
       target: index of the operation.
       operand: position of the value among the operation's inputs.
       partial: the local derivative; None if no derivative passes.
-      flow: contribution of this edge to the adjoint of the value; None if there is no contribution.
+      flow: contribution of this edge to the adjoint of the value: the local derivative times the
+        adjoint of the operation's result. None if there is no contribution.
     """
 
     id: int

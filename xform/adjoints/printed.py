@@ -35,6 +35,7 @@ def format_partial(partial: dict[str, Any] | None) -> str:
 
 
 def _digits(x: Any, n: int) -> str:
+    """Format a float with `n` significant digits; other values as they are."""
     if not isinstance(x, float):
         return str(x)
     text = f"{x:.{n}g}"
@@ -52,14 +53,20 @@ def headline(graph: dict[str, Any]) -> str:
     return f"{n} operation{'s' * (n != 1)}, {inputs}, output {out}"
 
 
-def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
-    """Format a graph as a table with one line for each value; see `ComputationalGraph.text`."""
+def format_table(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
+    """Format a graph as a table with one line for each value.
+
+    Args:
+      graph: the result of `ComputationalGraph.to_dict()`.
+      rows: largest number of values, half of them the first and half the last; None: all.
+      lines: whether to show the line of code that each value comes from.
+    """
     operations = graph["operations"]
-    every = [v for v in graph["values"] if v["operation"] >= 0]
-    first, omitted = len(every), 0
-    if rows is not None and len(every) > rows:
-        first, omitted = rows - rows // 2, len(every) - rows
-    shown = [*every[:first], *every[first + omitted :]]
+    values = [v for v in graph["values"] if v["operation"] >= 0]
+    first, omitted = len(values), 0
+    if rows is not None and len(values) > rows:
+        first, omitted = rows - rows // 2, len(values) - rows
+    shown = [*values[:first], *values[first + omitted :]]
     partials = local_derivatives(graph)
     table: list[list[str]] = [
         ["variable", "", "operation", "value", "adjoint", "local derivatives", "activity", "line"]
@@ -75,10 +82,10 @@ def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
         table.append(_row(graph, v, op, partials))
     width = 8 if lines else 7
     head = f"graph of {graph['function']}: {headline(graph)}"
-    return "\n".join([head, _spanned([row[:width] for row in table])])
+    return "\n".join([head, _align([row[:width] for row in table])])
 
 
-def _spanned(table: Sequence[Sequence[str]]) -> str:
+def _align(table: Sequence[Sequence[str]]) -> str:
     """Format a table in which a row with only a first cell spans all columns."""
     spans = [row[0] if not any(row[1:]) else "" for row in table]
     cells = [[""] * len(row) if span else row for row, span in zip(table, spans, strict=True)]
@@ -88,6 +95,7 @@ def _spanned(table: Sequence[Sequence[str]]) -> str:
 
 def _row(graph: dict[str, Any], v: dict[str, Any], op: dict[str, Any],
          partials: dict[int, str]) -> list[str]:  # fmt: skip
+    """Return the cells of a value: those of all columns."""
     inputs = " ".join(graph["values"][i]["name"] for i in op["inputs"])
     applied = f"{op['text']} {inputs}".rstrip()
     if op["closed"]:
@@ -111,8 +119,8 @@ def local_derivatives(graph: dict[str, Any]) -> dict[int, str]:
     return {op: ", ".join(parts) for op, parts in texts.items()}
 
 
-def dot(graph: dict[str, Any]) -> str:
-    """Format the graph in Graphviz's language."""
+def graphviz_text(graph: dict[str, Any]) -> str:
+    """Format a graph (`ComputationalGraph.to_dict()`) in Graphviz's language."""
     values, operations = graph["values"], graph["operations"]
     lines = ["digraph {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
     lines += _clusters(operations, values, 0, "  ", iter(range(len(operations))))
@@ -133,7 +141,10 @@ def dot(graph: dict[str, Any]) -> str:
 
 def _clusters(operations: Sequence[dict[str, Any]], values: Sequence[dict[str, Any]], depth: int,
               indent: str, numbers: Iterator[int]) -> Iterator[str]:  # fmt: skip
-    """Yield the lines of the vertices, with a cluster for each scope."""
+    """Yield the lines of the vertices, with a cluster for each scope at this depth.
+
+    `numbers` yields the numbers of the clusters.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     for op in operations:
         groups.setdefault(op["scope"][depth] if len(op["scope"]) > depth else "", []).append(op)

@@ -21,7 +21,7 @@ from xform.program.source import frame
 from xform.registry.table import traits
 from xform.terminal.text import shorten_place
 
-# The way to a nested program, from the outermost program inwards: at each level, the position of
+# The path to a nested program, from the outermost program inwards: at each level, the position of
 # the equation, and the number of the program among the programs that the equation holds.
 Path = tuple[tuple[int, int], ...]
 
@@ -47,7 +47,7 @@ class Site:
       name: the name.
       path: the nested program that computes it.
       index: position of the equation in that program.
-      trips: trip counts of the loops around it, outermost first.
+      trips: numbers of iterations of the loops around it, outermost first.
       aval: type of the value in one iteration.
       where: the line of the user's code.
       uses: the equations that read it, in program order.
@@ -71,29 +71,31 @@ def names_in(prog: Program) -> frozenset[str]:
     return prog.cache["named"]
 
 
-def _holds(eqn: JaxprEqn, names: frozenset[str]) -> bool:
+def _holds_name(eqn: JaxprEqn, names: frozenset[str]) -> bool:
+    """Return whether a program inside an equation has a value with one of the names."""
     return any(not names.isdisjoint(names_in(program(j))) for j in jaxprs_of(eqn))
 
 
-def level(prog: Program, names: frozenset[str]) -> Program:
+def inline_named_calls(prog: Program, names: frozenset[str]) -> Program:
     """Return the program with all calls inlined that hold one of the names."""
-    key = "level", names
+    key = "named calls", names
     if key not in prog.cache:
         prog.cache[key] = inline_bodies(
-            prog, lambda eqn: _to_inline(eqn) if _holds(eqn, names) else None
+            prog, lambda eqn: _body_to_inline(eqn) if _holds_name(eqn, names) else None
         )
     return prog.cache[key]
 
 
-def _to_inline(eqn: JaxprEqn) -> Program | None:
+def _body_to_inline(eqn: JaxprEqn) -> Program | None:
     """Return the program that replaces a call; None for a call with shardings, or no call."""
     return None if has_shardings(eqn) else plain_call_body(eqn) or inlinable_body(eqn)
 
 
 def kind(eqn: JaxprEqn) -> str:
-    """Return what kind of equation holds nested programs, or "" if `partials` cannot enter them.
+    """Return the kind of an equation that holds nested programs.
 
-    The kinds are "scan", "branch", "call", "region" (remat) and "custom" (custom derivative).
+    The kinds are "scan", "branch", "call" (a jitted function), "region" (`jax.checkpoint`) and
+    "custom" (a custom derivative). "" if `partials` cannot enter the programs.
     """
     known = traits(eqn.primitive)
     if eqn.primitive is scan_p:
@@ -104,8 +106,8 @@ def kind(eqn: JaxprEqn) -> str:
         return "call"
     if known.calls == "region":
         return "region"
-    own = known.calls == "custom" and known.call and known.call in eqn.params
-    return "custom" if own and len(called_body(eqn).inputs) == len(eqn.invars) else ""
+    has_body = known.calls == "custom" and known.call and known.call in eqn.params
+    return "custom" if has_body and len(called_body(eqn).inputs) == len(eqn.invars) else ""
 
 
 def bodies(eqn: JaxprEqn) -> list[Program]:
@@ -115,11 +117,11 @@ def bodies(eqn: JaxprEqn) -> list[Program]:
     return [program(eqn.params["jaxpr"]) if kind(eqn) == "scan" else called_body(eqn)]
 
 
-def sites(prog: Program, name: str, names: frozenset[str], asked: str) -> list[Site]:
+def sites(prog: Program, name: str, names: frozenset[str], caller: str) -> list[Site]:
     """Return all values with one name, in program order.
 
-    `names` are all requested names; the calls that hold them are inlined (see `level`). `asked`
-    begins the messages of errors.
+    `names` are all requested names. The calls that hold them are inlined (`inline_named_calls`), so
+    paths and positions refer to the inlined program. `caller` begins the messages of errors.
 
     Raises:
       WrongArgument: no value has this name. The message lists similar names.
@@ -127,12 +129,12 @@ def sites(prog: Program, name: str, names: frozenset[str], asked: str) -> list[S
       NotDifferentiable: a value with this name is where it cannot be perturbed, for example in a
         loop of unknown length.
     """
-    result = list(_sites(prog, name, names, asked, (), ()))
+    result = list(_sites(prog, name, names, caller, (), ()))
     if not result:
         existing = sorted(names_in(prog))
         similar = difflib.get_close_matches(name, existing, 3, 0.4) or existing[:5]
         raise WrongArgument(
-            asked,
+            caller,
             f"no value of the function is named {name!r}",
             "",
             f"use an existing name, such as {', '.join(map(repr, similar))}"
@@ -143,7 +145,7 @@ def sites(prog: Program, name: str, names: frozenset[str], asked: str) -> list[S
     for site in result:
         if not differentiable(site.aval):
             raise WrongDtype(
-                asked,
+                caller,
                 f"the value named {name!r} is of type {site.aval.str_short()}, which has no "
                 "derivative",
                 site.where,
@@ -152,22 +154,24 @@ def sites(prog: Program, name: str, names: frozenset[str], asked: str) -> list[S
     return result
 
 
-def _sites(prog: Program, name: str, names: frozenset[str], asked: str, path: Path,
+def _sites(prog: Program, name: str, names: frozenset[str], caller: str, path: Path,
            trips: tuple[int, ...]) -> Iterator[Site]:  # fmt: skip
-    prog = level(prog, names)
+    """Yield the sites in a nested program, which has this path and these loops around it."""
+    prog = inline_named_calls(prog, names)
     for i, eqn in enumerate(prog.equations):
         if eqn.primitive is name_p and eqn.params["name"] == name:
             (v,) = eqn.outvars
             yield Site(name, path, i, trips, v.aval, frame(eqn), tuple(_uses(prog, v)))
-        elif _holds(eqn, frozenset((name,))):
+        elif _holds_name(eqn, frozenset((name,))):
             if not kind(eqn):
-                raise _unreachable(asked, name, eqn)
-            count = (eqn.params["length"],) if kind(eqn) == "scan" else ()
-            for k, inner in enumerate(bodies(eqn)):
-                yield from _sites(inner, name, names, asked, (*path, (i, k)), (*trips, *count))
+                raise _unreachable(caller, name, eqn)
+            inner_trips = (*trips, eqn.params["length"]) if kind(eqn) == "scan" else trips
+            for k, body in enumerate(bodies(eqn)):
+                yield from _sites(body, name, names, caller, (*path, (i, k)), inner_trips)
 
 
 def _uses(prog: Program, v: Var) -> Iterator[Use]:
+    """Yield the uses of a variable, in program order."""
     for i, eqn in enumerate(prog.equations):
         if any(x is v for x in eqn.invars):
             name = eqn.params.get("name")
@@ -178,11 +182,12 @@ def _uses(prog: Program, v: Var) -> Iterator[Use]:
         yield Use(len(prog.equations), "returned")
 
 
-def _unreachable(asked: str, name: str, eqn: JaxprEqn) -> NotDifferentiable:
+def _unreachable(caller: str, name: str, eqn: JaxprEqn) -> NotDifferentiable:
+    """Return the error for a named value in a program that `partials` cannot enter."""
     loop = "cond_jaxpr" in eqn.params
     why = ", a loop whose trip count is not known" if loop else ", which partials cannot enter"
     return NotDifferentiable(
-        asked,
+        caller,
         f"the value named {name!r} is computed inside {eqn.primitive.name}{why}",
         frame(eqn),
         "write the loop as lax.scan, or name a value that the loop returns"

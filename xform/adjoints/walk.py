@@ -1,7 +1,8 @@
 """Evaluation of a program operation by operation, which records each with its pullback.
 
-Small calls, loops and branches are expanded: the operations that they run are recorded in their
-place, iteration by iteration.
+Each value that a program computes gets a number, its id. Each equation becomes an operation, with
+an edge for each value that it reads. Small calls, loops and branches are expanded: the operations
+that they run are recorded in their place, iteration by iteration.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from xform.program.source import frame, name_stack, source
 from xform.registry.table import traits
 from xform.transforms.reverse import vjp
 
+# The calls, loop iterations and named scopes around an operation, outermost first.
 Scope = tuple[str, ...]
 
 
@@ -59,11 +61,13 @@ class Recorder:
             ids = [self._atom(v, env) for v in eqn.invars]
             stack = str(eqn.source_info.name_stack)
             inner_scope = (*scope, *filter(None, stack.split("/")))
-            outs = self._expanded(eqn, ids, inner_scope) or self._single(eqn, ids, inner_scope)
+            outs = self._record_inside(eqn, ids, inner_scope)
+            outs = outs or self._record_one(eqn, ids, inner_scope)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [self._atom(v, env) for v in prog.outputs]
 
     def _atom(self, atom: Any, env: dict[Var, int]) -> int:
+        """Return the id of a variable, or of a new value for a literal."""
         if not isinstance(atom, Literal):
             return env[atom]
         aval: Any = atom.aval
@@ -75,44 +79,46 @@ class Recorder:
     def _add(self, text: str, inputs: Sequence[int], arrays: Sequence[Array],
              activities: Sequence[Activity], label: str = "", **fields: Any
              ) -> list[int]:  # fmt: skip
-        first, at = len(self.values), len(self.operations)
+        """Add an operation with its result arrays; return the ids of the results."""
+        first, op = len(self.values), len(self.operations)
         for i, (x, activity) in enumerate(zip(arrays, activities, strict=True), first):
-            self.values.append(GraphValue(i, self._names.plain(i), label, x, activity, at))
+            self.values.append(GraphValue(i, self._names.plain(i), label, x, activity, op))
         outputs = list(range(first, first + len(arrays)))
-        self.operations.append(GraphOperation(at, text, tuple(inputs), tuple(outputs), **fields))
+        self.operations.append(GraphOperation(op, text, tuple(inputs), tuple(outputs), **fields))
         return outputs
 
-    def _single(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
+    def _record_one(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
         """Evaluate an equation and record it as one operation with its edges; return output ids."""
         xs = [self.values[i].array for i in ids]
         activities = equation_activities(eqn, [self.values[i].activity for i in ids], {})
         active = [self.values[i].activity == "active" for i in ids]
-        wanted = [c == "active" for c in activities]
+        wanted = [activity == "active" for activity in activities]
         pull: Pull | None = None
         if any(wanted):
             ys, pull = _vjp_of(eqn, xs, active, wanted)
         else:
             ys = bind(eqn, xs)
-        at = len(self.operations)
+        op = len(self.operations)
         partials: list[Any] = [None] * len(ids)
         if pull is not None:
             elementwise = traits(eqn.primitive).fusion == "elementwise"
-            known = partials_of(pull, gather(ys, wanted), gather(xs, active), elementwise)
-            partials = spread(known, active)
+            of_active = partials_of(pull, gather(ys, wanted), gather(xs, active), elementwise)
+            partials = spread(of_active, active)
         for operand, (i, partial) in enumerate(zip(ids, partials, strict=True)):
-            self.edges.append(Edge(len(self.edges), i, at, operand, partial))
+            self.edges.append(Edge(len(self.edges), i, op, operand, partial))
         label = eqn.params["name"] if eqn.primitive is name_p else ""
         return self._add(operation(eqn), ids, ys, activities, label, scope=scope,
-                         where=frame(eqn), closed=_inner_work(eqn), pull=pull)  # fmt: skip
+                         where=frame(eqn), closed=_equations_inside(eqn),
+                         pull=pull)  # fmt: skip
 
-    def _expanded(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
+    def _record_inside(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
         """Record the operations inside an equation and return its output ids.
 
         Returns an empty list, and records nothing, if the equation is not to be expanded.
         """
         if eqn.primitive is while_p:
             return self._while(eqn, ids, scope)
-        if self._expand is not None and work(eqn) > self._expand:
+        if self._expand is not None and equations_run(eqn) > self._expand:
             return []
         if eqn.primitive is scan_p:
             return self._scan(eqn, ids, scope) if eqn.params["length"] else []
@@ -122,48 +128,61 @@ class Recorder:
             index = int(self.values[ids[0]].array)
             branch = program(eqn.params["branches"][index])
             return self.run(branch, ids[1:], (*scope, f"branch {index}"))
-        inner = plain_call_body(eqn) or (
+        body = plain_call_body(eqn) or (
             called_body(eqn) if is_remat_region(eqn) else inlinable_body(eqn)
         )
-        if inner is None:
+        if body is None:
             return []
         name = eqn.params.get("name") or ""
-        return self.run(inner, ids, (*scope, f"{eqn.primitive.name} {name}".rstrip()))
+        return self.run(body, ids, (*scope, f"{eqn.primitive.name} {name}".rstrip()))
 
     def _scan(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
-        steps, (nc, nk) = program(eqn.params["jaxpr"]), scan_counts(eqn.params)
-        consts, carry, seq = ids[:nc], list(ids[nc : nc + nk]), ids[nc + nk :]
+        """Record the operations of all iterations of a scan."""
+        body, (num_consts, num_carry) = program(eqn.params["jaxpr"]), scan_counts(eqn.params)
+        first_scanned = num_consts + num_carry
+        consts, carry = ids[:num_consts], list(ids[num_consts:first_scanned])
         iterations = range(eqn.params["length"])
-        rows: dict[int, list[int]] = {}
+        outputs: dict[int, list[int]] = {}  # those of the body, by iteration
         for t in reversed(iterations) if eqn.params["reverse"] else iterations:
             inner_scope = (*scope, f"scan, iteration {t}")
             take = lambda x, t=t: lax.index_in_dim(x, t, keepdims=False)
-            xs = [self._extra(eqn, take, [i], inner_scope) for i in seq]
-            outs = self.run(steps, [*consts, *carry, *xs], inner_scope)
-            carry, rows[t] = outs[:nk], outs[nk:]
-        columns = zip(*(rows[t] for t in iterations), strict=True)
+            slices = [self._record_function(eqn, take, [i], inner_scope)
+                      for i in ids[first_scanned:]]  # fmt: skip
+            outs = self.run(body, [*consts, *carry, *slices], inner_scope)
+            carry, outputs[t] = outs[:num_carry], outs[num_carry:]
+        by_output = zip(*(outputs[t] for t in iterations), strict=True)
         stack = lambda *ys: jnp.stack(ys)
-        return [*carry, *(self._extra(eqn, stack, column, scope) for column in columns)]
+        return [*carry, *(self._record_function(eqn, stack, ys, scope) for ys in by_output)]
 
     def _while(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
-        condition, steps = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
-        a = eqn.params["cond_nconsts"]
+        """Record the operations of a while loop, if these are not too many.
+
+        The loop is run first to count its iterations.
+        """
+        condition, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
+        a = eqn.params[
+            "cond_nconsts"
+        ]  # the operands: constants of the condition, of the body, carry
         b = a + eqn.params["body_nconsts"]
         arrays = [self.values[i].array for i in ids]
-        state, iterations, work_each = arrays[b:], 0, max(1, _work(steps))
+        state, iterations = arrays[b:], 0
+        equations_each = max(1, _equations_of(body))
         while evaluate(condition, [*arrays[:a], *state])[0]:
             iterations += 1
-            if self._expand is not None and iterations * work_each > self._expand:
+            if self._expand is not None and iterations * equations_each > self._expand:
                 return []
-            state = evaluate(steps, [*arrays[a:b], *state])
+            state = evaluate(body, [*arrays[a:b], *state])
         carry = list(ids[b:])
         for t in range(iterations):
-            carry = self.run(steps, [*ids[a:b], *carry], (*scope, f"while, iteration {t}"))
+            carry = self.run(body, [*ids[a:b], *carry], (*scope, f"while, iteration {t}"))
         return carry
 
-    def _extra(self, eqn: JaxprEqn, f: Callable[..., Array], ids: Sequence[int], scope: Scope
-               ) -> int:  # fmt: skip
-        """Record the operations of `f`, work that a loop does outside its body; return the id."""
+    def _record_function(self, eqn: JaxprEqn, f: Callable[..., Array], ids: Sequence[int],
+                         scope: Scope) -> int:  # fmt: skip
+        """Record the operations of `f`, which a loop runs outside its body; return the result's id.
+
+        `ids` are the arguments of `f`.
+        """
         with source(eqn, name_stack()):
             prog = trace(lambda *xs: [f(*xs)], *(self.values[i].array for i in ids))
         (out,) = self.run(prog, ids, scope)
@@ -175,29 +194,33 @@ def _vjp_of(eqn: JaxprEqn, xs: Sequence[Array], active: Sequence[bool], wanted: 
     """Return an equation's outputs, and the pullback from wanted outputs to active inputs."""
 
     def run(*active_xs: Array) -> tuple[list[Array], list[Array]]:
-        rest = iter(active_xs)
-        ys = bind(eqn, [next(rest) if a else x for x, a in zip(xs, active, strict=True)])
-        return gather(ys, wanted), gather(ys, [not w for w in wanted])
+        remaining = iter(active_xs)
+        pairs = zip(xs, active, strict=True)
+        ys = bind(eqn, [next(remaining) if is_active else x for x, is_active in pairs])
+        return gather(ys, wanted), gather(ys, [not is_wanted for is_wanted in wanted])
 
     wanted_ys, pull, other_ys = vjp(run, *gather(xs, active), has_aux=True)
-    a, b = iter(wanted_ys), iter(other_ys)
-    return [next(a) if w else next(b) for w in wanted], lambda cts: pull(list(cts))
+    next_wanted, next_other = iter(wanted_ys), iter(other_ys)
+    ys = [next(next_wanted if is_wanted else next_other) for is_wanted in wanted]
+    return ys, lambda cts: pull(list(cts))
 
 
-def work(eqn: JaxprEqn) -> int:
-    """Return how many equations run inside an equation, over all iterations.
+def equations_run(eqn: JaxprEqn) -> int:
+    """Return how many equations run inside an equation, over all iterations; 0 if it has none.
 
     For a branch, this is the largest number of its branches.
     """
-    inner = [_work(prog) for _, prog in programs(eqn)]
-    return eqn.params.get("length", 1) * max(inner, default=0)
+    inside = [_equations_of(prog) for _, prog in programs(eqn)]
+    return eqn.params.get("length", 1) * max(inside, default=0)
 
 
-def _work(prog: Program) -> int:
-    if "work" not in prog.cache:
-        prog.cache["work"] = sum(max(1, work(eqn)) for eqn in prog.equations)
-    return prog.cache["work"]
+def _equations_of(prog: Program) -> int:
+    """Return how many equations a program runs; a nested one counts with those inside it."""
+    if "equations run" not in prog.cache:
+        prog.cache["equations run"] = sum(max(1, equations_run(eqn)) for eqn in prog.equations)
+    return prog.cache["equations run"]
 
 
-def _inner_work(eqn: JaxprEqn) -> int:
-    return sum(_work(prog) for _, prog in programs(eqn))
+def _equations_inside(eqn: JaxprEqn) -> int:
+    """Return how many equations the programs inside an equation run once, all branches included."""
+    return sum(_equations_of(prog) for _, prog in programs(eqn))

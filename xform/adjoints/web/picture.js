@@ -140,8 +140,8 @@ function makePicture(place, graph, changed) {
     element.addEventListener("pointermove", (event) => showTip(event.clientX, event.clientY, factTable(group
       ? [["scope", group.name], ["operations", String(v.operations.length)], ["", "click to open"]]
       : [["operation", written(graph, op)], ["name", outs.map((o) => o.label).filter(Boolean).join(", ")], ["type", outs.map((o) => o.type).join(", ")],
-        ["value", outs.map((o) => o.said).join(", ")], ["adjoint", outs.map((o) => o.adjoint).filter(Boolean).join(", ")],
-        ["inside", op.closed ? count(op.closed, "equation") : ""], ["line", op.near], ["scope", op.scope.join(" / ")]])));
+        ["value", outs.map((o) => o.value_text).join(", ")], ["adjoint", outs.map((o) => o.adjoint).filter(Boolean).join(", ")],
+        ["inside", op.closed ? count(op.closed, "equation") : ""], ["line", op.short_where], ["scope", op.scope.join(" / ")]])));
     element.addEventListener("pointerleave", hideTip);
     drawn.vertices.set(v.key, { ...v, element, value, adjoint, outs, group, kind: group ? "scope" : strongest });
     return element;
@@ -158,7 +158,7 @@ function makePicture(place, graph, changed) {
         v.value.textContent = `${ran} of ${count(v.operations.length, "operation")}`;
         v.adjoint.textContent = got.length ? `${got.length} with adjoints` : "";
       } else {
-        v.value.textContent = ran ? clipped(v.outs.map((o) => o.said).join(", "), 22) : "";
+        v.value.textContent = ran ? clipped(v.outs.map((o) => o.value_text).join(", "), 22) : "";
         v.adjoint.textContent = got.length ? clipped(`adjoint ${got.map((o) => state.adjoints.get(o.id)).join(", ")}`, 22) : "";
       }
     }

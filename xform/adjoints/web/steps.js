@@ -36,10 +36,10 @@ function sentence(graph, steps, n) {
   const step = steps[n - 1], ahead = graph.operations.length;
   if (step.kind === "forward") {
     const op = graph.operations[step.operation];
-    const values = op.outputs.map((i) => graph.values[i].said).join(", ");
+    const values = op.outputs.map((i) => graph.values[i].value_text).join(", ");
     const inputs = op.inputs.length ? "" : ` ${op.outputs.map((i) => graph.values[i].label).join(" ")}`;
     return [`Forward, ${n} of ${ahead}: `, make("strong", {}, `${written(graph, op)}${inputs}`), `, which is ${values}.`,
-      ...(op.near ? [" ", make("span", { class: "muted" }, op.near)] : [])];
+      ...(op.short_where ? [" ", make("span", { class: "muted" }, op.short_where)] : [])];
   }
   if (step.kind === "seed") return ["Backward pass: the adjoint of the output ", make("strong", {}, nameOf(graph.values[graph.output])), " is 1."];
   const edge = graph.edges[step.edge], source = graph.values[edge.source];

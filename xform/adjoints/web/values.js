@@ -7,11 +7,11 @@ const COLUMNS = [
   ["Variable", (v) => [make("code", {}, `${v.name}:${v.type}`)]],
   ["Name", (v) => [v.label]],
   ["Operation", (v, op, graph) => [op.inputs.length ? written(graph, op).split(" = ").slice(1).join(" = ") : op.text]],
-  ["Value", (v) => [v.said], "number"],
+  ["Value", (v) => [v.value_text], "number"],
   ["Adjoint", (v) => [v.adjoint], "number"],
   ["Local derivatives", (v, op) => [op.partials]],
   ["Activity", (v) => [v.activity]],
-  ["Line", (v, op) => [make("span", { title: op.where }, op.near)]],
+  ["Line", (v, op) => [make("span", { title: op.where }, op.short_where)]],
   ["Scope", (v, op) => [op.scope.join(" / ")]],
 ];
 
