@@ -1,4 +1,8 @@
-"""The library's own rules. Importing this package fills `table.RULES`."""
+"""xform's rules for JAX's primitives, one file for each family of primitives.
+
+Importing a file declares its rules. So importing this package fills the registry
+(`xform.registry.table.RULES`).
+"""
 
 from xform.registry.table import set_fallback
 from xform.rules import (

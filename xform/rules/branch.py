@@ -1,8 +1,14 @@
-"""`cond` and `switch`.
+"""The rule of `cond` and `switch`.
 
-Each branch has its own Joint. The residuals of the branches share slots. A slot has a type; a
-branch fills the slots that it needs and leaves zeros in the others. Operands that a branch's
-backward part reads are taken from outside and need no slot.
+Each branch has its own *Joint*: its forward and backward pass, traced as one program. A *schedule*
+says which values the forward pass saves. The cond becomes two conds. The first runs the forward
+pass of a branch, and returns the outputs and a *token*, which holds the saved values. The second
+runs the backward pass of the branch from the token and the *seeds* (the cotangents of the outputs,
+or with `push` the tangents of the inputs).
+
+Both conds have one type for all branches. So the saved values of the branches share *slots*. A slot
+has a type. A branch fills the slots that it needs and leaves zeros in the others. If the backward
+pass reads an operand of the cond, it reads the operand itself, which needs no slot.
 """
 
 from __future__ import annotations
@@ -28,10 +34,12 @@ from xform.registry.traits import Traits
 
 
 def _branches(eqn: JaxprEqn) -> list[Program]:
+    """Return the programs of the branches."""
     return [program(j) for j in eqn.params["branches"]]
 
 
 def _union(masks: Sequence[Mask]) -> Mask:
+    """Return the positions that are True in any of the masks."""
     return tuple(any(column) for column in zip(*masks, strict=True))
 
 
@@ -66,81 +74,87 @@ class Cond(Structured):
 
 
 class _CondNode(Node):
-    """A branch that carries a derivative."""
+    """The forward and the backward cond of a cond that is differentiated."""
 
     def dependent_results(self, given: Mask) -> Mask:
         full = spread(given, self.seeded)
-        columns = _union(
+        dependent = _union(
             [present_derivatives(j, tuple(gather(full, j.seeded))) for j in self.joints]
         )
-        return tuple(gather(columns, self.results[1:]))
+        return tuple(gather(dependent, self.results[1:]))
 
     def reads(self, schedules: Schedules) -> Mask:
         return (True, *_union([p.reads for p in schedules]))
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
-        index, *ops = xs
+        index, *operands = xs
         trees: list[Any] = []
 
-        def flat(schedule: Schedule) -> Program:
-            def run(*ops: Value) -> list[Value]:
-                outs, kept = emit.forward(schedule, ops, used)
-                leaves, tree = jax.tree.flatten(kept)
+        def traced_forward(schedule: Schedule) -> Program:
+            def run(*operands: Value) -> list[Value]:
+                outs, saved = emit.forward(schedule, operands, used)
+                leaves, tree = jax.tree.flatten(saved)
                 trees.append(tree)
                 return [*gather(outs, used), *leaves]
 
-            return trace(run, *ops)
+            return trace(run, *operands)
 
-        programs = [flat(p) for p in schedules]
+        programs = [traced_forward(p) for p in schedules]
         n = sum(used)
-        slots, places = _slots([p.out_avals[n:] for p in programs])
+        slot_types, slots_of = _assign_slots([p.out_avals[n:] for p in programs])
 
-        def branch(prog: Program, place: list[int]) -> Callable[..., Any]:
-            def run(*ops: Value):
-                out = evaluate(prog, ops)
-                filled = dict(zip(place, out[n:], strict=True))
-                return out[:n], [filled[i] if i in filled else zeros(a)
-                                 for i, a in enumerate(slots)]  # fmt: skip
+        def branch(prog: Program, slots: list[int]) -> Callable[..., Any]:
+            def run(*operands: Value):
+                out = evaluate(prog, operands)
+                filled = dict(zip(slots, out[n:], strict=True))
+                return out[:n], [filled[i] if i in filled else zeros(aval)
+                                 for i, aval in enumerate(slot_types)]  # fmt: skip
 
             return run
 
-        runs = [branch(p, place) for p, place in zip(programs, places, strict=True)]
-        outs, filled = switch(self.eqn.params, index, runs, *ops)
-        return spread(outs, used), _Slots(
-            filled, tuple(zip(trees, map(tuple, places), strict=True))
+        runs = [branch(p, slots) for p, slots in zip(programs, slots_of, strict=True)]
+        outs, values = switch(self.eqn.params, index, runs, *operands)
+        return spread(outs, used), _Token(
+            values, tuple(zip(trees, map(tuple, slots_of), strict=True))
         )
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-        index, *ops = xs
-        wide = self.seeded[1:] if self.push else self.seeded
+        index, *operands = xs
+        seeded = self.seeded[1:] if self.push else self.seeded
         results = self.results if self.push else self.results[1:]
-        of = self.eqn.outvars if self.push else self.eqn.invars[1:]
+        variables = self.eqn.outvars if self.push else self.eqn.invars[1:]
         kind = tangent_aval if self.push else cotangent_aval
-        full_seeds = spread(seeds, wide)
+        full_seeds = spread(seeds, seeded)
         present = self.present_results(present_mask(seeds))
         on = submask(results, present)
-        before: list[list[Any]] = []
+        dtypes: list[list[Any]] = []
 
-        def branch(schedule: Schedule, kept: Any) -> Callable[..., Any]:
+        def branch(schedule: Schedule, saved: Any) -> Callable[..., Any]:
             def run() -> list[Value]:
-                mine = gather(full_seeds, schedule.joint.seeded)
-                out = emit.backward(schedule, kept, ops, mine, False)
-                dys = instantiate(spread(out, schedule.joint.results), of, on, kind)
-                return dys if self.push else self._alike(dys, gather(of, on), before)
+                branch_seeds = gather(full_seeds, schedule.joint.seeded)
+                out = emit.backward(schedule, saved, operands, branch_seeds, False)
+                full = instantiate(spread(out, schedule.joint.results), variables, on, kind)
+                return full if self.push else self._checked(full, gather(variables, on), dtypes)
 
             return run
 
-        runs = [branch(p, k) for p, k in zip(schedules, token.kept(), strict=True)]
+        runs = [branch(p, saved) for p, saved in zip(schedules, token.saved(), strict=True)]
         return spread(switch(self.eqn.params, index, runs), present)
 
-    def _alike(self, cts: list[Value], of: Sequence[Any], before: list[list[Any]]) -> list[Value]:
+    def _checked(
+        self, cts: list[Value], variables: Sequence[Any], dtypes_of_branches: list[list[Any]]
+    ) -> list[Value]:
         """Return the cotangents of a branch; raise WrongCotangent if the branches' dtypes differ.
 
-        A weakly typed cotangent takes the dtype of the others.
+        `variables` are the operands of the cotangents. `dtypes_of_branches` has the dtypes of the
+        branches before, and gets those of this one. A weakly typed cotangent takes the dtype of the
+        others.
         """
-        before.append([None if _weak(ct) else getattr(ct, "dtype", None) for ct in cts])
-        for dtypes, v in zip(zip(*before, strict=True), of, strict=True):
+        dtypes_of_branches.append(
+            [None if _is_weak(ct) else getattr(ct, "dtype", None) for ct in cts]
+        )
+        for dtypes, v in zip(zip(*dtypes_of_branches, strict=True), variables, strict=True):
             known_dtypes = {dtype for dtype in dtypes if dtype is not None}
             if len(known_dtypes) > 1:
                 given = next(dtype for dtype in known_dtypes if dtype != v.aval.dtype)
@@ -148,49 +162,58 @@ class _CondNode(Node):
         return cts
 
 
-def _weak(x: Value) -> bool:
+def _is_weak(x: Value) -> bool:
     return getattr(jax.typeof(x), "weak_type", False)
 
 
 @jax.tree_util.register_pytree_node_class
-class _Slots:
-    """The token of a branch: the filled slots, each once, however many branches use it."""
+class _Token:
+    """The saved values of a cond: the values of all slots. Branches may share a slot.
 
-    def __init__(self, filled: Sequence[Value], branches: tuple[tuple[Any, tuple[int, ...]], ...]):
-        self._filled, self._branches = filled, branches
+    `branches` has, for each branch, the tree of its saved values and the slots of its leaves.
+    """
 
-    def kept(self) -> list[Any]:
-        """Return what each branch saved. A branch that did not run gets the values in its slots."""
+    def __init__(self, values: Sequence[Value], branches: tuple[tuple[Any, tuple[int, ...]], ...]):
+        self._values, self._branches = values, branches
+
+    def saved(self) -> list[Any]:
+        """Return the saved values of each branch.
+
+        For a branch that did not run, these are whatever is in its slots.
+        """
         return [
-            jax.tree.unflatten(tree, [self._filled[i] for i in place])
-            for tree, place in self._branches
+            jax.tree.unflatten(tree, [self._values[i] for i in slots])
+            for tree, slots in self._branches
         ]
 
     def tree_flatten(self):
-        return tuple(self._filled), self._branches
+        return tuple(self._values), self._branches
 
     @classmethod
-    def tree_unflatten(cls, branches: Any, filled: Sequence[Value]):
-        return cls(filled, branches)
+    def tree_unflatten(cls, branches: Any, values: Sequence[Value]):
+        return cls(values, branches)
 
 
-def _slots(branches: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[int]]]:
-    """Return types of the fewest slots that hold any branch's values, and each branch's slots."""
-    slots: list[Any] = []
-    places: list[list[int]] = []
+def _assign_slots(branches: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[int]]]:
+    """Assign slots to the saved values of branches, given their types; use few slots.
+
+    Returns the types of the slots, and for each branch the slots of its values.
+    """
+    slot_types: list[Any] = []
+    slots_of: list[list[int]] = []
     for avals in branches:
-        unused = list(range(len(slots)))
-        place: list[int] = []
+        unused = list(range(len(slot_types)))
+        slots: list[int] = []
         for aval in avals:
-            i = next((i for i in unused if slots[i] == aval), None)
+            i = next((i for i in unused if slot_types[i] == aval), None)
             if i is None:
-                i = len(slots)
-                slots.append(aval)
+                i = len(slot_types)
+                slot_types.append(aval)
             else:
                 unused.remove(i)
-            place.append(i)
-        places.append(place)
-    return slots, places
+            slots.append(i)
+        slots_of.append(slots)
+    return slot_types, slots_of
 
 
 def _flops(eqn: JaxprEqn) -> int:

@@ -1,8 +1,15 @@
-"""Calls: jit, remat regions and the like.
+"""The rules of calls: `jit`, remat regions (`jax.checkpoint`), and other calls of a program.
 
-A small jitted function (most of `jax.numpy`) is inlined, so that a schedule sees through it. A
-large one stays a call: it is analyzed once however often it is called, and the compiler compiles it
-once. A remat region is always a node, because its own policy decides inside.
+A small jitted function (most of `jax.numpy`) is inlined: the planner decides about each value in
+its body. A large one stays a call. It is analyzed once and compiled once, however often it is
+called. A remat region always stays a call, because its own policy decides which values in it are
+saved.
+
+The *Joint* of a body is its forward and backward pass, traced as one program. A *schedule* says
+which values of the forward pass are saved. A call that stays a call becomes a *Node*, which runs
+its two passes: `forward` returns outputs and a *token* (the saved values); `backward` returns the
+derivatives, from the token and the *seeds* (cotangents of the outputs, or with `push` tangents of
+the inputs).
 """
 
 from __future__ import annotations
@@ -31,13 +38,13 @@ from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 
-# In a traced program, a body with this many equations stays a function of its own. If operations
-# run one by one, every call that the user compiles stays a call.
+# In a traced program, a call of a body with this many equations stays a call. If operations run one
+# by one, all calls of jitted functions stay calls.
 _LARGE = 48
 
 
 def size(prog: Program) -> int:
-    """Return the number of equations, including those of nested calls."""
+    """Return the number of equations of a program. A nested call counts for those of its body."""
     if "size" not in prog.cache:
         prog.cache["size"] = sum(
             1 if (inner := plain_call_body(e)) is None else size(inner) for e in prog.equations
@@ -46,7 +53,7 @@ def size(prog: Program) -> int:
 
 
 class CallNode(Node):
-    """A call whose forward and backward parts are calls."""
+    """The forward and backward pass of a call. A subclass decides how they are called."""
 
     joint: Joint
 
@@ -69,17 +76,16 @@ class CallNode(Node):
 
 
 class _JitNode(CallNode):
-    """A call whose parts are jitted once for each schedule: 16 calls of a layer compile once."""
+    """Two jitted calls, made once for each schedule: 16 calls of a layer compile once."""
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         def run(xs: list[Value]) -> tuple[list[Value], Any]:
-            outs, kept = emit.forward(schedules[0], xs, used)
-            return gather(outs, used), kept
+            outs, saved = emit.forward(schedules[0], xs, used)
+            return gather(outs, used), saved
 
-        outs, kept = self._jitted(schedules[0], "forward", used, run, **self._places(used))(
-            list(xs)
-        )
-        return spread(outs, used), kept
+        options = self._shardings(used)
+        outs, saved = self._jitted(schedules[0], "forward", used, run, **options)(list(xs))
+        return spread(outs, used), saved
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
@@ -88,15 +94,18 @@ class _JitNode(CallNode):
 
         return self._jitted(schedules[0], "backward", together, run)(token, list(xs), list(seeds))
 
-    def _jitted(self, schedule: Any, part: str, kind: Any, run: Any, **options: Any) -> Any:
-        """Return a part of a schedule as a jitted function, made once for each `kind`."""
-        if (part, kind) not in schedule.cache:
-            run.__name__ = f"{self.eqn.params['name']}_{part}"
-            schedule.cache[part, kind] = jax.jit(run, **options)
-        return schedule.cache[part, kind]
+    def _jitted(self, schedule: Any, part: str, variant: Any, run: Any, **options: Any) -> Any:
+        """Return `run` as a jitted function. It is made once for each schedule, part and variant.
 
-    def _places(self, used: Mask) -> dict[str, Any]:
-        """Return the shardings of the forward part, for a jit that has some."""
+        `part` is "forward" or "backward".
+        """
+        if (part, variant) not in schedule.cache:
+            run.__name__ = f"{self.eqn.params['name']}_{part}"
+            schedule.cache[part, variant] = jax.jit(run, **options)
+        return schedule.cache[part, variant]
+
+    def _shardings(self, used: Mask) -> dict[str, Any]:
+        """Return options of `jax.jit` for the forward part: the user's shardings, if any."""
         if not has_shardings(self.eqn):
             return {}
         params = self.eqn.params
@@ -132,26 +141,28 @@ class Jit(Structured):
         key, cache = ("jvp", wanted, on, types, options), called_body(eqn).cache
         if key not in cache:
             cache[key] = _staged_jvp(eqn, on, types, wanted)
-        params, moving, run = cache[key]
-        # Staging a jit is faster than calling a jitted function. Outside a trace it is slower.
+        params, has_tangent, run = cache[key]
+        # During a trace, binding the primitive is faster than calling a jitted function. Outside a
+        # trace it is slower.
         if staging() or has_shardings(eqn):
             outs = eqn.primitive.bind(*xs, *seeds, **params)
         else:
             outs = run(*xs, *seeds)
-        return outs[: len(wanted)], spread(outs[len(wanted) :], moving)
+        return outs[: len(wanted)], spread(outs[len(wanted) :], has_tangent)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         xs = as_jax_values(xs)
         inlined = self.inlined(eqn, will_be_compiled()) is not None
-        # A node loses what its body logs. The node uses the same analysis.
+        # A Node would lose what users' backward functions in its body log. So such a body is
+        # inlined. The analysis is cached, and a Node would use it too.
         if inlined or (not has_shardings(eqn) and analyze(called_body(eqn), active, wanted).logs):
             return pullback(called_body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 
     def transposed(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        if (small := self.inlined(eqn, True)) is None:
+        if (body := self.inlined(eqn, True)) is None:
             return super().transposed(eqn, xs, active, wanted)
-        return pullback(small, active, wanted, as_jax_values(xs), linear=True)
+        return pullback(body, active, wanted, as_jax_values(xs), linear=True)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         xs, dxs = as_jax_values(xs), _weak_as(dxs, called_body(eqn).in_avals)
@@ -164,24 +175,28 @@ class Jit(Structured):
 
 
 def _weak_as(dxs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
-    """Return the tangents of a body's inputs, with the inputs' weak types, as JAX stages a call."""
+    """Return the tangents of a body's inputs, with the weak types of the inputs, as in JAX."""
     pairs = zip(dxs, avals, strict=True)
     return [None if dx is None else weak_as(dx, aval) for dx, aval in pairs]
 
 
 def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
                 ) -> tuple[dict[str, Any], Mask, Callable[..., list[Value]]]:  # fmt: skip
-    """Stage a jit of inputs and tangents; return its parameters, its moving outputs, and its call.
+    """Trace the jvp of a jit. A tangent has the sharding and the weak type of its primal.
 
-    A tangent has the sharding and the weak type of its primal.
+    `on` says which inputs have a tangent, and `types` has the types of these tangents.
+
+    Returns:
+      The parameters of a jit equation that computes the jvp, a mask of the outputs that have a
+      tangent, and the jvp as a jitted function.
     """
-    prog, moving = called_body(eqn), []
+    prog, has_tangent = called_body(eqn), []
 
     def push(*args: Value) -> list[Value]:
         dxs = _weak_as(spread(args[len(on) :], on), prog.in_avals)
         ys, dys = jvp(prog, args[: len(on)], dxs, wanted=wanted)
-        moving[:] = [dy is not None for dy in dys]
-        return [*ys, *gather(dys, tuple(moving))]
+        has_tangent[:] = [dy is not None for dy in dys]
+        return [*ys, *gather(dys, tuple(has_tangent))]
 
     push.__name__ = f"{eqn.params['name']}_jvp"
     try:
@@ -192,10 +207,10 @@ def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
         raise error.at(frame(eqn)) from None  # JAX cuts tracebacks at the start of a trace
     params: dict[str, Any] = {**eqn.params, "jaxpr": jaxpr, "name": push.__name__}
     params["donated_invars"] = (False,) * (len(on) + len(types))
-    for end, mask in (("in", on), ("out", moving)):
+    for end, mask in (("in", on), ("out", has_tangent)):
         for name in (f"{end}_shardings", f"{end}_layouts"):
             params[name] = (*params[name], *gather(params[name], mask))
-    return params, tuple(moving), jax.jit(lambda *args: evaluate(program(jaxpr), args))
+    return params, tuple(has_tangent), jax.jit(lambda *args: evaluate(program(jaxpr), args))
 
 
 class InlineCall(Jit):
@@ -209,13 +224,18 @@ class InlineCall(Jit):
 
 
 class RegionNode(CallNode):
-    """A remat region. Its own policy decides inside, and its recompute waits for cotangents."""
+    """The forward and backward pass of a remat region.
+
+    The region's own policy decides which values in it are saved. Its recomputed operations wait for
+    cotangents, except with `prevent_cse=False`. (JAX's option: the compiler may then merge them
+    with the forward pass.)
+    """
 
     region = True
 
     def __init__(self, eqn: JaxprEqn, joint: Joint, push: bool, policy: Any, prevent_cse: Any):
         super().__init__(eqn, joint, push)
-        self.policy = policy or _nothing
+        self.policy = policy or _save_nothing
         self.prevent_cse = prevent_cse
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
@@ -230,23 +250,26 @@ class RegionNode(CallNode):
 
 
 def _run_traced(schedule: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
-    """Call `f` on pytrees. Outside `jit`, trace it once, so that its loops are compiled once."""
+    """Call `f` on pytrees. Outside `jit`, trace it first, so that its loops are compiled once.
+
+    The traced program is cached on the schedule, by `key` and the types of the arguments.
+    """
     if staging():
         return f(*args)
     leaves, tree = jax.tree.flatten(args)
     types = tuple(map(jax.typeof, leaves))
     key = (key, tree, types)
     if key not in schedule.cache:
-        trees: list[Any] = []
+        out_trees: list[Any] = []
 
         def flat(*leaves: Value) -> list[Value]:
-            ys, out = jax.tree.flatten(f(*tree.unflatten(leaves)))
-            trees.append(out)
+            ys, out_tree = jax.tree.flatten(f(*tree.unflatten(leaves)))
+            out_trees.append(out_tree)
             return ys
 
-        schedule.cache[key] = trace(flat, *types), trees[0]
-    prog, out = schedule.cache[key]
-    return out.unflatten(evaluate(prog, leaves))
+        schedule.cache[key] = trace(flat, *types), out_trees[0]
+    prog, out_tree = schedule.cache[key]
+    return out_tree.unflatten(evaluate(prog, leaves))
 
 
 def remat_region_of(
@@ -264,32 +287,35 @@ def remat_region_of(
     if consts:
         prog = program(jaxpr)
         if "lifted" not in prog.cache:
-            full, _ = lift_constants(prog)
-            jaxpr_of_all = jax.make_jaxpr(lambda *xs: evaluate(full, xs))(*full.in_avals)
-            prog.cache["lifted"] = closed(jaxpr_of_all)[0]
+            lifted, _ = lift_constants(prog)
+            lifted_jaxpr = jax.make_jaxpr(lambda *xs: evaluate(lifted, xs))(*lifted.in_avals)
+            prog.cache["lifted"] = closed(lifted_jaxpr)[0]
         opened = prog.cache["lifted"]
         if isinstance(prevent_cse, tuple):
             prevent_cse = (*(False,) * len(consts), *prevent_cse)
-    return _REMAT.bind(*consts, *args, jaxpr=_settled(opened), prevent_cse=prevent_cse,
+    return _REMAT.bind(*consts, *args, jaxpr=_with_primitives(opened), prevent_cse=prevent_cse,
                        policy=policy, differentiated=False)  # fmt: skip
 
 
-def _settled(jaxpr: Any) -> Any:
-    """Return a region's jaxpr with names as primitives, because JAX's policies see only those."""
+def _with_primitives(jaxpr: Any) -> Any:
+    """Return a region's jaxpr with primitives in place of operation objects (`program.hijax`).
+
+    JAX's policies recognize a checkpoint name only if it is a primitive.
+    """
     cache = program(jaxpr).cache
-    if "settled" not in cache:
-        settled = lower_all(jaxpr)
-        cache["settled"] = None if settled is jaxpr else settled  # a cache must not hold its key
-    return cache["settled"] or jaxpr
+    if "lowered" not in cache:
+        lowered = lower_all(jaxpr)
+        cache["lowered"] = None if lowered is jaxpr else lowered  # a cache must not hold its key
+    return cache["lowered"] or jaxpr
 
 
-def _nothing(*_: Any, **__: Any) -> bool:
+def _save_nothing(*_: Any, **__: Any) -> bool:
     """The policy of a region without a policy: as in JAX, it saves nothing."""
     return False
 
 
 class Remat(Structured):
-    """The rule of `jax.checkpoint`, which marks a remat region of xform's or JAX's own."""
+    """The rule of remat regions, made by `jax.checkpoint` or `xform.checkpoint`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return path(called_body(eqn), active).outputs
@@ -302,27 +328,30 @@ class Remat(Structured):
         args = [*xs, *gather(dxs, on)]
         types, cache = tuple(map(jax.typeof, args)), called_body(eqn).cache
         if ("jvp", on, types) not in cache:
-            cache["jvp", on, types] = self._pushes(called_body(eqn), on, types)
-        jaxpr, nonzero = cache["jvp", on, types]
+            cache["jvp", on, types] = self._jvp_jaxpr(called_body(eqn), on, types)
+        jaxpr, has_tangent = cache["jvp", on, types]
         prevent = eqn.params["prevent_cse"]
         prevent = prevent if isinstance(prevent, bool) else True
         out = remat_region_of(jaxpr, args, eqn.params["policy"], prevent)
         n = len(eqn.outvars)
-        return out[:n], spread(out[n:], nonzero)
+        return out[:n], spread(out[n:], has_tangent)
 
-    def _pushes(self, prog: Program, on: Mask, types: Sequence[Any]) -> tuple[Any, Mask]:
-        """Return the jaxpr of a region with its tangents, and which outputs have one."""
-        nonzero: list[bool] = []
+    def _jvp_jaxpr(self, prog: Program, on: Mask, types: Sequence[Any]) -> tuple[Any, Mask]:
+        """Return a jaxpr that computes the jvp of a region, and which outputs have a tangent.
+
+        `on` says which inputs have a tangent. `types` has the types of inputs and tangents.
+        """
+        has_tangent: list[bool] = []
 
         def run(*args: Value) -> list[Value]:
             ys, dys = jvp(prog, args[: len(on)], spread(args[len(on) :], on))
-            nonzero[:] = [dy is not None for dy in dys]
-            return [*ys, *gather(dys, nonzero)]
+            has_tangent[:] = [dy is not None for dy in dys]
+            return [*ys, *gather(dys, has_tangent)]
 
-        return jax.make_jaxpr(run)(*types), tuple(nonzero)
+        return jax.make_jaxpr(run)(*types), tuple(has_tangent)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        if eqn.params["differentiated"]:
+        if eqn.params["differentiated"]:  # it is the recompute in JAX's own derivative
             return pullback(called_body(eqn), active, wanted, lax.optimization_barrier(tuple(xs)))
         return super().vjp(eqn, xs, active, wanted)
 

@@ -1,10 +1,15 @@
-"""Collectives: communication between the devices of a mesh, or the lanes of a `vmap` with a name.
+"""Rules of collectives: communication between the devices of a mesh, or along a named `vmap` axis.
 
-Under `check_vma=True` a type says over which axes a value varies, and each collective has one exact
-transpose. `psum_invariant` sums a varying value into a replicated one. `pvary`, which needs no
-communication, goes the other way. Each is the transpose of the other. Under `check_vma=False` types
-do not tell replicated from varying values. There `psum` is its own transpose, which is right
-together with the convention of `shard_map` for cotangents of replicated values (see `rules.shard`).
+All are linear, except the maximum and minimum. Which transpose is right depends on the option
+`check_vma` of `shard_map`:
+
+- True: a type says over which mesh axes a value *varies*, that is, differs between devices. Each
+  collective has one exact transpose. `psum_invariant` sums a varying value into a replicated one,
+  and `pvary` makes a replicated value varying, without communication. Each is the transpose of the
+  other.
+- False: types do not distinguish replicated and varying values. There `psum` is its own transpose.
+  `shard_map` divides the cotangents of replicated outputs, so the result is right (`rules.shard`).
+
 Formulas call the public functions of `lax`, which bind the primitive that fits the types.
 """
 
@@ -22,14 +27,18 @@ from xform.program.arithmetic import Value
 from xform.registry.traits import COLLECTIVE, EXCHANGE, UNFUSED, VIEW
 from xform.registry.words import composite, constant, linear
 
-Axes = Any
-Groups = Any
+Axes = Any  # names of mesh axes
+Groups = Any  # `axis_index_groups`: groups of devices that communicate among themselves
 
 # Sums.
 
 
 def _psum(ct: Value, x: Value, *, axes: Sequence[Any], axis_index_groups: Groups):
-    """Transpose a psum. A named `vmap` replaces its axis by a position, which is a plain sum."""
+    """Transpose a psum.
+
+    A named `vmap` replaces the name of its axis by a position. Over such an axis the psum is a
+    plain sum, and its transpose a broadcast.
+    """
     named = tuple(a for a in axes if not isinstance(a, int))
     kept = tuple(i for i in range(np.ndim(x)) if i not in axes)
     ct = lax.broadcast_in_dim(ct, np.shape(x), kept)
@@ -42,17 +51,19 @@ linear(
 )
 linear("pvary", lambda ct, x, *, axes: lax.psum(ct, axes), traits=VIEW)
 
-# The extremes, which JAX does not differentiate. As for `reduce_max`, the devices that hold the
-# extreme share its tangent equally.
+# Maximum and minimum, which JAX does not differentiate. The devices that hold the extreme value
+# share the derivative equally, as equal elements do in `reduce_max`.
 
 
 def _extreme(collective: Callable[..., Value]) -> Callable[..., Any]:
+    """Return the jvp of a maximum or minimum over devices."""
+
     def jvp(xs: Sequence[Value], dxs: Sequence[Value], *, axes: Axes, axis_index_groups: Groups):
         (x,), (dx,) = xs, dxs
         y = collective(x, axes, axis_index_groups=axis_index_groups)
         hits = lax.convert_element_type(lax.eq(x, y), x.dtype)
-        both = lax.psum((lax.mul(hits, dx), hits), axes, axis_index_groups=axis_index_groups)
-        return [y], [lax.div(*both)]
+        sums = lax.psum((lax.mul(hits, dx), hits), axes, axis_index_groups=axis_index_groups)
+        return [y], [lax.div(*sums)]
 
     return jvp
 
@@ -60,8 +71,8 @@ def _extreme(collective: Callable[..., Value]) -> Callable[..., Any]:
 composite("pmax", _extreme(lax.pmax), traits=COLLECTIVE)
 composite("pmin", _extreme(lax.pmin), traits=COLLECTIVE)
 
-# Gathering and scattering. An `all_to_all` always has the shapes of the tiled kind: JAX binds the
-# operations for other values of `tiled` around it.
+# Gathering and scattering. An `all_to_all` always has the shapes of `tiled=True`. For
+# `tiled=False`, JAX adds reshapes around it.
 
 
 def _all_gather(ct: Value, x: Value, *, all_gather_dimension: int, axis_name: Axes,
@@ -97,28 +108,29 @@ def _all_gather_invariant(ct: Value, x: Value, *, all_gather_dimension: int, axi
     return mine if tiled else lax.squeeze(mine, [all_gather_dimension])
 
 
-def _ragged_all_to_all(ct: Value, x: Value, into: Value, starts: Value, sizes: Value,
-                       places: Value, received: Value, *, axis_name: Axes,
+def _ragged_all_to_all(ct: Value, x: Value, output: Value, input_offsets: Value, send_sizes: Value,
+                       output_offsets: Value, recv_sizes: Value, *, axis_name: Axes,
                        axis_index_groups: Groups):  # fmt: skip
-    """Send rows back to their source. Rows of `into` that they replaced get no cotangent.
+    """Send the cotangents of rows back to their source.
 
-    A device knows where its own rows start and where they are placed. To send rows back, it asks
-    the other devices for both.
+    The forward operation replaces rows of `output`; these rows get no cotangent. A device knows
+    where its own rows start in `x`, and where they are put on other devices. To send rows back, it
+    asks the other devices for both.
     """
-    ask = lambda i: lax.all_to_all(
+    exchange = lambda i: lax.all_to_all(
         i, axis_name, 0, 0, axis_index_groups=axis_index_groups, tiled=True
     )
-    mine = ask(places)
-    back = lax.ragged_all_to_all(
-        ct, zeros(jax.typeof(x)), mine, received, ask(starts), sizes,
+    first_rows = exchange(output_offsets)  # where rows from each device begin in our output
+    ct_x = lax.ragged_all_to_all(
+        ct, zeros(jax.typeof(x)), first_rows, recv_sizes, exchange(input_offsets), send_sizes,
         axis_name=axis_name, axis_index_groups=axis_index_groups,
     )  # fmt: skip
-    row = lax.broadcasted_iota(mine.dtype, (ct.shape[0], mine.shape[0]), 0)
-    first = lax.broadcast_in_dim(mine, row.shape, (1,))
-    end = lax.broadcast_in_dim(lax.add(mine, received), row.shape, (1,))
-    inside = lax.bitwise_and(lax.ge(row, first), lax.lt(row, end))
+    row = lax.broadcasted_iota(first_rows.dtype, (ct.shape[0], first_rows.shape[0]), 0)
+    begin = lax.broadcast_in_dim(first_rows, row.shape, (1,))
+    end = lax.broadcast_in_dim(lax.add(first_rows, recv_sizes), row.shape, (1,))
+    inside = lax.bitwise_and(lax.ge(row, begin), lax.lt(row, end))
     replaced = lax.broadcast_in_dim(lax.reduce_or(inside, (1,)), ct.shape, (0,))
-    return [back, lax.select(replaced, zeros(jax.typeof(ct)), ct), *[None] * 4]
+    return [ct_x, lax.select(replaced, zeros(jax.typeof(ct)), ct), *[None] * 4]
 
 
 linear("all_gather", _all_gather, traits=EXCHANGE)
@@ -127,11 +139,11 @@ linear("reduce_scatter", _reduce_scatter, traits=COLLECTIVE)
 linear("all_to_all", _all_to_all, traits=EXCHANGE)
 linear("all_gather_invariant", _all_gather_invariant, traits=COLLECTIVE)
 
-# Point to point.
+# From one device to others.
 
 
-def _received(ct: Value, axis_name: Axes, source: Value):
-    """All devices used one device's value, so that device receives the sum, the others zero."""
+def _sum_at_source(ct: Value, axis_name: Axes, source: Value):
+    """Transpose a broadcast from the device `source`: it gets the sum, all other devices zero."""
     is_source = lax.eq(lax.axis_index(axis_name), lax.convert_element_type(source, np.int32))
     return lax.mul(lax.psum(ct, axis_name), lax.convert_element_type(is_source, ct.dtype))
 
@@ -143,19 +155,20 @@ linear(
 )
 linear(
     "pbroadcast",
-    lambda ct, x, *, axis_name, source: _received(ct, axis_name, source),
+    lambda ct, x, *, axis_name, source: _sum_at_source(ct, axis_name, source),
     traits=EXCHANGE,
 )
 linear(
     "pbroadcast_dynamic",
-    lambda ct, x, source, *, axis_name: _received(ct, axis_name, source),
+    lambda ct, x, source, *, axis_name: _sum_at_source(ct, axis_name, source),
     over=(0,),
     traits=EXCHANGE,
 )
 constant("axis_index", known=("axis_name", "axis_index"), traits=UNFUSED)
 
-# Partial sums, on meshes of explicit axes. An `unreduced` value is one term of a sum that is still
-# to be taken. A `reduced` value is a copy whose cotangent is unreduced.
+# Partial sums, on meshes of explicit axes. An *unreduced* value is, on each device, one term of a
+# sum over the devices that is still to be computed. A *reduced* value is the same on each device,
+# and its cotangent is unreduced.
 
 
 def _all_gather_reduced(ct: Value, x: Value, *, all_gather_dimension: int, axis_name: Axes,

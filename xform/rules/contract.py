@@ -100,6 +100,7 @@ def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_kno
 
 
 def _dot_flops(eqn: JaxprEqn) -> int:
+    """Return 2 FLOPs for each element of the result and each index of the contracted axes."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     return 2 * cost.size(eqn.outvars[0]) * _product(eqn.invars[0], contracted)
 
@@ -119,16 +120,16 @@ def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     shapes = list(map(shape, eqn.invars))
     owns = [remaining_axes(len(s), *taken) for s, taken in zip(
         shapes, ((a_sum, a_batch), (b_sum, b_batch)), strict=True)]  # fmt: skip
-    ways: list[list[Links]] = []
+    links: list[list[Links]] = []
     for i, (batch, summed) in enumerate(((a_batch, a_sum), (b_batch, b_sum))):
-        mine, others = [AxisLink(axis) for axis in owns[i]], [None] * len(owns[1 - i])
+        own_links, other_links = [AxisLink(axis) for axis in owns[i]], [None] * len(owns[1 - i])
         known = values[1 - i]
         if known is not None and known.ndim == 2 and not batch and len(summed) == 1:
             across = known if owns[1 - i] == [0] else known.T
-            others = [AxisLink(summed[0], dependence.nonzero_rows(across))]
-        both = (mine, others) if i == 0 else (others, mine)
-        ways.append([(*map(AxisLink, batch), *both[0], *both[1])])
-    return ways
+            other_links = [AxisLink(summed[0], dependence.nonzero_rows(across))]
+        left, right = (own_links, other_links) if i == 0 else (other_links, own_links)
+        links.append([(*map(AxisLink, batch), *left, *right)])
+    return links
 
 
 bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(
@@ -199,6 +200,7 @@ def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
 
 
 def _ragged_batch() -> UnsupportedParam:
+    """Return the error for a ragged axis that is a batch axis."""
     return UnsupportedParam(
         "derivative of ragged_dot_general",
         "its rule does not support a ragged axis among the batch axes",
@@ -345,8 +347,8 @@ def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spre
     For one spatial axis with the lengths `n_in`, `n_window` (the kernel) and `n_out`. `dilation` is
     that of the input, `spread` that of the kernel.
     """
-    at = np.arange(n_out)[:, None] * stride + np.arange(n_window) * spread - padding[0]
-    return int(np.sum((at >= 0) & (at <= (n_in - 1) * dilation) & (at % dilation == 0)))
+    i = np.arange(n_out)[:, None] * stride + np.arange(n_window) * spread - padding[0]
+    return int(np.sum((i >= 0) & (i <= (n_in - 1) * dilation) & (i % dilation == 0)))
 
 
 def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
@@ -371,16 +373,15 @@ def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
         taps = [(windows, kernel.transpose(w_spec).reshape(w[w_spec[0]], w[w_spec[1]]))]
     else:
         kernel = kernel.transpose(w_spec)
-        taps = [([at[:, t : t + 1] for at, t in zip(windows, tap, strict=True)],
+        taps = [([indices[:, t : t + 1] for indices, t in zip(windows, tap, strict=True)],
                  kernel[(..., *tap)])
                 for tap in np.ndindex(kernel.shape[2:])]  # fmt: skip
-    seen: list[Links] = []
-    for at, features in taps:
+    of_input: list[Links] = []
+    for indices, features in taps:
         if not np.any(features != 0):
             continue
-        links = dict(
-            zip(y_spec[2:], map(AxisLink, x_spec[2:], map(dependence.index_rows, at)), strict=True)
-        )
+        rows = map(dependence.index_rows, indices)
+        links = dict(zip(y_spec[2:], map(AxisLink, x_spec[2:], rows), strict=True))
         # The output feature o is in the feature group g and reads the input features of that group.
         group_of = np.arange(y[y_spec[1]]) * groups // max(y[y_spec[1]], 1)
         across = np.zeros((y[y_spec[1]], x[x_spec[1]]), bool)
@@ -390,9 +391,9 @@ def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
         links[y_spec[1]] = AxisLink(x_spec[1], dependence.nonzero_rows(across))
         if batches == 1:
             links[y_spec[0]] = AxisLink(x_spec[0])
-        seen.append(tuple(links.get(axis) for axis in range(len(y))))
-    return [seen, [tuple(AxisLink(w_spec[0]) if axis == y_spec[1] else None
-                         for axis in range(len(y)))]]  # fmt: skip
+        of_input.append(tuple(links.get(axis) for axis in range(len(y))))
+    of_kernel = tuple(AxisLink(w_spec[0]) if axis == y_spec[1] else None for axis in range(len(y)))
+    return [of_input, [of_kernel]]
 
 
 bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, Traits(

@@ -1,8 +1,12 @@
-"""Rules that the user wrote: custom_jvp, custom_vjp, and custom_linear_solve.
+"""Derivatives that the user wrote: custom_jvp, custom_vjp, and custom_linear_solve.
 
-A custom_jvp rule is called once. It gives the primal outputs, and its linear part is transposed for
-the pullback. The forward function of a custom_vjp is traced into the forward part, so its residuals
-are ordinary candidates for saving. Its backward function is called in the backward part.
+A custom_jvp rule is called once, for outputs and tangents. For reverse mode xform transposes its
+tangent part. The forward function of a custom_vjp is traced into the forward pass, so its residuals
+are ordinary values there, and the planner decides which of them are saved. Its backward function is
+called in the backward pass.
+
+In `linearize` a custom_vjp has a special place: its tangents are the outputs of the primitive
+`xform_refused`. Evaluating it is an error, as in JAX, but its transpose is the user's rule.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from xform.registry.traits import FOREIGN, Traits
 
 
 def _fill_zeros(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
-    """Replace None by zeros, or by symbolic zeros if a custom rule asks for them."""
+    """Replace None by zeros, or by JAX's symbolic zeros if the custom rule asks for these."""
     if not symbolic:
         return instantiate(values, avals)
     pairs = zip(values, avals, strict=True)
@@ -55,21 +59,24 @@ def indexable(xs: Sequence[Value]) -> list[Value]:
     return [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in xs]
 
 
-def number(x: Value) -> Value:
-    """Return a residual; a Python number becomes an array for the backward function."""
+def residual_for_rule(x: Value) -> Value:
+    """Convert a residual for the backward function: a Python number, except a bool, to an array."""
     return x if isinstance(x, bool) else as_jax_value(x)
 
 
 def none_if_zero(x: Value) -> Value:
-    """Return a value that a rule returned; None for any kind of zero."""
+    """Return a derivative from a user's rule; None for JAX's symbolic zeros and for float0."""
     if x is None or is_zero(x):
         return None
     return None if getattr(jax.typeof(x), "dtype", None) == jax.dtypes.float0 else x
 
 
-def with_zeros(values: Sequence[Value], variables: Sequence[Any],
-               kind: Callable[[Any], Any]) -> list[Value]:  # fmt: skip
-    """Return tangents or cotangents as JAX passes them to rules: its symbolic zero for None."""
+def with_jax_zeros(values: Sequence[Value], variables: Sequence[Any],
+                   kind: Callable[[Any], Any]) -> list[Value]:  # fmt: skip
+    """Replace None among tangents or cotangents by `ad.Zero`, JAX's symbolic zero.
+
+    `variables` are the primals. `kind` is `tangent_aval` or `cotangent_aval`.
+    """
     pairs = zip(values, variables, strict=True)
     return [ad.Zero(kind(v.aval)) if x is None else x for x, v in pairs]
 
@@ -86,13 +93,16 @@ def push_by_rule(
 def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
                  active: Mask
                  ) -> tuple[list[Value], list[Value], Callable[..., list[Value]]]:  # fmt: skip
-    """Call the forward rule of a `custom_vjp`; return outputs, residuals, and the pullback."""
+    """Call the forward rule of a `custom_vjp`; return outputs, residuals, and the pullback.
+
+    The pullback is a function of residuals and cotangents, which calls the backward rule.
+    """
     xs = indexable(xs)
     out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
     _, res_tree, forwarded = out_trees()
     n = res_tree.num_leaves - sum(i is not None for i in forwarded)
     leaves, ys = iter(out[:n]), list(out[n:])
-    residuals = [number(next(leaves)) if i is None else xs[i] for i in forwarded]
+    residuals = [residual_for_rule(next(leaves)) if i is None else xs[i] for i in forwarded]
     avals = [cotangent_aval(jax.typeof(y)) for y in ys]
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
@@ -107,7 +117,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
 
 
 def no_forward_mode(where: str) -> NotDifferentiable:
-    """Return the error for a push through a `custom_vjp`."""
+    """Return the error for forward mode through a `custom_vjp`."""
     return NotDifferentiable(
         "forward-mode autodiff (jvp) of a custom_vjp function",
         "its rule says how to pull cotangents back, not how to push tangents forward",
@@ -116,7 +126,7 @@ def no_forward_mode(where: str) -> NotDifferentiable:
     )
 
 
-def closes_over(where: str) -> NotDifferentiable:
+def closes_over_active(where: str) -> NotDifferentiable:
     """Return the error for a `custom_vjp` that closes over a value that is being differentiated."""
     return NotDifferentiable(
         "derivative of a custom_vjp function",
@@ -126,14 +136,16 @@ def closes_over(where: str) -> NotDifferentiable:
     )
 
 
-# The tangents of a `custom_vjp` in a linear map, from its residuals and the tangents of its inputs.
-# As in JAX, calling the map is an error. The transpose of the primitive is the user's rule.
+# The tangents of a `custom_vjp` in the linear map that `linearize` returns. The inputs are its
+# residuals and the tangents of its inputs. As in JAX, calling the map is an error. The transpose of
+# the primitive is the user's rule, `pull`. `held` is the number of residuals.
 refused_p = Primitive("xform_refused")
 refused_p.multiple_results = True
 refused_p.def_abstract_eval(lambda *_, where, avals, pull, held: list(avals))
 
 
 def _refuse(*_: Any, where: str, **__: Any) -> NoReturn:
+    """Raise the error for forward mode."""
     raise no_forward_mode(where)
 
 
@@ -144,14 +156,18 @@ batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, **params: _r
 
 def split_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
                   dxs: Sequence[Value], where: str) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """Return outputs of a `custom_vjp`, and tangents that only the transposed map may use."""
+    """Return outputs of a `custom_vjp`, and tangents that may only be transposed."""
     active = tuple(dx is not None for dx in dxs)
     return refuse_push(*pull_by_rule(fwd, bwd, out_trees, symbolic, xs, active), dxs, where)
 
 
 def refuse_push(ys: Sequence[Value], residuals: Sequence[Value], pull: Callable[..., list[Value]],
                 dxs: Sequence[Value], where: str) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """Return outputs, and tangents for a rule that can only pull: pushing them is an error."""
+    """Return outputs, and tangents for a rule that can only pull cotangents.
+
+    `pull` is a function of residuals and cotangents. Evaluating the tangents is an error, but they
+    can be transposed.
+    """
     active = tuple(dx is not None for dx in dxs)
     on = tuple(differentiable(jax.typeof(y)) for y in ys)
     avals = tuple(tangent_aval(jax.typeof(y)) for y in gather(ys, on))
@@ -176,10 +192,11 @@ class Refused(Structured):
         _refuse(where=eqn.params["where"])
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        held = eqn.params["held"]
-        if any(active[:held]):
+        n_residuals = eqn.params["held"]
+        residuals = xs[:n_residuals]
+        if any(active[:n_residuals]):
             _refuse(where=eqn.params["where"])
-        pull = lambda cts: [*[None] * held, *eqn.params["pull"](xs[:held], cts)]
+        pull = lambda cts: [*[None] * n_residuals, *eqn.params["pull"](residuals, cts)]
         return apply(eqn, xs), pull
 
     def transposed(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
@@ -187,33 +204,34 @@ class Refused(Structured):
         return [zeros(v.aval) for v in eqn.outvars], pull
 
 
-def moving_outputs(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask,
-                   cache: dict[Any, Any]) -> Mask:  # fmt: skip
-    """Return the outputs, among `outs`, that get a tangent from a rule.
+def outputs_with_tangent(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask,
+                         cache: dict[Any, Any]) -> Mask:  # fmt: skip
+    """Which of the outputs `outs` get a tangent from a user's jvp rule.
 
-    A rule that asks for symbolic zeros may return some. It is called once.
+    A rule that gets symbolic zeros may also return some. To find out, the rule is traced once, and
+    the answer is kept in `cache`.
     """
-    if any(outs) and ("moving", active) not in cache:
-        cache["moving", active] = _moving(jvp, eqn, active, outs)
-    return cache["moving", active] if any(outs) else outs
+    if any(outs) and ("tangents", active) not in cache:
+        cache["tangents", active] = _trace_tangents(jvp, eqn, active, outs)
+    return cache["tangents", active] if any(outs) else outs
 
 
-def _moving(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask) -> Mask:
+def _trace_tangents(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask) -> Mask:
     """Trace a jvp rule with tangents for `active` inputs; return which `outs` get a tangent."""
-    moving: list[bool] = []
+    has_tangent: list[bool] = []
 
     def push(*values: Value) -> list[Value]:
         n = len(active)
         _, dys = jvp(eqn, values[:n], spread(values[n:], active))
-        moving[:] = [dy is not None for dy in dys]
-        return gather(dys, moving)
+        has_tangent[:] = [dy is not None for dy in dys]
+        return gather(dys, has_tangent)
 
     avals = [v.aval for v in eqn.invars]
     try:
         trace(push, *avals, *map(tangent_aval, gather(avals, active)))
     except Exception:  # a rule that fails raises again where its derivative is needed
         return outs
-    return tuple(a and b for a, b in zip(outs, moving, strict=True))
+    return tuple(a and b for a, b in zip(outs, has_tangent, strict=True))
 
 
 class CustomJvp(Structured):
@@ -223,7 +241,7 @@ class CustomJvp(Structured):
         outs = super().active(eqn, active)
         if not eqn.params["symbolic_zeros"]:
             return outs
-        return moving_outputs(self.jvp, eqn, active, outs, called_body(eqn).cache)
+        return outputs_with_tangent(self.jvp, eqn, active, outs, called_body(eqn).cache)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         _, rule = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
@@ -255,9 +273,12 @@ class CustomVjp(Structured):
         return as_jax_values(ys), lambda cts: pull(residuals, cts)
 
     def _rules(self, eqn: JaxprEqn, active: Mask) -> tuple[Any, Any, Any, bool]:
-        """Return forward rule, backward rule, their output trees, and if zeros are symbolic."""
+        """Return forward rule, backward rule, their output trees, and whether zeros are symbolic.
+
+        Raises NotDifferentiable if the function closes over an active value.
+        """
         if any(active[: eqn.params["num_consts"]]):
-            raise closes_over(frame(eqn))
+            raise closes_over_active(frame(eqn))
         _, fwd, bwd = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
         return fwd, bwd, eqn.params["out_trees"], eqn.params["symbolic_zeros"]
 
@@ -265,12 +286,16 @@ class CustomVjp(Structured):
 class LinearSolve(Structured):
     """The rule of `custom_linear_solve`: x with A x = b, for a function A and given solvers.
 
-    dx = A^-1 (db - dA x); and b' = A^-T x', A' = -b' x^T through the pullback of A at x. Giles,
-    "Collected matrix derivative results for forward and reverse mode", 2008, section 2.3.1.
+    The tangent is dx = A^-1 (db - dA x). With x' for the cotangent of x, the cotangents are
+    b' = A^-T x' and A' = -b' x^T. The second one is computed by the pullback of A at x. Source:
+    Giles, "Collected matrix derivative results for forward and reverse mode", 2008, section 2.3.1.
     """
 
     def _parts(self, eqn: JaxprEqn, values: Sequence[Any]):
-        """Split into constants of matvec, vecmat, solve, transpose_solve; and right-hand sides."""
+        """Split values of the inputs into constants of four functions, and right-hand sides.
+
+        The functions are matvec, vecmat, solve and transpose_solve.
+        """
         parts, start = [], 0
         for n in eqn.params["const_lengths"]:
             parts.append(list(values[start : start + n]))
@@ -282,8 +307,8 @@ class LinearSolve(Structured):
         (consts, *_), _ = self._parts(eqn, xs)
         (dconsts, *_), dbs = self._parts(eqn, dxs)
         matvec = program(eqn.params["jaxprs"].matvec)
-        _, shifts = jvp(matvec, [*consts, *ys], [*dconsts, *[None] * len(ys)])
-        rhs = [_minus(db, shift, v) for db, shift, v in zip(dbs, shifts, eqn.outvars, strict=True)]
+        _, da_ys = jvp(matvec, [*consts, *ys], [*dconsts, *[None] * len(ys)])  # dA x
+        rhs = [_minus(db, da_y, v) for db, da_y, v in zip(dbs, da_ys, eqn.outvars, strict=True)]
         return ys, apply(eqn, [*xs[: len(xs) - len(dbs)], *rhs])
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
@@ -311,18 +336,19 @@ class LinearSolve(Structured):
                 params={**eqn.params, "const_lengths": lengths, "jaxprs": jaxprs.transpose()}
             )
             full = instantiate(cts, eqn.outvars, kind=cotangent_aval)
-            forth, back, solve, transposed = parts
-            ct_bs = apply(transposed_eqn, [*back, *forth, *transposed, *solve, *full])
-            ct_consts = pull_matvec(ct_bs)[: len(forth)]
-            minus = [None if ct is None else jax.lax.neg(ct) for ct in ct_consts]
-            rest = len(xs) - len(minus) - len(bs)
-            return [*minus, *[None] * rest, *ct_bs]
+            of_matvec, of_vecmat, of_solve, of_transpose_solve = parts
+            swapped = [*of_vecmat, *of_matvec, *of_transpose_solve, *of_solve]
+            ct_bs = apply(transposed_eqn, [*swapped, *full])
+            ct_consts = pull_matvec(ct_bs)[: len(of_matvec)]
+            negated = [None if ct is None else jax.lax.neg(ct) for ct in ct_consts]
+            others = len(xs) - len(negated) - len(bs)
+            return [*negated, *[None] * others, *ct_bs]
 
         return ys, pull
 
 
 def _minus(a: Value, b: Value, v: Any) -> Value:
-    """Return a - b, where None is zero."""
+    """Return a - b, where None is zero. `v` is a variable of the same type."""
     if b is None:
         return instantiate([a], [v])[0]
     return jax.lax.neg(b) if a is None else jax.lax.sub(a, b)

@@ -1,7 +1,8 @@
-"""`jax.custom_batching.custom_vmap`: a function with its own rule for `vmap`.
+"""The rule of `jax.custom_batching.custom_vmap`, a function with its own rule for `vmap`.
 
-Its derivative is such a function too. For a batch, the user's rule is differentiated, not the
-function under `vmap`. In reverse mode, the backward part runs the function again.
+The derivative of the function is again a `custom_vmap` function. Under `vmap` it differentiates the
+user's rule, not the function. In reverse mode nothing is saved: the backward pass runs the function
+again. A *seed* is a cotangent of an output, from which the backward pass starts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class CustomVmap(Structured):
             ys, dys = jvp(prog, xs, spread(dxs, active))
             return [*ys, *instantiate(dys, prog.out_avals, on)]
 
-        out = _pushed(eqn, derivative, active, on)(list(xs), gather(dxs, active))
+        out = _custom_vmap_jvp(eqn, derivative, active, on)(list(xs), gather(dxs, active))
         return out[: len(on)], spread(out[len(on) :], on)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
@@ -65,7 +66,7 @@ class CustomVmap(Structured):
 
 
 class _CustomVmapNode(NodeWithoutResiduals):
-    """A node whose forward part is the call, and whose backward part calls both parts."""
+    """The two passes of a call in reverse mode: the call itself, and its whole pullback."""
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
@@ -75,28 +76,28 @@ class _CustomVmapNode(NodeWithoutResiduals):
 
         def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
             schedule = schedules[0].plan_other(analyze(prog, active, wanted))
-            _, kept = emit.forward(schedule, xs, (False,) * len(prog.outputs))
-            in_cts = spread(emit.backward(schedule, kept, xs, cts, True), schedule.joint.results)
+            _, saved = emit.forward(schedule, xs, (False,) * len(prog.outputs))
+            in_cts = spread(emit.backward(schedule, saved, xs, cts, True), schedule.joint.results)
             return instantiate(in_cts, prog.in_avals, map(bool, on), cotangent_aval)
 
         given = [ct for ct in seeds if ct is not None]
-        return spread(_derived(self.eqn, derivative, active)(list(xs), given), present)
+        return spread(_custom_vmap_pull(self.eqn, derivative, active)(list(xs), given), present)
 
     def dependent_results(self, given: Mask) -> Mask:
         prog = program(self.eqn.params["call"])
-        moving = path(prog, self.results, submask(self.seeded, given)).inputs
-        return tuple(gather(moving, self.results))
+        has_cotangent = path(prog, self.results, submask(self.seeded, given)).inputs
+        return tuple(gather(has_cotangent, self.results))
 
 
-def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):
-    """Return a derivative of the call as a function of (xs, seeds), with a rule for batches.
+def _custom_vmap_pull(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):
+    """Return the pullback of a call as a `custom_vmap` function of inputs and seeds.
 
-    `derivative(program, xs, seeds)` is called with the function's program, and for a batch with the
-    program of the rule, to which all inexact inputs are given as batched. The rule takes no batched
-    values that the function closes over. If such a value is active or batched, the derivative of
-    the function is batched instead.
+    `derivative(program, xs, seeds)` is called with the function's program. Under `vmap` it is
+    called with the program of the user's rule, and the rule gets all floating-point inputs as
+    batched. The rule has no batched form of the values that the function closes over. If such a
+    value is active or batched, `vmap` maps the derivative of the function instead.
     """
-    prog, closed = program(eqn.params["call"]), _closed(eqn.params["in_tree"])
+    prog, closed_over = program(eqn.params["call"]), _closed_over(eqn.params["in_tree"])
 
     @custom_vmap
     def call(xs: list[Value], seeds: list[Value]) -> list[Value]:
@@ -104,29 +105,32 @@ def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask
 
     @call.def_vmap
     def _(size: int, batched: Any, xs: list[Value], seeds: list[Value]):
-        if any(gather(active, closed)) or any(gather(batched[0], closed)):
-            return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, seeds)
-        on = [b or (not c and differentiable(jax.typeof(x)))
-              for x, b, c in zip(xs, batched[0], closed, strict=True)]  # fmt: skip
+        if any(gather(active, closed_over)) or any(gather(batched[0], closed_over)):
+            return _plain_vmap(lambda *args: derivative(prog, *args), size, batched, xs, seeds)
+        rule_batched = [b or (not c and differentiable(jax.typeof(x)))
+                        for x, b, c in zip(xs, batched[0], closed_over, strict=True)]  # fmt: skip
         out_batched: list[bool] = []
-        ruled = _ruled(eqn, size, on, out_batched)
-        full = lambda *flat: _batch(ruled(*flat), size, out_batched)
-        missing = [b or not o for b, o in zip(batched[0], on, strict=True)]
-        whole = _batch(xs, size, missing)
-        out = derivative(trace(full, *whole), whole, _batch(seeds, size, batched[1]))
+        rule = _flat_rule(eqn, size, rule_batched, out_batched)
+        batched_rule = lambda *flat: _batch(rule(*flat), size, out_batched)
+        as_given = [b or not r for b, r in zip(batched[0], rule_batched, strict=True)]
+        rule_xs = _batch(xs, size, as_given)
+        seeds = _batch(seeds, size, batched[1])
+        out = derivative(trace(batched_rule, *rule_xs), rule_xs, seeds)
         return out, [True] * len(out)
 
     return call
 
 
-def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask, on: Mask):
-    """Return the push of the call, like `_derived`; the rule gets its inputs batched as in JAX.
+def _custom_vmap_jvp(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask, on: Mask):
+    """Return the jvp of a call as a `custom_vmap` function of inputs and tangents.
 
-    An input is batched for the rule if both its primal and its tangent are batched. If only one of
-    them is, it is mapped over outside the rule. If no primal is batched, no output is batched,
-    whatever the rule says.
+    `derivative(program, xs, dxs)` is called with the function's program, and under `vmap` with the
+    program of the user's rule. As in JAX, an input is batched for the rule if both its primal and
+    its tangent are batched. If only one of them is, it is mapped over outside the rule. If no
+    primal is batched, no output is batched, whatever the rule says. `active` says which inputs have
+    a tangent, `on` which outputs.
     """
-    prog, closed = program(eqn.params["call"]), _closed(eqn.params["in_tree"])
+    prog, closed_over = program(eqn.params["call"]), _closed_over(eqn.params["in_tree"])
 
     @custom_vmap
     def call(xs: list[Value], dxs: list[Value]) -> list[Value]:
@@ -134,84 +138,95 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
 
     @call.def_vmap
     def _(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
-        out, flags = lanes(size, batched, xs, dxs)
+        out, out_batched = batched_jvp(size, batched, xs, dxs)
         if any(batched[0]):
-            return out, flags
-        ys = evaluate(prog, xs) if any(closed) else apply(eqn, xs)
-        return [*ys, *out[len(on) :]], [*(False,) * len(on), *flags[len(on) :]]
+            return out, out_batched
+        ys = evaluate(prog, xs) if any(closed_over) else apply(eqn, xs)
+        return [*ys, *out[len(on) :]], [*(False,) * len(on), *out_batched[len(on) :]]
 
-    def lanes(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
-        if any(gather(active, closed)) or any(gather(batched[0], closed)):
-            return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, dxs)
-        both, *outside = _split(batched, active)
-        mutual: list[bool] = []
+    def batched_jvp(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
+        if any(gather(active, closed_over)) or any(gather(batched[0], closed_over)):
+            return _plain_vmap(lambda *args: derivative(prog, *args), size, batched, xs, dxs)
+        rule_batched, *mapped_axes = _split_batched(batched, active)
+        rule_out_batched: list[bool] = []
 
         def run(xs: list[Value], dxs: list[Value]) -> list[Value]:
-            ruled = trace(_ruled(eqn, size, both, mutual), *xs)
-            return derivative(ruled, as_jax_values(xs), as_jax_values(dxs))
+            rule = trace(_flat_rule(eqn, size, rule_batched, rule_out_batched), *xs)
+            return derivative(rule, as_jax_values(xs), as_jax_values(dxs))
 
-        if all(axis is None for axes in outside for axis in axes):
+        if all(axis is None for axes in mapped_axes for axis in axes):
             out = run(xs, dxs)
-            return out, [*mutual, *gather(mutual, on)]
+            return out, [*rule_out_batched, *gather(rule_out_batched, on)]
         # Outputs do not depend on tangents: if only tangents are mapped, outputs are not batched.
-        lane = [any(axis is not None for axis in outside[0])] * len(on) + [True] * sum(on)
-        axes = [0 if one else None for one in lane]
-        out = jax.vmap(run, tuple(outside), axes, axis_size=size)(xs, dxs)
-        own = [*mutual, *gather(mutual, on)]
-        twice = zip(out, lane, own, strict=True)
-        flags = [a or b for a, b in zip(lane, own, strict=True)]
-        return [_diagonal(y) if a and b else y for y, a, b in twice], flags
+        mapped = [any(axis is not None for axis in mapped_axes[0])] * len(on) + [True] * sum(on)
+        out_axes = [0 if m else None for m in mapped]
+        out = jax.vmap(run, tuple(mapped_axes), out_axes, axis_size=size)(xs, dxs)
+        by_rule = [*rule_out_batched, *gather(rule_out_batched, on)]
+        out_batched = [m or r for m, r in zip(mapped, by_rule, strict=True)]
+        # An output that is batched both by the map and by the rule has two batch axes.
+        triples = zip(out, mapped, by_rule, strict=True)
+        return [_diagonal(y) if m and r else y for y, m, r in triples], out_batched
 
     return call
 
 
-def _split(batched: Any, active: Mask) -> tuple[list[bool], list[int | None], list[int | None]]:
-    """Return the inputs batched for the rule, and the axes of those that are mapped outside it."""
+def _split_batched(batched: Any, active: Mask
+                   ) -> tuple[list[bool], list[int | None], list[int | None]]:  # fmt: skip
+    """Divide the batched inputs of a jvp between the user's rule and a plain `vmap` around it.
+
+    Returns:
+      Which inputs are batched for the rule; and the axes of primals and of tangents for the plain
+      `vmap`, None for values that it does not map.
+    """
     primals, tangents = batched
-    moving = spread(tangents, active)
-    both = [b and m is not False for b, m in zip(primals, moving, strict=True)]
-    axes = lambda own, ruled: [0 if b and not r else None for b, r in zip(own, ruled, strict=True)]
-    return both, axes(primals, both), axes(tangents, gather(both, active))
+    of_input = spread(tangents, active)  # None for an input without a tangent
+    for_rule = [b and t is not False for b, t in zip(primals, of_input, strict=True)]
+    axes = lambda own, rule: [0 if b and not r else None for b, r in zip(own, rule, strict=True)]
+    return for_rule, axes(primals, for_rule), axes(tangents, gather(for_rule, active))
 
 
-def _ruled(eqn: JaxprEqn, size: int, batched: list[bool], out_batched: list[bool]):
-    """Return the user's rule for flat inputs; it fills `out_batched` with a bool per output."""
+def _flat_rule(eqn: JaxprEqn, size: int, batched: list[bool], out_batched: list[bool]):
+    """Return the user's rule as a function of flat inputs, which returns flat outputs.
+
+    It fills `out_batched` with a bool for each output.
+    """
     params = eqn.params
 
-    def ruled(*flat: Value) -> list[Value]:
+    def rule(*flat: Value) -> list[Value]:
         ins, flags = (jax.tree.unflatten(params["in_tree"], v) for v in (flat, batched))
         ys, ys_batched = params["rule"](size, list(flags), *ins)
         out_batched[:] = jax.tree.leaves(ys_batched)
         return jax.tree.leaves(ys)
 
-    return ruled
+    return rule
 
 
-def _closed(tree: Any) -> Mask:
-    """Return which inputs the function closes over: they form a list before its arguments.
+def _closed_over(tree: Any) -> Mask:
+    """Return which inputs the function closes over, from the tree of its inputs.
 
-    JAX's own derivative of such a call has two such trees, of its primals and of its tangents.
+    They form a list before the function's arguments. In JAX's own derivative of such a call there
+    are two trees of this form, of its primals and of its tangents.
     """
     first, rest = tree.children()
     if first.node_data()[0] is tuple:
-        return (*_closed(first), *_closed(rest))
+        return (*_closed_over(first), *_closed_over(rest))
     return (*(True,) * first.num_leaves, *(False,) * rest.num_leaves)
 
 
-def _mapped(f: Callable[..., list[Value]], size: int, batched: Any, *args: list[Value]):
-    """Map a function over a batch without any rule; return outputs, and that all are batched."""
+def _plain_vmap(f: Callable[..., list[Value]], size: int, batched: Any, *args: list[Value]):
+    """Map a function over a batch without the user's rule; return outputs, and True for each."""
     axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
     out = jax.vmap(f, in_axes=axes, axis_size=size)(*args)
     return out, [True] * len(out)
 
 
 def _diagonal(y: Value) -> Value:
-    """Return the lanes of `y[i, i]`, on the first axis."""
+    """Return the elements `y[i, i]` of the first two axes, with `i` as the first axis."""
     return jnp.moveaxis(jnp.diagonal(y, axis1=0, axis2=1), -1, 0)
 
 
 def _batch(xs: Sequence[Value], size: int, batched: Sequence[bool]) -> list[Value]:
-    """Return the values, with those that are not batched repeated."""
+    """Repeat the values that are not batched along a new first axis of length `size`."""
     return [x if b else lax.broadcast(x, (size,)) for x, b in zip(xs, batched, strict=True)]
 
 

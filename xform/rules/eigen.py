@@ -1,7 +1,12 @@
-"""Eigenvalues and singular values, with their vectors.
+"""Rules of `eigh`, `eig` and `svd`: eigenvalues and singular values, with their vectors.
 
-They are differentiated where they are smooth: at distinct values and full rank. There the phases of
-complex vectors are those that JAX chooses.
+Each rule is a jvp. It is valid where the result is a smooth function of the matrix: distinct
+eigenvalues or singular values, and full rank. A complex eigenvector is determined up to a phase,
+and the rules differentiate the phase that JAX chooses.
+
+In formulas, dX is the tangent of X, Xᴴ the adjoint (conjugate transpose), and ∘ the elementwise
+product. In the code, `inner` is the tangent of the matrix in the basis of the vectors, such as
+Vᴴ dA V, and `unit` is an identity matrix. It is added where a diagonal would be divided by zero.
 """
 
 from __future__ import annotations
@@ -61,7 +66,8 @@ def _eigh(xs: Any, dxs: Any, *, lower: bool, sort_eigenvalues: bool, subset_by_i
     inner = dot(adjoint(v), dot(hermitian(da, lower), v))
     unit = eye(inner)
     gap = lax.add(lax.sub(columns(w, inner), rows(w, inner)), unit)
-    dv = dot(v, lax.mul(lax.sub(lax.reciprocal(gap), unit), inner))
+    f = lax.sub(lax.reciprocal(gap), unit)
+    dv = dot(v, lax.mul(f, inner))
     return [v, w], [dv, lax.real(diagonal(inner)) if np.iscomplexobj(inner) else diagonal(inner)]
 
 
@@ -77,40 +83,40 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
         check_no_subset("svd", subset_by_index, min(m, n))
         if full_matrices and m != n:
             raise unsupported_error("svd", "full_matrices=True of a matrix that is not square")
-    kind = {"subset_by_index": subset_by_index, "algorithm": algorithm}
+    options = {"subset_by_index": subset_by_index, "algorithm": algorithm}
     svd_p = jax_primitives.svd_p
     if da is None:
-        ys = svd_p.bind(a, full_matrices=full_matrices, compute_uv=compute_uv, **kind)
+        ys = svd_p.bind(a, full_matrices=full_matrices, compute_uv=compute_uv, **options)
         return ys, [None] * len(ys)
-    s, u, vh = svd_p.bind(a, full_matrices=False, compute_uv=True, **kind)
-    v, right = adjoint(vh), dot(da, adjoint(vh))
-    inner = dot(adjoint(u), right)
+    s, u, vh = svd_p.bind(a, full_matrices=False, compute_uv=True, **options)
+    v, da_v = adjoint(vh), dot(da, adjoint(vh))
+    inner = dot(adjoint(u), da_v)  # M
     ds = lax.real(diagonal(inner)) if np.iscomplexobj(inner) else diagonal(inner)
     if not compute_uv:  # JAX computes singular values alone by another algorithm
         return None, [ds]
     si, sj, unit = rows(s, inner), columns(s, inner), eye(inner)
     gap = lax.mul(lax.add(sj, si), lax.sub(sj, si))
-    inverse = lax.sub(lax.reciprocal(lax.add(gap, unit)), unit)
+    f = lax.sub(lax.reciprocal(lax.add(gap, unit)), unit)
     ms, sm = lax.mul(inner, sj), lax.mul(inner, si)
-    du = lax.mul(inverse, lax.add(ms, adjoint(ms)))
-    dv = lax.mul(inverse, lax.add(sm, adjoint(sm)))
+    du = lax.mul(f, lax.add(ms, adjoint(ms)))
+    dv = lax.mul(f, lax.add(sm, adjoint(sm)))
     if np.iscomplexobj(inner):
         phase = lax.sub(inner, adjoint(inner))
         phase = lax.div(where(np.eye(min(m, n), dtype=bool), phase), lax.add(si, si))
         du = lax.add(du, phase)
     du, dv = dot(u, du), dot(v, dv)
     if m > n:
-        du = lax.add(du, lax.div(lax.sub(right, dot(u, inner)), columns(s, du)))
+        du = lax.add(du, lax.div(lax.sub(da_v, dot(u, inner)), columns(s, du)))
     if n > m:
-        left = dot(adjoint(da), u)
-        dv = lax.add(dv, lax.div(lax.sub(left, dot(v, adjoint(inner))), columns(s, dv)))
+        dah_u = dot(adjoint(da), u)
+        dv = lax.add(dv, lax.div(lax.sub(dah_u, dot(v, adjoint(inner))), columns(s, dv)))
     return [s, u, vh], [ds, du, adjoint(dv)]
 
 
 def _eig(xs: Any, dxs: Any, *, compute_left_eigenvectors: bool, compute_right_eigenvectors: bool,
          enable_eigvec_derivs: bool, implementation: Any = None):  # fmt: skip
-    # Giles (2008), section 3.1: with P = V⁻¹ dA V, dw = diag(P); dV is in `_move`. A left vector of
-    # A is a right vector of Aᴴ, for the conjugate eigenvalue.
+    # Giles (2008), section 3.1: with P = V⁻¹ dA V, dw = diag(P); `_eigenvector_tangent` computes
+    # dV. A left eigenvector of A is a right eigenvector of Aᴴ, for the conjugate eigenvalue.
     (a,), (da,) = xs, dxs
     left, right = compute_left_eigenvectors, compute_right_eigenvectors
     if (left or right) and not enable_eigvec_derivs:
@@ -122,44 +128,49 @@ def _eig(xs: Any, dxs: Any, *, compute_left_eigenvectors: bool, compute_right_ei
             "pass enable_eigvec_derivs=True to jax.lax.linalg.eig if they are, or compute the "
             "eigenvalues alone",
         )
-    kind = {"enable_eigvec_derivs": enable_eigvec_derivs, "implementation": implementation}
-    w, *rest, v = jax_primitives.eig_p.bind(
-        a, compute_left_eigenvectors=left, compute_right_eigenvectors=True, **kind
+    options = {"enable_eigvec_derivs": enable_eigvec_derivs, "implementation": implementation}
+    w, *left_vectors, v = jax_primitives.eig_p.bind(
+        a, compute_left_eigenvectors=left, compute_right_eigenvectors=True, **options
     )
-    ys = [w, *rest, v] if right else None  # JAX computes eigenvalues alone by another algorithm
+    # JAX computes eigenvalues alone by another algorithm: with None, the primitive is bound.
+    ys = [w, *left_vectors, v] if right else None
     da = lax.convert_element_type(da, v.dtype)
     inner = solve(v, dot(da, v))
     dys = [diagonal(inner)]
     if left:
-        (u,) = rest
-        dys.append(_move(lax.conj(w), u, solve(u, dot(adjoint(da), u))))
+        (u,) = left_vectors
+        dys.append(_eigenvector_tangent(lax.conj(w), u, solve(u, dot(adjoint(da), u))))
     if right:
-        dys.append(_move(w, v, inner))
+        dys.append(_eigenvector_tangent(w, v, inner))
     return ys, dys
 
 
-def _move(w: Any, v: Any, inner: Any) -> Any:
-    """Return the tangent of eigenvectors with a real longest entry and norm one.
+def _eigenvector_tangent(w: Any, v: Any, inner: Any) -> Any:
+    """Return the tangent of the eigenvectors `v`, for eigenvalues `w` and P = `inner`.
 
-    It is U + V C, with U = V (F ∘ P), F[i, j] = 1 / (w[j] - w[i]) off the diagonal, and a diagonal
-    C that preserves these two conditions.
+    JAX chooses eigenvectors of norm one whose entry of largest modulus is real. The tangent is
+    U + V C, with U = V (F ∘ P), F[i, j] = 1 / (w[j] - w[i]) off the diagonal, and a diagonal C that
+    preserves these two conditions.
     """
     unit = eye(v)
     gap = lax.add(lax.sub(columns(w, v), rows(w, v)), unit)
-    free = dot(v, lax.mul(lax.sub(lax.reciprocal(gap), unit), inner))
+    u = dot(v, lax.mul(lax.sub(lax.reciprocal(gap), unit), inner))
     axis = v.ndim - 2
-    longest = lax.argmax(lax.abs(v), axis, np.int32)
-    chosen = lax.eq(
+    largest = lax.argmax(lax.abs(v), axis, np.int32)
+    is_largest = lax.eq(
         lax.broadcasted_iota(np.int32, v.shape, axis),
-        lax.broadcast_in_dim(longest, v.shape, (*range(axis), axis + 1)),
+        lax.broadcast_in_dim(largest, v.shape, (*range(axis), axis + 1)),
     )
-    at = lambda x: lax.reduce_sum(lax.mul(x, lax.convert_element_type(chosen, x.dtype)), (axis,))
-    stretch = lax.reduce_sum(lax.real(lax.mul(lax.conj(v), free)), (axis,))
-    turn = lax.div(at(lax.imag(free)), at(lax.real(v)))
-    return lax.sub(free, lax.mul(v, columns(lax.complex(stretch, turn), v)))
+    largest_entry = lambda x: lax.reduce_sum(
+        lax.mul(x, lax.convert_element_type(is_largest, x.dtype)), (axis,)
+    )
+    norm_change = lax.reduce_sum(lax.real(lax.mul(lax.conj(v), u)), (axis,))
+    phase_change = lax.div(largest_entry(lax.imag(u)), largest_entry(lax.real(v)))
+    return lax.sub(u, lax.mul(v, columns(lax.complex(norm_change, phase_change), v)))
 
 
 def _svd_flops(eqn: JaxprEqn) -> float:
+    """Return the FLOPs: more if singular vectors are computed."""
     vectors = lambda m, n: 6 * m * n**2 + 20 * n**3
     values = lambda m, n: 2 * m * n**2 + 2 * n**3
     return factorization(vectors if eqn.params["compute_uv"] else values)(eqn)

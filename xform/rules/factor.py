@@ -1,7 +1,10 @@
-"""Triangular factorizations, and products of the reflections that they consist of.
+"""Rules of Cholesky, LU and QR factorizations, and of products of Householder reflections.
 
-They are differentiated where they are smooth: at full rank. For a symmetric input, only the
-triangle that the primitive reads has a derivative.
+Each rule is a jvp. It is valid where the factors are a smooth function of the matrix: at full rank.
+For a symmetric input, only the triangle that the primitive reads has a derivative.
+
+In formulas, dX is the tangent of X, Xᴴ the adjoint, tril and triu the lower and upper triangle. In
+the code, `inner` is the tangent of the matrix between the inverse factors, such as L⁻¹ dA L⁻ᴴ.
 """
 
 from __future__ import annotations
@@ -42,9 +45,8 @@ def _cholesky(xs: Any, dxs: Any):
     y = lower(factor)
     inner = solve_right(y, hermitian(da, True), lower=True, transpose_a=True, conjugate_a=True)
     inner = solve_left(y, inner, lower=True)
-    half = lax.sub(lower(inner), lax.mul(where(np.eye(a.shape[-1], dtype=bool), inner),
-                                         np.asarray(0.5, a.dtype)))  # fmt: skip
-    return [factor], [dot(y, half)]
+    half_diagonal = lax.mul(where(np.eye(a.shape[-1], dtype=bool), inner), np.asarray(0.5, a.dtype))
+    return [factor], [dot(y, lax.sub(lower(inner), half_diagonal))]
 
 
 def _lu(xs: Any, dxs: Any):
@@ -57,15 +59,21 @@ def _lu(xs: Any, dxs: Any):
         return [lu, pivots, permutation], [None] * 3
     m, n = a.shape[-2:]
     k, batch = min(m, n), a.ndim - 2
-    zero, flat = np.zeros((), a.dtype), [(0, 0, 0)] * batch
-    left = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-1), zero, [*flat, (0, 0, 0), (0, m - k, 0)])
-    left = lax.add(lower(left, 1), eye(left))
-    right = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-2), zero, [*flat, (0, n - k, 0), (0, 0, 0)])
-    tail = np.diag(np.arange(n) >= k).astype(a.dtype)
-    right = lax.add(upper(right), lax.broadcast_in_dim(tail, right.shape, (batch, batch + 1)))
-    middle = solve_left(left, take_rows(da, permutation), lower=True, unit_diagonal=True)
-    middle = solve_right(right, middle, lower=False)
-    dlu = lax.add(dot(left, lower(middle, 1)), dot(upper(middle), right))
+    zero, no_pad = np.zeros((), a.dtype), [(0, 0, 0)] * batch
+    l_factor = lax.pad(
+        lax.slice_in_dim(lu, 0, k, axis=-1), zero, [*no_pad, (0, 0, 0), (0, m - k, 0)]
+    )
+    l_factor = lax.add(lower(l_factor, 1), eye(l_factor))
+    u_factor = lax.pad(
+        lax.slice_in_dim(lu, 0, k, axis=-2), zero, [*no_pad, (0, n - k, 0), (0, 0, 0)]
+    )
+    extension = np.diag(np.arange(n) >= k).astype(a.dtype)
+    u_factor = lax.add(
+        upper(u_factor), lax.broadcast_in_dim(extension, u_factor.shape, (batch, batch + 1))
+    )
+    inner = solve_left(l_factor, take_rows(da, permutation), lower=True, unit_diagonal=True)
+    inner = solve_right(u_factor, inner, lower=False)  # M
+    dlu = lax.add(dot(l_factor, lower(inner, 1)), dot(upper(inner), u_factor))
     return [lu, pivots, permutation], [dlu, None, None]
 
 
@@ -73,7 +81,8 @@ def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: An
     # Walter and Lehmann, "Algorithmic differentiation of linear algebra functions with application
     # in optimum experimental design", arXiv:1001.1654, section 4: with X = dA R⁻¹ and M = Qᴴ X,
     # Ω = tril(M, -1) - tril(M, -1)ᴴ is Qᴴ dQ; dQ = X + Q (Ω - M) and dR = Qᴴ dA - Ω R. The first
-    # square part of a wide matrix determines Q. The diagonal of R is real.
+    # square part of a wide matrix determines Q. The diagonal of R is real, so Ω also has the
+    # imaginary part of the diagonal of M.
     (a,), (da,) = xs, dxs
     q, r, *permutation = jax_primitives.qr_p.bind(
         a, pivoting=pivoting, full_matrices=full_matrices, use_magma=use_magma
@@ -91,36 +100,37 @@ def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: An
         lax.slice_in_dim(r, 0, k, axis=-1), lax.slice_in_dim(da, 0, k, axis=-1), lower=False
     )
     inner = dot(adjoint(q), x)
-    turn = lax.sub(lower(inner, 1), adjoint(lower(inner, 1)))
+    omega = lax.sub(lower(inner, 1), adjoint(lower(inner, 1)))
     if np.iscomplexobj(inner):
-        turn = lax.add(turn, where(np.eye(k, dtype=bool), imaginary(inner)))
-    dq = lax.add(x, dot(q, lax.sub(turn, inner)))
-    dr = upper(lax.sub(dot(adjoint(q), da), dot(turn, r)))
+        omega = lax.add(omega, where(np.eye(k, dtype=bool), imaginary(inner)))
+    dq = lax.add(x, dot(q, lax.sub(omega, inner)))
+    dr = upper(lax.sub(dot(adjoint(q), da), dot(omega, r)))
     if full:
-        dq = lax.concatenate([dq, _completion(q, dq)], q.ndim - 1)
-        flat = [(0, 0, 0)] * (r.ndim - 2)
-        dr = lax.pad(dr, np.zeros((), dr.dtype), [*flat, (0, m - n, 0), (0, 0, 0)])
+        dq = lax.concatenate([dq, _tangent_of_full_columns(q, dq)], q.ndim - 1)
+        no_pad = [(0, 0, 0)] * (r.ndim - 2)
+        dr = lax.pad(dr, np.zeros((), dr.dtype), [*no_pad, (0, m - n, 0), (0, 0, 0)])
     return [q_full, r_full, *permutation], [dq, dr, *[None] * len(permutation)]
 
 
-def _completion(q: Any, dq: Any) -> Any:
-    """Return the tangent of the columns that reflections append to those of `q`.
+def _tangent_of_full_columns(q: Any, dq: Any) -> Any:
+    """Return the tangent of the columns p that `full_matrices=True` appends to those of `q`.
 
-    A product of n reflections differs from the identity I by a matrix of rank n, which its first n
-    rows and columns determine. With I = [E F], Q = [q p] and Z = q₂ (q₁ - E₁)⁻¹, where q₁ are the
-    first n rows: p = F + (q - E) Zᴴ.
+    The full matrix Q = [q p] is a product of n reflections. It differs from the identity I by a
+    matrix of rank n, which its first n rows and columns determine. With I = [E F] and
+    Z = q₂ (q₁ - E₁)⁻¹, where index 1 means the first n rows and 2 the others, p = F + (q - E) Zᴴ.
     """
     m, n = q.shape[-2:]
     top = lambda a: lax.slice_in_dim(a, 0, n, axis=-2)
-    rest = lambda a: lax.slice_in_dim(a, n, m, axis=-2)
-    apart = lax.sub(q, eye(q))
-    divide = lambda a: solve(adjoint(top(apart)), adjoint(a))  # (a (q₁ - E₁)⁻¹)ᴴ
-    z = divide(rest(q))
-    dz = divide(lax.sub(rest(dq), dot(adjoint(z), top(dq))))
-    return lax.add(dot(dq, z), dot(apart, dz))
+    bottom = lambda a: lax.slice_in_dim(a, n, m, axis=-2)
+    q_minus_e = lax.sub(q, eye(q))
+    divide = lambda a: solve(adjoint(top(q_minus_e)), adjoint(a))  # (a (q₁ - E₁)⁻¹)ᴴ
+    zh = divide(bottom(q))  # Zᴴ
+    dzh = divide(lax.sub(bottom(dq), dot(adjoint(zh), top(dq))))
+    return lax.add(dot(dq, zh), dot(q_minus_e, dzh))
 
 
-# Reflections and updates, defined by operations that have rules.
+# Reflections and updates. `jvp_of_definition` makes the jvp of a primitive from an equivalent
+# function of JAX operations.
 
 
 def _reflect(a: Any, taus: Any, c: Any, backwards: bool) -> Any:
@@ -146,22 +156,26 @@ def _reflect(a: Any, taus: Any, c: Any, backwards: bool) -> Any:
 
 
 def _householder_product(a: Any, taus: Any) -> list[Any]:
+    """Return the first columns of the product of reflections."""
     return [_reflect(a, taus, eye(a), backwards=False)]
 
 
 def _ormqr(a: Any, taus: Any, c: Any, *, left: bool, transpose: bool) -> list[Any]:
+    """Return Q c or c Q (with `transpose`, Qᴴ), for the product Q of reflections."""
     if left:
         return [_reflect(a, taus, c, backwards=transpose)]
     return [adjoint(_reflect(a, taus, adjoint(c), backwards=not transpose))]
 
 
 def _symmetric_product(a: Any, c: Any, *, alpha: float, beta: float) -> list[Any]:
+    """Return alpha a aᵀ + beta c."""
     product = dot(a, transposed(a))
     scaled = (lax.mul(x, np.asarray(f, x.dtype)) for x, f in ((product, alpha), (c, beta)))
     return [lax.add(*scaled)]
 
 
 def _cholesky_update(r: Any, w: Any) -> list[Any]:
+    """Return the upper Cholesky factor of rᵀ r + w wᵀ."""
     column = lax.expand_dims(w, (w.ndim,))
     gram = lax.add(dot(transposed(r), r), dot(column, transposed(column)))
     return [transposed(jax.lax.linalg.cholesky(gram, symmetrize_input=False))]

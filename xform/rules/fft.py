@@ -1,4 +1,7 @@
-"""Discrete Fourier transforms. They are linear, and a complex transform is its own transpose."""
+"""The rule of discrete Fourier transforms. They are linear.
+
+In comments, x' is the cotangent of the input, y' that of the output.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from xform.registry.words import linear
 
 
 def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int, ...]):
-    if fft_type in (lax.FftType.FFT, lax.FftType.IFFT):
+    if fft_type in (lax.FftType.FFT, lax.FftType.IFFT):  # its matrix is symmetric
         return lax.fft(ct, fft_type, fft_lengths)
     if fft_type == lax.FftType.RFFT:
-        # y = FFT(x) without its redundant half, hence x' = real(FFT(y' with zeros in that half)).
+        # y is FFT(x) without the redundant half. So x' = real(FFT(y' with zeros in that half)).
         missing = fft_lengths[-1] - ct.shape[-1]
         padding = [(0, 0, 0)] * (ct.ndim - 1) + [(0, missing, 0)]
         full = lax.pad(ct, np.zeros((), ct.dtype), padding)
         return lax.real(lax.fft(full, lax.FftType.FFT, fft_lengths))
-    # y sums x and the conjugate of its redundant half. This doubles all but the frequency 0 and,
-    # for an even length, the last one.
+    # IRFFT. The input is half of a spectrum: the other half is its conjugate. So each frequency
+    # counts twice, except the frequency 0 and, for an even length, the last one.
     half = lax.fft(ct, lax.FftType.RFFT, fft_lengths)
     weights = np.full(half.shape[-1:], 2.0 / np.prod(fft_lengths), half.dtype)
     weights[:1] /= 2
@@ -44,6 +47,7 @@ def _flops(eqn: JaxprEqn) -> float:
 
 
 def _dependence(eqn: JaxprEqn) -> list[list[Links]]:
+    """Link batch axes to themselves. Along transformed axes, all elements depend on all."""
     batch = len(shape(eqn.invars[0])) - len(eqn.params["fft_lengths"])
     return [[(*map(AxisLink, range(batch)), *[None] * len(eqn.params["fft_lengths"]))]]
 

@@ -1,8 +1,9 @@
 """Rules that other libraries registered with JAX for their own primitives.
 
-`jax.interpreters.ad` stores them by primitive: how to push tangents, and how to transpose a linear
-operation. These rules belong to their libraries, and xform calls them as JAX does. JAX's own
-primitives are never differentiated in this way. A rule of `xform.extend` takes precedence.
+JAX keeps them in two tables in `jax.interpreters.ad`: `primitive_jvps` (how to push tangents) and
+`primitive_transposes` (how to transpose a linear operation). xform calls these rules as JAX does,
+for a primitive that has no rule of `xform.extend`. JAX's own primitives are never differentiated in
+this way.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from xform.program.ir import Mask
 from xform.program.source import frame
 from xform.registry.table import RULES, Rule
 from xform.registry.traits import UNKNOWN
-from xform.rules.custom import none_if_zero, with_zeros
+from xform.rules.custom import none_if_zero, with_jax_zeros
 
 
 class Foreign(Structured):
     """The rule of a primitive whose rules are in JAX's public tables."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        lost = not eqn.outvars or any(blocks_derivatives(v.aval) for v in eqn.outvars)
-        if any(active) and lost:
+        derivative_is_lost = not eqn.outvars or any(blocks_derivatives(v.aval) for v in eqn.outvars)
+        if any(active) and derivative_is_lost:
             raise NotDifferentiable(
                 f"derivative of {eqn.primitive.name}",
                 "it writes a value that is being differentiated to a place without derivatives",
@@ -50,8 +51,8 @@ class Foreign(Structured):
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         push = ad.primitive_jvps.get(eqn.primitive)
         if push is None:
-            raise _refusal(eqn, "push tangents", "ad.primitive_jvps")
-        full = with_zeros(dxs, eqn.invars, tangent_aval)
+            raise _missing_rule(eqn, "push tangents", "ad.primitive_jvps")
+        full = with_jax_zeros(dxs, eqn.invars, tangent_aval)
         ys, dys = push(tuple(xs), tuple(full), **_params(eqn))
         if not eqn.primitive.multiple_results:
             ys, dys = [ys], [dys]
@@ -66,14 +67,14 @@ class Foreign(Structured):
     def transposed(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         transpose = ad.primitive_transposes.get(eqn.primitive)
         if transpose is None:
-            raise _refusal(eqn, "transpose it", "ad.primitive_transposes")
-        places = zip(xs, eqn.invars, active, strict=True)
-        inputs = [ad.UndefinedPrimal(v.aval) if on else x for x, v, on in places]
+            raise _missing_rule(eqn, "transpose it", "ad.primitive_transposes")
+        triples = zip(xs, eqn.invars, active, strict=True)
+        inputs = [ad.UndefinedPrimal(v.aval) if on else x for x, v, on in triples]
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            full = with_zeros(cts, eqn.outvars, cotangent_aval)
-            several = eqn.primitive.multiple_results
-            results = transpose(full if several else full[0], *inputs, **_params(eqn))
+            full = with_jax_zeros(cts, eqn.outvars, cotangent_aval)
+            ct = full if eqn.primitive.multiple_results else full[0]
+            results = transpose(ct, *inputs, **_params(eqn))
             pairs = zip(results, active, strict=True)
             return [none_if_zero(ct) if on else None for ct, on in pairs]
 
@@ -85,8 +86,8 @@ def _params(eqn: JaxprEqn) -> dict[str, Any]:
     return eqn.primitive.get_bind_params(eqn.params)
 
 
-def _refusal(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
-    """Return the error for a primitive whose library gave JAX no rule of this kind."""
+def _missing_rule(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
+    """Return the error for a primitive that has an entry in only one of the two tables."""
     return NotDifferentiable(
         f"derivative of {eqn.primitive.name}",
         f"its library registered a rule with JAX, but none to {what}: jax.interpreters.{table} "
@@ -99,21 +100,21 @@ def _refusal(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
 
 def has_rule(primitive: Primitive) -> bool:
     """Whether a primitive of another library has a rule in JAX's tables."""
-    known = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
-    return known and named(primitive.name) is not primitive
+    in_tables = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
+    return in_tables and named(primitive.name) is not primitive  # `named` finds JAX's own
 
 
 _FOREIGN_RULES: weakref.WeakKeyDictionary[Primitive, Rule] = weakref.WeakKeyDictionary()
 
 
 def foreign_rule(primitive: Primitive) -> Rule | None:
-    """Return the rule of a primitive that has none in xform's registry; None if JAX has none."""
+    """Return the rule of a primitive of another library; None if JAX's tables have none for it."""
     if primitive not in _FOREIGN_RULES and has_rule(primitive):
         _FOREIGN_RULES[primitive] = Foreign(primitive.name, "foreign", traits=UNKNOWN)
     return _FOREIGN_RULES.get(primitive)
 
 
 def foreign_primitives() -> list[Primitive]:
-    """Return all primitives of the loaded libraries that have rules in JAX's tables."""
-    known = {*ad.primitive_jvps, *ad.primitive_transposes} - RULES.keys()
-    return sorted(filter(has_rule, known), key=lambda p: (type(p).__module__, p.name))
+    """Return all primitives of other loaded libraries that have rules in JAX's tables alone."""
+    without_own_rule = {*ad.primitive_jvps, *ad.primitive_transposes} - RULES.keys()
+    return sorted(filter(has_rule, without_own_rule), key=lambda p: (type(p).__module__, p.name))

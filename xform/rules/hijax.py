@@ -1,8 +1,9 @@
-"""Objects with their own derivatives (`jax.experimental.hijax`): their methods are called.
+"""Operation objects with their own derivatives (`jax.experimental.hijax`): xform calls their rules.
 
-An object may have `vjp_fwd` with `vjp_bwd` or `vjp_bwd_retval`, `jvp`, `lin` with `linearized`, and
-`transpose`. If JAX derives one of these from another by autodiff, xform derives it by its own
-autodiff. JAX's newer `custom_vjp` is such an object, too.
+Such an object is the parameter `_prim` of an equation of `call_hi_primitive`. Its rules are
+methods: `jvp`; `lin` with `linearized`; `vjp_fwd` with `vjp_bwd` or `vjp_bwd_retval`; and
+`transpose`. An object may define only some of them. If JAX derives one of them from another by its
+autodiff, xform derives it by its own autodiff. JAX's newer `custom_vjp` is such an object, too.
 """
 
 from __future__ import annotations
@@ -33,19 +34,22 @@ from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.rules.custom import (
-    closes_over,
+    closes_over_active,
     indexable,
-    moving_outputs,
     no_forward_mode,
     none_if_zero,
-    number,
+    outputs_with_tangent,
     refuse_push,
-    with_zeros,
+    residual_for_rule,
+    with_jax_zeros,
 )
 
 
 class _Sum(ValAccum):
-    """Accumulates an active input's cotangent, for rules that add to it and return nothing."""
+    """Accumulates the cotangent of an active input.
+
+    A rule for reverse mode gets one for each input, calls its `accum`, and returns nothing.
+    """
 
     def __init__(self, eqn: JaxprEqn, variable: Any):
         self.eqn, self.variable = eqn, variable
@@ -56,8 +60,8 @@ class _Sum(ValAccum):
         if none_if_zero(ct) is None:
             return
         check_cotangent(self.eqn, self.variable, ct)
-        before = none_if_zero(self.val)
-        self.val = ct if before is None else add([before, ct])
+        earlier = none_if_zero(self.val)
+        self.val = ct if earlier is None else add([earlier, ct])
 
     def total(self) -> Value:
         """Return the cotangent; None if nothing was added."""
@@ -70,18 +74,19 @@ class HiPrimitive(Structured):
     calls_user_function: ClassVar[bool] = True
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        lost = [v.aval for v in eqn.outvars if blocks_derivatives(v.aval)] if any(active) else []
-        if lost:
+        blocking = [v.aval for v in eqn.outvars if any(active) and blocks_derivatives(v.aval)]
+        if blocking:
             raise NotDifferentiable(
                 f"derivative of {operation_name(eqn)}",
-                f"it returns a value of type {type(lost[0]).__name__}, which has no tangents",
+                f"it returns a value of type {type(blocking[0]).__name__}, which has no tangents",
                 frame(eqn),
                 "give the type to_tangent_aval, vspace_zero and vspace_add, or differentiate with "
                 "respect to other arguments",
             )
         outs, prim = super().active(eqn, active), eqn.params["_prim"]
         if jax_class_name(prim) == "CustomJVPTraced" and prim.symbolic_zeros:
-            return moving_outputs(self.jvp, eqn, active, outs, program(prim.traced.jaxpr).cache)
+            cache = program(prim.traced.jaxpr).cache
+            return outputs_with_tangent(self.jvp, eqn, active, outs, cache)
         return outs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
@@ -92,45 +97,44 @@ class HiPrimitive(Structured):
             _jvp if defines_rule(prim, "jvp") else _linearize if defines_rule(prim, "lin") else None
         )
         if rule is None:
-            raise _refusal(eqn, "push tangents: it has neither jvp nor lin")
-        return rule(prim, xs, with_zeros(dxs, eqn.invars, tangent_aval))
+            raise _missing_method(eqn, "push tangents: it has neither jvp nor lin")
+        return rule(prim, xs, with_jax_zeros(dxs, eqn.invars, tangent_aval))
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         prim = eqn.params["_prim"]
-        pushes = defines_rule(prim, "jvp") or defines_rule(prim, "lin")
-        if defines_rule(prim, "vjp_fwd") and (_is_custom_vjp(prim) or not pushes):
+        has_forward_mode = defines_rule(prim, "jvp") or defines_rule(prim, "lin")
+        if defines_rule(prim, "vjp_fwd") and (_is_custom_vjp(prim) or not has_forward_mode):
             reverse = self._reverse(eqn, xs, tuple(dx is not None for dx in dxs))
             return refuse_push(*reverse, dxs, frame(eqn))
         if defines_rule(prim, "lin"):
-            return _linearize(prim, xs, with_zeros(dxs, eqn.invars, tangent_aval))
+            return _linearize(prim, xs, with_jax_zeros(dxs, eqn.invars, tangent_aval))
         return self.jvp(eqn, xs, dxs)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if not defines_rule(eqn.params["_prim"], "vjp_fwd"):
-            push = functools.partial(self._pushed, eqn, wanted)
+            push = lambda xs, dxs: self.split(eqn, xs, dxs, wanted)
             return pull_of_jvp(push, xs, active, wanted)
         ys, residuals, pull = self._reverse(eqn, xs, active)
         return ys, functools.partial(pull, residuals)
 
-    def _pushed(self, eqn: JaxprEqn, wanted: Mask, xs: Sequence[Value], dxs: Sequence[Value]):
-        return self.split(eqn, xs, dxs, wanted)
-
     def _reverse(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask):
-        """Call the object's rules for reverse mode; return outputs, residuals, and the pullback."""
+        """Call the object's rules for reverse mode; return outputs, residuals, and the pullback.
+
+        The pullback is a function of residuals and cotangents.
+        """
         prim = eqn.params["_prim"]
         if any(active[: _closed_over(prim)]):
-            raise closes_over(frame(eqn))
+            raise closes_over_active(frame(eqn))
         inputs = prim.in_tree.unflatten(indexable(xs))
-        y, held, *rest = prim.vjp_fwd(prim.in_tree.unflatten(active), *inputs)
-        moving = _flags(rest[0] if rest else True, prim.out_tree)
-        structured = rest[1:2]
-        residuals, tree = jax.tree.flatten((held, *structured))
+        # `vjp_fwd` may also return which outputs have a derivative, and structured residuals.
+        y, residual_tree, *rest = prim.vjp_fwd(prim.in_tree.unflatten(active), *inputs)
+        has_derivative = _flags(rest[0] if rest else True, prim.out_tree)
+        residuals, tree = jax.tree.flatten((residual_tree, *rest[1:2]))
 
         def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-            given = group_cotangents(
-                [ct if on else None for ct, on in zip(cts, moving, strict=True)]
-            )
-            y = prim.out_tree.unflatten(with_zeros(given, eqn.outvars, cotangent_aval))
+            pairs = zip(cts, has_derivative, strict=True)
+            given = group_cotangents([ct if on else None for ct, on in pairs])
+            y = prim.out_tree.unflatten(with_jax_zeros(given, eqn.outvars, cotangent_aval))
             sums = _accumulators(eqn, active)
             entries = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
             _log(eqn, "vjp_bwd", entries)
@@ -139,7 +143,7 @@ class HiPrimitive(Structured):
             return [RULE_RETURNED_NONE if on and ct is None else ct
                     for ct, on in zip(totals, active, strict=True)]  # fmt: skip
 
-        residuals = indexable(list(map(number, residuals)))
+        residuals = indexable(list(map(residual_for_rule, residuals)))
         return list(prim.out_tree.flatten_up_to(y)), residuals, pull
 
     def transposed(
@@ -149,12 +153,13 @@ class HiPrimitive(Structured):
         if not defines_rule(prim, "transpose"):
             if defines_rule(prim, "vjp_fwd"):
                 return self.vjp(eqn, xs, active, wanted)
-            # Its jvp binds the object again for the tangents, so its operations are transposed.
+            # The jvp of the object binds the object again for the tangents. So its function is
+            # traced here, and the function's operations are transposed.
             run = lambda *xs: prim.out_tree.flatten_up_to(prim.expand(*prim.in_tree.unflatten(xs)))
             return pullback(trace(run, *map(jax.typeof, xs)), active, wanted, xs, linear=True)
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            y = prim.out_tree.unflatten(with_zeros(cts, eqn.outvars, cotangent_aval))
+            y = prim.out_tree.unflatten(with_jax_zeros(cts, eqn.outvars, cotangent_aval))
             sums = _accumulators(eqn, active)
             given = [s if on else x for s, x, on in zip(sums, xs, active, strict=True)]
             _log(eqn, "transpose", prim.transpose(y, *prim.in_tree.unflatten(given)))
@@ -174,18 +179,21 @@ def _closed_over(prim: Any) -> int:
 
 
 def _jvp(prim: Any, xs: Sequence[Value], dxs: Sequence[Value]):
+    """Push tangents by the object's `jvp`; return outputs and tangents."""
     ys, dys = prim.jvp(prim.in_tree.unflatten(indexable(xs)), prim.in_tree.unflatten(dxs))
     return _outputs(prim, ys, dys)
 
 
 def _linearize(prim: Any, xs: Sequence[Value], dxs: Sequence[Value]):
+    """Push tangents by the object's `lin` and `linearized`; return outputs and tangents."""
     on = prim.in_tree.unflatten([none_if_zero(dx) is not None for dx in dxs])
-    ys, held, *rest = prim.lin(on, *prim.in_tree.unflatten(indexable(xs)))
-    dys = prim.linearized(held, *rest[1:2], *prim.in_tree.unflatten(dxs))
+    ys, residuals, *rest = prim.lin(on, *prim.in_tree.unflatten(indexable(xs)))
+    dys = prim.linearized(residuals, *rest[1:2], *prim.in_tree.unflatten(dxs))
     return _outputs(prim, ys, dys)
 
 
 def _outputs(prim: Any, ys: Any, dys: Any) -> tuple[list[Value], list[Value]]:
+    """Flatten outputs and tangents; a tangent that is zero becomes None."""
     flat = prim.out_tree.flatten_up_to
     return list(flat(ys)), list(map(none_if_zero, flat(dys)))
 
@@ -200,15 +208,18 @@ def _accumulators(eqn: JaxprEqn, active: Mask) -> list[Any]:
 
 def _flags(flags: Any, tree: Any) -> list[bool]:
     """Return a bool for each leaf of a tree, from a tree of flags that is a prefix of it."""
-    leaves: list[bool] = []
-    places = tree.unflatten(range(tree.num_leaves))
-    jax.tree.map(lambda on, part: leaves.extend([bool(on)] * len(jax.tree.leaves(part))),
-                 flags, places)  # fmt: skip
-    return leaves
+    flag_of_leaf: list[bool] = []
+    leaves = tree.unflatten(range(tree.num_leaves))
+    jax.tree.map(lambda on, part: flag_of_leaf.extend([bool(on)] * len(jax.tree.leaves(part))),
+                 flags, leaves)  # fmt: skip
+    return flag_of_leaf
 
 
 def _log(eqn: JaxprEqn, method: str, entries: Any) -> None:
-    """Log what a rule that adds to accumulators returned: a dict, or None."""
+    """Log the dict that a rule returned. A rule for reverse mode returns a dict to log, or None.
+
+    Raises WrongCotangent for anything else: the rule has to add cotangents to its accumulators.
+    """
     if entries is not None and not isinstance(entries, dict):
         raise WrongCotangent(
             f"pullback of {operation_name(eqn)}",
@@ -220,7 +231,7 @@ def _log(eqn: JaxprEqn, method: str, entries: Any) -> None:
     log(entries, operation_name(eqn), frame(eqn))
 
 
-def _refusal(eqn: JaxprEqn, what: str) -> NotDifferentiable:
+def _missing_method(eqn: JaxprEqn, what: str) -> NotDifferentiable:
     """Return the error for an operation class without the needed method."""
     return NotDifferentiable(
         f"derivative of {operation_name(eqn)}",

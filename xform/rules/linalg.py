@@ -1,6 +1,7 @@
-"""Linear algebra: products of matrices, and solves with structured matrices.
+"""Rules of triangular and tridiagonal solves, and operations on matrices for other rules.
 
-Factorizations are in `rules.factor` and `rules.eigen`.
+The rules of factorizations (`rules.factor`, `rules.eigen`) use these operations: products,
+triangles, diagonals. A matrix is the last two axes of an array. All axes before are batch axes.
 """
 
 from __future__ import annotations
@@ -26,37 +27,40 @@ HIGHEST = lax.Precision.HIGHEST
 
 
 def dot(a: Any, b: Any) -> Any:
-    """Return the matrix product over the last two axes."""
+    """Return the matrix product, at the highest precision."""
     batch = tuple(range(a.ndim - 2))
     dims = ((a.ndim - 1,), (b.ndim - 2,)), (batch, batch)
     return lax.dot_general(a, b, dims, precision=HIGHEST)
 
 
 def transposed(a: Any) -> Any:
+    """Return the transposed matrix."""
     return lax.transpose(a, (*range(a.ndim - 2), a.ndim - 1, a.ndim - 2))
 
 
 def adjoint(a: Any) -> Any:
+    """Return the conjugate transpose."""
     return transposed(lax.conj(a) if np.iscomplexobj(a) else a)
 
 
 def where(mask: np.ndarray, a: Any) -> Any:
-    """Keep the entries of matrices where a static mask of the last two axes is True, else zero."""
-    spread = lax.broadcast_in_dim(mask, a.shape, (a.ndim - 2, a.ndim - 1))
-    return lax.select(spread, a, zeros(jax.typeof(a)))
+    """Return a matrix with zeros where `mask`, a known matrix of bools, is False."""
+    full_mask = lax.broadcast_in_dim(mask, a.shape, (a.ndim - 2, a.ndim - 1))
+    return lax.select(full_mask, a, zeros(jax.typeof(a)))
 
 
 def lower(a: Any, below: int = 0) -> Any:
-    """Return the lower triangle, from the diagonal or from `below` diagonals under it."""
+    """Return the lower triangle with the diagonal; without the first `below` diagonals of it."""
     return where(np.tri(*a.shape[-2:], k=-below, dtype=bool), a)
 
 
 def upper(a: Any) -> Any:
+    """Return the upper triangle with the diagonal."""
     return where(~np.tri(*a.shape[-2:], k=-1, dtype=bool), a)
 
 
 def diagonal(a: Any) -> Any:
-    """Return the diagonals of matrices as vectors."""
+    """Return the diagonal as a vector."""
     k = min(a.shape[-2:])
     square = lax.slice(a, (0,) * a.ndim, (*a.shape[:-2], k, k))
     return lax.reduce_sum(where(np.eye(k, dtype=bool), square), (a.ndim - 1,))
@@ -75,23 +79,27 @@ def columns(s: Any, like: Any) -> Any:
 
 
 def eye(a: Any) -> Any:
-    """Return identity matrices in the shape and dtype of `a`."""
+    """Return the identity matrix in the shape and dtype of `a`, which may not be square."""
     unit = np.eye(*a.shape[-2:], dtype=a.dtype)
     return lax.broadcast_in_dim(unit, a.shape, (a.ndim - 2, a.ndim - 1))
 
 
 def hermitian(a: Any, from_lower: bool) -> Any:
-    """Return the Hermitian matrix with one triangle of `a` and the real part of its diagonal."""
+    """Return the Hermitian matrix with one triangle of `a` and the real part of its diagonal.
+
+    `from_lower`: whether it is the lower or the upper triangle.
+    """
     n = a.shape[-1]
-    half = where(np.tri(n, k=-1, dtype=bool) if from_lower else ~np.tri(n, dtype=bool), a)
-    middle = where(np.eye(n, dtype=bool), a)
+    triangle = where(np.tri(n, k=-1, dtype=bool) if from_lower else ~np.tri(n, dtype=bool), a)
+    on_diagonal = where(np.eye(n, dtype=bool), a)
     if np.iscomplexobj(a):
-        middle = lax.complex(lax.real(middle), zeros(jax.typeof(lax.real(middle))))
-    return lax.add(lax.add(half, adjoint(half)), middle)
+        real = lax.real(on_diagonal)
+        on_diagonal = lax.complex(real, zeros(jax.typeof(real)))
+    return lax.add(lax.add(triangle, adjoint(triangle)), on_diagonal)
 
 
 def imaginary(a: Any) -> Any:
-    """Return the imaginary part as a complex array."""
+    """Return the imaginary part of a complex array as a complex array, i times the part."""
     return lax.complex(zeros(jax.typeof(lax.real(a))), lax.imag(a))
 
 
@@ -109,22 +117,22 @@ def take_rows(a: Any, permutation: Any) -> Any:
     )
 
 
-# Solves. `A y = b` gives `A dy = db - dA y`: one rule for all structures of A.
+# Solves. A y = b gives A dy = db - dA y, whatever the structure of A. So they share one rule.
 
 
 class Solve(Rule):
-    """The rule of a solve. The last input is the right-hand side `b`; the others hold `A`.
+    """The rule of a solve. The last input is the right-hand side `b`; the others define `A`.
 
-    The formulas are `apply(y, *a)`, the product A y, and `transpose(ct, *a)`, the solve with the
-    transpose of A.
+    There are two formulas. `apply(y, *a)` returns the product A y. `transpose(ct, *a)` returns the
+    solution for the transpose of A and the right-hand side `ct`.
     """
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         *a, _ = xs
         *da, db = dxs
         if any(d is not None for d in da):
-            moved = self.call(self.formulas[0], eqn, ys[0], *instantiate(da, map(jax.typeof, a)))
-            db = lax.neg(moved) if db is None else lax.sub(db, moved)
+            da_y = self.call(self.formulas[0], eqn, ys[0], *instantiate(da, map(jax.typeof, a)))
+            db = lax.neg(da_y) if db is None else lax.sub(db, da_y)
         return apply(eqn, [*a, db])
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
@@ -133,8 +141,8 @@ class Solve(Rule):
         ct_b = self.call(self.formulas[1], eqn, cts[0], *a)
         ct_a: list[Value] = [None] * len(a)
         if any(active[:-1]):
-            moved = lambda *da: [self.call(self.formulas[0], eqn, ys[0], *da)]
-            _, pull = pullback(trace(moved, *a), active[:-1], (True,), a)
+            a_times_y = lambda *a: [self.call(self.formulas[0], eqn, ys[0], *a)]
+            _, pull = pullback(trace(a_times_y, *a), active[:-1], (True,), a)
             ct_a = pull([lax.neg(ct_b)])
         return [*ct_a, ct_b if active[-1] else None]
 
@@ -142,8 +150,8 @@ class Solve(Rule):
 def _triangular_apply(y: Any, a: Any, *, left_side: bool, lower: bool, transpose_a: bool,
                       conjugate_a: bool, unit_diagonal: bool):  # fmt: skip
     n = a.shape[-1]
-    kept = np.tri(n, k=-1 if unit_diagonal else 0, dtype=bool)
-    a = where(kept if lower else kept.T, a)
+    triangle = np.tri(n, k=-1 if unit_diagonal else 0, dtype=bool)
+    a = where(triangle if lower else triangle.T, a)
     if conjugate_a and np.iscomplexobj(a):
         a = lax.conj(a)
     if transpose_a:
@@ -165,17 +173,20 @@ def _triangular_transpose(ct: Any, a: Any, *, left_side: bool, lower: bool, tran
 
 
 def _tridiagonal_apply(y: Any, low: Any, middle: Any, high: Any, *, perturb_singular: Any = None):
-    """Return A y. `low` couples a row to the one above (low[0] is unused), `high` to that below."""
+    """Return A y for a tridiagonal A: row i is low[i] y[i-1] + middle[i] y[i] + high[i] y[i+1].
+
+    The first element of `low` and the last one of `high` are not used.
+    """
     axis = y.ndim - 2
-    after = [(0, 0, 0)] * y.ndim
-    before = list(after)
-    after[axis], before[axis] = (-1, 1, 0), (1, -1, 0)
+    to_next = [(0, 0, 0)] * y.ndim
+    to_previous = list(to_next)
+    to_next[axis], to_previous[axis] = (-1, 1, 0), (1, -1, 0)
     zero = np.zeros((), y.dtype)
     return lax.add(
         lax.mul(rows(middle, y), y),
         lax.add(
-            lax.mul(rows(low, y), lax.pad(y, zero, before)),
-            lax.mul(rows(high, y), lax.pad(y, zero, after)),
+            lax.mul(rows(low, y), lax.pad(y, zero, to_previous)),
+            lax.mul(rows(high, y), lax.pad(y, zero, to_next)),
         ),
     )
 
@@ -189,37 +200,40 @@ def _tridiagonal_transpose(ct: Any, low: Any, middle: Any, high: Any, *, perturb
     )
 
 
-def _substitutions(eqn: JaxprEqn) -> int:
+def _triangular_flops(eqn: JaxprEqn) -> int:
     return cost.size(eqn.invars[1]) * cost.shape(eqn.invars[0])[-1]
 
 
 def _solve_dependence(eqn: JaxprEqn) -> list[list[Links]]:
-    """Link an output to all of its matrix, and to its column (row, if solved from the right)."""
+    """Return the dependence: an output depends on the whole matrix, and on a part of `b`.
+
+    That part is its column, or its row if the system is solved from the right.
+    """
     ndim = len(shape(eqn.outvars[0]))
     batch = tuple(map(AxisLink, range(ndim - 2)))
-    own = (
+    row_or_column = (
         (None, AxisLink(ndim - 1))
         if eqn.params.get("left_side", True)
         else (AxisLink(ndim - 2), None)
     )
-    whole: Links = (*batch, None, None)
-    return [*[[whole] for _ in eqn.invars[1:]], [(*batch, *own)]]
+    whole_matrix: Links = (*batch, None, None)
+    return [*[[whole_matrix] for _ in eqn.invars[1:]], [(*batch, *row_or_column)]]
 
 
 declare(Solve, "triangular_solve", "solve", [_triangular_apply, _triangular_transpose],
-        Traits(flops=_substitutions, dependence=axis_by_axis(_solve_dependence)))  # fmt: skip
+        Traits(flops=_triangular_flops, dependence=axis_by_axis(_solve_dependence)))  # fmt: skip
 declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_transpose],
         Traits(dependence=axis_by_axis(_solve_dependence)))  # fmt: skip
 
 
-def solve_left(a: Any, b: Any, **kind: bool) -> Any:
-    """Return a⁻¹ b for a triangular `a`."""
-    return jax.lax.linalg.triangular_solve(a, b, left_side=True, **kind)
+def solve_left(a: Any, b: Any, **options: bool) -> Any:
+    """Return a⁻¹ b for a triangular `a`. The options are those of `triangular_solve`."""
+    return jax.lax.linalg.triangular_solve(a, b, left_side=True, **options)
 
 
-def solve_right(a: Any, b: Any, **kind: bool) -> Any:
-    """Return b a⁻¹ for a triangular `a`."""
-    return jax.lax.linalg.triangular_solve(a, b, left_side=False, **kind)
+def solve_right(a: Any, b: Any, **options: bool) -> Any:
+    """Return b a⁻¹ for a triangular `a`. The options are those of `triangular_solve`."""
+    return jax.lax.linalg.triangular_solve(a, b, left_side=False, **options)
 
 
 def solve(a: Any, b: Any) -> Any:

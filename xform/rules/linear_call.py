@@ -1,4 +1,4 @@
-"""`linear_call`: a linear function with a transpose given by the user."""
+"""The rule of `jax.custom_derivatives.linear_call`: a linear function with the user's transpose."""
 
 from __future__ import annotations
 
@@ -17,57 +17,61 @@ from xform.registry.traits import Traits
 
 
 class LinearCall(Rule):
-    """The rule of a call that is linear in its last inputs; the inputs before them are fixed.
+    """The rule of `linear_call`. The call is linear in its last inputs; the others are fixed.
 
-    The function and its transpose serve the linear inputs, in either order. A derivative in the
-    fixed inputs goes through the function itself.
+    In the linear inputs, a push calls the function and a pull its transpose. Each is a
+    `linear_call` again, so it can be transposed too. A derivative in the fixed inputs is that of
+    the function itself.
     """
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        forth, back, n = _functions(eqn)
+        function, transpose, n = _functions(eqn)
         terms: list[list[Value]] = []
         if any(dx is not None for dx in dxs[n:]):
-            moved = instantiate(dxs, eqn.invars)
-            terms.append(linear_call(forth, back, list(xs[:n]), moved[n:]))
+            full = instantiate(dxs, eqn.invars)
+            terms.append(linear_call(function, transpose, list(xs[:n]), full[n:]))
         if any(dx is not None for dx in dxs[:n]):
-            fixed = [*dxs[:n], *[None] * (len(xs) - n)]
-            terms.append(jvp(program(eqn.params["callee"]), xs, fixed)[1])
+            of_fixed = [*dxs[:n], *[None] * (len(xs) - n)]
+            terms.append(jvp(program(eqn.params["callee"]), xs, of_fixed)[1])
         return [_sum(parts) for parts in zip(*terms, strict=True)]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        forth, back, n = _functions(eqn)
+        function, transpose, n = _functions(eqn)
         full = instantiate(cts, eqn.outvars, kind=cotangent_aval)
-        result: list[Value] = [None] * len(xs)
+        in_cts: list[Value] = [None] * len(xs)
         if any(active[n:]):
-            result[n:] = linear_call(back, forth, list(xs[:n]), full)
+            in_cts[n:] = linear_call(transpose, function, list(xs[:n]), full)
         if any(active[:n]):
-            fixed = (*active[:n], *[False] * (len(xs) - n))
+            of_fixed = (*active[:n], *[False] * (len(xs) - n))
             wanted = (True,) * len(ys)
-            result[:n] = pullback(program(eqn.params["callee"]), fixed, wanted, xs)[1](full)[:n]
-        return [ct if on else None for ct, on in zip(result, active, strict=True)]
+            _, pull = pullback(program(eqn.params["callee"]), of_fixed, wanted, xs)
+            in_cts[:n] = pull(full)[:n]
+        return [ct if on else None for ct, on in zip(in_cts, active, strict=True)]
 
 
 def _functions(eqn: JaxprEqn) -> tuple[Callable[..., Any], Callable[..., Any], int]:
-    """Return the function and its transpose, both of (fixed, linear); and how many are fixed.
+    """Return the function, its transpose, and the number of fixed inputs.
 
-    The fixed inputs are the function's constants, then the residuals that the caller passed. The
-    transpose has constants of its own.
+    Both functions take a list of fixed inputs and a list of linear inputs. The fixed inputs are the
+    function's constants, then the residuals that the caller passed. The transpose does not use the
+    function's constants, and has constants of its own.
     """
     params = eqn.params
     n_consts = params["num_callee_consts"]
 
-    def forth(fixed: list[Value], linear: list[Value]) -> list[Value]:
+    def function(fixed: list[Value], linear: list[Value]) -> list[Value]:
         return evaluate(program(params["callee"]), [*fixed, *linear])
 
-    def back(fixed: list[Value], linear: list[Value]) -> list[Value]:
-        transpose, consts = params["transpose_thunk"]()
-        return evaluate(program(transpose), [*consts, *fixed[n_consts:], *linear])
+    def transpose(fixed: list[Value], linear: list[Value]) -> list[Value]:
+        jaxpr, consts = params["transpose_thunk"]()
+        return evaluate(program(jaxpr), [*consts, *fixed[n_consts:], *linear])
 
-    return forth, back, n_consts + params["num_res"]
+    return function, transpose, n_consts + params["num_res"]
 
 
 def _sum(terms: Sequence[Value]) -> Value:
+    """The sum of the terms that are not None; None if all are."""
     present = [t for t in terms if t is not None]
     return None if not present else add(present)
 
