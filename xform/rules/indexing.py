@@ -1,10 +1,15 @@
-"""Reads and writes at computed places: dynamic slices, gather, scatters.
+"""Rules of reads and writes at computed positions: dynamic slices, gather, scatters.
 
-The conventions are those of JAX. scatter-min and scatter-max share a tie equally among the values
-that attain it, the old value included. If several updates go to one place, the update that won the
-forward scatter gets the derivative. `mode` is the same in both passes, so that elements that are
-dropped or clamped in the forward pass are also dropped or clamped in the backward pass. A fill
-value is a constant.
+A scatter writes its *updates* into an operand `x` at positions that the indices name. The
+conventions are those of JAX:
+
+- If several updates of a plain scatter go to one position, the update that remains in the forward
+  pass gets the derivative.
+- scatter-min and scatter-max share a tie equally among the updates that attain it, and the old
+  value if it attains it.
+- `mode` says what happens out of bounds. It is the same in both passes, so elements that are
+  dropped or clamped in the forward pass are also dropped or clamped in the backward pass. A fill
+  value is a constant.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ Numbers = lax.ScatterDimensionNumbers
 
 
 def zeros_like(x: Value) -> Value:
+    """Return zeros of the type of `x`."""
     return zeros(jax.typeof(x))
 
 
@@ -57,7 +63,7 @@ linear("dynamic_update_slice", _dynamic_update_slice, over=(0, 1), traits=where.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Gather(Linear):
-    """Affine: out of bounds, the output has `fill_value`, and the tangent has 0."""
+    """The rule of gather. Out of bounds the output has `fill_value`, and the tangent has 0."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         params: dict[str, Any] = {**eqn.params, "fill_value": 0}
@@ -89,7 +95,14 @@ declare(_Gather, "gather", "linear", [_gather], where.GATHER, over=(0,))
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where a scatter writes: its indices and its parameters, except the combining function."""
+    """Where a scatter writes.
+
+    Attributes:
+      indices: the indices.
+      shape: the shape of the updates.
+      numbers: the dimension numbers.
+      params: the options of a scatter, such as `mode`.
+    """
 
     indices: Value
     shape: tuple[int, ...]
@@ -97,9 +110,11 @@ class Places:
     params: dict[str, Any]
 
     def apply(self, scatter: Callable[..., Value], x: Value, updates: Value) -> Value:
+        """Return `scatter` of `updates` into `x` at these places."""
         return scatter(x, self.indices, updates, self.numbers, **self.params)
 
     def add(self, x: Value, updates: Value) -> Value:
+        """Return `x` with `updates` added at these places."""
         return self.apply(lax.scatter_add, x, updates)
 
     def read(self, x: Value) -> Value:
@@ -118,8 +133,8 @@ class Places:
         return lax.gather(x, self.indices, numbers, sizes, fill_value=0, **self.params)
 
 
-def places(indices: Value, updates: Value, dimension_numbers: Any, indices_are_sorted: bool,
-           unique_indices: bool, mode: Any) -> Places:  # fmt: skip
+def places_of(indices: Value, updates: Value, dimension_numbers: Any, indices_are_sorted: bool,
+              unique_indices: bool, mode: Any) -> Places:  # fmt: skip
     """Return the `Places` of a scatter, from its operands and parameters."""
     params = {
         "indices_are_sorted": indices_are_sorted,
@@ -129,36 +144,43 @@ def places(indices: Value, updates: Value, dimension_numbers: Any, indices_are_s
     return Places(indices, np.shape(updates), dimension_numbers, params)
 
 
-def _updates(eqn: JaxprEqn) -> int:
+def _update_count(eqn: JaxprEqn) -> int:
+    """The FLOPs of a scatter that combines values: one for each element of the updates."""
     return cost.size(eqn.invars[2])
 
 
 def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, Value]]) -> None:
-    """Declare a scatter that is linear; `transpose(at, ct)` returns cotangents of both inputs."""
+    """Declare a scatter that is linear in the operand and the updates.
+
+    `transpose(places, ct)` returns the cotangents of both.
+    """
 
     def formula(ct: Value, x: Value, indices: Value, updates: Value, *, dimension_numbers: Any,
                 indices_are_sorted: bool, unique_indices: bool, mode: Any, update_jaxpr: Any = None,
                 update_consts: Any = ()):  # fmt: skip
-        at = places(indices, updates, dimension_numbers, indices_are_sorted, unique_indices, mode)
-        ct_x, ct_updates = transpose(at, ct)
+        places = places_of(
+            indices, updates, dimension_numbers, indices_are_sorted, unique_indices, mode
+        )
+        ct_x, ct_updates = transpose(places, ct)
         return [ct_x, None, ct_updates]
 
-    linear(name, formula, over=(0, 2), traits=where.scatter_traits(_updates))
+    linear(name, formula, over=(0, 2), traits=where.scatter_traits(_update_count))
 
 
-def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies: bool) -> None:
-    """Declare a scatter by `jvp(at, x, updates, dx, dupdates)`, which returns output and tangent.
+def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], combines: bool) -> None:
+    """Declare a scatter by `jvp(places, x, updates, dx, dupdates)`.
 
-    If the returned output is None, the primitive computes it.
+    `jvp` returns the output and its tangent. If the output is None, the primitive computes it.
 
-    With `applies`, the primitive always carries a combining function, which its name tells. Any
-    other scatter with such a function is `lax.scatter_apply`, whose function is unknown.
+    `combines`: whether the scatter combines updates with old values, as scatter-mul does. Then its
+    equation always has the combining function as a parameter. If a plain scatter has one, it was
+    made by `lax.scatter_apply`, and the function is the user's.
     """
 
     def formula(primals: Sequence[Value], tangents: Sequence[Any], *, dimension_numbers: Any,
                 indices_are_sorted: bool, unique_indices: bool, mode: Any, update_jaxpr: Any = None,
                 update_consts: Any = ()):  # fmt: skip
-        if update_jaxpr is not None and not applies:
+        if update_jaxpr is not None and not combines:
             raise NotDifferentiable(
                 "derivative of scatter_apply",
                 "it applies an arbitrary function at the places that the indices name",
@@ -166,45 +188,47 @@ def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies:
                 "gather the values, apply the function to them, and scatter the results",
             )
         (x, indices, updates), (dx, _, dupdates) = primals, tangents
-        at = places(indices, updates, dimension_numbers, indices_are_sorted, unique_indices, mode)
-        y, dy = jvp(at, x, updates, dx, dupdates)
+        places = places_of(
+            indices, updates, dimension_numbers, indices_are_sorted, unique_indices, mode
+        )
+        y, dy = jvp(places, x, updates, dx, dupdates)
         return None if y is None else [y], [dy]
 
-    traits = where.scatter_traits(_updates if applies else none, replaces=not applies)
-    composite(name, formula, traits)
+    flops = _update_count if combines else none
+    composite(name, formula, where.scatter_traits(flops, replaces=not combines))
 
 
-def _scatter(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+def _scatter(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
     dx = zeros_like(x) if dx is None else dx
     dupdates = zeros_like(updates) if dupdates is None else dupdates
-    if at.params["unique_indices"]:
+    if places.params["unique_indices"]:
         ones = lax.full_like(updates, True, np.bool_)
-        hit = at.apply(lax.scatter, lax.full_like(x, False, np.bool_), ones)
-        return None, at.add(lax.select(hit, zeros_like(dx), dx), dupdates)
-    size = math.prod(at.shape)
+        replaced = places.apply(lax.scatter, lax.full_like(x, False, np.bool_), ones)
+        return None, places.add(lax.select(replaced, zeros_like(dx), dx), dupdates)
+    size = math.prod(places.shape)
     if not size:
         return None, dx
-    # It is undefined which of several updates to one place wins, so scatter their numbers to see.
-    # The output also uses these winners, so that both results agree.
-    numbers = lax.reshape(lax.iota(np.int32, size), at.shape)
-    winners = at.apply(lax.scatter, lax.full_like(x, -1, np.int32), numbers)
-    hit = lax.ge(winners, np.int32(0))
-    places = lax.max(winners, np.int32(0))
+    # If several updates go to one position, it is undefined which one remains. So the numbers of
+    # the updates are scattered to find out. The output uses the same updates as the tangent.
+    numbers = lax.reshape(lax.iota(np.int32, size), places.shape)
+    remaining = places.apply(lax.scatter, lax.full_like(x, -1, np.int32), numbers)
+    replaced = lax.ge(remaining, np.int32(0))
+    update_numbers = lax.max(remaining, np.int32(0))
 
     def overwrite(old: Value, new: Value) -> Value:
         new = lax.reshape(new, (size,))
-        return lax.select(hit, new.at[places].get(mode="promise_in_bounds"), old)
+        return lax.select(replaced, new.at[update_numbers].get(mode="promise_in_bounds"), old)
 
     return overwrite(x, updates), overwrite(dx, dupdates)
 
 
-def _scatter_mul(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
-    factor = at.apply(lax.scatter_mul, lax.full_like(x, 1), updates)
+def _scatter_mul(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+    factor = places.apply(lax.scatter_mul, lax.full_like(x, 1), updates)
     terms: list[Value] = []
     if dx is not None:
         terms.append(lax.mul(dx, factor))
     if dupdates is not None:
-        if not at.params["unique_indices"]:
+        if not places.params["unique_indices"]:
             raise NotDifferentiable(
                 "derivative of scatter_mul in its updates",
                 "several updates may multiply one place, and the derivative of their product has "
@@ -212,38 +236,39 @@ def _scatter_mul(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
                 "",
                 "pass unique_indices=True if the indices are unique",
             )
-        terms.append(lax.mul(x, at.add(zeros_like(x), dupdates)))
-    return at.apply(lax.scatter_mul, x, updates), sum_of(terms)
+        terms.append(lax.mul(x, places.add(zeros_like(x), dupdates)))
+    return places.apply(lax.scatter_mul, x, updates), sum_of(terms)
 
 
 def sum_of(terms: Sequence[Value]) -> Any:
+    """Return the sum of the terms; None if there is none."""
     return functools.reduce(lax.add, terms) if terms else None
 
 
 def extremal(scatter: Callable[..., Value]) -> Callable[..., tuple[Value, Any]]:
     """Return the jvp of scatter-min or scatter-max."""
 
-    def jvp(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
-        y = at.apply(scatter, x, updates)
-        won = lax.convert_element_type(lax.eq(updates, at.read(y)), x.dtype)
-        winners = at.add(zeros_like(x), won)
-        stays = lax.bitwise_or(lax.eq(x, y), lax.eq(winners, constant_like(x, 0)))
-        stays = lax.convert_element_type(stays, x.dtype)
-        share = lax.div(constant_like(x, 1), lax.add(winners, stays))
+    def jvp(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+        y = places.apply(scatter, x, updates)
+        attains = lax.convert_element_type(lax.eq(updates, places.read(y)), x.dtype)
+        n_attaining = places.add(zeros_like(x), attains)
+        old_attains = lax.bitwise_or(lax.eq(x, y), lax.eq(n_attaining, constant_like(x, 0)))
+        old_attains = lax.convert_element_type(old_attains, x.dtype)
+        share = lax.div(constant_like(x, 1), lax.add(n_attaining, old_attains))
         terms: list[Value] = []
         if dx is not None:
-            terms.append(lax.mul(dx, lax.mul(stays, share)))
+            terms.append(lax.mul(dx, lax.mul(old_attains, share)))
         if dupdates is not None:
-            coefficient = lax.mul(won, at.read(share))
-            terms.append(at.add(zeros_like(x), lax.mul(dupdates, coefficient)))
+            coefficient = lax.mul(attains, places.read(share))
+            terms.append(places.add(zeros_like(x), lax.mul(dupdates, coefficient)))
         return y, sum_of(terms)
 
     return jvp
 
 
-linear_scatter("scatter-add", lambda at, ct: (ct, at.read(ct)))
-linear_scatter("scatter-sub", lambda at, ct: (ct, lax.neg(at.read(ct))))
-composite_scatter("scatter", _scatter, applies=False)
-composite_scatter("scatter-mul", _scatter_mul, applies=True)
-composite_scatter("scatter-min", extremal(lax.scatter_min), applies=True)
-composite_scatter("scatter-max", extremal(lax.scatter_max), applies=True)
+linear_scatter("scatter-add", lambda places, ct: (ct, places.read(ct)))
+linear_scatter("scatter-sub", lambda places, ct: (ct, lax.neg(places.read(ct))))
+composite_scatter("scatter", _scatter, combines=False)
+composite_scatter("scatter-mul", _scatter_mul, combines=True)
+composite_scatter("scatter-min", extremal(lax.scatter_min), combines=True)
+composite_scatter("scatter-max", extremal(lax.scatter_max), combines=True)

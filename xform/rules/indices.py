@@ -1,4 +1,11 @@
-"""The elements that slices, gathers and scatters read and write."""
+"""The dependence of slices, gathers and scatters: which elements they read and write.
+
+The dependence of a primitive says on which elements of the operands each element of the result
+depends (`xform.registry.dependence`). It gives the sparsity pattern of a Jacobian. The functions
+here return it in three forms: `Links` say it axis by axis, pairs say it element by element, and a
+movement moves element numbers in NumPy. `values` has the value of each operand that is known, else
+None. If the indices are known, the dependence is exact. Otherwise it covers all possible indices.
+"""
 
 from __future__ import annotations
 
@@ -29,56 +36,63 @@ from xform.registry.traits import MOVEMENT, Count, Traits
 
 
 def _starts(values: Values, operand: tuple[int, ...], part: tuple[int, ...]) -> list[int | None]:
-    """Return the clamped start of a part on each axis; 0 if it fits once only, None if unknown."""
-    pairs = zip(values, operand, part, strict=True)
+    """Return the start of a part on each axis, clamped as JAX does; None if it is not known.
+
+    `values` are the start indices. `operand` and `part` are shapes.
+    """
+    triples = zip(values, operand, part, strict=True)
     return [0 if n == m else None if v is None else int(np.clip(v, 0, n - m))
-            for v, n, m in pairs]  # fmt: skip
+            for v, n, m in triples]  # fmt: skip
 
 
-# Above this number of pairs of places no list is made; then all places of an axis count as read.
+# Above this number of pairs of indices no list is made. Then each index of the result counts as
+# dependent on all indices of the operand along the axis.
 _MANY = 2**22
 
 
-def _part(i: int, n: int, m: int, start: int | None) -> AxisLink | None:
-    """Return the links of an axis of a part of `m` of `n` elements; `start` None is unknown."""
+def _slice_link(axis: int, n: int, m: int, start: int | None) -> AxisLink | None:
+    """Link an axis of a part with `m` elements to the axis of the operand with `n` elements."""
     if start is None and m * (n - m + 1) > _MANY:
         return None
     starts = np.arange(n - m + 1) if start is None else np.array([start])
-    return AxisLink(i, index_rows(np.arange(m)[:, None] + starts))
+    return AxisLink(axis, index_rows(np.arange(m)[:, None] + starts))
 
 
 def _slice_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+    """Link each element of a dynamic slice to the elements that it may be."""
     whole, part = shape(eqn.invars[0]), shape(eqn.outvars[0])
     starts = _starts(values[1:], whole, part)
     axes = zip(range(len(whole)), whole, part, starts, strict=True)
-    return [[tuple(_part(*axis) for axis in axes)], *[[] for _ in starts]]
+    return [[tuple(_slice_link(*axis) for axis in axes)], *[[] for _ in starts]]
 
 
 def _update_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Link an output to the update, where it may be, and to the operand, which may remain."""
+    """Link each element to the elements of the update that may replace it, and to its old value."""
     whole, part = shape(eqn.invars[0]), shape(eqn.invars[1])
     links: list[AxisLink | None] = []
     starts = _starts(values[2:], whole, part)
-    for i, (n, m, s) in enumerate(zip(whole, part, starts, strict=True)):
-        if s is None and n * (n - m + 1) > _MANY:
+    for i, (n, m, start) in enumerate(zip(whole, part, starts, strict=True)):
+        if start is None and n * (n - m + 1) > _MANY:
             links.append(None)
             continue
-        at = np.arange(n)[:, None] - (np.arange(n - m + 1) if s is None else s)
-        links.append(AxisLink(i, index_rows(np.where(at < m, at, -1))))
+        indices = np.arange(n)[:, None] - (np.arange(n - m + 1) if start is None else start)
+        links.append(AxisLink(i, index_rows(np.where(indices < m, indices, -1))))
     return [[tuple(map(AxisLink, range(len(whole))))], [tuple(links)], *[[] for _ in starts]]
 
 
 def _move_update(params: dict[str, Any], x: np.ndarray, update: np.ndarray, *starts: np.ndarray):
+    """Do in NumPy what `dynamic_update_slice` does."""
     out = x.copy()
-    at = _starts(starts, x.shape, update.shape)
-    out[tuple(slice(s or 0, (s or 0) + m) for s, m in zip(at, update.shape, strict=True))] = update
+    pairs = zip(_starts(starts, x.shape, update.shape), update.shape, strict=True)
+    out[tuple(slice(s or 0, (s or 0) + m) for s, m in pairs)] = update
     return out
 
 
-_REST = (2, None)
+_FROM_2 = (2, None)  # the operands from number 2 on
 DYNAMIC_SLICE = dataclasses.replace(MOVEMENT, dependence=AxisByAxis(_slice_dependence, (1, None)))
 DYNAMIC_UPDATE = dataclasses.replace(
-    MOVEMENT, dependence=DataMovement(_move_update, _REST, AxisByAxis(_update_dependence, _REST))
+    MOVEMENT,
+    dependence=DataMovement(_move_update, _FROM_2, AxisByAxis(_update_dependence, _FROM_2)),
 )
 
 # Gather and scatter.
@@ -86,12 +100,17 @@ DYNAMIC_UPDATE = dataclasses.replace(
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Where the windows of a gather begin in an array; for a scatter, with the roles swapped.
+    """The axes of a gather or scatter.
+
+    A gather reads windows of an array, its operand. The result holds all windows: it has axes
+    inside a window, and axes that number the windows. A scatter writes such windows to its operand:
+    its updates hold all windows. Here *the array* is the operand, and *the windows* are the result
+    of a gather or the updates of a scatter.
 
     Attributes:
-      axes: the axes within a window, in the windows' own array (the result, or the updates).
-      narrow: axes of the array that have length one in a window, and that the window leaves out.
-      named: axes of the array that the indices name.
+      axes: the axes of the windows that are inside a window.
+      narrow: axes of the array that have length one in a window, and that the windows do not have.
+      named: axes of the array along which the indices say where a window begins.
       batch: batch axes of the array, and the corresponding axes of the indices.
     """
 
@@ -100,43 +119,48 @@ class Windows:
     named: Sequence[int]
     batch: tuple[Sequence[int], Sequence[int]]
 
-    def links(self, ndim: int, own: int) -> dict[int, int]:
-        """Map axes of the array along which no index moves a window to the windows' own axes.
+    def links(self, array_ndim: int, windows_ndim: int) -> dict[int, int]:
+        """Map axes of the array to axes of the windows, where both have the same indices.
 
-        Along these axes every window begins at 0, or at its own place in the batch. The windows'
-        own array has `own` axes.
+        These are the axes along which every window begins at 0, and the batch axes.
         """
-        inside = [i for i in range(ndim) if i not in {*self.narrow, *self.batch[0]}]
+        inside = [i for i in range(array_ndim) if i not in {*self.narrow, *self.batch[0]}]
         links = dict(zip(inside, self.axes, strict=True))
-        outside = [i for i in range(own) if i not in self.axes]
+        outside = [i for i in range(windows_ndim) if i not in self.axes]
         links |= {i: outside[j] for i, j in zip(*self.batch, strict=True)}
         return {i: j for i, j in links.items() if i not in self.named}
 
-    def places(self, indices: np.ndarray, array: Sequence[int], own: Sequence[int],
-               mode: Any) -> np.ndarray:  # fmt: skip
-        """Return the place in the array of each element of the windows; -1 if out of bounds."""
+    def elements(self, indices: np.ndarray, array_shape: Sequence[int],
+                 windows_shape: Sequence[int], mode: Any) -> np.ndarray:  # fmt: skip
+        """Return, for each element of the windows, its number in the array; -1 if out of bounds.
+
+        The elements of the array are numbered in row-major order. Takes the known indices. The
+        result has the shape of the windows.
+        """
         *batch, _ = indices.shape
-        inside = [i for i in range(len(array)) if i not in {*self.narrow, *self.batch[0]}]
-        sizes = np.ones(len(array), int)
-        sizes[inside] = [own[i] for i in self.axes]
-        start = np.zeros((*batch, len(array)), int)
+        ndim = len(array_shape)
+        inside = [i for i in range(ndim) if i not in {*self.narrow, *self.batch[0]}]
+        sizes = np.ones(ndim, int)
+        sizes[inside] = [windows_shape[i] for i in self.axes]
+        start = np.zeros((*batch, ndim), int)
         start[..., list(self.named)] = indices
         for i, j in zip(*self.batch, strict=True):
             start[..., i] = np.expand_dims(np.arange(batch[j]), [k for k in range(len(batch))
                                                                  if k != j])  # fmt: skip
-        most = np.array(array, int) - sizes
-        there = np.all((start >= 0) & (start <= most), axis=-1)
-        steps = np.array([math.prod(array[i + 1 :]) for i in range(len(array))], int)
+        last_start = np.array(array_shape, int) - sizes
+        in_bounds = np.all((start >= 0) & (start <= last_start), axis=-1)
+        strides = np.array([math.prod(array_shape[i + 1 :]) for i in range(ndim)], int)
         if mode != lax.GatherScatterMode.FILL_OR_DROP:
-            start, there = np.clip(start, 0, np.maximum(most, 0)), np.ones_like(there)
-        first = start @ steps
-        at = np.where(there, first, -1).reshape((*batch, *(1,) * len(inside)))
+            start = np.clip(start, 0, np.maximum(last_start, 0))
+            in_bounds = np.ones_like(in_bounds)
+        numbers = np.where(in_bounds, start @ strides, -1)
+        numbers = numbers.reshape((*batch, *(1,) * len(inside)))
         for k, i in enumerate(inside):
-            step = np.arange(sizes[i]) * steps[i]
-            step = step.reshape([-1 if j == k else 1 for j in range(len(inside))])
-            at = np.where(at < 0, -1, at + step)
-        outside = [i for i in range(len(own)) if i not in self.axes]
-        return at.transpose(np.argsort([*outside, *self.axes])).reshape(own)
+            offset = np.arange(sizes[i]) * strides[i]
+            offset = offset.reshape([-1 if j == k else 1 for j in range(len(inside))])
+            numbers = np.where(numbers < 0, -1, numbers + offset)
+        outside = [i for i in range(len(windows_shape)) if i not in self.axes]
+        return numbers.transpose(np.argsort([*outside, *self.axes])).reshape(windows_shape)
 
 
 def _gather_windows(eqn: JaxprEqn) -> Windows:
@@ -146,16 +170,18 @@ def _gather_windows(eqn: JaxprEqn) -> Windows:
 
 
 def _gather_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    ndim, own = len(shape(eqn.invars[0])), len(shape(eqn.outvars[0]))
-    follows = {j: i for i, j in _gather_windows(eqn).links(ndim, own).items()}
-    return [[tuple(AxisLink(follows[j]) if j in follows else None for j in range(own))], []]
+    """Link the axes of the result that have the same indices as an axis of the operand."""
+    ndim, out_ndim = len(shape(eqn.invars[0])), len(shape(eqn.outvars[0]))
+    source = {j: i for i, j in _gather_windows(eqn).links(ndim, out_ndim).items()}
+    return [[tuple(AxisLink(source[j]) if j in source else None for j in range(out_ndim))], []]
 
 
 def _gather_pairs(eqn: JaxprEqn, values: Sequence[Any]) -> list[Rows | None]:
-    at = _gather_windows(eqn).places(
+    """Pair each element of the result with the element that it reads, for known indices."""
+    elements = _gather_windows(eqn).elements(
         values[0], shape(eqn.invars[0]), shape(eqn.outvars[0]), eqn.params["mode"]
     )
-    return [index_rows(at.reshape(-1, 1)), None]
+    return [index_rows(elements.reshape(-1, 1)), None]
 
 
 _INDICES = (1, 2)
@@ -172,21 +198,27 @@ def _scatter_windows(eqn: JaxprEqn) -> Windows:
 
 
 def _scatter_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+    """Link each element to its old value, and to updates along axes with the same indices."""
     x, _, updates = map(shape, eqn.invars)
-    follows = _scatter_windows(eqn).links(len(x), len(updates))
-    links = [AxisLink(follows[i]) if i in follows and updates[follows[i]] == n else None
+    source = _scatter_windows(eqn).links(len(x), len(updates))
+    links = [AxisLink(source[i]) if i in source and updates[source[i]] == n else None
              for i, n in enumerate(x)]  # fmt: skip
     return [[reduction_links(len(x), ())], [], [tuple(links)]]
 
 
 def _scatter_pairs(replaces: bool) -> Callable[[JaxprEqn, Sequence[Any]], list[Rows | None]]:
-    """Link each place to the updates that go there; if updates replace, any of them may remain."""
+    """Return a function that pairs elements with old values and updates, for known indices.
+
+    `replaces`: whether an update replaces the old value. If several updates go to one element, any
+    of them may remain, so the element depends on all of them.
+    """
 
     def pairs(eqn: JaxprEqn, values: Sequence[Any]) -> list[Rows | None]:
         x, _, updates = map(shape, eqn.invars)
-        at = _scatter_windows(eqn).places(values[0], x, updates, eqn.params["mode"]).reshape(-1)
-        order = np.argsort(at, kind="stable")
-        begins = np.searchsorted(at[order], np.arange(math.prod(x) + 1))
+        targets = _scatter_windows(eqn).elements(values[0], x, updates, eqn.params["mode"])
+        targets = targets.reshape(-1)
+        order = np.argsort(targets, kind="stable")
+        begins = np.searchsorted(targets[order], np.arange(math.prod(x) + 1))
         old = np.arange(math.prod(x))
         old = np.where(np.diff(begins) > 0, -1, old) if replaces else old
         return [
@@ -199,5 +231,6 @@ def _scatter_pairs(replaces: bool) -> Callable[[JaxprEqn, Sequence[Any]], list[R
 
 
 def scatter_traits(flops: Count, replaces: bool = False) -> Traits:
+    """Return the traits of a scatter. `replaces`: whether an update replaces the old value."""
     dependence = ElementPairs(_scatter_pairs(replaces), _INDICES, AxisByAxis(_scatter_dependence))
     return Traits(flops=flops, dependence=dependence)

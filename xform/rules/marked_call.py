@@ -1,7 +1,8 @@
-"""Calls with a mark for the compiler: where to run the body, or how to schedule it.
+"""The rules of calls with a mark: it tells the compiler where to run the body, or how.
 
-Both parts of the derivative carry the mark of the call. Saved values stay in the memory of the
-device.
+Examples are `jax.experimental.compute_on` and XLA metadata. The call becomes two calls, one for the
+forward and one for the backward pass, and both have its mark. Saved values stay in the memory of
+the device. The rules of calls that are always replaced by their body are here too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.rules.call import CallNode, InlineCall
 
-# A mark takes an equation, a function of pytrees, and the memory spaces of the function's outputs
-# (a prefix of their tree). It returns the function with the mark of the equation.
+# A function that puts the mark of an equation on another function. It takes the equation, a
+# function of pytrees, and the memory spaces of that function's outputs (a prefix of their tree).
 Mark = Callable[[JaxprEqn, Callable[..., Any], Any], Callable[..., Any]]
 DEVICE = jax.memory.Space.Device
 
@@ -44,7 +45,7 @@ def _metadata(eqn: JaxprEqn, f: Callable[..., Any], spaces: Any) -> Callable[...
 
 
 class _MarkedNode(CallNode):
-    """A call whose two parts are calls with the same mark."""
+    """The forward and backward pass of a call, as two calls with its mark."""
 
     def __init__(self, eqn: JaxprEqn, joint: Any, push: bool, mark: Mark):
         super().__init__(eqn, joint, push)
@@ -52,12 +53,12 @@ class _MarkedNode(CallNode):
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         def run(xs: list[Value]):
-            outs, kept = super(_MarkedNode, self).forward(schedules, xs, used)
-            return gather(outs, used), kept
+            outs, saved = super(_MarkedNode, self).forward(schedules, xs, used)
+            return gather(outs, used), saved
 
-        spaces = gather(_spaces(self.eqn.outvars), used), DEVICE
-        outs, kept = self.mark(self.eqn, run, spaces)(list(xs))
-        return spread(outs, used), kept
+        spaces = gather(_memory_spaces(self.eqn.outvars), used), DEVICE
+        outs, saved = self.mark(self.eqn, run, spaces)(list(xs))
+        return spread(outs, used), saved
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
@@ -67,8 +68,8 @@ class _MarkedNode(CallNode):
             results = super(_MarkedNode, self).backward(schedules, token, xs, seeds, together)
             return gather(results, present)
 
-        of = self.eqn.outvars if self.push else self.eqn.invars
-        spaces = gather(gather(_spaces(of), self.results), present)
+        variables = self.eqn.outvars if self.push else self.eqn.invars
+        spaces = gather(gather(_memory_spaces(variables), self.results), present)
         results = self.mark(linear_part(self.eqn), run, spaces)(token, list(xs), list(seeds))
         return spread(results, present)
 
@@ -92,7 +93,7 @@ class MarkedCall(Structured):
             ys, dys = jvp(prog, xs, dxs)
             return ys, instantiate(dys, prog.out_avals, on)
 
-        spaces = _spaces(eqn.outvars)
+        spaces = _memory_spaces(eqn.outvars)
         ys, dys = type(self).mark(eqn, run, (spaces, gather(spaces, on)))(list(xs), list(dxs))
         return ys, spread(dys, on)
 
@@ -113,7 +114,7 @@ class Metadata(MarkedCall):
     mark = staticmethod(_metadata)
 
 
-def _spaces(variables: Sequence[Any]) -> list[Any]:
+def _memory_spaces(variables: Sequence[Any]) -> list[Any]:
     return [v.aval.memory_space for v in variables]
 
 
@@ -123,7 +124,7 @@ declare(ComputeOn, "compute_on", "structured", (), _MARK, known=(
     "jaxpr", "compute_type", "out_memory_spaces", "compiler_options_json",
 ))  # fmt: skip
 declare(Metadata, "xla_metadata_call", "structured", (), _MARK, known=None)
-# The body of a composite or of a fused call consists of operations that have rules.
+# Composites and fused calls. They are replaced by their bodies when they are differentiated.
 declare(InlineCall, "composite", "structured", (), _MARK, known=(
     "jaxpr", "call_jaxpr", "name", "attributes", "version",
 ))  # fmt: skip

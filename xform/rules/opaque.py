@@ -1,8 +1,8 @@
-"""Kernels, callbacks and effects: calls about which xform knows only the types.
+"""Rules of kernels and callbacks: calls of which JAX knows only the types.
 
 They run unchanged if nothing differentiates through them: in the rules of a custom_jvp or
-custom_vjp function, or before a stop_gradient. A derivative through one is an error that says so.
-Operations that only print, check or order have no derivative, and none is missing.
+custom_vjp function, or before a stop_gradient. A derivative through one is an error. Operations
+that only print, check or order values are here too. They have no derivative, and raise no error.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Opaque(Rule):
     """A rule without derivative: it raises an error only if a derivative is needed."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        raise self._refusal(eqn)
+        raise self._no_derivative(eqn)
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        raise self._refusal(eqn)
+        raise self._no_derivative(eqn)
 
-    def _refusal(self, eqn: JaxprEqn) -> NotDifferentiable:
+    def _no_derivative(self, eqn: JaxprEqn) -> NotDifferentiable:
         return NotDifferentiable(
-            f"derivative of {_described(eqn)}",
+            f"derivative of {_name_with_target(eqn)}",
             f"{self.name} is an opaque call: JAX does not know what it computes",
             frame(eqn),
             "wrap the call in a function with a jax.custom_vjp rule (jax.custom_jvp for forward "
@@ -42,13 +42,14 @@ class Opaque(Rule):
         )
 
 
-def _described(eqn: JaxprEqn) -> str:
+def _name_with_target(eqn: JaxprEqn) -> str:
+    """Return the name of the primitive, with the name of the kernel that it calls, if any."""
     params: dict[str, Any] = eqn.params
     name = params.get("target_name") or params.get("name")
     return f"{eqn.primitive.name} {name!r}" if isinstance(name, str) else eqn.primitive.name
 
 
-def _pallas(eqn: JaxprEqn) -> int:
+def _pallas_flops(eqn: JaxprEqn) -> int:
     """Return the kernel's own FLOP estimate, or its body's FLOPs times the points of its grid."""
     estimate, grid = eqn.params["cost_estimate"], eqn.params["grid_mapping"].grid
     return estimate.flops if estimate else math.prod(grid) * flops(program(eqn.params["jaxpr"]))
@@ -67,8 +68,8 @@ CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
 
 for _name in (*KERNELS, *CALLBACKS):
     declare(Opaque, _name, "opaque", (), FOREIGN, known=None)
-declare(Opaque, "pallas_call", "opaque", (), Traits(foreign=True, foldable=False, flops=_pallas),
-        known=None)  # fmt: skip
+declare(Opaque, "pallas_call", "opaque", (),
+        Traits(foreign=True, foldable=False, flops=_pallas_flops), known=None)  # fmt: skip
 
 # Operations that only print, check, order, or return a size.
 constant(

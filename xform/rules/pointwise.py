@@ -1,15 +1,18 @@
-"""Elementwise primitives: a partial derivative for each input.
+"""Rules of elementwise primitives: a partial derivative for each input.
 
-If a derivative does not exist, the conventions are those of JAX. `max` and `min` share a tie
-equally, `clamp` passes nothing at its bounds, `abs` has slope 1 at 0, `sign` and rounding have
-slope 0, and `pow` takes log 0 as 0. Functions of complex numbers are holomorphic, and pullbacks
-multiply without conjugation. But `abs`, `sign`, `real`, `imag` and `conj` are differentiable over
-the reals only.
+`pointwise(name, d1, d2, ...)` declares a primitive. `di(y, *x)`, a function of the output and the
+inputs, returns a partial derivative: an array, 1, -1, or factors that are applied one by one.
 
-If a derivative is infinite, the order of factors matters: first the factor that may be infinite,
-then constants. XLA replaces a product or quotient with an entry of a mask, such as the basis of a
-Jacobian, by a select. So the other entries are zero, not 0 * inf. A quotient of two values is one
-factor.
+Where a derivative does not exist, the conventions are those of JAX. `max` and `min` share a tie
+equally. At its bounds `clamp` gives `x` no derivative. `abs` has slope 1 at 0, `sign` and rounding
+have slope 0, and `pow` takes log 0 as 0. Functions of complex numbers are holomorphic, and
+pullbacks multiply without conjugation. But `abs`, `sign`, `real`, `imag` and `conj` are
+differentiable over the reals only.
+
+Where a derivative is infinite, the order of factors matters. XLA replaces a product with a 0-1 mask
+by a select, so an infinite factor that meets the mask first gives 0 outside it, and not 0 * inf.
+The cotangents for the basis of a Jacobian are such masks. So the factor that may be infinite comes
+first in a tuple, and a quotient of two values is one factor.
 """
 
 from __future__ import annotations
@@ -38,15 +41,16 @@ from xform.registry.table import declare
 from xform.registry.traits import CONVERSION, ELEMENTWISE, EXPENSIVE, MOVEMENT, Traits
 from xform.registry.words import Linear, bilinear, composite, constant, linear, pointwise
 
-C = constant_like
+C = constant_like  # C(x, c): the scalar c in the dtype of x
 
 
 def real_valued(x: Value) -> bool:
+    """Whether the dtype of `x` is not complex."""
     return not jax.numpy.issubdtype(x.dtype, np.complexfloating)
 
 
 def step(mask: Value, x: Value) -> Value:
-    """Return 1 of the type of `x` if the mask is True, else 0. The mask is cheaper to save."""
+    """Return 1 in the type of `x` where the mask is True, else 0. The mask is cheaper to save."""
     return weak_as(lax.convert_element_type(mask, x.dtype), jax.typeof(x))
 
 
@@ -70,7 +74,7 @@ bilinear(
 pointwise(
     "div", lambda y, a, b: DivideBy(b), lambda y, a, b: lax.div(y, lax.neg(b)), traits=EXPENSIVE
 )
-# a - b trunc(a / b); lax has no trunc.
+# rem(a, b) = a - b trunc(a / b); lax has no trunc.
 pointwise(
     "rem",
     lambda y, a, b: 1,
@@ -91,6 +95,7 @@ pointwise(
 
 
 def _integer_pow(out: Value, x: Value, *, y: int) -> Any:
+    """Return y x^(y - 1) as two factors; `y` is the exponent."""
     return (lax.integer_pow(x, y - 1) if y != 2 else x, C(x, y)) if y else C(x, 0)
 
 
@@ -98,26 +103,27 @@ pointwise("integer_pow", _integer_pow, traits=ELEMENTWISE)
 
 
 def _pow_base(y: Value, a: Value, b: Value) -> Value:
-    lower = lax.sub(b, C(b, 1))
+    """Return b a^(b - 1), the partial derivative of a^b for `a`. As in JAX, its type is strong."""
+    exponent = lax.sub(b, C(b, 1))
     if jax.numpy.issubdtype(b.dtype, np.integer):
         # An exponent 0 stays 0, not -1: no 0/0 here or in higher derivatives.
-        lower = lax.select(lax.eq(b, C(b, 0)), b, lower)
-    # Strongly typed, as in JAX.
-    return lax.mul(lax.convert_element_type(b, a.dtype), lax.pow(a, lower))
+        exponent = lax.select(lax.eq(b, C(b, 0)), b, exponent)
+    return lax.mul(lax.convert_element_type(b, a.dtype), lax.pow(a, exponent))
 
 
 pointwise("pow", _pow_base, lambda y, a, b: lax.mul(lax.log(nonzero(a)), y), traits=EXPENSIVE)
 
 
 def _polynomial(primals: Sequence[Value], tangents: Sequence[Any], *, unroll: int | None = None):
+    """Return the jvp of a polynomial in x, with coefficients c[0], c[1], ... (constant first)."""
     (x, *c), (dx, *dc) = primals, tangents
     params = {} if unroll is None else {"unroll": unroll}
-    evaluate = lambda *of: primitives()["polynomial"].bind(x, *of, **params)
-    y, dy = evaluate(*c), None
+    polynomial = lambda *coefficients: primitives()["polynomial"].bind(x, *coefficients, **params)
+    y, dy = polynomial(*c), None
     if dx is not None and len(c) > 1:
         slope = [lax.mul(C(ck, k), ck) for k, ck in enumerate(c[1:], 1)]
-        # A single coefficient needs no equation: JAX would lower it to the coefficient's own shape.
-        dy = lax.mul(dx, slope[0] if len(slope) == 1 else evaluate(*slope))
+        # A polynomial of one coefficient is the coefficient. JAX would give it a wrong shape.
+        dy = lax.mul(dx, slope[0] if len(slope) == 1 else polynomial(*slope))
     power = lax.full_like(x, 1)
     for dck in dc:
         if dck is not None:
@@ -135,16 +141,16 @@ pointwise("exp", lambda y, x, *, accuracy=None: y, traits=EXPENSIVE)
 
 
 def _exp2(y: Value, x: Value, *, accuracy: Any = None) -> Value:
-    """Return 2^x log 2, also where 2^x overflows and the product does not."""
+    """Return 2^x log 2, as 2^(x - 1) 2 log 2 where 2^x overflows and the product does not."""
     if not real_valued(x):
         return lax.mul(y, C(x, math.log(2)))
-    late = step(lax.ge(x, C(x, jax.numpy.finfo(x.dtype).maxexp)), x)
-    factor = lax.mul(C(x, math.log(2)), lax.add(late, C(x, 1)))
-    return lax.mul(lax.exp2(lax.sub(x, late), accuracy=accuracy), factor)
+    shift = step(lax.ge(x, C(x, jax.numpy.finfo(x.dtype).maxexp)), x)
+    factor = lax.mul(C(x, math.log(2)), lax.add(shift, C(x, 1)))
+    return lax.mul(lax.exp2(lax.sub(x, shift), accuracy=accuracy), factor)
 
 
 pointwise("exp2", _exp2, traits=EXPENSIVE)
-# Not y + 1 or y (1 - y), which lose all digits if y is close to -1, or to 1.
+# Not y + 1 for expm1, nor y (1 - y) for logistic: for y near -1, or 1, they have no correct digit.
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=EXPENSIVE)
 pointwise("log", lambda y, x, *, accuracy=None: DivideBy(x), traits=EXPENSIVE)
 pointwise(
@@ -160,32 +166,32 @@ pointwise(
 # Trigonometric and hyperbolic functions, and their inverses.
 
 
-def _outside(x: Value) -> Value:
-    """Return 1 / (sqrt(x + 1) sqrt(x - 1)); unlike 1 / sqrt(x² - 1), always on acosh's branch.
+def _acosh_slope(x: Value) -> Value:
+    """Return 1 / (sqrt(x + 1) sqrt(x - 1)); for complex x, 1 / sqrt(x² - 1) has another branch.
 
-    For real x below -1, where acosh is NaN, it is still 1 / sqrt(x² - 1), as in JAX.
+    For real x below -1, where acosh is NaN, it is 1 / sqrt(x² - 1), as in JAX.
     """
     x = lax.abs(x) if real_valued(x) else x
     return lax.mul(lax.rsqrt(lax.add(x, C(x, 1))), lax.rsqrt(lax.sub(x, C(x, 1))))
 
 
-def _factors(x: Value) -> Value:
-    """Return 1 - x² as a product, which is exact up to rounding as |x| goes to 1."""
+def _factored(x: Value) -> Value:
+    """Return 1 - x² as (1 - x) (1 + x), which loses no digits as |x| goes to 1."""
     return lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
 
 
 @jax.custom_jvp
 def _one_minus_square(x: Value) -> Value:
-    """Return 1 - x² as a product, with the derivative of the square.
+    """Return 1 - x² as (1 - x) (1 + x), but with the derivative -2 x.
 
-    In the product's derivative one of two terms is 0 if 1 - x² is 0. Times an infinite cotangent it
-    would be NaN.
+    The derivative of the product is a sum of two terms. If 1 - x² is 0, one of them is 0. Times an
+    infinite cotangent it would be NaN.
     """
-    return _factors(x)
+    return _factored(x)
 
 
 @_one_minus_square.defjvp
-def _minus_twice(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+def _one_minus_square_jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
     x, dx = map(as_jax_value, (*primals, *tangents))
     return _one_minus_square(x), lax.mul(dx, lax.mul(C(x, -2), x))
 
@@ -195,11 +201,11 @@ def _one_plus_square(x: Value) -> Value:
 
 
 def _scaled(a: Value, b: Value) -> tuple[Value, Value, Value]:
-    """Return a power of 2, and two values times it: the larger one's cube is a normal number."""
+    """Return a power of 2, and two values times it: the cube of the larger one is normal."""
     size = lax.max(lax.abs(a), lax.abs(b))
     third = (jax.numpy.finfo(size.dtype).maxexp - 2) // 3
-    most, power = C(size, 2.0**third), lambda e: lax.full_like(size, 2.0 ** (e * third))
-    small, large = lax.lt(size, C(size, 2.0**-third)), lax.gt(size, most)
+    power = lambda e: lax.full_like(size, 2.0 ** (e * third))
+    small, large = lax.lt(size, C(size, 2.0**-third)), lax.gt(size, C(size, 2.0**third))
     factor = lax.select(large, power(-2), lax.select(small, power(2), power(0)))
     factor = lax.convert_element_type(factor, a.dtype)
     return factor, lax.mul(a, factor), lax.mul(b, factor)
@@ -229,7 +235,7 @@ pointwise(
 )
 pointwise("sinh", lambda y, x: lax.cosh(x), traits=EXPENSIVE)
 pointwise("cosh", lambda y, x: lax.sinh(x), traits=EXPENSIVE)
-pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=EXPENSIVE)
+pointwise("tanh", lambda y, x, *, accuracy=None: _factored(y), traits=EXPENSIVE)
 
 
 def _over_root(x: Value) -> tuple[Value, Value]:
@@ -245,11 +251,12 @@ def _over_root(x: Value) -> tuple[Value, Value]:
 
 @jax.custom_jvp
 def _asinh_slope(x: Value) -> Value:
+    """Return 1 / sqrt(1 + x²), with a derivative that does not overflow."""
     return _over_root(x)[0]
 
 
 @_asinh_slope.defjvp
-def _asinh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+def _asinh_slope_jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
     x, dx = map(as_jax_value, (*primals, *tangents))
     _, scaled = _over_root(x)
     y = _asinh_slope(x)
@@ -257,20 +264,20 @@ def _asinh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Val
 
 
 pointwise("asinh", lambda y, x: _asinh_slope(x), traits=EXPENSIVE)
-pointwise("acosh", lambda y, x: _outside(x), traits=EXPENSIVE)
+pointwise("acosh", lambda y, x: _acosh_slope(x), traits=EXPENSIVE)
 
 
 @jax.custom_jvp
 def _atanh_slope(x: Value) -> Value:
-    """Return 1 / (1 - x²). Its derivative has one factor on the tangent, so XLA can select."""
-    return lax.div(C(x, 1), _factors(x))
+    """Return 1 / (1 - x²). Its jvp is one product, which XLA can replace by a select."""
+    return lax.div(C(x, 1), _factored(x))
 
 
 @_atanh_slope.defjvp
-def _atanh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+def _atanh_slope_jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
     x, dx = map(as_jax_value, (*primals, *tangents))
-    factors = _factors(x)
-    curvature = lax.div(lax.div(lax.mul(C(x, 2), x), factors), factors)
+    denominator = _factored(x)
+    curvature = lax.div(lax.div(lax.mul(C(x, 2), x), denominator), denominator)
     return _atanh_slope(x), lax.mul(dx, curvature)
 
 
@@ -280,7 +287,7 @@ pointwise("atanh", lambda y, x: _atanh_slope(x), traits=EXPENSIVE)
 
 
 def _share(y: Value, a: Value, b: Value) -> Value:
-    """Return the share of `a` in `y = max(a, b)`: 1, 0, or half for a tie."""
+    """Return the slope of `y = max(a, b)` in `a`: 1, 0, or half for a tie. The same for min."""
     half = lax.select(lax.eq(b, y), lax.full_like(y, 0.5), lax.full_like(y, 1))
     return lax.select(lax.eq(a, y), half, lax.full_like(y, 0))
 
@@ -298,33 +305,35 @@ pointwise("nextafter", lambda y, a, b: 1, lambda y, a, b: C(b, 0))
 
 
 class _Select(Linear):
-    """As in JAX, a case without tangent gets zeros with the weak type of another case's tangent."""
+    """The rule of `select_n`. As in JAX, zeros have the weak type of another case's tangent."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        none = zeros(jax.typeof(next(dx for dx in dxs[1:] if dx is not None)))
-        return apply(eqn, [xs[0], *(none if dx is None else dx for dx in dxs[1:])])
+        zero = zeros(jax.typeof(next(dx for dx in dxs[1:] if dx is not None)))
+        return apply(eqn, [xs[0], *(zero if dx is None else dx for dx in dxs[1:])])
 
 
 def _select_n(ct: Value, which: Value, *cases: Value) -> list[Any]:
-    none = zeros(jax.typeof(ct))
+    """Return the cotangent of each case: `ct` where the case is selected, else 0."""
+    zero = zeros(jax.typeof(ct))
     if len(cases) == 2 and which.dtype == np.bool_:
-        return [None, lax.select_n(which, ct, none), lax.select_n(which, none, ct)]
-    chosen = [lax.eq(lax.convert_element_type(which, np.int32), np.int32(i))
-              for i in range(len(cases))]  # fmt: skip
-    return [None, *(lax.select_n(on, none, ct) for on in chosen)]
+        return [None, lax.select_n(which, ct, zero), lax.select_n(which, zero, ct)]
+    selected = [lax.eq(lax.convert_element_type(which, np.int32), np.int32(i))
+                for i in range(len(cases))]  # fmt: skip
+    return [None, *(lax.select_n(on, zero, ct) for on in selected)]
 
 
-def _choose(params: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+def _move_selected(params: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    """Do in NumPy what `select_n` does."""
     which = np.broadcast_to(which.astype(int), cases[0].shape)
     return np.take_along_axis(np.stack(cases), which[None], 0)[0]
 
 
 declare(_Select, "select_n", "linear", [_select_n], dataclasses.replace(
     ELEMENTWISE,
-    dependence=DataMovement(_choose, reads=(0, 1), otherwise=ELEMENTWISE_DEPENDENCE),
+    dependence=DataMovement(_move_selected, reads=(0, 1), otherwise=ELEMENTWISE_DEPENDENCE),
 ))  # fmt: skip
 
-# Complex numbers: real-linear maps.
+# Complex numbers: maps that are linear over the reals only.
 
 
 def _abs(primals: Sequence[Value], tangents: Sequence[Any]):
@@ -347,7 +356,7 @@ def _sign(primals: Sequence[Value], tangents: Sequence[Any]):
 
 
 composite("abs", _abs, traits=ELEMENTWISE)
-# The sign of a real number has no derivative; the formula handles that.
+# The formula of `sign` returns the tangent None for real numbers.
 composite("sign", _sign, traits=dataclasses.replace(ELEMENTWISE, dependence=None))
 linear("real", lambda ct, x: lax.complex(ct, C(ct, 0)), traits=CONVERSION)
 linear("imag", lambda ct, x: lax.complex(C(ct, 0), lax.neg(ct)), traits=CONVERSION)

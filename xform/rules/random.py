@@ -1,7 +1,8 @@
-"""Random numbers: bits and keys have no derivative; a gamma sample has one in its shape parameter.
+"""Rules of random numbers.
 
-Source of the gamma derivative: Figurnov et al., "Implicit Reparameterization Gradients",
-arXiv:1805.08498, which `lax.random_gamma_grad` computes.
+Random bits and keys have no derivative. A sample of a gamma distribution has one with respect to
+the shape parameter of the distribution, which `lax.random_gamma_grad` computes. Source: Figurnov et
+al., "Implicit Reparameterization Gradients", arXiv:1805.08498.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ constant("iota_2x32_shape", known=("shape",), traits=MOVEMENT)
 _gamma_grad: Any = lax.random_gamma_grad  # `Any`, because its decorator hides the type
 
 
-def _by_shape(y: Any, key: Any, a: Any, *, log_space: bool):
-    """Return the partial derivative of a gamma sample by the shape parameter `a`."""
+def _gamma_shape_partial(y: Any, key: Any, a: Any, *, log_space: bool):
+    """Return the partial derivative of a gamma sample for the shape parameter `a`.
+
+    With `log_space`, `y` is the logarithm of the sample.
+    """
     if not log_space:
         return _gamma_grad(a, y)
-    # y = log s. The sample s may underflow; then it counts as the smallest positive number.
+    # The sample may underflow. Then the smallest positive number takes its place.
     tiny = np.asarray(jax.numpy.finfo(y.dtype).tiny, y.dtype)
-    s = lax.max(lax.exp(y), tiny)
-    return lax.div(_gamma_grad(a, s), s)
+    sample = lax.max(lax.exp(y), tiny)
+    return lax.div(_gamma_grad(a, sample), sample)
 
 
-# A key is never active.
-pointwise("random_gamma", lambda y, key, a: None, _by_shape, traits=RANDOM)
+# The first input is a key. It is never differentiated, so its partial derivative is not called.
+pointwise("random_gamma", lambda y, key, a: None, _gamma_shape_partial, traits=RANDOM)

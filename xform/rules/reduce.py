@@ -1,9 +1,10 @@
-"""Reductions, cumulative reductions, sorting and selection of the largest.
+"""Rules of reductions, cumulative reductions, sorting and top-k.
 
-At ties, `reduce_max` and `reduce_min` share the derivative equally among the tied elements, as JAX
-does. `cummax`, `cummin` and a `max` in a generic `reduce` share it by halves, pair by pair, in the
-order of a tree of pairs. `sort` and `top_k` give it to the element that they chose. A slice whose
-extremum is NaN has derivative NaN.
+If several elements tie, the rules treat them differently. `reduce_max` and `reduce_min` share the
+derivative equally among the tied elements, as JAX does. `cummax`, `cummin` and a `max` in a generic
+`reduce` combine elements pairwise, in a tree, and share the derivative by halves in each pair.
+`sort` and `top_k` give it to the element that they chose. If the maximum or minimum is NaN, its
+derivative is NaN.
 """
 
 from __future__ import annotations
@@ -28,31 +29,33 @@ from xform.registry.dependence import AxisLink, Links, axis_by_axis, reduction_l
 from xform.registry.traits import REDUCTION, Traits
 from xform.registry.words import composite, constant, linear
 
+# The dependence says on which elements of the operand each element of the result depends.
 
-def _reduced(eqn: JaxprEqn) -> list[list[Links]]:
+
+def _reduction_dependence(eqn: JaxprEqn) -> list[list[Links]]:
     return [[reduction_links(len(shape(v)), eqn.params["axes"])] for v in eqn.invars]
 
 
-def _accumulated(eqn: JaxprEqn) -> list[list[Links]]:
-    axis, way = eqn.params["axis"], -1 if eqn.params["reverse"] else 1
+def _cumulative_dependence(eqn: JaxprEqn) -> list[list[Links]]:
+    axis, direction = eqn.params["axis"], -1 if eqn.params["reverse"] else 1
     axes = range(len(shape(eqn.invars[0])))
-    return [[tuple(AxisLink(i, cumulative=way if i == axis else 0) for i in axes)]]
+    return [[tuple(AxisLink(i, cumulative=direction if i == axis else 0) for i in axes)]]
 
 
-# A kernel that reads each element of its operand once.
+# One FLOP for each element of the operand.
 EACH_INPUT = Traits(flops=cost.operand_size)
-CUMULATIVE = dataclasses.replace(EACH_INPUT, dependence=axis_by_axis(_accumulated))
-SUM = dataclasses.replace(REDUCTION, dependence=axis_by_axis(_reduced))
+CUMULATIVE = dataclasses.replace(EACH_INPUT, dependence=axis_by_axis(_cumulative_dependence))
+SUM = dataclasses.replace(REDUCTION, dependence=axis_by_axis(_reduction_dependence))
 
-# Combines the parts of two slices.
+# Combines two lists of arrays elementwise: one array for each operand of the reduction.
 Combine = Callable[[list[Any], list[Any]], list[Any]]
 
 
 def jvp_of_definition(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the jvp of a primitive whose value `f` computes by operations that have rules.
+    """Return the jvp of a primitive from a function `f` of JAX operations that computes the same.
 
-    `f(*xs, **params)` returns a list. Its keyword-only arguments are the rule's parameters. Only
-    the tangents of `f` are used: the primitive itself computes the values.
+    `f(*xs, **params)` returns a list. Its keyword-only arguments are the parameters that the rule
+    supports. Only the tangents of `f` are used: the primitive itself computes the values.
     """
 
     @functools.wraps(f)
@@ -63,7 +66,10 @@ def jvp_of_definition(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sharding_option(out_sharding: Any) -> dict[str, Any]:
-    """Return `out_sharding` as keyword arguments: reduce_max of JAX 0.10 does not have it."""
+    """Return keyword arguments with `out_sharding`; none if it is None.
+
+    `reduce_max` of JAX 0.10 does not take the argument.
+    """
     return {} if out_sharding is None else {"out_sharding": out_sharding}
 
 
@@ -78,7 +84,7 @@ def spread_over(y: Any, x: Any, axes: Sequence[int], sharding: Any = None) -> An
 
 
 def elementwise(jaxpr: Any) -> Combine:
-    """Return the reducer of a primitive, a program of scalars, as a function of arrays."""
+    """Return the combining function of a reduction, a jaxpr of scalars, as a function of arrays."""
 
     def combine(a: list[Any], b: list[Any]) -> list[Any]:
         reducer = lambda *ab: evaluate(program(jaxpr), ab)
@@ -90,7 +96,10 @@ def elementwise(jaxpr: Any) -> Combine:
 
 
 def fold(combine: Combine, xs: list[Any], axis: int) -> list[Any]:
-    """Combine the slices of `xs` along a non-empty axis by halves; this removes the axis."""
+    """Reduce a non-empty axis of `xs`: combine its first half with its second half, repeatedly.
+
+    Returns arrays without the axis.
+    """
     while (n := xs[0].shape[axis]) > 1:
         half = n // 2
         pairs = combine(
@@ -114,19 +123,23 @@ def _product(x: Any, *, axes: tuple[int, ...]):
 
 
 def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation: Any):
-    """Return the results of `lax.reduce`, combined pairwise by the user's function."""
-    del computation  # the reducer as a function; jaxpr is the same reducer as data
+    """Return the results of `lax.reduce`, combined pairwise by the user's function `jaxpr`.
+
+    The operands are the arrays, then the initial values. `computation` is the same function as a
+    Python callable, and is not used.
+    """
+    del computation
     n = len(operands) // 2
-    xs, inits, combine = list(operands[:n]), operands[n:], elementwise(jaxpr)
-    first = [
+    xs, initial_values, combine = list(operands[:n]), operands[n:], elementwise(jaxpr)
+    start = [
         lax.broadcast(c, tuple(np.delete(x.shape, dimensions)))
-        for c, x in zip(inits, xs, strict=True)
+        for c, x in zip(initial_values, xs, strict=True)
     ]
     if not xs[0].size:
-        return first
+        return start
     for axis in sorted(dimensions, reverse=True):
         xs = fold(combine, xs, axis)
-    return combine(first, xs)
+    return combine(start, xs)
 
 
 linear(
@@ -139,25 +152,26 @@ composite("reduce", jvp_of_definition(_reduce), Traits(
     flops=lambda e: cost.operand_size(e) * cost.flops(program(e.params["jaxpr"]))))  # fmt: skip
 
 
-# The largest and the smallest.
+# Maximum and minimum.
 
 
 def _extremum(name: str):
-    """Return the jvp rule of a maximum or minimum; equal largest elements share the tangent."""
-    reduced = getattr(lax, name)
+    """Return the jvp of `reduce_max` or `reduce_min`: the mean of the tied elements' tangents."""
+    reduce = getattr(lax, name)
 
     def push(xs: Any, dxs: Any, *, axes: tuple[int, ...], out_sharding: Any = None):
         (x,), (dx,), kwargs = xs, dxs, sharding_option(out_sharding)
-        y = reduced(x, axes, **kwargs)
+        y = reduce(x, axes, **kwargs)
         if dx is None:
             return [y], [None]
-        # NaN is unequal to itself: then all elements are chosen, and each has a share of NaN.
-        none = lax.ne(y, y)
-        chosen = lax.eq(x, spread_over(y, x, axes))
-        chosen = lax.bitwise_or(chosen, spread_over(none, x, axes))
-        count = lax.reduce_sum(lax.convert_element_type(chosen, np.int32), axes, **kwargs)
-        total = lax.reduce_sum(lax.select(chosen, dx, zeros(jax.typeof(dx))), axes, **kwargs)
-        return [y], [lax.div(total, lax.select(none, y, lax.convert_element_type(count, y.dtype)))]
+        # If y is NaN, all elements count as tied, and the sum of tangents is divided by NaN.
+        is_nan = lax.ne(y, y)
+        tied = lax.eq(x, spread_over(y, x, axes))
+        tied = lax.bitwise_or(tied, spread_over(is_nan, x, axes))
+        count = lax.reduce_sum(lax.convert_element_type(tied, np.int32), axes, **kwargs)
+        total = lax.reduce_sum(lax.select(tied, dx, zeros(jax.typeof(dx))), axes, **kwargs)
+        divisor = lax.select(is_nan, y, lax.convert_element_type(count, y.dtype))
+        return [y], [lax.div(total, divisor)]
 
     return push
 
@@ -168,28 +182,33 @@ constant("argmax", "argmin", known=("axes", "index_dtype"), traits=REDUCTION)
 constant("reduce_and", "reduce_or", "reduce_xor", known=("axes", "out_sharding"), traits=REDUCTION)
 
 
-# Cumulative reductions: a tree of pairs, which needs no special cases for zeros and infinities.
+# Cumulative reductions, by an associative scan. It combines elements pairwise in a tree, so it
+# needs no special cases for zeros and infinities.
 
 
 def _log_add_exp(a: Any, b: Any) -> Any:
+    """Return log(exp(a) + exp(b)), without overflow."""
     top = lax.max(*(lax.real(v) if np.iscomplexobj(v) else v for v in (a, b)))
     top = lax.select(lax.is_finite(top), top, lax.full_like(top, 0))
     top = lax.convert_element_type(top, a.dtype)
     return lax.add(top, lax.log(lax.add(lax.exp(lax.sub(a, top)), lax.exp(lax.sub(b, top)))))
 
 
-def _bounded(v: Any) -> Any:
-    """Return `v`, with 0 in place of infinity: as in JAX, the derivative there is a number."""
+def _zero_if_infinite(v: Any) -> Any:
+    """Return `v`, with 0 in place of +infinity. So the derivative there is a number, as in JAX."""
     real = lax.real(v) if np.iscomplexobj(v) else v
     return lax.select(lax.eq(real, lax.full_like(real, np.inf)), lax.full_like(v, 0), v)
 
 
 def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
+    """Return the jvp, by a scan of pairs (value, tangent). A value's weight is exp(value - sum)."""
     (x,), (dx,) = xs, dxs
 
     def combine(a: Any, b: Any):
         y = _log_add_exp(a[0], b[0])
-        da, db = (lax.mul(lax.exp(lax.sub(_bounded(v), _bounded(y))), dv) for v, dv in (a, b))
+        finite_y = _zero_if_infinite(y)
+        weight = lambda v: lax.exp(lax.sub(_zero_if_infinite(v), finite_y))
+        da, db = (lax.mul(weight(v), dv) for v, dv in (a, b))
         return y, lax.add(da, db)
 
     _, dy = lax.associative_scan(combine, (x, dx), reverse, axis)
@@ -197,6 +216,7 @@ def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
 
 
 def _cumulative(combine: Callable[[Any, Any], Any]):
+    """Return the jvp of a cumulative reduction, from an associative scan with `combine`."""
     return jvp_of_definition(
         lambda x, *, axis, reverse: [lax.associative_scan(combine, x, reverse, axis)]
     )
@@ -217,14 +237,14 @@ composite("cumlogsumexp", _cumlogsumexp, CUMULATIVE)
 
 
 def _take(dx: Any, index: Any, axis: int):
-    """Return `dx` at `index` along `axis`; no index occurs twice."""
+    """Return the elements of `dx` at `index` along `axis`; None if `dx` is. No index repeats."""
     if dx is None:
         return None
-    rest = tuple(i for i in range(dx.ndim) if i != axis)
+    others = tuple(i for i in range(dx.ndim) if i != axis)
     return lax.gather(
         dx,
         lax.expand_dims(index, (index.ndim,)),
-        lax.GatherDimensionNumbers((), (axis,), (axis,), rest, rest),
+        lax.GatherDimensionNumbers((), (axis,), (axis,), others, others),
         (1,) * dx.ndim,
         unique_indices=True,
         mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
@@ -232,11 +252,14 @@ def _take(dx: Any, index: Any, axis: int):
 
 
 def _sort(xs: Any, dxs: Any, *, dimension: int, is_stable: bool, num_keys: int):
+    """Sort an array of positions with the operands; move the tangents by it."""
     shape = np.shape(xs[0])
     dtype = np.int32 if shape[dimension] < 2**31 else np.int64
-    place = lax.broadcasted_iota(dtype, shape, dimension, out_sharding=jax.typeof(xs[0]).sharding)
+    positions = lax.broadcasted_iota(
+        dtype, shape, dimension, out_sharding=jax.typeof(xs[0]).sharding
+    )
     *ys, index = jax_primitives.sort_p.bind(
-        *xs, place, dimension=dimension, is_stable=is_stable, num_keys=num_keys
+        *xs, positions, dimension=dimension, is_stable=is_stable, num_keys=num_keys
     )
     return ys, [_take(dx, index, dimension) for dx in dxs]
 
@@ -262,11 +285,12 @@ def _approx_top_k(xs: Any, dxs: Any, *, k: int, reduction_dimension: int, recall
     return [y, index], [_take(dxs[0], index, reduction_dimension % index.ndim), None]
 
 
-def _comparisons(eqn: JaxprEqn) -> int:
+def _sort_flops(eqn: JaxprEqn) -> int:
+    """Return the number of comparisons: n log2(n) for each key."""
     n = cost.shape(eqn.invars[0])[eqn.params["dimension"]]
     return cost.operand_size(eqn) * eqn.params["num_keys"] * math.ceil(math.log2(max(n, 1)))
 
 
-composite("sort", _sort, Traits(flops=_comparisons))
+composite("sort", _sort, Traits(flops=_sort_flops))
 composite("top_k", _top_k, EACH_INPUT)
 composite("approx_top_k", _approx_top_k, EACH_INPUT)

@@ -1,6 +1,8 @@
-"""References from outside the differentiated function: their values are constants.
+"""The rule of operations on mutable references (`jax.new_ref`) from outside the function.
 
-References that the function makes itself are already values here (`xform.program.references`).
+The value of such a reference is a constant. Writing an active value (one that is being
+differentiated) to it is an error. References that the function makes itself have already been
+replaced by values (`xform.program.references`).
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from xform.registry.table import Rule, declare
 from xform.registry.traits import Traits, none
 
 
-class Outside(Rule):
-    """The rule of an operation on a reference from outside, which may not write active values."""
+class OutsideReference(Rule):
+    """The rule of an operation on a reference from outside. It may not write active values."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         kind = getattr(eqn.invars[0].aval, "kind", None) if eqn.invars else None
@@ -40,4 +42,6 @@ for _name in (
     "free_ref",
     "run_state",
 ):
-    declare(Outside, _name, "reference", (), Traits(foldable=False, flops=none), known=None)
+    declare(
+        OutsideReference, _name, "reference", (), Traits(foldable=False, flops=none), known=None
+    )

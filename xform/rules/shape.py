@@ -1,6 +1,9 @@
-"""Moves of data: shapes, views, copies, shardings. All are linear; the transpose moves data back.
+"""Rules of data movements: reshapes, slices, copies, names, shardings.
 
-A cotangent gets the shape of its input and, on a mesh of explicit axes, the input's sharding.
+All are linear. The transpose moves the cotangent back to the shape of the input. On a mesh of
+explicit axes, it also gives the cotangent the input's sharding. A `_move_...` function does in
+NumPy what a primitive does: it is applied to element numbers, to find the sparsity pattern of a
+Jacobian.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def back(ct: Value, x: Value) -> Value:
 
 
 def with_movement(traits: Traits, move: MoveFunction) -> Traits:
-    """Return the traits of a move of data that NumPy can do, too."""
+    """Return the traits with a dependence: `move` does in NumPy what the primitive does."""
     return dataclasses.replace(traits, dependence=DataMovement(move))
 
 
@@ -42,9 +45,9 @@ def _broadcast_in_dim(ct: Value, x: Value, *, shape: Sequence[int],
     sizes = zip(np.shape(x), broadcast_dimensions, strict=True)
     kept = {axis for n, axis in sizes if n == shape[axis]}
     axes = [i for i in range(len(shape)) if i not in kept]
-    place = cotangent_sharding(x)
-    if place.spec.unreduced and np.ndim(x) == len(kept):  # each device sums its own part
-        return lax.reduce_sum(ct, axes, out_sharding=place)
+    sharding_of_ct = cotangent_sharding(x)
+    if sharding_of_ct.spec.unreduced and np.ndim(x) == len(kept):  # each device sums its own part
+        return lax.reduce_sum(ct, axes, out_sharding=sharding_of_ct)
     return back(lax.reduce_sum(ct, axes), x)
 
 
@@ -84,16 +87,17 @@ linear(
 REVERSED = with_movement(MOVEMENT, lambda p, x: np.flip(x, p["dimensions"]))
 linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=REVERSED)
 
-# Pieces.
+# Parts of arrays.
 
 
 def _pad(ct: Value, x: Value, value: Value, *, padding_config: Sequence[tuple[int, int, int]]):
     low, high, interior = np.asarray(padding_config, int).reshape(-1, 3).T.tolist()
-    # Padding by negative amounts crops. Cropped elements return as zeros.
-    crop = [(-lo, -hi, 0) for lo, hi in zip(low, high, strict=True)]
-    whole = lax.pad(ct, np.zeros((), ct.dtype), crop)
+    # Negative padding crops. So this removes the padding, and puts zeros for elements of `x` that
+    # the forward operation cropped.
+    negated = [(-lo, -hi, 0) for lo, hi in zip(low, high, strict=True)]
+    inner = lax.pad(ct, np.zeros((), ct.dtype), negated)
     steps = [i + 1 for i in interior]
-    ct_x = lax.slice(whole, [0] * ct.ndim, whole.shape, steps) if any(interior) else whole
+    ct_x = lax.slice(inner, [0] * ct.ndim, inner.shape, steps) if any(interior) else inner
     axes = tuple(range(ct.ndim))
     return [ct_x, lax.sub(lax.reduce_sum(ct, axes), lax.reduce_sum(ct_x, axes))]
 
@@ -118,17 +122,17 @@ def _tile(ct: Value, x: Value, *, reps: Sequence[int]):
 
 
 def _move_pad(p: dict[str, Any], x: np.ndarray, value: np.ndarray) -> np.ndarray:
-    low, high, inside = np.asarray(p["padding_config"], int).reshape(-1, 3).T
-    extent = np.maximum(0, np.array(x.shape, int) + (np.array(x.shape, int) - 1) * inside)
+    low, high, interior = np.asarray(p["padding_config"], int).reshape(-1, 3).T
+    extent = np.maximum(0, np.array(x.shape, int) + (np.array(x.shape, int) - 1) * interior)
     out = np.full(low + extent + high, value)
-    to, of = [], []
-    for n, lo, size, step in zip(x.shape, low, out.shape, inside + 1, strict=True):
+    target, source = [], []  # slices of `out` and of `x`
+    for n, lo, size, step in zip(x.shape, low, out.shape, interior + 1, strict=True):
         first = -(min(lo, 0) // step)  # the first element that is not cropped
         last = min(n, -(-(size - lo) // step))
-        to.append(slice(lo + first * step, max(0, lo + (last - 1) * step + 1), step))
-        of.append(slice(first, last) if last > first else slice(0, 0))
-        to[-1] = to[-1] if last > first else slice(0, 0)
-    out[tuple(to)] = x[tuple(of)]
+        target.append(slice(lo + first * step, max(0, lo + (last - 1) * step + 1), step))
+        source.append(slice(first, last) if last > first else slice(0, 0))
+        target[-1] = target[-1] if last > first else slice(0, 0)
+    out[tuple(target)] = x[tuple(source)]
     return out
 
 
@@ -160,14 +164,14 @@ linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis), traits=with_movemen
 linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=with_movement(
     MOVEMENT, _move_unstack))  # fmt: skip
 
-# Copies, names and shardings. A tangent keeps a name, a cotangent does not.
+# Copies, names and shardings.
 
-# A policy saves a named value by its name; the name itself costs nothing to recompute.
+# The traits of `checkpoint_name`: an identity that costs nothing to recompute.
 NAME = Traits("movement", identity=True, bytes=none)
 
 
 class _DevicePut(Passthrough):
-    """The rule of `device_put`. A cotangent goes back to the source of the operand."""
+    """The rule of `device_put`. A cotangent goes back to the device or memory of the operand."""
 
     def narrow_params(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
         return {k: tuple(gather(v, on)) for k, v in params.items()}
@@ -196,22 +200,22 @@ def _as_dtype_of(ct: Value, x: Value) -> Value:
     return lax.convert_element_type(ct, jax.typeof(x).dtype)
 
 
-def _space(ct: Value, x: Value, *, memory_space: Any):
+def _to_memory_space_of(ct: Value, x: Value, *, memory_space: Any):
     return jax.device_put(ct, jax.typeof(x).memory_space)
 
 
-# Each element stays in its place.
-ELSEWHERE = dataclasses.replace(UNFUSED, dependence=ELEMENTWISE_DEPENDENCE)
+# The traits of a move to another memory or device: the elements keep their indices.
+TRANSFER = dataclasses.replace(UNFUSED, dependence=ELEMENTWISE_DEPENDENCE)
 
 linear("to_edtype", lambda ct, x, *, edtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("from_edtype", lambda ct, x, *, dtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("copy", lambda ct, x: ct, traits=CONVERSION)
 linear("stage", lambda ct, x: ct, traits=CONVERSION)
-# The value of `y`, but not before `x` is available.
+# `tie` returns `y`, but not before `x` is available.
 linear("tie", lambda ct, x, y: ct, over=(1,), traits=with_movement(MOVEMENT, lambda p, x, y: y))
 linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=CONVERSION)
-linear("with_memory_space_constraint", _space, traits=ELSEWHERE)
-# Tangents and cotangents have no name, because a policy would save them by it.
+linear("with_memory_space_constraint", _to_memory_space_of, traits=TRANSFER)
+# Tangents and cotangents get no name. A policy that saves values by name would save them too.
 pointwise("name", lambda y, x, *, name: 1, traits=NAME)
 declare(
     Passthrough,
@@ -236,16 +240,19 @@ linear(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Reshard(Linear):
-    """The rule of `reshard`, bound even if nothing moves: a vmap around it may shard its axes."""
+    """The rule of `reshard`. The transpose reshards the cotangent to the sharding of the input.
+
+    It is bound even if the sharding stays the same, because a vmap around it may shard its axis.
+    """
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        place = cotangent_sharding(xs[0])
-        with jax.sharding.use_abstract_mesh(place.mesh):
-            return [eqn.primitive.bind(*cts, **{**eqn.params, "dst_sharding": place})]
+        target = cotangent_sharding(xs[0])
+        with jax.sharding.use_abstract_mesh(target.mesh):
+            return [eqn.primitive.bind(*cts, **{**eqn.params, "dst_sharding": target})]
 
 
-declare(_Reshard, "reshard", "linear", (), ELSEWHERE, known=("dst_sharding", "concrete_mesh"))
+declare(_Reshard, "reshard", "linear", (), TRANSFER, known=("dst_sharding", "concrete_mesh"))
 linear("host_local_array_to_global_array", _to_local, traits=UNFUSED)
 linear("global_array_to_host_local_array", _to_global, traits=UNFUSED)
 
