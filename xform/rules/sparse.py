@@ -1,8 +1,9 @@
-"""`jax.experimental.sparse`: linear in the data of a sparse array; its indices are constants.
+"""Rules of `jax.experimental.sparse`. Only the data of a sparse array has a derivative.
 
-All formats are read in the same way: `at[..., k, :]` is the place of the k-th element in the dense
-array, batch axes included. A negative index counts from the end of its axis, as in JAX's
-operations. A place outside the array is padding. No sparse array is made dense.
+The indices are constants. The rules of all formats compute with *positions*: `positions[..., k, :]`
+has the indices of element k in the dense array (`xform.rules.sparse_positions`). No rule makes a
+sparse array dense, except that of `todense`. In products of arrays, the axes are of three kinds:
+batch axes, contracted axes, and all other axes, which are called free.
 """
 
 from __future__ import annotations
@@ -21,16 +22,29 @@ from xform.program.arithmetic import Value, add, reduce_like
 from xform.program.ir import Mask, apply
 from xform.registry.table import Rule, declare
 from xform.registry.words import composite
+from xform.rules.contract import remaining_axes
 from xform.rules.reduce import jvp_of_definition
+from xform.rules.sparse_positions import (
+    axis_lengths,
+    from_compressed_rows,
+    from_rows_and_columns,
+    positions_in_rows,
+    put,
+    select_axes,
+    take,
+    with_batch_axes,
+)
 
 Bind = Callable[..., Value]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Multilinear(Rule):
-    """A rule for a primitive whose first output is linear in each input at `over`.
+    """The rule of a primitive whose first output is linear in each of some inputs.
 
-    A formula `(bind, ct, ys, *xs)` is a transpose. It may `bind` the primitive with new parameters.
+    `over` has the positions of these inputs. For each, a formula `(bind, ct, ys, *xs)` returns the
+    cotangent. It may call `bind(*inputs, **changed)`, which binds the primitive with the equation's
+    parameters, some of them changed.
     """
 
     over: tuple[int, ...] = ()
@@ -46,111 +60,45 @@ class Multilinear(Rule):
             out = eqn.primitive.bind(*args, **{**eqn.params, **changed})
             return out[0] if eqn.primitive.multiple_results else out
 
-        result: list[Value] = [None] * len(xs)
+        in_cts: list[Value] = [None] * len(xs)
         for i, formula in zip(self.over, self.formulas, strict=True):
             if active[i]:
-                result[i] = reduce_like(self.call(formula, eqn, bind, cts[0], ys, *xs), xs[i])
-        return result
+                in_cts[i] = reduce_like(self.call(formula, eqn, bind, cts[0], ys, *xs), xs[i])
+        return in_cts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FromDense(Rule):
-    """A rule for the elements of a dense array at places that the formula computes from outputs."""
+    """The rule of a conversion from dense to sparse.
+
+    The outputs are the data and the index arrays. The formula computes positions from the shape of
+    the input and the index arrays.
+    """
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        return [take(dxs[0], self._places(eqn, xs, ys)), *[None] * (len(ys) - 1)]
+        return [take(dxs[0], self._positions(eqn, xs, ys)), *[None] * (len(ys) - 1)]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        return [put(cts[0], self._places(eqn, xs, ys), xs[0].shape)]
+        return [put(cts[0], self._positions(eqn, xs, ys), xs[0].shape)]
 
-    def _places(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value]) -> Value:
+    def _positions(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value]) -> Value:
         return self.call(self.formulas[0], eqn, xs[0].shape, *ys[1:])
 
 
-# Places.
-
-
-def take(dense: Value, at: Value) -> Value:
-    """Return the elements of an array at places of its first axes; zero outside."""
-    n, k = at.shape[-1], at.ndim - 1
-    window = tuple(range(k, k + dense.ndim - n))
-    axes = tuple(range(n))
-    numbers = lax.GatherDimensionNumbers(window, axes, axes)
-    return lax.gather(dense, at, numbers, (*(1,) * n, *dense.shape[n:]), mode="fill", fill_value=0)
-
-
-def put(values: Value, at: Value, shape: Sequence[int]) -> Value:
-    """Return zeros with values added at places of the first axes."""
-    n, k = at.shape[-1], at.ndim - 1
-    window = tuple(range(k, k + len(shape) - n))
-    axes = tuple(range(n))
-    numbers = lax.ScatterDimensionNumbers(window, axes, axes)
-    dense = lax.full(shape, 0, values.dtype)
-    values = lax.broadcast_in_dim(values, (*at.shape[:-1], *shape[n:]), tuple(range(values.ndim)))
-    return lax.scatter_add(dense, at, values, numbers, mode="drop")
-
-
-def _batched(indices: Value, whole: Sequence[int]) -> Value:
-    """Return indices after batch axes as places in an array of the shape `whole`."""
-    k = indices.ndim - 2
-    shape = (*whole[:k], *indices.shape[k:])
-    from_end = lax.lt(indices, lax.full_like(indices, 0))
-    indices = lax.select(from_end, lax.add(indices, _lengths(indices, whole)), indices)
-    indices = lax.broadcast_in_dim(indices, shape, tuple(range(k + 2)))
-    own = [lax.broadcasted_iota(indices.dtype, (*shape[:-1], 1), i) for i in range(k)]
-    return lax.concatenate([*own, indices], k + 1)
-
-
-def _lengths(indices: Value, whole: Sequence[int]) -> Value:
-    """Return the length of its axis for each index."""
-    k = indices.ndim - 2
-    sizes = np.asarray(whole[k : k + indices.shape[-1]], indices.dtype)
-    return lax.broadcast_in_dim(sizes, indices.shape, (k + 1,))
-
-
-def _pairs(row: Value, col: Value) -> Value:
-    return lax.concatenate([lax.expand_dims(i, (i.ndim,)) for i in (row, col)], row.ndim)
-
-
-def _rows(indices: Value, indptr: Value) -> Value:
-    """Return the row of each element, from the ends of the rows."""
-    *batch, n = indices.shape
-    ends = lax.slice_in_dim(indptr, 1, indptr.shape[-1], axis=-1)
-    places = _batched(lax.expand_dims(ends, (ends.ndim,)), (*batch, n + 1))
-    counts = put(lax.full(ends.shape, 1, indices.dtype), places, (*batch, n + 1))
-    return lax.slice_in_dim(lax.cumsum(counts, len(batch)), 0, n, axis=-1)
-
-
-def _compressed(indices: Value, indptr: Value) -> Value:
-    """Return compressed rows as indices of rows and columns on the last axis."""
-    return _pairs(_rows(indices, indptr), indices)
-
-
-def _columns(at: Value, axes: Sequence[int]) -> Value:
-    """Return some of the axes of places."""
-    pick = [lax.slice_in_dim(at, i, i + 1, axis=-1) for i in axes]
-    empty = lax.slice_in_dim(at, 0, 0, axis=-1)
-    return lax.concatenate([empty, *pick], at.ndim - 1)
-
-
-def _rest(n: int, *used: Sequence[int]) -> list[int]:
-    return [i for i in range(n) if not any(i in u for u in used)]
-
-
-# BCOO.
+# BCOO: an index for each element and axis. Each function is a formula, which returns a cotangent.
 
 
 def _todense(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any):
-    return take(ct, _batched(indices, spinfo.shape))
+    return take(ct, with_batch_axes(indices, spinfo.shape))
 
 
 def _extract(bind: Bind, ct: Value, ys: Any, indices: Value, x: Value, *, assume_unique: bool):
-    if not assume_unique:  # of elements with equal indices, the first has the value, others 0
-        order, first = _sorted(indices, x.shape)
-        mask = lax.convert_element_type(lax.sort_key_val(order, first)[1], ct.dtype)
+    if not assume_unique:  # of elements at one position, the first has the value, others 0
+        order, is_first = _sort_by_position(indices, x.shape)
+        mask = lax.convert_element_type(lax.sort_key_val(order, is_first)[1], ct.dtype)
         ct = lax.mul(ct, lax.broadcast_in_dim(mask, ct.shape, tuple(range(mask.ndim))))
-    return put(ct, _batched(indices, x.shape), x.shape)
+    return put(ct, with_batch_axes(indices, x.shape), x.shape)
 
 
 def _transpose(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *,
@@ -166,60 +114,75 @@ def _sort(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo
     return lax.sort_key_val(bind(order, indices), ct, axis)[1]
 
 
-def _sorted(indices: Value, whole: Sequence[int]) -> tuple[Value, Value]:
-    """Return the elements in the order of their indices, and 1 for the first of each place.
+def _sort_by_position(indices: Value, shape: Sequence[int]) -> tuple[Value, Value]:
+    """Return the numbers of the elements, sorted by position, and 1 for the first at each position.
 
-    Elements outside the array share one place, the last.
+    All elements outside the array have the same position, after all others.
     """
     *batch, n, k = indices.shape
-    axis, ends = len(batch), _lengths(indices, whole)
+    axis, ends = len(batch), axis_lengths(indices, shape)
     outside = lax.reduce_or(lax.ge(indices, ends), (axis + 1,))
     outside = lax.broadcast_in_dim(outside, indices.shape, tuple(range(axis + 1)))
     indices = lax.select(outside, ends, indices)
-    columns = [lax.squeeze(_columns(indices, [i]), (axis + 1,)) for i in range(k)]
+    columns = [lax.squeeze(select_axes(indices, [i]), (axis + 1,)) for i in range(k)]
     order = lax.broadcasted_iota(np.int32, (*batch, n), axis)
-    first = lax.convert_element_type(lax.eq(order, np.int32(0)), np.int32)
+    is_first = lax.convert_element_type(lax.eq(order, np.int32(0)), np.int32)
     *columns, order = lax.sort((*columns, order), dimension=axis, num_keys=max(k, 1))
     for column in columns:
-        before = lax.concatenate([lax.slice_in_dim(column, i, j, axis=axis)
-                                  for i, j in ((0, 1), (0, n - 1))], axis)  # fmt: skip
-        first = lax.max(first, lax.convert_element_type(lax.ne(column, before), np.int32))
-    return order, first
+        previous = lax.concatenate([lax.slice_in_dim(column, i, j, axis=axis)
+                                    for i, j in ((0, 1), (0, n - 1))], axis)  # fmt: skip
+        differs = lax.convert_element_type(lax.ne(column, previous), np.int32)
+        is_first = lax.max(is_first, differs)
+    return order, is_first
 
 
 def _sum_duplicates(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any,
                     nse: int | None):  # fmt: skip
-    """Return the cotangent: an element's output position is the rank of its place."""
-    order, first = _sorted(indices, spinfo.shape)
-    rank = lax.sort_key_val(order, lax.cumsum(first, order.ndim - 1))[1]
+    """Take the cotangent from the merged element, whose number is the rank of the position."""
+    order, is_first = _sort_by_position(indices, spinfo.shape)
+    rank = lax.sort_key_val(order, lax.cumsum(is_first, order.ndim - 1))[1]
     rank = lax.sub(rank, np.int32(1))
-    return take(ct, _batched(lax.expand_dims(rank, (rank.ndim,)), ct.shape))
+    return take(ct, with_batch_axes(lax.expand_dims(rank, (rank.ndim,)), ct.shape))
 
 
-def _dot_data(ct: Value, at: Value, rhs: Value, n: int, dimension_numbers: Any) -> Value:
-    """Return for each element the sum over free axes of its row of `ct` times its row of `rhs`."""
+# Products. `dimension_numbers` are ((contracted axes of a, of b), (batch axes of a, of b)). In
+# names, l or a stands for the left operand, r or b for the right one.
+
+
+def _dot_data(ct: Value, positions: Value, rhs: Value, n: int, dimension_numbers: Any) -> Value:
+    """Return the cotangent of the data of a sparse left operand, which has `n` axes.
+
+    For each element it is the sum, over the free axes of `rhs`, of a row of `ct` times one of
+    `rhs`.
+    """
     (lc, rc), (lb, rb) = dimension_numbers
-    rows = take(ct, _columns(at, [*lb, *_rest(n, lc, lb)]))
-    free = _rest(rhs.ndim, rc, rb)
-    others = take(lax.transpose(rhs, (*rb, *rc, *free)), _columns(at, [*lb, *lc]))
-    return lax.reduce_sum(lax.mul(rows, others), tuple(range(at.ndim - 1, rows.ndim)))
+    ct_rows = take(ct, select_axes(positions, [*lb, *remaining_axes(n, lc, lb)]))
+    free = remaining_axes(rhs.ndim, rc, rb)
+    rhs_rows = take(lax.transpose(rhs, (*rb, *rc, *free)), select_axes(positions, [*lb, *lc]))
+    return lax.reduce_sum(
+        lax.mul(ct_rows, rhs_rows), tuple(range(positions.ndim - 1, ct_rows.ndim))
+    )
 
 
 def _dot_rhs(bind: Bind, ct: Value, matrix: Sequence[Value], rhs: Value, n: int,
              dimension_numbers: Any) -> Value:  # fmt: skip
+    """Return the cotangent of the right operand: the sparse array, contracted with `ct`.
+
+    `matrix` has the data and index arrays of the left operand, which has `n` axes.
+    """
     (lc, rc), (lb, rb) = dimension_numbers
-    kept, b = tuple(_rest(n, lc, lb)), len(lb)
-    numbers = (kept, tuple(range(b, b + len(kept)))), (tuple(lb), tuple(range(b)))
+    free, b = tuple(remaining_axes(n, lc, lb)), len(lb)
+    numbers = (free, tuple(range(b, b + len(free)))), (tuple(lb), tuple(range(b)))
     out = bind(*matrix, ct, dimension_numbers=numbers)
-    by_left = [rc[i] for i in np.argsort(lc)]
-    back = np.argsort([*rb, *by_left, *_rest(rhs.ndim, rc, rb)])
-    return lax.convert_element_type(lax.transpose(out, back), rhs.dtype)
+    contracted = [rc[i] for i in np.argsort(lc)]  # in the order of the left operand
+    order = np.argsort([*rb, *contracted, *remaining_axes(rhs.ndim, rc, rb)])
+    return lax.convert_element_type(lax.transpose(out, order), rhs.dtype)
 
 
 def _dot(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, rhs: Value, *,
          dimension_numbers: Any, preferred_element_type: Any, lhs_spinfo: Any):  # fmt: skip
     shape = lhs_spinfo.shape
-    out = _dot_data(ct, _batched(indices, shape), rhs, len(shape), dimension_numbers)
+    out = _dot_data(ct, with_batch_axes(indices, shape), rhs, len(shape), dimension_numbers)
     return lax.convert_element_type(out, data.dtype)
 
 
@@ -231,44 +194,41 @@ def _dot_right(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, rhs:
 
 def _sampled(bind: Bind, ct: Value, ys: Any, a: Value, b: Value, indices: Value, *,
              dimension_numbers: Any):  # fmt: skip
-    at, _ = _sampled_at(a, b, indices, dimension_numbers)
-    return _spread(ct, at, a, b, dimension_numbers)
+    positions, _ = _product_positions(a, b, indices, dimension_numbers)
+    return _sampled_factor(ct, positions, a, b, dimension_numbers)
 
 
 def _sampled_right(bind: Bind, ct: Value, ys: Any, a: Value, b: Value, indices: Value, *,
                    dimension_numbers: Any):  # fmt: skip
     (ac, bc), (ab, bb) = dimension_numbers
-    at, n = _sampled_at(a, b, indices, dimension_numbers)
-    turned = [*range(len(ab)), *range(n, at.shape[-1]), *range(len(ab), n)]
-    return _spread(ct, _columns(at, turned), b, a, ((bc, ac), (bb, ab)))
+    positions, n = _product_positions(a, b, indices, dimension_numbers)
+    b_first = [*range(len(ab)), *range(n, positions.shape[-1]), *range(len(ab), n)]
+    return _sampled_factor(ct, select_axes(positions, b_first), b, a, ((bc, ac), (bb, ab)))
 
 
-def _sampled_at(a: Value, b: Value, indices: Value, dimension_numbers: Any) -> tuple[Value, int]:
-    """Return places in the product of two dense arrays, and how many of its axes `a` has."""
+def _product_positions(
+    a: Value, b: Value, indices: Value, dimension_numbers: Any
+) -> tuple[Value, int]:
+    """Return positions in the product of two dense arrays, and how many of its axes `a` has."""
     (ac, bc), (ab, bb) = dimension_numbers
-    sizes = [a.shape[i] for i in (*ab, *_rest(a.ndim, ac, ab))]
-    others = [b.shape[i] for i in _rest(b.ndim, bc, bb)]
-    return _whole(_batched(indices, [*sizes, *others]), [*sizes, *others]), len(sizes)
+    of_a = [a.shape[i] for i in (*ab, *remaining_axes(a.ndim, ac, ab))]
+    shape = [*of_a, *(b.shape[i] for i in remaining_axes(b.ndim, bc, bb))]
+    return positions_in_rows(with_batch_axes(indices, shape), shape), len(of_a)
 
 
-def _whole(at: Value, shape: Sequence[int]) -> Value:
-    """Expand places of rows of an array to the places of all elements of these rows."""
-    k, n = at.ndim - 1, at.shape[-1]
-    all_of = (*at.shape[:-1], *shape[n:])
-    at = lax.broadcast_in_dim(at, (*all_of, n), (*range(k), len(all_of)))
-    own = [lax.broadcasted_iota(at.dtype, (*all_of, 1), i) for i in range(k, len(all_of))]
-    return lax.concatenate([at, *own], len(all_of))
+def _sampled_factor(ct: Value, positions: Value, a: Value, b: Value, dimension_numbers: Any
+                    ) -> Value:  # fmt: skip
+    """Return the cotangent of `a`, if a product of dense arrays is computed at positions only.
 
-
-def _spread(ct: Value, at: Value, a: Value, b: Value, dimension_numbers: Any) -> Value:
-    """Return the cotangent of `a`: for each place, its row gets a multiple of a row of `b`."""
+    For each position, a row of `a` gets a multiple of a row of `b`.
+    """
     (ac, bc), (ab, bb) = dimension_numbers
-    order = (*ab, *_rest(a.ndim, ac, ab), *ac)
+    order = (*ab, *remaining_axes(a.ndim, ac, ab), *ac)
     k, n = len(ab), a.ndim - len(ac)
-    right = _columns(at, [*range(k), *range(n, at.shape[-1])])
-    others = take(lax.transpose(b, (*bb, *_rest(b.ndim, bc, bb), *bc)), right)
-    rows = lax.mul(lax.broadcast_in_dim(ct, others.shape, tuple(range(ct.ndim))), others)
-    out = put(rows, _columns(at, range(n)), [a.shape[i] for i in order])
+    in_b = select_axes(positions, [*range(k), *range(n, positions.shape[-1])])
+    b_rows = take(lax.transpose(b, (*bb, *remaining_axes(b.ndim, bc, bb), *bc)), in_b)
+    rows = lax.mul(lax.broadcast_in_dim(ct, b_rows.shape, tuple(range(ct.ndim))), b_rows)
+    out = put(rows, select_axes(positions, range(n)), [a.shape[i] for i in order])
     return lax.transpose(out, np.argsort(order))
 
 
@@ -276,7 +236,7 @@ def _no_transpose(bind: Bind, ct: Value, ys: Any, *xs: Value, lhs_spinfo: Any, r
                   dimension_numbers: Any, preferred_element_type: Any = None):  # fmt: skip
     raise NotDifferentiable(
         "reverse-mode derivative of a product of two sparse arrays",
-        "it has no transpose, because the result has other places than the inputs",
+        "it has no transpose, because the result has elements at other positions than the inputs",
         "",
         "make one of the two dense with todense(), or use forward mode",
     )
@@ -292,20 +252,19 @@ declare(Multilinear, "bcoo_dot_general_sampled", "bilinear", [_sampled, _sampled
         over=(0, 1))  # fmt: skip
 declare(Multilinear, "bcoo_spdot_general", "bilinear", [_no_transpose] * 2, over=(0, 2))
 declare(FromDense, "bcoo_fromdense", "linear", [
-    lambda shape, indices, *, nse, n_batch, n_dense, index_dtype: _batched(indices, shape)
+    lambda shape, indices, *, nse, n_batch, n_dense, index_dtype: with_batch_axes(indices, shape)
 ])  # fmt: skip
 
-# BCSR: the last axis after the batch axes has compressed rows.
+# BCSR: rows are compressed. Instead of an index for each element, `indptr` says where each begins.
 
 
 def _bcsr_dot(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, indptr: Value,
               rhs: Value, *, dimension_numbers: Any, preferred_element_type: Any,
               lhs_spinfo: Any):  # fmt: skip
     shape = lhs_spinfo.shape
-    at = _batched(_compressed(indices, indptr), shape)
-    return lax.convert_element_type(
-        _dot_data(ct, at, rhs, len(shape), dimension_numbers), data.dtype
-    )
+    positions = with_batch_axes(from_compressed_rows(indices, indptr), shape)
+    out = _dot_data(ct, positions, rhs, len(shape), dimension_numbers)
+    return lax.convert_element_type(out, data.dtype)
 
 
 def _bcsr_dot_right(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, indptr: Value,
@@ -317,84 +276,93 @@ def _bcsr_dot_right(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value,
 
 declare(Multilinear, "bcsr_todense", "linear", [
     lambda bind, ct, ys, data, indices, indptr, *, spinfo: take(
-        ct, _batched(_compressed(indices, indptr), spinfo.shape))
+        ct, with_batch_axes(from_compressed_rows(indices, indptr), spinfo.shape))
 ], over=(0,))  # fmt: skip
 declare(Multilinear, "bcsr_extract", "linear", [
     lambda bind, ct, ys, indices, indptr, x: put(
-        ct, _batched(_compressed(indices, indptr), x.shape), x.shape)
+        ct, with_batch_axes(from_compressed_rows(indices, indptr), x.shape), x.shape)
 ], over=(2,))  # fmt: skip
 declare(Multilinear, "bcsr_dot_general", "bilinear", [_bcsr_dot, _bcsr_dot_right], over=(0, 3))
 declare(FromDense, "bcsr_fromdense", "linear", [
-    lambda shape, indices, indptr, *, nse, n_batch, n_dense, index_dtype: _batched(
-        _compressed(indices, indptr), shape)
+    lambda shape, indices, indptr, *, nse, n_batch, n_dense, index_dtype: with_batch_axes(
+        from_compressed_rows(indices, indptr), shape)
 ])  # fmt: skip
 
 # COO and CSR: matrices.
 
 
-def _apply(at: Callable[[Value, Value], Value]) -> list[Callable[..., Value]]:
-    """Return transposes of a product of a matrix (two index arrays) with a dense array."""
+def _product_transposes(to_positions: Callable[[Value, Value], Value]
+                        ) -> list[Callable[..., Value]]:  # fmt: skip
+    """Return the two transposes of the product of a sparse matrix with a dense vector or matrix.
 
-    def matrix(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
-               transpose: bool, spinfo: Any = None, shape: Any = None):  # fmt: skip
-        ends = (1, 0) if transpose else (0, 1)
-        places = _batched(at(i, j), shape or spinfo.shape)
-        out, inner = (_columns(places, [e]) for e in ends)
-        terms = lax.mul(take(ct, out), take(x, inner))
+    The first returns the cotangent of the data, the second that of the dense operand.
+    `to_positions` converts the two index arrays `i` and `j` of the format.
+    """
+
+    def data_ct(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
+                transpose: bool, spinfo: Any = None, shape: Any = None):  # fmt: skip
+        output_axis, contracted_axis = (1, 0) if transpose else (0, 1)
+        positions = with_batch_axes(to_positions(i, j), shape or spinfo.shape)
+        ct_rows = take(ct, select_axes(positions, [output_axis]))
+        terms = lax.mul(ct_rows, take(x, select_axes(positions, [contracted_axis])))
         return lax.reduce_sum(terms, tuple(range(1, terms.ndim)))
 
-    def dense(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
-              transpose: bool, spinfo: Any = None, shape: Any = None):  # fmt: skip
+    def dense_ct(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
+                 transpose: bool, spinfo: Any = None, shape: Any = None):  # fmt: skip
         return bind(data, i, j, ct, transpose=not transpose)
 
-    return [matrix, dense]
+    return [data_ct, dense_ct]
 
 
-for _name, _at in (("coo", _pairs), ("csr", _compressed)):
+for _name, _convert in (("coo", from_rows_and_columns), ("csr", from_compressed_rows)):
     declare(Multilinear, f"{_name}_todense", "linear", [
-        lambda bind, ct, ys, data, i, j, *, spinfo=None, shape=None, at=_at: take(
-            ct, _batched(at(i, j), ct.shape))
+        lambda bind, ct, ys, data, i, j, *, spinfo=None, shape=None, to_positions=_convert: take(
+            ct, with_batch_axes(to_positions(i, j), ct.shape))
     ], over=(0,))  # fmt: skip
     declare(FromDense, f"{_name}_fromdense", "linear", [
-        lambda shape, i, j, *, nse, index_dtype, at=_at: at(i, j)
+        lambda shape, i, j, *, nse, index_dtype, to_positions=_convert: to_positions(i, j)
     ])  # fmt: skip
-    for _kind in ("matvec", "matmat"):
-        declare(Multilinear, f"{_name}_{_kind}", "bilinear", _apply(_at), over=(0, 3))
+    for _product in ("matvec", "matmat"):
+        declare(Multilinear, f"{_name}_{_product}", "bilinear", _product_transposes(_convert),
+                over=(0, 3))  # fmt: skip
 
 
 class SparseSolve(Rule):
-    """The rule of A x = b for a matrix A in compressed rows: dx = A⁻¹ (db - dA x)."""
+    """The rule of `spsolve`: A x = b for a matrix A in compressed rows. dx = A⁻¹ (db - dA x)."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         _, indices, indptr, _ = xs
         ddata, _, _, db = dxs
         if ddata is not None:
-            at = _compressed(indices, indptr)
-            moved = lax.mul(ddata, take(ys[0], _columns(at, [1])))
-            moved = put(moved, _columns(at, [0]), ys[0].shape)
-            db = lax.neg(moved) if db is None else lax.sub(db, moved)
+            positions = from_compressed_rows(indices, indptr)
+            terms = lax.mul(ddata, take(ys[0], select_axes(positions, [1])))
+            da_x = put(terms, select_axes(positions, [0]), ys[0].shape)
+            db = lax.neg(da_x) if db is None else lax.sub(db, da_x)
         return apply(eqn, [*xs[:3], db])
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
         data, indices, indptr, _ = xs
-        at = _compressed(indices, indptr)
-        rows = lax.squeeze(_columns(at, [0]), (1,))
+        positions = from_compressed_rows(indices, indptr)
+        in_row, in_column = select_axes(positions, [0]), select_axes(positions, [1])
+        # The transpose of A in compressed rows: its elements are sorted by column.
+        rows = lax.squeeze(in_row, (1,))
         columns, rows, data = lax.sort((indices, rows, data), num_keys=2)
-        starts = put(lax.full(columns.shape, 1, indptr.dtype),
+        counts = put(lax.full(columns.shape, 1, indptr.dtype),
                      lax.expand_dims(lax.add(columns, np.asarray(1, columns.dtype)), (1,)),
                      indptr.shape)  # fmt: skip
-        ct_b = apply(eqn, [data, rows, lax.cumsum(starts), cts[0]])[0]
-        terms = lax.mul(take(ct_b, _columns(at, [0])), take(ys[0], _columns(at, [1])))
+        ct_b = apply(eqn, [data, rows, lax.cumsum(counts), cts[0]])[0]
+        terms = lax.mul(take(ct_b, in_row), take(ys[0], in_column))
         return [lax.neg(terms) if active[0] else None, None, None, ct_b if active[3] else None]
 
 
 declare(SparseSolve, "spsolve", "solve", (), known=("tol", "reorder"))
 
 
-def _dense(*buffers: Value, tree: Any) -> list[Value]:
+def _todense_any(*buffers: Value, tree: Any) -> list[Value]:
+    """Return a sparse array of any format as a dense array, from its buffers."""
     array = jax.tree.unflatten(tree, buffers)
     return [array.todense() if hasattr(array, "todense") else array]
 
 
-composite("todense", jvp_of_definition(_dense))
+composite("todense", jvp_of_definition(_todense_any))

@@ -1,7 +1,8 @@
-"""Special functions: gamma, zeta, beta, the error function, Bessel functions.
+"""Rules of special functions: gamma, zeta, beta, the error function, Bessel functions.
 
-M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), sections 6 (gamma), 7 (erf),
-9 (Bessel), 23 and 26 (zeta, beta).
+All are elementwise, and declared by their partial derivatives. Source: M. Abramowitz and I. Stegun,
+Handbook of Mathematical Functions (1964), sections 6 (gamma), 7 (error function), 9 (Bessel), 23
+and 26 (zeta, beta).
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from xform.program.arithmetic import Value, as_jax_value, constant_like
 from xform.registry.traits import EXPENSIVE, PLAIN
 from xform.registry.words import pointwise
 
-C = constant_like
+C = constant_like  # C(x, c): the scalar c in the dtype of x
 
 
 def no_partial(primitive: str, name: str):
-    """Return a stand-in for a partial derivative without closed form, which raises an error."""
+    """Return a function in place of a partial derivative without closed form. It raises an error.
+
+    `name` is the input that the primitive has no derivative in.
+    """
 
     def refuse(y: Value, *x: Value) -> Value:
         raise NotDifferentiable(
@@ -34,17 +38,18 @@ def no_partial(primitive: str, name: str):
     return refuse
 
 
-# The gamma family iterates inside, so a compiler does not fuse it into a loop over elements.
+# The gamma and beta functions. Their traits are `PLAIN` where XLA computes them by an iteration,
+# which it does not fuse with other elementwise operations.
 
 
 def _gamma_density(a: Value, x: Value) -> Value:
-    """Return x^(a-1) exp(-x) / Γ(a), the derivative of igamma by x."""
+    """Return x^(a-1) exp(-x) / Γ(a), the derivative of igamma with respect to x."""
     power = lax.mul(lax.sub(a, C(a, 1)), lax.log(x))
     return lax.exp(lax.sub(lax.sub(power, x), lax.lgamma(a)))
 
 
 def _beta_density(a: Value, b: Value, x: Value) -> Value:
-    """Return x^(a-1) (1-x)^(b-1) / B(a, b)."""
+    """Return x^(a-1) (1-x)^(b-1) / B(a, b), the derivative of the incomplete beta function."""
     log_beta = lax.sub(lax.add(lax.lgamma(a), lax.lgamma(b)), lax.lgamma(lax.add(a, b)))
     left = lax.mul(lax.sub(a, C(a, 1)), lax.log(x))
     right = lax.mul(lax.sub(b, C(b, 1)), lax.log1p(lax.neg(x)))
@@ -77,7 +82,7 @@ pointwise(
     lambda y, a, x: lax.neg(_gamma_density(a, x)),
     traits=PLAIN,
 )
-# The order of derivatives by a and x does not matter: this is the derivative of the density by a.
+# igamma_grad_a is the derivative of igamma in a. Its derivative in x is that of the density in a.
 pointwise(
     "igamma_grad_a",
     no_partial("igamma_grad_a", "a"),
@@ -97,25 +102,26 @@ pointwise(
 
 @jax.custom_jvp
 def _exp_minus_square(x: Value) -> Value:
-    """Return exp(-x²) for |x| <= 28.
+    """Return exp(-x²) for |x| <= 28, to full precision.
 
-    The rounding error of x², times x², would be the error of exp(-x²). Here x² is the sum of a
-    rounded square and a small rest: the square of `x` with half its bits is exact, and x² - half²
-    is a product. Numbers of 16 bits are squared in 32 bits instead.
+    exp turns the absolute rounding error of x² into a relative error of the result, which is large
+    for large x. So x² is computed as the sum of two numbers: a rounded square, and a small rest,
+    which is exact enough. Numbers of 16 bits are squared in 32 bits instead.
     """
     info = jax.numpy.finfo(x.dtype)
     if info.bits < 32:
         wide = lax.convert_element_type(x, np.float32)
         return lax.convert_element_type(lax.exp(lax.neg(lax.square(wide))), x.dtype)
-    half = lax.reduce_precision(x, info.nexp, (info.nmant - 1) // 2)
+    # The square of `short`, which has half the bits, is exact; x² - short² is a product.
+    short = lax.reduce_precision(x, info.nexp, (info.nmant - 1) // 2)
     rounded = lax.reduce_precision(lax.square(x), info.nexp, info.nmant - 2)
-    rest = lax.mul(lax.sub(x, half), lax.add(x, half))
-    rest = lax.add(lax.sub(lax.square(half), rounded), rest)
+    rest = lax.mul(lax.sub(x, short), lax.add(x, short))
+    rest = lax.add(lax.sub(lax.square(short), rounded), rest)
     return lax.mul(lax.exp(lax.neg(rounded)), lax.sub(C(x, 1), rest))
 
 
 @_exp_minus_square.defjvp
-def _minus_twice_x(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+def _exp_minus_square_jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
     x, dx = map(as_jax_value, (*primals, *tangents))
     y = _exp_minus_square(x)
     return y, lax.mul(dx, lax.mul(lax.mul(C(x, -2), x), y))
@@ -127,13 +133,13 @@ def _gauss(x: Value, c: float) -> Value:
 
 
 def _bessel_i1e(y: Value, x: Value) -> Value:
-    """Return i0e - y (sign x + 1/x), which near 0 is 0/0 with the limit 1/2."""
+    """Return i0e(x) - y (sign x + 1/x). Close to 0, y / x is 0/0, and the limit is 1/2."""
     eps = C(x, float(jax.numpy.finfo(x.dtype).eps))
-    away = lax.gt(lax.abs(x), eps)
-    safe = lax.select(away, x, lax.full_like(x, eps))
-    slope = lax.add(lax.sign(safe), lax.div(C(x, 1), safe))
-    slope = lax.sub(lax.bessel_i0e(safe), lax.mul(y, slope))
-    return lax.select(away, slope, lax.full_like(x, 0.5))
+    not_tiny = lax.gt(lax.abs(x), eps)
+    safe = lax.select(not_tiny, x, lax.full_like(x, eps))
+    factor = lax.add(lax.sign(safe), lax.div(C(x, 1), safe))
+    slope = lax.sub(lax.bessel_i0e(safe), lax.mul(y, factor))
+    return lax.select(not_tiny, slope, lax.full_like(x, 0.5))
 
 
 pointwise("erf", lambda y, x, *, accuracy=None: _gauss(x, 2 / math.sqrt(math.pi)), traits=EXPENSIVE)

@@ -1,10 +1,12 @@
-"""`unpool`: add each window's cotangent to the largest (smallest) element of the window.
+"""`unpool`, the backward pass of max pooling: a primitive of xform.
 
-XLA has an operation for this, select-and-scatter, which TPUs run directly. The compilers for CPUs
-and GPUs expand it into the places of all elements, as one array for each axis, a reduction of them
-all, and a scatter. This takes a dozen times the bytes of the pooled array. On CPUs and GPUs
-`unpool` computes instead the place of the largest element in each window, and then, for each
-element, the sum over the windows that chose it.
+It adds the cotangent of each window to the largest (for min pooling, the smallest) element of the
+window. XLA has an operation for this, select-and-scatter, which TPUs run directly. The compilers
+for CPUs and GPUs expand it into large arrays of indices, a reduction and a scatter, which take a
+dozen times the bytes of the pooled array. On CPUs and GPUs `unpool` takes two steps instead. It
+computes the *place* of the largest element in each window: the element's number within the window,
+in row-major order, as int8. Then it computes for each element of the input the sum of the
+cotangents of the windows that chose it.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from xform.program.ir import Program, trace
 
 Sizes = Sequence[int]
 
-# With larger windows the program would be long; `experiments/pooling` measures up to 49 places.
+# The largest window, in elements. With larger windows the program would be long.
+# `experiments/pooling` measures windows of up to 49 elements.
 _LARGEST = 64
-# The place of an element outside any window: it stays below 0 after additions of other axes.
-_NOWHERE = -(2**10)
+# The place of an element that is outside the window. It stays negative if places along other axes
+# are added.
+_OUTSIDE = -(2**10)
 
 unpool_p = Primitive("xform_unpool")
 unpool_p.def_abstract_eval(lambda ct, x, **_: x.update(weak_type=False))
@@ -47,7 +51,10 @@ def unpool(ct: Any, x: Any, **windows: Any) -> Any:
 
 def gather(t: Any, x: Any, *, base_dilation: Sizes = (), window_dilation: Sizes = (),
            **windows: Any) -> Any:  # fmt: skip
-    """Return `t` where `x` is largest (smallest) in each window; `unpool` is the transpose."""
+    """Return the element of `t` at which `x` is largest (smallest), for each window.
+
+    `unpool` is the transpose.
+    """
     ones = (1,) * x.ndim
     base, spread = base_dilation or ones, window_dilation or ones
     gather_p = jax_primitives.select_and_gather_add_p
@@ -56,17 +63,23 @@ def gather(t: Any, x: Any, *, base_dilation: Sizes = (), window_dilation: Sizes 
 
 def _unpool(ct: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes,
             padding: Any) -> Any:  # fmt: skip
+    """Return the cotangent of `x`, by other operations than select-and-scatter."""
     sizes, strides = window_dimensions, window_strides
-    which = materialize(_which(x, ct.shape, select_prim, sizes, strides, padding))
+    chosen = materialize(_chosen_places(x, ct.shape, select_prim, sizes, strides, padding))
     lows = [low for low, _ in padding]
-    # An element is in the window that begins in its stride, and in some that begin earlier.
+    # Windows overlap if they are larger than the stride. An element is in the last window that
+    # begins before it, and perhaps in windows that begin one or more strides earlier.
     counts = (-(-size // stride) for size, stride in zip(sizes, strides, strict=True))
-    terms = [_back(ct, which, x.shape, q, sizes, strides, lows) for q in np.ndindex(*counts)]
+    terms = [_from_window(ct, chosen, x.shape, earlier, sizes, strides, lows)
+             for earlier in np.ndindex(*counts)]  # fmt: skip
     return functools.reduce(lax.add, terms)
 
 
 def lowered(eqn: JaxprEqn) -> Program | None:
-    """Return the program for CPU and GPU compilers; None if the types are sharded over a mesh."""
+    """Return the program that CPU and GPU compilers get in place of an equation of `unpool_p`.
+
+    None if the types are sharded over a mesh.
+    """
     types: list[Any] = [v.aval for v in eqn.invars]
     if any(axis is not None for t in types for axis in t.sharding.spec):
         return None
@@ -75,64 +88,76 @@ def lowered(eqn: JaxprEqn) -> Program | None:
         return trace(lambda ct, x: [_unpool(ct, x, **eqn.params)], *types)
 
 
-def _which(x: Any, windows: Sizes, select_prim: Any, sizes: Sizes, strides: Sizes, padding: Any
-           ) -> Any:  # fmt: skip
-    """Return the place of the largest (smallest) element in its window, row by row, as int8."""
+def _chosen_places(x: Any, windows: Sizes, select_prim: Any, sizes: Sizes, strides: Sizes,
+                   padding: Any) -> Any:  # fmt: skip
+    """Return the place of the largest (smallest) element in each window, as int8.
+
+    `windows` is the shape of the pooled array, `sizes` that of a window.
+    """
     worst = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, x.dtype)
-    filled = _padded(x, worst, padding)
+    padded = _pad(x, worst, padding)
 
-    def at(place: Sizes) -> Any:
-        ends = zip(place, windows, strides, strict=True)
-        return lax.slice(filled, place, [a + (n - 1) * s + 1 for a, n, s in ends], strides)
+    def elements_at(place: Sizes) -> Any:
+        """Return the element at a place, for all windows."""
+        axes = zip(place, windows, strides, strict=True)
+        return lax.slice(padded, place, [i + (n - 1) * step + 1 for i, n, step in axes], strides)
 
-    best, *others = map(at, np.ndindex(*sizes))
-    which = lax.full(windows, 0, np.int8)
+    best, *others = map(elements_at, np.ndindex(*sizes))
+    chosen = lax.full(windows, 0, np.int8)
     for i, other in enumerate(others, 1):
         stays = select_prim.bind(best, other)
         best = lax.select(stays, best, other)
-        which = lax.select(stays, which, lax.full_like(which, i))
-    return which
+        chosen = lax.select(stays, chosen, lax.full_like(chosen, i))
+    return chosen
 
 
-def _back(ct: Any, which: Any, shape: Sizes, before: Sizes, sizes: Sizes, strides: Sizes,
-          lows: Sizes) -> Any:  # fmt: skip
-    """Return each element's part of the windows that begin `before` strides earlier."""
-    starts = [q * stride - low for q, stride, low in zip(before, strides, lows, strict=True)]
+def _from_window(ct: Any, chosen: Any, shape: Sizes, earlier: Sizes, sizes: Sizes, strides: Sizes,
+                 lows: Sizes) -> Any:  # fmt: skip
+    """Return for each element the cotangent of one of its windows if the window chose it, else 0.
 
-    def spread(y: Any, fill: int) -> Any:
-        """Return the value of `y` for that window, for each element."""
+    The window begins `earlier` strides, along each axis, before the last window that begins at or
+    before the element. `shape` is that of the elements, `lows` the padding before them.
+    """
+    starts = [q * stride - low for q, stride, low in zip(earlier, strides, lows, strict=True)]
+
+    def of_window(y: Any, fill: int) -> Any:
+        """Return for each element the value of `y` for its window, or `fill` if it has none."""
         for axis, stride in enumerate(strides):
             if stride > 1:
                 rows = (*y.shape[: axis + 1], stride, *y.shape[axis + 1 :])
                 y = lax.broadcast_in_dim(y, rows, [a for a in range(len(rows)) if a != axis + 1])
                 y = lax.collapse(y, axis, axis + 2)
-        ends = zip(starts, y.shape, shape, strict=True)
-        return _padded(y, np.asarray(fill, y.dtype), [(a, n - a - m) for a, m, n in ends])
+        axes = zip(starts, y.shape, shape, strict=True)
+        return _pad(y, np.asarray(fill, y.dtype), [(i, n - i - m) for i, m, n in axes])
 
-    place = lax.full(shape, 0, np.int32)
+    place = lax.full(shape, 0, np.int32)  # of each element in its window
     for axis, (n, size, stride, start) in enumerate(
         zip(shape, sizes, strides, starts, strict=True)
     ):
-        of_axis = before[axis] * stride + (np.arange(n) - start) % stride
-        of_axis = np.where(of_axis < size, of_axis * math.prod(sizes[axis + 1 :]), _NOWHERE)
-        if of_axis.any():
-            row = lax.broadcast_in_dim(of_axis.astype(np.int32), shape, (axis,))
-            place = lax.add(place, row)
-    mine = lax.eq(lax.convert_element_type(spread(which, -1), np.int32), place)
-    return lax.select(mine, spread(ct, 0), lax.full(shape, 0, ct.dtype))
+        along_axis = earlier[axis] * stride + (np.arange(n) - start) % stride
+        row_major = along_axis * math.prod(sizes[axis + 1 :])
+        along_axis = np.where(along_axis < size, row_major, _OUTSIDE)
+        if along_axis.any():
+            part = lax.broadcast_in_dim(along_axis.astype(np.int32), shape, (axis,))
+            place = lax.add(place, part)
+    is_chosen = lax.eq(lax.convert_element_type(of_window(chosen, -1), np.int32), place)
+    return lax.select(is_chosen, of_window(ct, 0), lax.full(shape, 0, ct.dtype))
 
 
-def _padded(x: Any, value: np.ndarray, padding: Sequence[tuple[int, int]]) -> Any:
+def _pad(x: Any, value: np.ndarray, padding: Sequence[tuple[int, int]]) -> Any:
     if not np.any(padding):
         return x
     return lax.pad(x, value, [(low, high, 0) for low, high in padding])
 
 
-def _batched(args: Sequence[Any], dims: Sequence[Any], **windows: Any):
+# JAX's rules for the primitive: `vmap`, forward mode, and transposition.
+
+
+def _batch(args: Sequence[Any], dims: Sequence[Any], **windows: Any):
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     ct, x = (batching.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True))
-    first = {"window_dimensions": 1, "window_strides": 1, "padding": (0, 0)}
-    return unpool(ct, x, **windows | {k: (v, *windows[k]) for k, v in first.items()}), 0
+    batch_axis = {"window_dimensions": 1, "window_strides": 1, "padding": (0, 0)}
+    return unpool(ct, x, **windows | {k: (v, *windows[k]) for k, v in batch_axis.items()}), 0
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **windows: Any):
@@ -147,7 +172,7 @@ _compiled = jax.jit(unpool_p.bind, static_argnames=_NAMES)
 
 @unpool_p.def_impl
 def _impl(ct: Any, x: Any, **windows: Any) -> Any:
-    """Compile the primitive also under `jax_disable_jit`, as JAX does with its own primitives."""
+    """Run the primitive eagerly, compiled: even under `jax_disable_jit`, as JAX's primitives."""
     with jax.disable_jit(False):
         return _compiled(ct, x, **windows)
 
@@ -158,6 +183,6 @@ mlir.register_lowering(
     lowered_plainly(jax_primitives.select_and_scatter_add_p.bind, several=False),
     platform="tpu",
 )
-batching.primitive_batchers[unpool_p] = _batched
+batching.primitive_batchers[unpool_p] = _batch
 ad.primitive_jvps[unpool_p] = _jvp
 ad.primitive_transposes[unpool_p] = lambda y, ct, x, **windows: [gather(y, x, **windows), None]

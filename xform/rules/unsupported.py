@@ -1,14 +1,19 @@
-"""Primitives that JAX registers and that have no rule, with the reason for each."""
+"""JAX's primitives that have no rule, or a rule for one mode only, with the reason for each.
+
+The command `python -m xform rules` prints the reasons, and tests check that the lists are complete.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_WHOLE = ("all_gather", "all_to_all", "pbroadcast", "ppermute", "psum", "reduce_scatter")
-_STARTED = ("all_gather_reduced", "psum_invariant", "unreduced_psum", "unreduced_reduce_scatter")
+# Collectives that have the primitives `..._start` and `..._done`, and those that have `..._start`.
+_START_AND_DONE = ("all_gather", "all_to_all", "pbroadcast", "ppermute", "psum", "reduce_scatter")
+_START = ("all_gather_reduced", "psum_invariant", "unreduced_psum", "unreduced_reduce_scatter")
 
 
 def _because(reason: str, names: Iterable[str]) -> dict[str, str]:
+    """Return a dict from each name to the reason."""
     return dict.fromkeys(names, reason)
 
 
@@ -19,7 +24,8 @@ UNSUPPORTED: dict[str, str] = {
     ),
     **_because(
         "one half of an asynchronous collective; differentiate the whole collective",
-        (*(f"{name}_start" for name in (*_WHOLE, *_STARTED)), *(f"{name}_done" for name in _WHOLE)),
+        (*(f"{name}_start" for name in (*_START_AND_DONE, *_START)),
+         *(f"{name}_done" for name in _START_AND_DONE)),
     ),
     **_because("one half of a transfer between two devices; use ppermute", ("psend", "precv")),
     **_because(
@@ -40,8 +46,8 @@ UNSUPPORTED: dict[str, str] = {
     "unreachable": "it only raises",
 }  # fmt: skip
 
-# Primitives whose rules serve one mode only.
+# Primitives whose rules serve one mode only: the mode that raises an error, and the reason.
 ONE_WAY: dict[str, tuple[str, str]] = {
     "custom_vjp_call": ("jvp", "the user's rule pulls cotangents back"),
-    "bcoo_spdot_general": ("pull", "the places of the result are not those of the inputs"),
+    "bcoo_spdot_general": ("pull", "the result has elements at other positions than the inputs"),
 }

@@ -1,8 +1,12 @@
-"""Reductions over sliding windows, and the selections that transpose them.
+"""Rules of reductions over sliding windows, and of the select-and-scatter operations.
 
-At a tie, `reduce_window_max` and `reduce_window_min` choose the first element of the window, as JAX
-does. The derivative of a generic `reduce_window` is that of a fold of its reducer over the places
-of the window, axis by axis. This works in reverse mode too, where JAX has no rule.
+The derivative of a sum is a sum over windows again. The derivative of a maximum or minimum goes to
+one element of the window, at a tie to the first, as in JAX (`select_and_gather_add` in forward
+mode, `select_and_scatter_add` in reverse mode). For a generic `reduce_window`, xform differentiates
+an equivalent program: it combines the elements of all windows one after the other, axis by axis.
+This works in reverse mode too, where JAX has no rule.
+
+A window may be dilated, that is, have holes between its elements. So may the operand.
 """
 
 from __future__ import annotations
@@ -39,27 +43,30 @@ Sizes = Sequence[int]
 
 def _flops(eqn: JaxprEqn) -> int:
     """Return the FLOPs of combining all elements of each window."""
-    inside = cost.flops(program(eqn.params["jaxpr"])) if "jaxpr" in eqn.params else 1
-    elements = min(cost.operand_size(eqn), cost.size(eqn.outvars[0]))
-    return elements * math.prod(eqn.params["window_dimensions"]) * inside
+    combine = cost.flops(program(eqn.params["jaxpr"])) if "jaxpr" in eqn.params else 1
+    windows = min(cost.operand_size(eqn), cost.size(eqn.outvars[0]))
+    return windows * math.prod(eqn.params["window_dimensions"]) * combine
 
 
 def _dependence(eqn: JaxprEqn) -> list[list[Links]]:
-    """Link an output to the elements in its windows; all outputs read an initial value."""
+    """Return the dependence: an output depends on the elements in its window.
+
+    All outputs depend on an initial value, which is a scalar.
+    """
     p, ys = eqn.params, shape(eqn.outvars[0])
     ones = (1,) * len(ys)
-    ways: list[list[Links]] = []
+    links: list[list[Links]] = []
     for xs in map(shape, eqn.invars):
         if len(xs) != len(ys):
-            ways.append([(None,) * len(ys)])
+            links.append([(None,) * len(ys)])
             continue
         sizes = zip(xs, ys, p["window_dimensions"], p["window_strides"], p["padding"],
                     p.get("base_dilation", ones), p.get("window_dilation", ones),
                     strict=True)  # fmt: skip
         windows = [window_indices(n, m, size, stride, low, base, spread)
                    for n, m, size, stride, (low, _), base, spread in sizes]  # fmt: skip
-        ways.append([tuple(AxisLink(i, index_rows(at)) for i, at in enumerate(windows))])
-    return ways
+        links.append([tuple(AxisLink(i, index_rows(w)) for i, w in enumerate(windows))])
+    return links
 
 
 WINDOW = Traits(flops=_flops, dependence=axis_by_axis(_dependence))
@@ -76,78 +83,85 @@ def fold_windows(combine: Combine, xs: list[Any], inits: Sequence[Any], window_d
                  window_dilation: Sizes) -> list[Any]:  # fmt: skip
     """Reduce windows of `xs` with `combine`, as XLA does, in `sum(window_dimensions)` steps.
 
-    The initial value is combined once into each window. Padding and holes are never combined. So
-    the initial value need not be neutral.
+    `inits` are the initial values. Each is combined once into each window. Padding and holes are
+    never combined, so the initial value need not be neutral.
     """
-    filled: list[np.ndarray] = []
+    not_empty: list[np.ndarray] = []  # for each axis, which windows have an element
     for axis, size in enumerate(window_dimensions):
         low, high = padding[axis]
         extent = _extent(xs[0].shape[axis], base_dilation[axis])
-        reach = low + extent + high - _extent(size, window_dilation[axis])
-        windows = np.arange(max(0, reach // window_strides[axis] + 1)) * window_strides[axis]
-        at = windows + np.arange(size)[:, None] * window_dilation[axis] - low
-        there = (at >= 0) & (at < extent) & (at % base_dilation[axis] == 0)
-        filled.append(there.any(0))
-        xs = _fold(combine, xs, at // base_dilation[axis], there, axis)
+        last_start = low + extent + high - _extent(size, window_dilation[axis])
+        starts = np.arange(max(0, last_start // window_strides[axis] + 1)) * window_strides[axis]
+        position = starts + np.arange(size)[:, None] * window_dilation[axis] - low
+        exists = (position >= 0) & (position < extent) & (position % base_dilation[axis] == 0)
+        not_empty.append(exists.any(0))
+        xs = _fold_axis(combine, xs, position // base_dilation[axis], exists, axis)
     ys = combine([lax.broadcast(c, x.shape) for c, x in zip(inits, xs, strict=True)], xs)
-    for axis, full in enumerate(filled):
+    for axis, full in enumerate(not_empty):
         if not full.all():
             shape = list(ys[0].shape)
             shape[axis] = np.sum(~full)
-            ys = _merged([([lax.broadcast(c, shape) for c in inits], ~full), (ys, full)], axis)
+            ys = _merge([([lax.broadcast(c, shape) for c in inits], ~full), (ys, full)], axis)
     return ys
 
 
-def _fold(combine: Combine, xs: list[Any], at: np.ndarray, there: np.ndarray, axis: int):
-    """Combine rows of `xs`: element i of window n is row `at[i, n]`, if `there` is True.
+# A *row* is the part of an array at one index of an axis.
 
-    Return one row for each window that has an element.
+
+def _fold_axis(combine: Combine, xs: list[Any], index: np.ndarray, exists: np.ndarray, axis: int):
+    """Combine rows of `xs` for each window: its element `i` is row `index[i, window]`.
+
+    An element counts only if `exists[i, window]` is True. Returns one row for each window that has
+    an element.
     """
-    full, total = there[0], _rows(xs, at[0][there[0]], axis)
-    for places, on in zip(at[1:], there[1:], strict=True):
-        of = np.cumsum(full) - 1  # the row of each window in the total
-        both, old, new = full & on, full & ~on, on & ~full
-        combined = combine(_rows(total, of[both], axis), _rows(xs, places[both], axis))
+    started, total = exists[0], _rows(xs, index[0][exists[0]], axis)
+    for rows, on in zip(index[1:], exists[1:], strict=True):
+        row_of = np.cumsum(started) - 1  # the row of each window in the total
+        both, old, new = started & on, started & ~on, on & ~started
+        combined = combine(_rows(total, row_of[both], axis), _rows(xs, rows[both], axis))
         parts = [
             (combined, both),
-            (_rows(total, of[old], axis), old),
-            (_rows(xs, places[new], axis), new),
+            (_rows(total, row_of[old], axis), old),
+            (_rows(xs, rows[new], axis), new),
         ]
-        full = full | on
-        total = _merged(
-            [(rows, mask[full]) for rows, mask in parts if mask.any()] or parts[:1], axis
+        started = started | on
+        total = _merge(
+            [(part, mask[started]) for part, mask in parts if mask.any()] or parts[:1], axis
         )
     return total
 
 
-def _rows(xs: list[Any], at: np.ndarray, axis: int) -> list[Any]:
-    """Return some rows along an axis."""
-    steps = np.diff(at)
-    if len(at) and len(at) == xs[0].shape[axis] and np.all(steps == 1):
+def _rows(xs: list[Any], index: np.ndarray, axis: int) -> list[Any]:
+    """Return the rows of each array at the indices; by a slice, if they are equally spaced."""
+    steps = np.diff(index)
+    if len(index) and len(index) == xs[0].shape[axis] and np.all(steps == 1):
         return xs
-    if not len(at) or (np.all(steps == steps[:1]) and np.all(steps > 0)):
-        start, step = (int(at[0]), int([*steps, 1][0])) if len(at) else (0, 1)
-        stop = int(at[-1]) + 1 if len(at) else 0
+    if not len(index) or (np.all(steps == steps[:1]) and np.all(steps > 0)):
+        start, step = (int(index[0]), int([*steps, 1][0])) if len(index) else (0, 1)
+        stop = int(index[-1]) + 1 if len(index) else 0
         return [lax.slice_in_dim(x, start, stop, step, axis) for x in xs]
-    return [_taken(x, at, axis) for x in xs]
+    return [_gather_rows(x, index, axis) for x in xs]
 
 
-def _taken(x: Any, at: np.ndarray, axis: int) -> Any:
-    """Return rows at any places, not by `jnp.take`, a call: a rule may pull this back."""
+def _gather_rows(x: Any, index: np.ndarray, axis: int) -> Any:
+    """Return the rows of an array at any indices.
+
+    This is not done by `jnp.take`, which makes a call: rules transpose this function.
+    """
     others = tuple(a for a in range(x.ndim) if a != axis)
     numbers = lax.GatherDimensionNumbers(others, (axis,), (axis,))
     sizes = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
-    places = at[:, None].astype(np.int32)
-    return lax.gather(x, places, numbers, sizes, mode="promise_in_bounds")
+    indices = index[:, None].astype(np.int32)
+    return lax.gather(x, indices, numbers, sizes, mode="promise_in_bounds")
 
 
-def _merged(parts: Sequence[tuple[list[Any], np.ndarray]], axis: int) -> list[Any]:
-    """Merge rows along an axis: each part's mask says where its rows go."""
+def _merge(parts: Sequence[tuple[list[Any], np.ndarray]], axis: int) -> list[Any]:
+    """Merge rows along an axis. Each part has arrays, and a mask that says where its rows go."""
     if len(parts) == 1:
         return parts[0][0]
     order = np.argsort(np.concatenate([np.flatnonzero(mask) for _, mask in parts]))
-    together = [lax.concatenate(xs, axis) for xs in zip(*(xs for xs, _ in parts), strict=True)]
-    return _rows(together, order, axis)
+    joined = [lax.concatenate(xs, axis) for xs in zip(*(xs for xs, _ in parts), strict=True)]
+    return _rows(joined, order, axis)
 
 
 def _reduce_window(*operands: Any, jaxpr: Any, consts: Sequence[Any], window_dimensions: Sizes,
@@ -163,7 +177,8 @@ composite("reduce_window", jvp_of_definition(_reduce_window), WINDOW)
 
 def _sum_transpose(ct: Any, x: Any, *, window_dimensions: Sizes, window_strides: Sizes,
                    padding: Any, base_dilation: Sizes, window_dilation: Sizes):  # fmt: skip
-    # Sums of the cotangent with holes, over the windows that contain a given element of x.
+    # The cotangent of an element of x is the sum of `ct` over the windows that contain the element.
+    # It is a sum over sliding windows of `ct`, with holes for the strides.
     config = []
     for i, (low, _) in enumerate(padding):
         before = _extent(window_dimensions[i], window_dilation[i]) - 1 - low
@@ -185,6 +200,8 @@ linear("reduce_window_sum", _sum_transpose, traits=_POOL)
 
 
 def _window_extremum(name: str, select_prim: Any):
+    """Return the jvp of `reduce_window_max` or `reduce_window_min`."""
+
     def push(xs: Any, dxs: Any, *, window_dimensions: Sizes, window_strides: Sizes, padding: Any,
              base_dilation: Sizes, window_dilation: Sizes):  # fmt: skip
         (x,), (dx,) = xs, dxs
@@ -207,8 +224,9 @@ composite("reduce_window_max", _window_extremum("reduce_window_max", lax.ge_p), 
 composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), _POOL)
 
 
-# select_and_gather_add takes the element of `t` from each window where `x` is largest (smallest).
-# select_and_scatter_add and `unpool` add to that element.
+# `select_and_gather_add` takes from each window of `t` the element at which `x` is largest
+# (smallest). `select_and_scatter_add`, its transpose, adds a value to that element for each window.
+# `unpool` is xform's primitive that does the same in less memory.
 
 
 def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes,
@@ -218,17 +236,18 @@ def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimen
     if any(d != 1 for d in window_dilation):  # XLA's scatter has no dilated windows
 
         def combine(a: list[Any], b: list[Any]) -> list[Any]:
-            first = select_prim.bind(a[0], b[0])
-            return [lax.select(first, u, v) for u, v in zip(a, b, strict=True)]
+            a_is_better = select_prim.bind(a[0], b[0])
+            return [lax.select(a_is_better, u, v) for u, v in zip(a, b, strict=True)]
 
-        def gathered(t: Any) -> list[Any]:
+        def select_and_gather(t: Any) -> list[Any]:
             inits = [worst, np.zeros((), t.dtype)]
             return fold_windows(combine, [x, t], inits, window_dimensions, window_strides, padding,
                                 base_dilation, window_dilation)[1:]  # fmt: skip
 
-        # It is linear, so the point of the pullback does not matter, and `t` may be only a type.
-        at = zeros(jax.typeof(t))
-        return pullback(trace(gathered, at), (True,), (True,), [at], linear=True)[1]([ct])[0]
+        # The function is linear, so its pullback is the same at any point.
+        point = zeros(jax.typeof(t))
+        prog = trace(select_and_gather, point)
+        return pullback(prog, (True,), (True,), [point], linear=True)[1]([ct])[0]
     holes = tuple((0, 0, d - 1) for d in base_dilation)
     dilated = any(d != 1 for d in base_dilation)
     out = unpool(
@@ -251,20 +270,21 @@ def _scatter_transpose(ct: Any, source: Any, x: Any, *, select_prim: Any, window
 linear("select_and_gather_add", _gather_transpose, over=(0,), traits=WINDOW)
 
 
-def _dependence_back(eqn: JaxprEqn) -> list[list[Links]]:
-    """Link each element of the source to the elements of its window, any of which may get it."""
+def _scatter_dependence(eqn: JaxprEqn) -> list[list[Links]]:
+    """Return the dependence of a scatter: an element may get the values of all its windows."""
     p, (source, xs) = eqn.params, map(shape, eqn.invars)
     sizes = zip(xs, source, p["window_dimensions"], p["window_strides"], p["padding"], strict=True)
     links: list[AxisLink] = []
     for i, (n, m, size, stride, (low, _)) in enumerate(sizes):
-        at = window_indices(n, m, size, stride, low)
-        seen = np.zeros((n, m), bool)
-        windows = np.broadcast_to(np.arange(m)[:, None], at.shape)
-        seen[at[at >= 0], windows[at >= 0]] = True
-        links.append(AxisLink(i, nonzero_rows(seen)))
+        elements = window_indices(n, m, size, stride, low)
+        windows = np.broadcast_to(np.arange(m)[:, None], elements.shape)
+        contains = np.zeros((n, m), bool)
+        contains[elements[elements >= 0], windows[elements >= 0]] = True
+        links.append(AxisLink(i, nonzero_rows(contains)))
     return [[tuple(links)], []]
 
 
-_BACK = dataclasses.replace(WINDOW, dependence=axis_by_axis(_dependence_back))
-linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=_BACK)
-linear(unpool_p, _scatter_transpose, over=(0,), traits=dataclasses.replace(_BACK, lowered=lowered))
+_SCATTER = dataclasses.replace(WINDOW, dependence=axis_by_axis(_scatter_dependence))
+_UNPOOL = dataclasses.replace(_SCATTER, lowered=lowered)
+linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=_SCATTER)
+linear(unpool_p, _scatter_transpose, over=(0,), traits=_UNPOOL)
