@@ -11,7 +11,7 @@ from xform import policies
 from xform.errors import BudgetInfeasible
 from xform.planner.costs.outcome import saved_bytes
 from xform.planner.decide import schedule
-from xform.planner.infeasible import floor_rows, infeasible, over_budget
+from xform.planner.infeasible import infeasible, largest_values, over_budget
 from xform.terminal.text import human_bytes
 
 W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
@@ -32,7 +32,7 @@ def line() -> int:
 
 
 def test_the_largest_values_are_named_with_their_trips_and_lines() -> None:
-    rows = floor_rows(how())
+    rows = largest_values(how())
     assert len(rows) == 3
     stacked, single = rows[:2], rows[2]
     assert all(row.startswith("float32[4,8] x 7 of ") for row in stacked)
@@ -71,7 +71,7 @@ def test_the_peak_is_too_high() -> None:
 @pytest.mark.parametrize("args", [(jnp.ones((0, 8)),), (jnp.float32(1),)])
 def test_where_nothing_is_saved_no_line_is_named(args) -> None:
     floor = how(lambda x: jnp.sum(2 * x), *args)
-    assert floor_rows(floor) == []
+    assert largest_values(floor) == []
     error = infeasible(policies.budget(1), floor, 7, "compiled", -8)
     assert "saved values 0 B, the rest temporary" in str(error)
     assert error.where == ""

@@ -1,8 +1,12 @@
-"""Apply a policy to a Joint and to all Joints inside it; the result is a Schedule.
+"""Apply a policy to a derivative: decide which values are saved and which are recomputed.
 
-Loops and calls are planned first. To the Joint around them, the saved values of a loop or call are
-one value (its token) with a size. Then the policy decides for the Joint itself. A minimum cut and a
-`Decision` decide for all values at once. A budget takes the best of the decisions that
+A *Joint* is the forward and the backward pass of a program as one program. Loops, branches and
+calls in it are *nodes*, with Joints of their own. The result is a *Schedule*: the saved values, and
+the backward pass with the recomputed equations.
+
+The Joints inside nodes are planned first. In the Joint around a node, one value (the node's token)
+stands for all values that the node saves. Then the policy decides for the Joint itself. A minimum
+cut and a `Decision` decide about all values at once. A budget takes the best of the decisions that
 `cuts/fit.py` proposes. Any other policy decides about one value at a time. `schedule.py` turns the
 decisions into a Schedule.
 
@@ -47,24 +51,24 @@ from xform.storage.bounded_cache import BoundedCache
 
 @dataclasses.dataclass(frozen=True)
 class _Context:
-    """Where a Joint is in the program.
+    """The place of a Joint in the program.
 
     Attributes:
       backend: the backend that the plan is for if the Joint is a whole function; None if it is
         inside another Joint.
-      available: which inputs the backward part can read in any case; None means all.
+      available: which inputs the backward pass can read in any case; None means all.
     """
 
     backend: str | None
     available: Mask | None
 
     @property
-    def top(self) -> bool:
+    def is_top(self) -> bool:
         """Whether the Joint is a whole function, whose loops are not recomputed."""
         return self.backend is not None
 
     def plan_like_this(self, policy: Any) -> Callable[[Joint], Schedule]:
-        """A function that plans other Joints in this context under `policy`."""
+        """Return a function that plans other Joints in this place under `policy`."""
         return functools.partial(
             schedule, policy=policy, backend=self.backend, available=self.available
         )
@@ -72,11 +76,20 @@ class _Context:
 
 def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
              available: Mask | None = None) -> Schedule:  # fmt: skip
-    """Return the Schedule of a Joint under a policy; None saves everything the backward part reads.
+    """Return the Schedule of a Joint under a policy.
 
-    `backend` is given for a whole function, whose loops are not recomputed. `available` says which
-    inputs the backward part can read in any case (None: all). A budget bounds the saved
-    bytes here; `plan_program.py` plans for a budget of the peak.
+    Args:
+      joint: the forward and the backward pass.
+      policy: a policy of `xform.policies`, a Plan, a Decision, or a policy in JAX's protocol. A
+        budget bounds the saved bytes here; `plan_program.py` plans for a budget of the peak. None:
+        everything that the backward pass reads is saved.
+      backend: the backend, such as "cpu", if the Joint is a whole function, whose loops are not
+        recomputed; None if it is inside another Joint.
+      available: which inputs the backward pass can read in any case; None: all.
+
+    Raises:
+      BudgetInfeasible: no plan fits a budget.
+      OtherProgram: a Plan was made for another program.
 
     Cost: linear in the number of equations, near linear under `min_cut`.
     """
@@ -85,6 +98,7 @@ def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
 
 
 def _plan(joint: Joint, policy: Any, context: _Context) -> Schedule:
+    """Return the Schedule under any policy. The Joint caches the most recent ones."""
     if not isinstance(policy, Decision):
         policy = save_everything if policy is None else parse(policy)
     key: Any = policy, context
@@ -95,57 +109,63 @@ def _plan(joint: Joint, policy: Any, context: _Context) -> Schedule:
 
 
 def _plan_uncached(joint: Joint, policy: Any, context: _Context) -> Schedule:
+    """Return the same as `_plan`, without a cache."""
     if isinstance(policy, Budget):
         region_policy(policy)
         return _best_of_proposals(joint, propose_within(policy), context)
-    return _dispatch(joint, policy, context)
-
-
-def _dispatch(joint: Joint, policy: Any, context: _Context) -> Schedule:
     if isinstance(policy, Plan):
         policy = policy.decide(joint)
     if isinstance(policy, MinCut):
-        return _by_cut(joint, policy, context)
+        inner = _inner_schedules(joint, policy, context.backend)
+        return _by_cut(joint, policy, inner, context)
     if isinstance(policy, Decision):
-        inner = _inner(joint, policy, context.backend)
-        return _cut(joint, policy, inner, context)
+        inner = _inner_schedules(joint, policy, context.backend)
+        return _by_decision(joint, policy, inner, context)
     return _by_answers(joint, policy, context)
 
 
 def best_of_proposals(joint: Joint, proposals: Proposals, backend: str) -> Schedule:
-    """Run the generator `proposals`: send it the Schedule of each proposal, return its result."""
+    """Run the generator `proposals` for a whole function, and return the Schedule it returns.
+
+    The generator yields policies or Decisions, and is sent the Schedule of each.
+    """
     return _best_of_proposals(joint, proposals, _Context(backend, None))
 
 
 def _best_of_proposals(joint: Joint, proposals: Proposals, context: _Context) -> Schedule:
+    """Do the same as `best_of_proposals` for a Joint in any place."""
     try:
-        decisions = next(proposals)
+        proposal = next(proposals)
         while True:
-            proposed = _plan_uncached(joint, decisions, context)
-            decisions = proposals.send(_improve_if_empty(proposed, context))
+            proposed = _plan_uncached(joint, proposal, context)
+            proposal = proposals.send(_improve_if_empty(proposed, context))
     except StopIteration as end:
         return end.value
 
 
 def _by_answers(joint: Joint, policy: Policy, context: _Context) -> Schedule:
-    """The Schedule under a policy that decides about one value at a time."""
-    inner, recomputed = _inner(joint, policy, context.backend), set[Node]()
+    """Return the Schedule under a policy that decides about one value at a time."""
+    inner, recomputed = _inner_schedules(joint, policy, context.backend), set[Node]()
     for node, schedules in inner.items():
-        if not _is_saved(node, schedules, policy, context.top):
+        if not _is_saved(node, schedules, policy, context.is_top):
             recomputed.add(node)
             if not node.region:
                 inner[node] = _save_all_reads(node)
     return schedule_by_policy(joint, policy, recomputed, inner, context.plan_like_this(policy))
 
 
-def _is_saved(node: Node, schedules: tuple[Schedule, ...], policy: Policy, top: bool) -> bool:
-    """Whether a loop or call is saved, rather than recomputed as a whole."""
-    loop = node.loop and top and not node.region
-    return policy == save_everything or has_effects(node.eqn) or loop or _saves_values(schedules)
+def _is_saved(node: Node, schedules: tuple[Schedule, ...], policy: Policy, is_top: bool) -> bool:
+    """Return whether a loop or call is saved, rather than recomputed as a whole.
+
+    `schedules` are those of its programs. `is_top`: it is at the top level of a function.
+    """
+    top_loop = node.loop and is_top and not node.region
+    always_saved = policy == save_everything or has_effects(node.eqn) or top_loop
+    return always_saved or _saves_values(schedules)
 
 
 def _saves_values(schedules: tuple[Schedule, ...]) -> bool:
-    """Whether any of the Schedules saves a computed value; the states of loops do not count."""
+    """Return whether any of the Schedules saves a value; the states of loops do not count."""
     return any(
         _saves_values(p.inner[p.joint.producer[v].params["node"]])
         if p.joint.producer[v].primitive is fork_p
@@ -155,31 +175,31 @@ def _saves_values(schedules: tuple[Schedule, ...]) -> bool:
     )
 
 
-def _by_cut(joint: Joint, policy: MinCut, context: _Context) -> Schedule:
-    """The Schedule of a minimum cut. Loops and calls that it recomputes save nothing inside."""
-    return _cheapest(joint, policy, _inner(joint, policy, context.backend), context)
+def _by_cut(joint: Joint, policy: MinCut, inner: Inner, context: _Context) -> Schedule:
+    """Return the Schedule of a minimum cut.
 
-
-def _cheapest(joint: Joint, policy: MinCut, inner: Inner, context: _Context) -> Schedule:
-    graph, prices = _graph(joint, inner), _prices(joint, policy, context.top)
-    sizes = _sizes(joint, policy, inner, context.available)
+    `inner` has the Schedules inside the nodes. If the cut recomputes a loop or call as a whole, the
+    loop or call saves everything that its own backward pass reads, but only while that runs.
+    """
+    graph, prices = _graph(joint, inner), _recompute_prices(joint, policy, context.is_top)
+    sizes = _save_prices(joint, policy, inner, context.available)
     saved = graph.cheapest(prices[graph.places], sizes, policy.fused_save_price)
     for i, eqn in joint.forks.items():
         if eqn.outvars[-1] not in saved and prices[i] < math.inf:
             inner[eqn.params["node"]] = _save_all_reads(eqn.params["node"])
-    return _cut(joint, Decision(saved, {}), inner, context)
+    return _by_decision(joint, Decision(saved, {}), inner, context)
 
 
 def _improve_if_empty(schedule: Schedule, context: _Context) -> Schedule:
     """Reduce the peak of a whole function's Schedule that saves nothing; return others unchanged.
 
-    Such a Schedule recomputes the whole forward part before the backward part. Then all values that
-    the backward part reads are live at once, as if nothing were recomputed. The improved Schedule
-    holds only the values of `min_cut` after this second forward run, and runs fused operations a
-    third time. It is used if its simulated peak is lower.
+    Such a Schedule recomputes the whole forward pass before the backward pass. Then all values that
+    the backward pass reads are live at once, as if nothing were recomputed. The improved Schedule
+    holds only the values that `min_cut` saves after this second run of the forward pass. It runs
+    operations that XLA fuses a third time. It is returned if its simulated peak is lower.
 
-    A Schedule with loops or calls that carry a derivative is returned unchanged: a `Decision` can
-    say only once what each of them saves.
+    A Schedule with nodes is returned unchanged: there a `Decision` would need two sets of saved
+    values for each node, one for each of the two runs.
     """
     expensive = (e for e in schedule.order if id(e) in schedule.recomputed and not fusible(e))
     backend = context.backend
@@ -192,12 +212,12 @@ def _improve_if_empty(schedule: Schedule, context: _Context) -> Schedule:
 
 
 def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str) -> Schedule:
-    """The Schedule that recomputes the values of `min_cut` first, then everything else from them.
+    """Recompute the values that `min_cut` saves first, then everything else from them.
 
-    Returns `schedule` itself unless the simulated peak of the new one is lower.
+    Return `schedule` itself unless the simulated peak of the new Schedule is lower.
     """
     joint = schedule.joint
-    cut = _cheapest(joint, min_cut, {}, context)  # {}: the Joint has no loops or calls
+    cut = _by_cut(joint, min_cut, {}, context)  # {}: the Joint has no nodes
     recomputed = live(joint.forward, cut.saved, effects=False)
     if any(map(has_effects, recomputed)):
         return schedule
@@ -209,7 +229,9 @@ def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str)
         why={},
         order=(*recomputed, *cut.order),
         recomputed=cut.recomputed | ids,
-        reads=tuple(on or v in reads for on, v in zip(cut.reads, joint.inputs, strict=True)),
+        reads=tuple(
+            is_read or v in reads for is_read, v in zip(cut.reads, joint.inputs, strict=True)
+        ),
         decided_per_value=schedule.decided_per_value,
         cache=BoundedCache(),
     )
@@ -217,33 +239,39 @@ def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str)
     return two_steps if lower else schedule
 
 
-def _cut(joint: Joint, cut: Decision, inner: Inner, context: _Context) -> Schedule:
-    """The Schedule of a Decision for a whole Joint. Equal decisions share one Schedule."""
-    sent, cache = frozenset(cut.offloaded.items()), joint.program.cache
-    key = "schedule", cut.saved, sent, cut.snapshots, cut.decided_per_value, *inner.items(), context
+def _by_decision(joint: Joint, decision: Decision, inner: Inner, context: _Context) -> Schedule:
+    """Return the Schedule of a Decision for a whole Joint. Equal decisions share one Schedule.
+
+    `inner` has the Schedules inside the nodes.
+    """
+    cache, offloaded = joint.program.cache, frozenset(decision.offloaded.items())
+    options = decision.snapshots, decision.decided_per_value
+    key = "schedule", decision.saved, offloaded, *options, *inner.items(), context
     if key not in cache:
-        cache[key] = schedule_by_decision(joint, cut, inner, context.plan_like_this(min_cut))
+        cache[key] = schedule_by_decision(joint, decision, inner, context.plan_like_this(min_cut))
     return cache[key]
 
 
-def _inner(joint: Joint, policy: Any, backend: str | None) -> Inner:
-    """The Schedules of the programs of a Joint's loops, branches, calls and regions."""
+def _inner_schedules(joint: Joint, policy: Any, backend: str | None) -> Inner:
+    """Return the Schedules of the programs inside a Joint's nodes."""
     return {node: _node_schedules(node, policy, backend) for _, node in _nodes(joint)}
 
 
 def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Schedule, ...]:
-    """The Schedules of a node's programs.
+    """Return the Schedules of a node's programs.
 
-    They follow a Decision that names the node, else the node's own region policy, else `policy`.
+    If `policy` is a Decision that has the node, they follow it. Otherwise a remat region (the part
+    of a function that `jax.checkpoint` marks) follows its own policy, and other nodes follow
+    `policy`.
     """
     if isinstance(policy, Decision) and node in policy.inner:
         decisions = zip(node.joints, policy.inner[node], strict=True)
         return tuple(schedule(j, decision) for j, decision in decisions)
-    opened = isinstance(policy, MinCut) and policy.in_regions and is_region_without_policy(node.eqn)
-    if node.region and not opened:
+    cuts_inside = isinstance(policy, MinCut) and policy.in_regions
+    if node.region and not (cuts_inside and is_region_without_policy(node.eqn)):
         policy = region_policy(parse(node.policy), frame(node.eqn))
     if isinstance(policy, MinCut) and policy.rounds_operands and node.loop:
-        # A loop stacks its saved values: they are in memory, unrounded, in any case.
+        # A loop writes its saved values to memory in any case, and does not round them.
         policy = dataclasses.replace(policy, fused_save_price=0.0, rounds_operands=False)
     if isinstance(policy, MinCut | Decision):
         if node.eqn.primitive is while_p:
@@ -255,32 +283,37 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
 
 
 def _save_all_reads(node: Node) -> tuple[Schedule, ...]:
-    """The Schedules of a node's programs that save everything the backward part reads."""
+    """Return Schedules of a node's programs that save everything the backward pass reads."""
     return tuple(schedule(j) for j in node.joints)
 
 
 def available_inputs(node: Node) -> Mask | None:
-    """Which inputs of a loop's body are never stored in each iteration; None if not a loop."""
+    """Return which inputs of a loop's body are never stored in each iteration; None if not a loop.
+
+    Scanned inputs and constants are not stored. The carry is.
+    """
     if not node.loop:
         return None
     (joint,) = node.joints
-    every = (True,) * len(joint.inputs)
-    reads_all = Schedule(joint, (), {}, (), frozenset(), every, {}, {}, schedule)
-    return tuple(not on for on in node.stacked_inputs([reads_all]))
+    all_inputs = (True,) * len(joint.inputs)
+    reads_all = Schedule(joint, (), {}, (), frozenset(), all_inputs, {}, {}, schedule)
+    return tuple(not stored for stored in node.stacked_inputs([reads_all]))
 
 
 def _nodes(joint: Joint) -> Iterator[tuple[Any, Node]]:
-    """Yield (fork equation, node) for each node of a Joint."""
+    """Yield (equation, node) for each node of a Joint, in the forward pass."""
     return ((e, e.params["node"]) for e in joint.forks.values())
 
 
-def _sizes(joint: Joint, policy: MinCut, inner: Inner, available: Mask | None) -> dict[Var, int]:
-    """The prices, in bytes, of saving inputs, values at bottlenecks, rounded values and tokens.
+def _save_prices(joint: Joint, policy: MinCut, inner: Inner, available: Mask | None
+                 ) -> dict[Var, int]:  # fmt: skip
+    """Return the price, in bytes, of saving each value whose price is not the bytes of its type.
 
-    All other values cost the bytes of their type.
+    Available inputs and values at bottlenecks cost nothing. Values that a TPU rounds cost half
+    their bytes. Tokens cost the bytes of the values that they stand for.
     """
     inputs = zip(joint.inputs, available or (True,) * len(joint.inputs), strict=True)
-    sizes = {v: 0 if there else aval_bytes(v.aval) for v, there in inputs}
+    sizes = {v: 0 if is_available else aval_bytes(v.aval) for v, is_available in inputs}
     if policy.bottleneck_stride:
         narrow = bottlenecks(joint)[policy.bottleneck_stride - 1 :: policy.bottleneck_stride]
         sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)
@@ -292,26 +325,30 @@ def _sizes(joint: Joint, policy: MinCut, inner: Inner, available: Mask | None) -
     return sizes | {v: device_bytes(values) for v, values in tokens.items()}
 
 
-def _prices(joint: Joint, policy: MinCut, top: bool) -> np.ndarray:
-    """The price of recomputing each equation of the forward part."""
-    early_price = np.arange(len(joint.forward)) < policy.switch_at * len(joint.forward)
-    flops = np.where(early_price, policy.early_price, policy.late_price)
-    prices = _recompute_prices(joint).at(flops, policy.slow_price)
+def _recompute_prices(joint: Joint, policy: MinCut, is_top: bool) -> np.ndarray:
+    """Return the price of recomputing each equation of the forward pass, in bytes.
+
+    Remat regions are never recomputed by the Joint around them, nor are the loops of a whole
+    function (`is_top`).
+    """
+    is_early = np.arange(len(joint.forward)) < policy.switch_at * len(joint.forward)
+    flop_prices = np.where(is_early, policy.early_price, policy.late_price)
+    prices = _cached_prices(joint).at(flop_prices, policy.slow_price)
     nodes = ((i, eqn.params["node"]) for i, eqn in joint.forks.items())
-    prices[[i for i, node in nodes if node.region or (node.loop and top)]] = math.inf
+    prices[[i for i, node in nodes if node.region or (node.loop and is_top)]] = math.inf
     return prices
 
 
 def _graph(joint: Joint, inner: Inner) -> CutGraph:
-    """The graph of a Joint, cached by the inputs that its nodes read."""
+    """Return the graph of a Joint, cached by the inputs that its nodes read."""
     key = "graph", *(node.reads(schedules) for node, schedules in inner.items())
     if key not in joint.program.cache:
         joint.program.cache[key] = CutGraph(joint, inner)
     return joint.program.cache[key]
 
 
-def _recompute_prices(joint: Joint) -> Prices:
-    """The recompute prices of a Joint's forward equations, cached."""
+def _cached_prices(joint: Joint) -> Prices:
+    """Return the Prices of recomputing a Joint's forward equations, cached."""
     if "prices" not in joint.program.cache:
         joint.program.cache["prices"] = Prices(joint.forward)
     return joint.program.cache["prices"]

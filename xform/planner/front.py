@@ -1,9 +1,12 @@
-"""The Pareto front of a program: plans in the order of their recomputed FLOPs.
+"""Make the plans of a program, in the order of their recomputed FLOPs, and its Pareto front.
 
-Each plan on the front recomputes more than the one before and takes fewer bytes. All budgets of a
-program share one front. So a smaller budget never gets a plan that recomputes less. The front is
-produced lazily: first plans with the loops as written, then also plans whose loops are split,
-nested, or store only some of their states.
+Each plan on the Pareto front recomputes more than the one before and takes fewer bytes. All budgets
+of a program share one front. So on the front a smaller budget never gets a plan that recomputes
+less. Plans are made on demand: first plans that leave the loops as written, then also plans whose
+loops are split, nested, or store only some of their states.
+
+A plan is a `Candidate`: a *Schedule*, which says what is saved and what is recomputed, and changes
+to the loops of the program.
 """
 
 from __future__ import annotations
@@ -32,14 +35,16 @@ from xform.planner.loops import loops
 from xform.planner.problem import Problem
 from xform.terminal import progress_line
 
+# Returns whether a plan fits a budget.
 Fits = Callable[[Candidate], bool]
 
 
 class LazyCandidates(Iterable[Candidate]):
-    """A lazy list: the items of an iterator, each computed at its first use and then stored.
+    """A lazy list of plans: each is made at its first use and then stored.
 
-    `make` returns the iterator. If an exception interrupts it, the next use calls `make` again and
-    continues after the stored items. One thread computes at a time; the others wait.
+    `make` returns an iterator over the plans. If an exception interrupts it, such as Ctrl-C, the
+    next use calls `make` again and continues after the stored plans. One thread makes plans at a
+    time; the others wait.
     """
 
     def __init__(self, make: Callable[[], Iterator[Candidate]]):
@@ -56,6 +61,7 @@ class LazyCandidates(Iterable[Candidate]):
             yield item
 
     def _produce_next(self) -> Candidate | None:
+        """Make the next plan and store it; None: there are no more."""
         rest = self._rest or itertools.islice(self._make(), len(self._produced), None)
         self._rest = None  # stays None if the next line is interrupted
         with progress_line.show(f"making candidate {len(self._produced) + 1}"):
@@ -67,12 +73,13 @@ class LazyCandidates(Iterable[Candidate]):
 
 
 class Front:
-    """The plans of one program, produced in the order of their recomputed FLOPs.
+    """The plans of one program, in the order of their recomputed FLOPs.
 
     Args:
-      problem: the derivative.
-      as_written: returns the Schedules with the loops as written.
-      peak: returns the bytes of a Schedule.
+      problem: the derivative, and the device.
+      as_written: returns Schedules of the program with its loops as written.
+      peak: returns the bytes of a Schedule, which budgets bound: its simulated peak or its saved
+        bytes.
     """
 
     def __init__(
@@ -83,13 +90,13 @@ class Front:
     ):
         self._problem, self._as_written, self.peak = problem, as_written, peak
         self._plans = LazyCandidates(self._by_work)
-        self._between_steps: dict[int, LazyCandidates] = {}
+        self._split_plans_cache: dict[int, LazyCandidates] = {}
 
     def least_recompute(self, fits: Fits) -> Candidate | None:
-        """The plan with the least recomputation that fits; None if no plan fits."""
+        """Return the plan with the least recomputation that fits; None if no plan fits."""
         for i, candidate in enumerate(self._plans):
             if fits(candidate):
-                return next(filter(fits, self._steps_before(i)), candidate)
+                return next(filter(fits, self._split_plans_before(i)), candidate)
         return None
 
     def cheaper(self, last: Candidate, nearly: Fits) -> Iterator[Candidate]:
@@ -99,54 +106,54 @@ class Front:
         """
         for i, candidate in enumerate(self._plans):
             if nearly(candidate):
-                steps = (*self._steps_before(i), candidate)
-                yield from (c for c in steps if c.work < last.work and nearly(c))
+                plans = (*self._split_plans_before(i), candidate)
+                yield from (c for c in plans if c.work < last.work and nearly(c))
             if candidate.work > last.work:
                 return
 
     def smallest(self) -> list[Candidate]:
-        """The two smallest plans of the front, smallest first.
+        """Return the two smallest plans of the front, smallest first.
 
         If other plans have exactly the bytes of the smallest, the one of them that recomputes most
-        comes second: it may be smaller when compiled.
+        comes between the two: it may be smaller when compiled. A front of one plan has no second.
         """
-        smallest, *steps = [*self._pareto(self._plans)][:-3:-1]
+        smallest, *second = [*self._pareto(self._plans)][:-3:-1]
         least_bytes = self.peak(smallest.schedule)
         others = (c for c in self._plans if c is not smallest)
         equal_bytes = [c for c in others if self.peak(c.schedule) == least_bytes]
-        return [smallest, *equal_bytes[-1:], *steps]
+        return [smallest, *equal_bytes[-1:], *second]
 
-    def _pareto(self, schedules: Iterable[Candidate]) -> Iterator[Candidate]:
+    def _pareto(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Keep the plans that take fewer bytes than every plan before them."""
         lowest = None
-        for candidate in schedules:
+        for candidate in candidates:
             size = self.peak(candidate.schedule)
             if lowest is None or size < lowest:
                 lowest = size
                 yield candidate
 
-    def _steps_before(self, i: int) -> LazyCandidates:
-        """The plans between plan `i` and the plan before it on the front.
+    def _split_plans_before(self, i: int) -> LazyCandidates:
+        """Return the plans with split loops between plan `i` and the one before it on the front.
 
-        Empty if plan `i` is not on the front.
+        There are none if plan `i` is not on the front.
         """
-        schedules = [*itertools.islice(self._plans, i + 1)]
-        listed = LazyCandidates(functools.partial(self._between, schedules))
-        return self._between_steps.setdefault(i, listed)
+        candidates = [*itertools.islice(self._plans, i + 1)]
+        between = LazyCandidates(functools.partial(self._split_plans, candidates))
+        return self._split_plans_cache.setdefault(i, between)
 
-    def _between(self, schedules: Sequence[Candidate]) -> Iterator[Candidate]:
-        """Yield plans with split loops, between the last of `schedules` and its predecessor."""
-        steps = [*self._pareto(schedules)] if loops(self._problem.program) else []
-        if len(steps) < 2 or steps[-1] is not schedules[-1]:
+    def _split_plans(self, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Yield plans with split loops, between the last of `candidates` and its predecessor."""
+        on_front = [*self._pareto(candidates)] if loops(self._problem.program) else []
+        if len(on_front) < 2 or on_front[-1] is not candidates[-1]:
             return
-        above, below = steps[-2:]
+        above, below = on_front[-2:]  # the plan with more bytes, and the one with fewer
         regions = self._problem.regions
         if any(c.shapes or c.regions != regions for c in (above, below)):
             return
         high, low = self.peak(above.schedule), self.peak(below.schedule)
-        parts = split_candidates(self._problem, above.schedule, below.schedule)
+        split = split_candidates(self._problem, above.schedule, below.schedule)
         yield from self._pareto(
-            c for c in parts
+            c for c in split
             if above.work < c.work < below.work and low < self.peak(c.schedule) < high
         )  # fmt: skip
 
@@ -154,47 +161,49 @@ class Front:
         """Yield all plans in the order of their recomputed FLOPs."""
         regions = self._problem.regions
         as_written = [Candidate(schedule, {}, regions) for schedule in self._as_written()]
-        flat = iter(sorted((*as_written, *stock_candidates(self._problem)), key=_work))
+        unchanged = iter(sorted((*as_written, *stock_candidates(self._problem)), key=_work))
         if not loops(self._problem.program):
-            yield from flat
+            yield from unchanged
             return
+        # Plans with changed loops take long to make. The first plans recompute less than these.
         least_flops = self._least_loop_flops()
-        for candidate in flat:
+        for candidate in unchanged:
             if candidate.work[0] >= least_flops:
-                flat = itertools.chain([candidate], flat)
+                unchanged = itertools.chain([candidate], unchanged)
                 break
             yield candidate
-        others = (
+        changed = (
             sorted(nested_candidates(self._problem), key=_work),
             *snapshot_candidates(self._problem),
         )
-        yield from heapq.merge(flat, *others, key=_work)
+        yield from heapq.merge(unchanged, *changed, key=_work)
 
     def _least_loop_flops(self) -> float:
-        """A lower bound on the FLOPs that any plan with a changed loop recomputes.
-
-        Such a plan recomputes at least half of a loop's state updates.
-        """
+        """Return a lower bound on the FLOPs that any plan with a changed loop recomputes."""
         large = *large_loops(self._problem).values(), *inner_loops(self._problem).values()
         return min(map(_recompute_lower_bound, large), default=0)
 
 
 def _work(candidate: Candidate) -> tuple[int, int]:
+    """Return the sort key of a plan: recomputed FLOPs, then bytes sent to the host."""
     return candidate.work
 
 
 def _recompute_lower_bound(loop: PlannedLoop) -> float:
-    """A lower bound on the recomputed FLOPs of a changed loop: half of its state updates."""
+    """Return a lower bound on the recomputed FLOPs of a changed loop: half of its state updates.
+
+    A state update is the part of the loop's body that computes the next carry.
+    """
     node = loop.node
     (joint,), (_, n_states) = node.joints, scan_counts(node.eqn.params)
     states = joint.outputs[:n_states]
     equations = live(joint.forward, states, effects=False)
-    step = sum(equation_flops(user_equation(e)) for e in equations if not fusible(e))
-    return loop.runs * node.iterations * step / 2
+    step_flops = sum(equation_flops(user_equation(e)) for e in equations if not fusible(e))
+    return loop.runs * node.iterations * step_flops / 2
 
 
 def front(problem: Problem) -> Front:
-    """The Front for budgets of the peak. The program's cache holds it."""
+    """Return the Front for budgets of the peak. The program's cache holds it."""
     cache = problem.joint().program.cache
     key: Any = "front", problem.device, problem.link
     if key not in cache:

@@ -1,7 +1,9 @@
 """Data of TPUs and GPUs: memory, speed, and the facts XLA needs to compile for an absent GPU.
 
-The numbers are per device, as JAX counts devices: one chip for a TPU v4, v5p or v6e; one of the
-two cores of a chip for a TPU7x. Speeds are peaks of dense products, without structured sparsity.
+The planner takes a device's memory and speed from here. `TPUS` and `GPUS` are the devices that
+xform can compile for although they are absent. Each number is for one device, as JAX counts
+devices: one chip of a TPU v4, v5e, v5p or v6e; one of the two cores of a chip for a TPU7x. Speeds
+are peaks of dense products, without structured sparsity.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ _GIB, _KIB = 2**30, 2**10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A kind of device.
+    """A kind of device. None: a number is unknown.
 
     Attributes:
       name: display name.
-      kind: a word that JAX's `Device.device_kind` contains.
+      kind: text that JAX's `Device.device_kind` contains.
       capacity_bytes: memory that a program can use.
       flops_per_second: speed of matrix products in bfloat16.
       f32_flops_per_second: speed of matrix products in float32 at JAX's default precision: one
@@ -41,9 +43,10 @@ class Tpu(Hardware):
     """A TPU.
 
     Attributes:
-      axes: dimensions of the interconnect, that is, of the topology of a slice.
+      axes: number of axes of the chips' interconnect: 2 for a slice such as 4x4, 3 for 2x2x4.
       per_chip: number of devices on a chip.
-      chip_config: how the cores of a chip form one device, if libtpu needs this option.
+      chip_config: the name of libtpu's configuration that makes the cores of a chip one device; ""
+        if libtpu needs none.
     """
 
     axes: int
@@ -68,17 +71,17 @@ class Gpu(Hardware):
     l2_bytes: int
 
     def target_config(self) -> str:
-        """XLA's GpuTargetConfig, as protocol buffer text."""
-        threads, units, shared = _CAPABILITIES[self.capability]
+        """Return XLA's GpuTargetConfig, as protocol buffer text."""
+        threads, float_units, shared_bytes = _CAPABILITIES[self.capability]
         major, minor = self.capability
-        numbers = {
+        fields = {
             "threads_per_block_limit": 1024,
             "threads_per_warp": 32,
             "shared_memory_per_block": 48 * _KIB,
-            "shared_memory_per_core": shared,
+            "shared_memory_per_core": shared_bytes,
             "threads_per_core_limit": threads,
             "core_count": self.processors,
-            "fpus_per_core": units,
+            "fpus_per_core": float_units,
             "block_dim_limit_x": 2**31 - 1,
             "block_dim_limit_y": 2**16 - 1,
             "block_dim_limit_z": 2**16 - 1,
@@ -86,21 +89,22 @@ class Gpu(Hardware):
             "l2_cache_size": self.l2_bytes,
             "clock_rate_ghz": self.clock_ghz,
             "device_memory_size": self.capacity_bytes,
-            "shared_memory_per_block_optin": shared - _KIB,
+            "shared_memory_per_block_optin": shared_bytes - _KIB,
             "cuda_compute_capability": f"{{ major: {major} minor: {minor} }}",
             "registers_per_core_limit": 2**16,
             "registers_per_block_limit": 2**16,
         }
-        inside = "".join(f"  {k}{'' if '{' in str(v) else ':'} {v}\n" for k, v in numbers.items())
+        lines = "".join(f"  {k}{'' if '{' in str(v) else ':'} {v}\n" for k, v in fields.items())
         return (
-            f"gpu_device_info {{\n{inside}}}\n"
+            f"gpu_device_info {{\n{lines}}}\n"
             'platform_name: "CUDA"\n'
             "dnn_version_info { major: 9 minor: 10 }\n"
             f'device_description_str: "{self.name}"\n'
         )
 
 
-# By compute capability, for one multiprocessor: threads, float32 units, bytes of shared memory.
+# For each compute capability: threads, float32 units and bytes of shared memory of one
+# multiprocessor.
 # Source: NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _CAPABILITIES = {
     (8, 0): (2048, 64, 164 * _KIB),
@@ -112,6 +116,7 @@ _CAPABILITIES = {
 
 def _tpu(name: str, kind: str, gib: float, teraflops: float, gigabytes: float, axes: int,
          per_chip: int = 1, chip_config: str = "") -> Tpu:  # fmt: skip
+    """Return a Tpu, from its memory in GiB, its teraFLOPs and its gigabytes per second."""
     flops = teraflops * 1e12
     return Tpu(name=name, kind=kind, capacity_bytes=round(gib * _GIB), flops_per_second=flops,
                f32_flops_per_second=flops, bytes_per_second=gigabytes * 1e9,
@@ -134,6 +139,7 @@ TPUS = {
 def _gpu(name: str, kind: str, gib: float, bf16: float, tf32: float, gigabytes: float,
          capability: tuple[int, int], processors: int, clock: float,
          l2_mib: int) -> Gpu:  # fmt: skip
+    """Return a Gpu, from its memory in GiB, its teraFLOPs and its gigabytes per second."""
     return Gpu(name=name, kind=kind, capacity_bytes=round(gib * _GIB), flops_per_second=bf16 * 1e12,
                f32_flops_per_second=tf32 * 1e12, bytes_per_second=gigabytes * 1e9,
                host_bytes_per_second=_PCI_EXPRESS[5 if capability >= (9, 0) else 4],
@@ -141,7 +147,8 @@ def _gpu(name: str, kind: str, gib: float, bf16: float, tf32: float, gigabytes: 
                l2_bytes=l2_mib * 2**20)  # fmt: skip
 
 
-# By generation: four fifths of the peak of 16 lanes in one direction (15.8, 31.5 and 63 GB/s).
+# Bytes per second of PCI Express with 16 lanes, by generation: four fifths of the peak in one
+# direction (15.8, 31.5 and 63 GB/s).
 _PCI_EXPRESS = {3: 12e9, 4: 25e9, 5: 50e9}
 
 # Memory: the total that CUDA reports, which is less than the nominal size. JAX takes 0.75 of it
@@ -157,7 +164,7 @@ GPUS = {
     "rtx4090": _gpu("NVIDIA RTX 4090", "RTX 4090", 23.64, 165.2, 82.6, 1008, (8, 9), 128, 2.52, 72),
 }
 
-# Devices that are not compilation targets: they can only be planned for on the device itself.
+# Devices that xform cannot compile for if they are absent. Their plans are made on the device.
 _OTHERS = (
     Hardware(
         name="NVIDIA V100",
@@ -170,15 +177,18 @@ _OTHERS = (
 
 
 def find_hardware(kind: str) -> Hardware | None:
-    """The Hardware with this `device_kind` of JAX, or with this name; None if unknown.
+    """Return the Hardware with this `device_kind` of JAX, or with this name; None if unknown.
 
-    GPUs that come in two memory sizes are not told apart: ask the actual device for its memory.
+    Some GPUs come in two memory sizes under one `device_kind`. The result is the smaller one, so
+    ask the actual device for its memory.
 
     >>> from xform.planner.hardware import find_hardware
-    >>> find = find_hardware
-    >>> find("TPU v5 lite").name, find("NVIDIA H100 80GB HBM3").name, find("cpu")
-    ('TPU v5e', 'NVIDIA H100 80GB', None)
+    >>> find_hardware("TPU v5 lite").name
+    'TPU v5e'
+    >>> find_hardware("NVIDIA H100 80GB HBM3").name
+    'NVIDIA H100 80GB'
     """
-    every = (*TPUS.values(), *GPUS.values(), *_OTHERS)
-    named = (d for d in every if d.name == kind)
-    return next(named, None) or next((d for d in every if re.search(rf"\b{d.kind}\b", kind)), None)
+    known = (*TPUS.values(), *GPUS.values(), *_OTHERS)
+    by_name = (d for d in known if d.name == kind)
+    by_kind = (d for d in known if re.search(rf"\b{d.kind}\b", kind))
+    return next(by_name, None) or next(by_kind, None)

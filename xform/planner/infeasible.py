@@ -1,4 +1,8 @@
-"""The errors for budgets that no plan fits. They list what takes the bytes and what to do."""
+"""The errors for budgets that no plan fits. They say what takes the bytes and what to do.
+
+Each function takes a *Schedule*: which values of the forward pass are saved for the backward pass,
+and which equations are recomputed.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,11 @@ from xform.terminal.text import human_bytes
 
 
 def over_budget(smallest: Schedule, budget: Budget, least: int) -> BudgetInfeasible:
-    """The error for a budget of the saved bytes. `smallest` saves the fewest bytes: `least`."""
-    rows = floor_rows(smallest)
+    """Return the error for a budget of the saved bytes.
+
+    `smallest` is the Schedule that saves the fewest bytes, and `least` these bytes.
+    """
+    rows = largest_values(smallest)
     return BudgetInfeasible(
         f"policy={budget!r}",
         f"the smallest plan saves {human_bytes(least)}: {'; '.join(rows)}",
@@ -24,13 +31,14 @@ def over_budget(smallest: Schedule, budget: Budget, least: int) -> BudgetInfeasi
     )
 
 
-def floor_rows(smallest: Schedule) -> list[str]:
-    """Describe the three largest values that a Schedule saves."""
-    rows = residuals_of(smallest, [""] * len(smallest.joint.inputs), "")
+def largest_values(schedule: Schedule) -> list[str]:
+    """Describe the three largest values that a Schedule saves: type, operation and source line."""
+    rows = residuals_of(schedule, [""] * len(schedule.joint.inputs), "")
     return [_describe(r) for r in rows if r.trip_bytes and r.kind != "argument"][:3]
 
 
 def _describe(row: Residual) -> str:
+    """Describe one saved value: type, iterations, operation and source line."""
     trips = f" x {row.trips}" if row.trips > 1 else ""
     return f"{row.type}{trips} of {row.operation} at {row.where}"
 
@@ -38,20 +46,24 @@ def _describe(row: Residual) -> str:
 def infeasible(
     budget: Budget, smallest: Schedule, least: int, measured_by: str, outside_bytes: int
 ) -> BudgetInfeasible:
-    """The error for a budget of the peak.
+    """Return the error for a budget of the peak.
 
-    `smallest` has the lowest peak, of `least` bytes; `measured_by` says how. `outside_bytes` of
-    these bytes are outside the derivative.
+    Args:
+      budget: the budget.
+      smallest: the Schedule with the lowest peak.
+      least: the bytes of that peak.
+      measured_by: how the peak was measured, for the message: "simulated", for example.
+      outside_bytes: how many of these bytes are outside the derivative.
     """
-    joint, rows = smallest.joint, floor_rows(smallest)
+    joint, rows = smallest.joint, largest_values(smallest)
     size = lambda atoms: human_bytes(sum(aval_bytes(v.aval) for v in atoms))
     saved = human_bytes(saved_bytes(smallest)) + (f" ({'; '.join(rows)})" if rows else "")
-    others = f"{human_bytes(outside_bytes)} outside the derivative, " if outside_bytes > 0 else ""
+    outside = f"{human_bytes(outside_bytes)} outside the derivative, " if outside_bytes > 0 else ""
     return BudgetInfeasible(
         f"policy={budget!r}",
         f"the lowest peak found is {human_bytes(least)} ({measured_by}): arguments "
         f"{size((*joint.inputs, *joint.seeds))}, outputs "
-        f"{size((*joint.outputs, *joint.backward_outputs))}, saved values {saved}, {others}"
+        f"{size((*joint.outputs, *joint.backward_outputs))}, saved values {saved}, {outside}"
         "the rest temporary",
         rows[0].rpartition(" at ")[2] if rows else "",
         "raise the budget, donate arguments that are not read later, make the batch or the "

@@ -1,9 +1,12 @@
-"""Find the loops of a program, and rebuild the program with some of them split or nested.
+"""Find the scans of a program, and rebuild the program with some of them split or nested.
 
-Loops are numbered in program order, an outer loop before its inner loops. The numbering covers
-bodies of loops and branches, calls, and remat regions without a policy. Loops inside other
-equations are neither counted nor changed: custom rules, calls that fix where values are placed, and
-remat regions with a policy of their own.
+A loop here is a `lax.scan`. It is identified by its index: its position in the program, where an
+outer loop comes before its inner loops. Loops inside loops, branches, calls and remat regions
+without a policy have an index too. Other loops have none and are never changed: those inside
+custom rules, inside calls that fix where values are placed, and inside remat regions with a policy
+of their own.
+
+A remat region is a part of a function that `jax.checkpoint` or `xform.remat` marks.
 """
 
 from __future__ import annotations
@@ -21,45 +24,47 @@ from xform.program.ir import Program, bind, environment, evaluate, read, trace, 
 from xform.program.source import name_stack, source
 from xform.rules.call import remat_region_of
 
+# The new shape of each loop that is split or nested, by the index of the loop.
 Shapes = Mapping[int, Shape]
 
 
 def loops(prog: Program) -> tuple[JaxprEqn, ...]:
-    """The scans of a program in order, an outer scan before its inner scans."""
+    """Return the scans of a program in order, an outer scan before its inner scans."""
     if "loops" not in prog.cache:
-        prog.cache["loops"] = tuple(eqn for e in prog.equations for eqn in _loops(e))
+        prog.cache["loops"] = tuple(loop for eqn in prog.equations for loop in _loops_of(eqn))
     return prog.cache["loops"]
 
 
-def _loops(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+def _loops_of(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """Yield the equation itself if it is a scan, then the scans inside it."""
     if eqn.primitive is scan_p:
         yield eqn
-    for inner in _programs(eqn):
+    for inner in _bodies(eqn):
         yield from loops(inner)
 
 
-def _programs(eqn: JaxprEqn) -> tuple[Program, ...]:
-    """The programs inside an equation whose loops may be changed."""
+def _bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
+    """Return the programs inside an equation whose loops may be changed."""
     if (called := inlinable_body(eqn)) is not None:
         return (called,)
     return (called_body(eqn),) if is_region_without_policy(eqn) else bodies(eqn)
 
 
 def is_region_without_policy(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a remat region without a policy."""
+    """Return whether an equation is a remat region without a policy of its own."""
     return is_remat_region(eqn) and eqn.params["policy"] is None
 
 
 def loops_inside(prog: Program, index: int) -> range:
-    """The indices in `loops(prog)` of all loops inside the loop with this index."""
-    (steps,) = _programs(loops(prog)[index])
-    return range(index + 1, index + 1 + len(loops(steps)))
+    """Return the indices of all loops inside the loop with this index."""
+    (body,) = _bodies(loops(prog)[index])
+    return range(index + 1, index + 1 + len(loops(body)))
 
 
 def reshape_loops(prog: Program, shapes: Shapes) -> Program:
-    """The program with new shapes for the loops whose indices in `loops` are keys of `shapes`.
+    """Return the program with the loops in `shapes` split or nested.
 
-    It does the same operations on the same values. The program's cache holds it.
+    It does the same operations on the same values. The program's cache holds the result.
     """
     if not shapes:
         return prog
@@ -70,61 +75,72 @@ def reshape_loops(prog: Program, shapes: Shapes) -> Program:
 
 
 def _evaluate(prog: Program, shapes: Shapes, args: Sequence[Any]) -> list[Any]:
-    env, outer, index = environment(prog, args), name_stack(), 0
+    """Run the program with the loops in `shapes` split or nested, and return its outputs."""
+    env, outer_names, index = environment(prog, args), name_stack(), 0
     for eqn in prog.equations:
-        xs, n = [read(env, v) for v in eqn.invars], sum(1 for _ in _loops(eqn))
-        own = _subset(shapes, index, n)
-        index += n
-        outs = _reshape_equation(eqn, own, xs, outer) if own else bind(eqn, xs, outer)
+        xs, n_loops = [read(env, v) for v in eqn.invars], sum(1 for _ in _loops_of(eqn))
+        eqn_shapes = _subset(shapes, index, n_loops)
+        index += n_loops
+        if eqn_shapes:
+            outs = _run_reshaped(eqn, eqn_shapes, xs, outer_names)
+        else:
+            outs = bind(eqn, xs, outer_names)
         write(env, eqn.outvars, outs)
     return [read(env, v) for v in prog.outputs]
 
 
 def _subset(shapes: Shapes, first: int, n: int) -> Shapes:
-    """The shapes of `n` consecutive loops, renumbered so that the loop `first` is 0."""
+    """Return the shapes of `n` consecutive loops, renumbered so that the loop `first` is 0."""
     return {i - first: shape for i, shape in shapes.items() if first <= i < first + n}
 
 
-def _reshape_equation(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: Any) -> list[Any]:
-    """The outputs of an equation whose loops have the new `shapes`."""
+def _run_reshaped(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer_names: Any) -> list[Any]:
+    """Run one equation with the loops in `shapes` split or nested, and return its outputs.
+
+    The loops are numbered from 0 within the equation. `outer_names` are the name scopes around it.
+    """
     index = int(eqn.primitive is scan_p)
-    new: list[Program] = []
-    for inner in _programs(eqn):
-        n = len(loops(inner))
-        new.append(reshape_loops(inner, _subset(shapes, index, n)))
-        index += n
+    new_bodies: list[Program] = []
+    for body in _bodies(eqn):
+        n_loops = len(loops(body))
+        new_bodies.append(reshape_loops(body, _subset(shapes, index, n_loops)))
+        index += n_loops
     if inlinable_body(eqn) is not None:
-        return evaluate(new[0], xs)
-    with source(eqn, outer), eqn.ctx.manager:
+        return evaluate(new_bodies[0], xs)
+    with source(eqn, outer_names), eqn.ctx.manager:
         if eqn.primitive is scan_p and 0 in shapes:
-            changed = len(shapes) > 1
-            params = {**eqn.params, "jaxpr": _jaxpr(new[0])} if changed else eqn.params
+            body_changed = len(shapes) > 1
+            params = {**eqn.params, "jaxpr": _jaxpr(new_bodies[0])} if body_changed else eqn.params
             return scan_in_parts(eqn.replace(params=params), xs, shapes[0])
         if is_region_without_policy(eqn):
-            return list(remat_region_of(_jaxpr(new[0]), xs, None, eqn.params["prevent_cse"]))
-    changed_program = rebuild_equation(eqn, new, (True,) * len(eqn.outvars))
-    return bind(eqn, xs, outer) if changed_program is None else evaluate(changed_program, xs)
+            region = remat_region_of(_jaxpr(new_bodies[0]), xs, None, eqn.params["prevent_cse"])
+            return list(region)
+    rebuilt = rebuild_equation(eqn, new_bodies, (True,) * len(eqn.outvars))
+    return bind(eqn, xs, outer_names) if rebuilt is None else evaluate(rebuilt, xs)
 
 
 def _jaxpr(prog: Program) -> Any:
+    """Return the program as a closed jaxpr."""
     return jax.make_jaxpr(lambda *xs: evaluate(prog, xs))(*prog.in_avals)
 
 
 def loop_origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
-    """For each loop of the reshaped program: its original index, its part, and its nesting level.
+    """Return where each loop of `reshape_loops(prog, shapes)` comes from.
 
-    A loop that is split has several parts; a part that is nested has several levels, the outermost
-    being 0.
+    For each loop, in program order, the result has its index in `prog`, its part, and its level. A
+    loop that is split has several parts, the first being 0. A part that is nested has several
+    levels, the outermost being 0.
     """
-    origin_of: list[tuple[int, int, int]] = []
+    origins: list[tuple[int, int, int]] = []
     index = 0
     while index < len(loops(prog)):
-        within = loops_inside(prog, index)
-        (steps,) = _programs(loops(prog)[index])
-        inner_shapes = _subset(shapes, index + 1, len(within))
-        inner = [(i + index + 1, k, level) for i, k, level in loop_origins(steps, inner_shapes)]
-        for k, trips in enumerate(shapes.get(index, ((1,),))):
-            origin_of += [(index, k, level) for level in range(loop_levels(trips))]
-            origin_of += inner
-        index = within.stop
-    return origin_of
+        inside = loops_inside(prog, index)
+        (body,) = _bodies(loops(prog)[index])
+        inner_shapes = _subset(shapes, index + 1, len(inside))
+        inner = [(i + index + 1, part, level)
+                 for i, part, level in loop_origins(body, inner_shapes)]  # fmt: skip
+        for part, trips in enumerate(shapes.get(index, ((1,),))):
+            origins += [(index, part, level) for level in range(loop_levels(trips))]
+            origins += inner
+        index = inside.stop
+    return origins

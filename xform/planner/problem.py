@@ -1,6 +1,11 @@
-"""A planning problem: a program, its differentiated inputs and outputs, and the device.
+"""`Problem`: a derivative to plan, that is, what to save in its forward pass and what to recompute.
 
-A plan depends on its problem and its policy only.
+A plan depends only on its Problem and its policy. From a Problem come the derivative's *Joint* (its
+forward and backward pass as one program), a *Schedule* under any policy (the saved values and the
+recomputed equations), and the simulated peak memory of a Schedule.
+
+A remat region is a part of a function that `jax.checkpoint` or `xform.remat` marks. A plan may keep
+the regions, or dissolve them first.
 """
 
 from __future__ import annotations
@@ -28,9 +33,9 @@ class Problem:
     """A derivative to plan.
 
     Attributes:
-      marked: the program, with its remat regions as its author marked them.
+      marked: the program to differentiate, with its remat regions as its author marked them.
       active: which of its inputs are differentiated.
-      wanted: which of its outputs have a cotangent.
+      wanted: which of its outputs are differentiated.
       device: the device that the plan is for.
       regions: "open" to dissolve remat regions, "marked" to keep them.
       offload: whether values may be offloaded to the host's memory.
@@ -48,7 +53,7 @@ class Problem:
 
     @property
     def program(self) -> Program:
-        """The program that is differentiated: without its remat regions if they are "open"."""
+        """The program whose derivative is planned: without remat regions if they are "open"."""
         return OpenRegions().program(self.marked) if self.regions == "open" else self.marked
 
     @property
@@ -57,17 +62,23 @@ class Problem:
         return link_of(self.device) if self.offload else None
 
     def joint(self, shapes: Shapes = _AS_WRITTEN) -> Joint:
-        """The Joint of the program, with new `shapes` for some of its loops."""
+        """Return the Joint of the program.
+
+        `shapes` says which loops are split or nested before, see `planner/shape.py`.
+        """
         return analyze(reshape_loops(self.program, shapes), self.active, self.wanted)
 
     def schedule(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Schedule:
-        """The Schedule of the program under a policy, or under a Decision for its Joint."""
+        """Return the Schedule of the program under a policy, or under a Decision for its Joint.
+
+        `shapes` is as in `joint`.
+        """
         return schedule(self.joint(shapes), policy, self.device.backend)
 
     def candidate(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Candidate:
-        """The Schedule of the program under a policy, as a Candidate."""
+        """Return the same as `schedule`, with `shapes` and `regions`, as a Candidate."""
         return Candidate(self.schedule(policy, shapes), dict(shapes), self.regions)
 
     def peak(self, schedule: Schedule) -> int:
-        """Simulated peak bytes of a Schedule: arguments, outputs and live temporary values."""
+        """Return the simulated peak bytes of a Schedule: arguments, outputs, temporary values."""
         return liveness(schedule, self.device.backend).total_bytes

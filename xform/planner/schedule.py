@@ -1,8 +1,13 @@
-"""Turn decisions into a Schedule: the order of the backward part, with the recomputed equations.
+"""Turn decisions into a Schedule: the saved values, and the backward pass in order.
 
-The backward part is walked in order. Each value that it reads is an input of the program, a saved
-value, or is recomputed from its operands. Recomputed equations are placed just before their first
-use. Constants (such as a causal mask) and views are never saved; their sources are.
+A *Joint* is the forward and the backward pass of a program as one program. The backward pass is
+walked in order. Each forward value that it reads is an input of the program, or saved, or
+recomputed from its operands. The *Schedule* holds the equations of the backward pass, with each
+recomputed equation just before its first use. Constants (such as a causal mask) and views are
+recomputed, never saved. A view is recomputed from its source, which may be saved.
+
+Loops, branches and calls in a Joint are *nodes*. The programs inside them have Schedules of their
+own, which are made first. The values that these save form one value of the Joint, the node's token.
 """
 
 from __future__ import annotations
@@ -15,11 +20,13 @@ from xform.interpret.node import Node, fork_p
 from xform.planner.plan.decision import Decision
 from xform.policies import Policy, answer_for, policy_name, save_everything
 
-# Takes a value and its chain of equations: the one that names it, if any, and the one that computes
-# it. Returns whether the value is saved, or the memories it is offloaded between, and the reason.
-Answers = Callable[[Var, Sequence[JaxprEqn]], tuple[bool | Offloadable, str]]
-# The Schedules of the programs of a Joint's nodes.
+# Decides about one value. Takes the value and its chain of equations: those that name it
+# (`checkpoint_name`), then the one that computes it. Returns whether the value is saved, or the
+# memories that it is offloaded between, and the reason.
+Answer = Callable[[Var, Sequence[JaxprEqn]], tuple[bool | Offloadable, str]]
+# The Schedules of the programs inside each node of a Joint.
 Inner = dict[Node, tuple[Schedule, ...]]
+# Reasons for saving a value, as users see them.
 _NESTED = "its loop or call is saved"
 _EFFECTS = "has effects: never recomputed"
 
@@ -33,26 +40,37 @@ def schedule_by_policy(
 ) -> Schedule:
     """Return the Schedule of a Joint under a policy in JAX's protocol.
 
-    The loops and calls in `recomputed_nodes` save nothing inside and are recomputed as a whole.
-    `inner` has the Schedules of the nodes' programs. `plan_other` plans programs that appear only
-    after planning.
+    Args:
+      joint: the forward and the backward pass.
+      policy: decides about one value at a time.
+      recomputed_nodes: loops and calls that are recomputed as a whole.
+      inner: the Schedules of the programs inside the Joint's nodes.
+      plan_other: plans a program that appears only after planning.
 
     Cost: linear in the number of equations.
     """
     per_value = Decision(frozenset(), {}, decided_per_value=True)
-    return _build_schedule(
-        joint, _answers_of_policy(policy, recomputed_nodes), per_value, inner, plan_other
-    )
+    answer = _answer_of_policy(policy, recomputed_nodes)
+    return _build_schedule(joint, answer, per_value, inner, plan_other)
 
 
 def schedule_by_decision(
     joint: Joint, decision: Decision, inner: Inner, plan_other: Callable[[Joint], Schedule]
 ) -> Schedule:
-    """Return the Schedule of a Joint under a Decision; see `schedule_by_policy`."""
-    return _build_schedule(joint, _answers_of_decision(decision), decision, inner, plan_other)
+    """Return the Schedule of a Joint that saves and offloads the values of a Decision.
+
+    Args:
+      joint: the forward and the backward pass.
+      decision: the saved and offloaded values.
+      inner: the Schedules of the programs inside the Joint's nodes.
+      plan_other: plans a program that appears only after planning.
+
+    Cost: linear in the number of equations.
+    """
+    return _build_schedule(joint, _answer_of_decision(decision), decision, inner, plan_other)
 
 
-def _build_schedule(joint: Joint, answer: Answers, decision: Decision, inner: Inner,
+def _build_schedule(joint: Joint, answer: Answer, decision: Decision, inner: Inner,
                     plan_other: Callable[[Joint], Schedule]) -> Schedule:  # fmt: skip
     """Return the Schedule in which `answer` decides which values are saved.
 
@@ -60,11 +78,11 @@ def _build_schedule(joint: Joint, answer: Answers, decision: Decision, inner: In
     """
     builder = _ScheduleBuilder(joint, answer, inner)
     builder.provide_all()
-    sent = decision.offloaded
+    offloaded = decision.offloaded
     return Schedule(
         joint,
         tuple(builder.saved),
-        builder.offloaded | {v: sent[v] for v in joint.inputs if v in sent},
+        builder.offloaded | {v: offloaded[v] for v in joint.inputs if v in offloaded},
         tuple(builder.order),
         frozenset(builder.recomputed),
         tuple(v in builder.reads for v in joint.inputs),
@@ -76,8 +94,8 @@ def _build_schedule(joint: Joint, answer: Answers, decision: Decision, inner: In
     )
 
 
-def _answers_of_policy(policy: Policy, recomputed_nodes: Collection[Node]) -> Answers:
-    """The answers of a policy in JAX's protocol, which decides about one value at a time."""
+def _answer_of_policy(policy: Policy, recomputed_nodes: Collection[Node]) -> Answer:
+    """Return a function that asks a policy in JAX's protocol about one value."""
 
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         if chain[0].primitive is fork_p:
@@ -96,38 +114,39 @@ def _answers_of_policy(policy: Policy, recomputed_nodes: Collection[Node]) -> An
     return answer
 
 
-def _answers_of_decision(decision: Decision) -> Answers:
-    """The answers of a Decision for a whole Joint."""
+def _answer_of_decision(decision: Decision) -> Answer:
+    """Return a function that looks a value up in a Decision for a whole Joint."""
 
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         eqn = chain[0]
         if has_effects(eqn):
             return True, _EFFECTS
-        nested = eqn.primitive is fork_p
+        is_node = eqn.primitive is fork_p
         # A loop offloads its saved values itself, in each iteration; its token is never offloaded.
-        token = nested and v is eqn.outvars[-1]
+        is_token = is_node and v is eqn.outvars[-1]
         saved = [u for e in chain for u in e.outvars if u in decision.saved]
         memories = (decision.offloaded[u] for u in saved if u in decision.offloaded)
-        memory = None if token else next(memories, None)
+        memory = None if is_token else next(memories, None)
         if memory is not None:
             return memory, f"idle for longer than the transfer to {memory.dst} and back"
-        return bool(saved), _NESTED if nested else "on the cheapest cut"
+        return bool(saved), _NESTED if is_node else "on the cheapest cut"
 
     return answer
 
 
 class _ScheduleBuilder:
-    """Builds a Schedule in one walk over the backward part of a Joint.
+    """Builds a Schedule in one walk over the backward pass of a Joint.
 
     Attributes:
       saved: the saved values, each with its reason.
-      order: the equations of the backward part so far, recomputed equations included.
+      offloaded: the saved values that are offloaded, with the memories.
+      order: the equations of the backward pass so far, recomputed equations included.
       placed: `id`s of the forward equations in `order`.
       recomputed: `id`s of the forward equations in `order` that are neither constants nor views.
       reads: the inputs of the program that are read.
     """
 
-    def __init__(self, joint: Joint, answer: Answers, inner: Inner):
+    def __init__(self, joint: Joint, answer: Answer, inner: Inner):
         self.joint, self.answer, self.inner = joint, answer, inner
         self.inputs = set(joint.inputs)
         self.saved: dict[Var, str] = {}
@@ -138,7 +157,7 @@ class _ScheduleBuilder:
         self.reads: set[Var] = set()
 
     def provide_all(self) -> None:
-        """Walk over the backward part and provide all values that it reads or returns."""
+        """Walk over the backward pass and provide all values that it reads or returns."""
         for eqn in self.joint.backward:
             for v in reads_of(eqn, self.inner):
                 self._provide(v)
@@ -147,24 +166,23 @@ class _ScheduleBuilder:
             if isinstance(v, Var):
                 self._provide(v)
 
-    def _provide(self, wanted: Var) -> None:
-        """Make a value available to the backward part: as an input, saved, or recomputed.
-
-        `todo` is a stack of values to provide and of equations to place. When an equation is
-        popped, all its operands have been provided.
-        """
-        todo: list[Var | JaxprEqn] = [wanted]
+    def _provide(self, value: Var) -> None:
+        """Make a value available to the backward pass: as an input, saved, or recomputed."""
+        # A stack of values to provide and of equations to place. When an equation is popped, all
+        # its operands have been provided.
+        todo: list[Var | JaxprEqn] = [value]
         while todo:
             item = todo.pop()
             if isinstance(item, Var):
-                todo += self._recompute(item)
+                todo += self._steps_to_provide(item)
             else:
                 self.order.append(item)
 
-    def _recompute(self, v: Var) -> list[Var | JaxprEqn]:
-        """The equations that recompute a value, each followed by its operands, for the stack.
+    def _steps_to_provide(self, v: Var) -> list[Var | JaxprEqn]:
+        """Return the equations that recompute a value, each followed by its operands.
 
-        Empty if the value is an input, saved, or already recomputed.
+        The result goes on the stack of `_provide`. It is empty if the value is an input, saved, or
+        already recomputed.
         """
         while v in self.joint.named_copy:
             v = self.joint.named_copy[v]
@@ -176,17 +194,17 @@ class _ScheduleBuilder:
         always_recomputed, chain = v in self.joint.always_recomputed, self._chain(eqn)
         if not always_recomputed and self._decide_to_save(v, chain):
             return []
-        internal = {u for e in chain[1:] for u in e.outvars}
-        todo: list[Var | JaxprEqn] = []
+        within_chain = {u for e in chain[1:] for u in e.outvars}
+        steps: list[Var | JaxprEqn] = []
         for e in chain:
             self.placed.add(id(e))
             if not always_recomputed:
                 self.recomputed.add(id(e))
-            todo += [e, *(u for u in reads_of(e, self.inner) if u not in internal)]
-        return todo
+            steps += [e, *(u for u in reads_of(e, self.inner) if u not in within_chain)]
+        return steps
 
     def _chain(self, eqn: JaxprEqn) -> list[JaxprEqn]:
-        """The equation and, if it only names a value, the equations that compute that value."""
+        """Return the equation and, while it only names a value, the one that computes the value."""
         chain = [eqn]
         while chain[-1].primitive is name_p:
             (named,) = chain[-1].invars
@@ -196,7 +214,7 @@ class _ScheduleBuilder:
         return chain
 
     def _decide_to_save(self, v: Var, chain: Sequence[JaxprEqn]) -> bool:
-        """Whether a value is saved; if so, record the reason and the memory."""
+        """Return whether a value is saved; if so, record the reason and the memory."""
         memory, reason = self.answer(v, chain)
         if memory:
             self.saved[v] = reason

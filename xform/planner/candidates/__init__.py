@@ -1,1 +1,1 @@
-"""Generators of candidate plans for a budget of the peak."""
+"""Make candidates: the plans among which a budget of the peak memory chooses."""

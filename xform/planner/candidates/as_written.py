@@ -1,9 +1,11 @@
-"""Schedules of a program with its loops as written, from the most to the fewest saved bytes.
+"""Make many Schedules of a program that leave its loops as written, for a budget of the peak.
 
-Saved bytes are not the peak. A recomputed value is live too, so a plan that saves little can hold
-more recomputed values at once than it spared. So a budget of the peak chooses from many plans. Each
-of them recomputes least for some number of saved bytes, some price of a FLOP, and some set of
-bottlenecks whose values are saved.
+A *Schedule* says which values of the forward pass are saved for the backward pass and which
+equations are recomputed. Fewer saved bytes do not always mean a lower peak. A recomputed value is
+live too, so a plan that saves few bytes may hold many recomputed values at once. Therefore a budget
+of the peak chooses among many Schedules. Each recomputes least for some number of saved bytes, or
+for some price of a FLOP and some choice of bottlenecks. Bottlenecks are places of the program where
+few bytes cross; the values that cross a chosen one are saved in any case.
 """
 
 from __future__ import annotations
@@ -25,43 +27,45 @@ from xform.policies import MinCut, min_cut
 # Integer programs find the least recomputation at these fractions of the range of saved bytes.
 # SMALL: programs of up to _MAX_SMALL equations; LOOPED: small programs with a loop (plans with
 # split loops fill the gaps); MEDIUM: programs of up to _MAX_MEDIUM equations. Larger programs get
-# no integer programs, and only _N_OPTIONS_LARGE options of cuts.
-_PARTS_SMALL, _MAX_SMALL = tuple(i / 32 for i in range(1, 32)), 400
-_PARTS_LOOPED = tuple(i / 8 for i in range(1, 8))
-_PARTS_MEDIUM, _MAX_MEDIUM = (1 / 4, 1 / 2), 1_500
+# no integer programs, and only the first _N_OPTIONS_LARGE of the _CUT_OPTIONS.
+_FRACTIONS_SMALL, _MAX_SMALL = tuple(i / 32 for i in range(1, 32)), 400
+_FRACTIONS_LOOPED = tuple(i / 8 for i in range(1, 8))
+_FRACTIONS_MEDIUM, _MAX_MEDIUM = (1 / 4, 1 / 2), 1_500
 _N_OPTIONS_LARGE = 3
-# Branches of branch and bound for each integer program. With twenty times as many, which takes
+# The most branch-and-bound nodes of each integer program. With twenty times as many, which takes
 # seconds for equal layers, none of the eight models of `experiments/planner/zoo.py` gets another
 # plan.
 _MAX_BRANCHES = 100
-# How many options of cuts also decide inside remat regions without a policy.
+# With this many of the _CUT_OPTIONS, there are also cuts that save values inside remat regions (the
+# parts that `jax.checkpoint` marks) without a policy.
 _N_OPTIONS_REGIONS = 2
-# How many intervals the chosen plans divide the range of saved bytes into.
+# `_evenly_spaced` chooses plans that divide the range of saved bytes into this many intervals.
 _N_INTERVALS = 4
 # After these fractions of the program a cut switches from one price to another.
 _SWITCH_POINTS = (1 / 4, 1 / 2, 3 / 4)
 # Prices of a FLOP, in bytes.
 _PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
-# (MinCut.fused_save_price, MinCut.bottleneck_stride): the extra price of saving a fused value
-# instead of the product it is computed from (a compiler that fuses it keeps the product live too),
-# and which bottlenecks are free to save.
+# Pairs (MinCut.fused_save_price, MinCut.bottleneck_stride). The first is an extra price of saving a
+# value that XLA would fuse, for each byte. It makes a cut save the product that the value is
+# computed from, which is in memory in any case. The second says at which bottlenecks the values are
+# saved: 0 for none, n for every n-th.
 _CUT_OPTIONS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1),
                 (0.0, 4), (1 / 128, 4))  # fmt: skip
 
 
 def cut_schedules(problem: Problem) -> list[Schedule]:
-    """Return Schedules in the order of their recomputed FLOPs, from the most saved bytes.
+    """Return Schedules in the order of their recomputed FLOPs, which begins with the most bytes.
 
     They are of three kinds:
 
     - minimum cuts at several prices of a FLOP;
-    - cuts with two of these prices, the higher one in the last part of the program: values that
-      are computed late are read early and then freed;
+    - cuts with two of these prices, the higher one in the last part of the program. Values that
+      are computed late are read early and then freed, so more of them are saved;
     - solutions of integer programs for evenly spaced numbers of saved bytes, which may also offload
       values if there is a link to the host.
 
-    Large programs get fewer. Remat regions without a policy save nothing in some Schedules; in
-    others the cut decides inside them.
+    There are fewer for large programs. Remat regions without a policy save nothing in some
+    Schedules; in others the cut decides inside them.
     """
     plan = problem.schedule
     schedules: list[Schedule] = [plan(min_cut)]
@@ -72,12 +76,12 @@ def cut_schedules(problem: Problem) -> list[Schedule]:
     sizes = list(map(saved_bytes, schedules))
     low, high = min(sizes), max(sizes)
     looped = any(node.loop for node in schedules[0].inner)
-    parts = _PARTS_LOOPED if looped else _PARTS_SMALL
+    fractions = _FRACTIONS_LOOPED if looped else _FRACTIONS_SMALL
     if n_equations > _MAX_SMALL:
-        parts = () if large else _PARTS_MEDIUM
-    if len(parts):
+        fractions = () if large else _FRACTIONS_MEDIUM
+    if len(fractions):
         program = IntegerProgram(plan(MinCut()), problem.link)
-        targets = [low + int(part * (high - low)) for part in parts]
+        targets = [low + int(fraction * (high - low)) for fraction in fractions]
         schedules += map(plan, _by_integer_programs(program, targets))
     for fused_price, stride in (
         _CUT_OPTIONS[:_N_OPTIONS_REGIONS] if has_region_without_policy(schedules[0]) else ()
@@ -102,7 +106,11 @@ def has_region_without_policy(schedule: Schedule) -> bool:
 
 def _cuts_at_prices(plan: Callable[[MinCut], Schedule], fused_price: float, stride: int,
                     in_regions: bool = False) -> Iterator[Schedule]:  # fmt: skip
-    """Yield minimum cuts at a few prices of a FLOP, then cuts that switch between two of them."""
+    """Yield minimum cuts at a few prices of a FLOP, then cuts that switch between two of them.
+
+    `plan` returns the Schedule of a cut. `fused_price` and `stride` are one of the _CUT_OPTIONS.
+    `in_regions`: the cuts decide inside remat regions without a policy too.
+    """
     cut_at = lambda price, late, at: plan(MinCut(price, late, at, fused_price, stride, in_regions))
     schedules = _at_prices(lambda price: cut_at(price, price, 1.0), _PRICES)
     by_bytes = {saved_bytes(p): (price, p) for price, p in zip(_PRICES, schedules, strict=True)}
@@ -113,7 +121,7 @@ def _cuts_at_prices(plan: Callable[[MinCut], Schedule], fused_price: float, stri
 
 
 def _at_prices(cut_at: Callable[[float], Schedule], prices: Sequence[float]) -> list[Schedule]:
-    """The cuts at some falling prices. If the first and the last are equal, so are all between.
+    """Return the cuts at some falling prices. If the first and last are equal, so are all between.
 
     The saved set of a minimum cut only shrinks as the price falls: Gallo, Grigoriadis and Tarjan,
     "A fast parametric maximum flow algorithm and applications", 1989, section 2.
@@ -127,12 +135,12 @@ def _at_prices(cut_at: Callable[[float], Schedule], prices: Sequence[float]) -> 
 
 def _by_integer_programs(program: IntegerProgram, sizes: Sequence[int]) -> Iterator[Decision]:
     """Yield the decisions that recompute least within each number of saved bytes."""
-    saved_bytes = math.inf
+    last_bytes = math.inf
     for limit in sorted(sizes, reverse=True):
-        if saved_bytes <= limit:  # the last solution is within this limit too
+        if last_bytes <= limit:  # the last solution is within this limit too
             continue
         if (solution := program.solve(limit, branches=_MAX_BRANCHES)) is not None:
-            saved_bytes = solution.bytes
+            last_bytes = solution.bytes
             yield solution.decision
 
 

@@ -1,4 +1,10 @@
-"""Find the loops of a program that save enough for a split, a nesting or stored states to pay."""
+"""Find the loops that save so many bytes that a change of the loop can pay.
+
+A plan may split a loop in two, nest it into loops of loops, or store only some of its states. A
+*Schedule* says which values of a program are saved for its backward pass; a loop is a *node* of it,
+and the loop's body has a Schedule of its own. The index of a loop is its position in the program
+(`planner/loops.py`).
+"""
 
 from __future__ import annotations
 
@@ -22,14 +28,15 @@ _MIN_TRIPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class PlannedLoop:
-    """A loop and its Schedule.
+    """A loop of a Schedule.
 
     Attributes:
-      node: the loop.
+      node: the loop, with the forward and the backward pass of its body.
       schedules: the Schedule of its body, in a tuple.
       runs: how often the loop runs, in all iterations of the loops around it.
-      inner: whether it is inside another loop or a remat region. If so, its saved values are held
-        for one iteration of that loop, or for the backward pass of that region.
+      inner: whether it is inside another loop or a remat region (a part that `jax.checkpoint`
+        marks). If so, its saved values are held for one iteration of that loop, or for the backward
+        pass of that region.
     """
 
     node: Node
@@ -39,19 +46,24 @@ class PlannedLoop:
 
 
 def planned_loops(current: Schedule, prog: Program) -> dict[int, PlannedLoop]:
-    """The loops of a Schedule that carry a derivative, by their index in `loops(prog)`."""
-    places: dict[int, list[int]] = {}
+    """Return the loops of `prog` that carry a derivative, by index.
+
+    `current` is a Schedule of `prog`.
+    """
+    indices: dict[int, list[int]] = {}
     for i, eqn in enumerate(loops(prog)):
-        places.setdefault(id(eqn), []).append(i)
+        indices.setdefault(id(eqn), []).append(i)
     planned: dict[int, PlannedLoop] = {}
-    for loop in _visit(current, 1, False) if places else ():
-        unclaimed = (i for i in places.get(id(loop.node.eqn), ()) if i not in planned)
-        if (place := next(unclaimed, None)) is not None:
-            planned[place] = loop
+    for loop in _visit(current, 1, False) if indices else ():
+        # One equation may occur several times: take its first index that has no loop yet.
+        free_indices = (i for i in indices.get(id(loop.node.eqn), ()) if i not in planned)
+        if (index := next(free_indices, None)) is not None:
+            planned[index] = loop
     return planned
 
 
 def _visit(current: Schedule, runs: int, inner: bool) -> Iterator[PlannedLoop]:
+    """Yield the loops of a Schedule that runs `runs` times, an outer loop before its inner ones."""
     for node, schedules in current.inner.items():
         if node.loop:
             yield PlannedLoop(node, schedules, runs, inner)
@@ -62,15 +74,15 @@ def _visit(current: Schedule, runs: int, inner: bool) -> Iterator[PlannedLoop]:
 def keep_large(loops: dict[int, PlannedLoop], total_bytes: int) -> dict[int, PlannedLoop]:
     """Keep the loops that save a large share of `total_bytes` and have enough iterations."""
     return {
-        place: loop
-        for place, loop in loops.items()
+        index: loop
+        for index, loop in loops.items()
         if loop.node.iterations >= _MIN_TRIPS
         and device_bytes(expand_token(loop.node, loop.schedules)) > _MIN_SHARE * total_bytes
     }
 
 
 def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
-    """The outermost loops that save a large share of the program's saved bytes, by index."""
+    """Return the outermost loops that save a large share of the program's saved bytes, by index."""
     save_most = problem.schedule(MinCut())
     planned = planned_loops(save_most, problem.program)
     outer = {i: loop for i, loop in planned.items() if not loop.inner}
@@ -78,9 +90,9 @@ def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
 
 
 def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
-    """The loops inside other loops or regions that save a large share, by index.
+    """Return the large loops inside other loops or remat regions, by index.
 
-    The share is of the bytes that the plan with the fewest saved bytes holds.
+    Such a loop saves a large share of all the bytes that are saved if as little as possible is.
     """
     planned = planned_loops(problem.schedule(MinCut()), problem.program)
     inner = {i: loop for i, loop in planned.items() if loop.inner}
@@ -88,27 +100,30 @@ def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
 
 
 def loop_nodes(planned: Mapping[int, PlannedLoop]) -> dict[int, Node]:
-    """The nodes of the loops, by index."""
+    """Return the nodes of the loops, by index."""
     return {i: loop.node for i, loop in planned.items()}
 
 
 def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, Node]
                  ) -> dict[int, Node]:  # fmt: skip
-    """Keep the outer loops that contain one of the inner loops."""
+    """Keep the outer loops of `prog` that contain one of the inner loops; all by index."""
     return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(loops_inside(prog, i))}
 
 
 def nodes_at(
-    current: Schedule, prog: Program, shapes: Shapes, places: Container[int]
+    current: Schedule, prog: Program, shapes: Shapes, indices: Container[int]
 ) -> list[Node]:
-    """The nodes for some loops in the Schedule of a reshaped program.
+    """Return the nodes that some loops of `prog` have after a split or nesting of loops.
 
-    `places` are indices in the original program. Of a nested loop, the outermost level is returned.
+    `current` is a Schedule of the changed program, `shapes` are the changes, and `indices` the
+    loops in `prog`. Of a nested loop, the outermost level is returned.
     """
-    origin_of = loop_origins(prog, shapes)
+    origins = loop_origins(prog, shapes)
     planned = planned_loops(current, reshape_loops(prog, shapes))
-    return [
-        loop.node
-        for index, loop in planned.items()
-        if index < len(origin_of) and origin_of[index][0] in places and not origin_of[index][2]
-    ]
+    nodes: list[Node] = []
+    for index, loop in planned.items():
+        if index < len(origins):
+            original, _, level = origins[index]
+            if original in indices and level == 0:
+                nodes.append(loop.node)
+    return nodes
