@@ -65,7 +65,8 @@ def test_a_static_argument_is_no_array() -> None:
 
 
 def test_a_report_as_json_picture_and_page(model: Path) -> None:
-    command = ["memory", "small:step", "--batch", "32", "--policy", "save_nothing", "--donate", "0"]
+    command = ["memory", "small:step", "--batch", "32", "--policy", "save_nothing", "--donate", "0",
+               "--policy-argument", "policy"]  # fmt: skip
     text = commands.run([*command, "--png", "a.png", "--html", "a.html"])
     assert text.endswith("wrote a.png\nwrote a.html")
     assert (model / "a.png").exists()
@@ -201,5 +202,7 @@ def test_what_is_asked_may_be_under_a_policy(command: str) -> None:
     assert "the function as it is" in commands.run(ask)
     under = commands.run([*ask, "--policy", "save_nothing"])
     assert "compiled: its value_and_grad by argument 0, policy save_nothing" in under
-    budget = commands.run(["fits", "small:step", *ask[2:], "--policy", "budget:200KiB"])
+    budget = commands.run(
+        ["fits", "small:step", *ask[2:], "--policy", "budget:200KiB", "--policy-argument", "policy"]
+    )
     assert "it fits" in budget

@@ -123,12 +123,26 @@ def test_every_transform(name: str, capsys: pytest.CaptureFixture) -> None:
         # The gradient is not a scalar, so its own derivative cannot be compared.
         assert commands.main(words) in (0, 3), words
     capsys.readouterr()
-    text = failed(capsys, name, "written:step", *TAKE[name], "--transform", "grad")
-    assert text == (
-        "--transform grad of step\n"
-        "  problem: it has an argument `policy`, so it differentiates by itself\n"
-        "  remedy:  leave --transform out, or name the loss\n"
+    if "--policy-argument" in options_of(name):
+        words = ["--transform", "grad", "--policy-argument", "policy"]
+        assert failed(capsys, name, "written:step", *TAKE[name], *words) == (
+            "--transform grad of written:step\n"
+            "  problem: with --policy-argument it is a step, which differentiates by itself\n"
+            "  remedy:  drop one of the two options, or name the loss\n"
+        )
+
+
+@pytest.mark.parametrize("name", [n for n in TAKE if "--policy-argument" in options_of(n)])
+def test_the_argument_that_takes_the_policy(name: str, capsys: pytest.CaptureFixture) -> None:
+    step = [name, "written:step", *TAKE[name], "--policy", "save_nothing"]
+    assert commands.main([*step, "--policy-argument", "policy"]) in (0, 3)
+    capsys.readouterr()
+    text = failed(capsys, *step, "--policy-argument", "plicy")
+    assert text.startswith(
+        "written:step --policy-argument plicy\n"
+        "  problem: step has no parameter 'plicy'; it is step(w, x, policy=None)\n"
     )
+    assert "(--policy-argument policy)" in failed(capsys, *step)
 
 
 def test_a_transform_is_what_is_compiled() -> None:

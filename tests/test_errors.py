@@ -120,15 +120,16 @@ step for target='gpu:h100'
 same argnums""",
     ),
     "no derivative in a step": (
-        lambda: xform.plan(lambda x, policy=None: jax.grad(jnp.sin)(x), 1.0),
+        lambda: xform.plan(lambda x, policy=None: jax.grad(jnp.sin)(x), 1.0,
+                           policy_argument="policy"),
         errors.NotOneDerivative,
         TypeError,
         """\
-plan of <lambda>
+plan of <lambda> with policy_argument='policy'
   problem: it differentiates nothing under its argument `policy`
   where:   HERE
-  remedy:  pass it to the derivative in the step: xform.value_and_grad(loss, policy=policy); or, \
-if `policy` means something else and the function is a loss, wrap it: lambda *args: loss(*args)""",
+  remedy:  pass it to the derivative in the step: xform.value_and_grad(loss, policy=policy); or \
+pass a loss, without policy_argument""",
     ),
     "a budget on Auto axes": (
         lambda: jax.jit(xform.grad(wave, policy=xform.policies.budget("1 MiB"))).lower(spread()),

@@ -75,7 +75,7 @@ class WrongArgument(XformError, TypeError, ValueError):
 
 
 class NotOneDerivative(WrongArgument):
-    """A function passes its argument `policy` to no derivative, or to several functions' ones."""
+    """A step passes its policy to no derivative, or to derivatives of several functions."""
 
 
 class UnknownShardings(WrongArgument):

@@ -32,7 +32,8 @@ def main() -> tuple[int, int, list[float]]:
 
     tokens = jax.random.randint(jax.random.key(0), (1, BATCH, CONTEXT + 1), 0, config.vocab)
     types = abstract_state(config, optim), jax.ShapeDtypeStruct(tokens.shape, tokens.dtype)
-    plan = xform.plan(step, *types, policy=xform.policies.budget(BUDGET), donate_argnums=0)
+    plan = xform.plan(step, *types, policy=xform.policies.budget(BUDGET), policy_argument="policy",
+                      donate_argnums=0)  # fmt: skip
     usual = xform.memory_analysis(step, *types, policy=xform.policies.save_everything,
                                   donate_argnums=0)  # fmt: skip
     run = jax.jit(step, static_argnames="policy", donate_argnums=0)

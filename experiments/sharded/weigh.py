@@ -116,7 +116,13 @@ def weigh(case: Case, policy: Any) -> Weighed:
         step, state, tokens = step_of(case)
         try:
             policy = xform.plan(
-                step, state, tokens, policy=policy, target=case.target, donate_argnums=0
+                step,
+                state,
+                tokens,
+                policy=policy,
+                policy_argument="policy",
+                target=case.target,
+                donate_argnums=0,
             )
         except BudgetInfeasible as error:
             seconds = time.perf_counter() - start

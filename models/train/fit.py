@@ -98,7 +98,7 @@ def largest_batch(
     a policy the step's lowest possible peak, which grows with the batch, is compared instead.
 
     Args:
-      step: a function of a state, a batch and a policy. The state is donated.
+      step: a function of a state, a batch and `policy`. The state is donated.
       inputs: `inputs(batch=n)` returns the types of state and batch.
       policy: what the backward pass saves. `capacity` is the bound for a budget of the peak and
         for "auto".
@@ -155,7 +155,8 @@ def _lowest(step: Callable[..., Any], types: Sequence[Any], budget: xform.polici
 
     def within(size: int) -> xform.Plan:
         return xform.plan(step, *types, policy=dataclasses.replace(budget, bytes=size),
-                          target=target, donate_argnums=0, verify=verify)  # fmt: skip
+                          policy_argument="policy", target=target, donate_argnums=0,
+                          verify=verify)  # fmt: skip
 
     try:
         return within(0)

@@ -135,8 +135,8 @@ def plan_of(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None
     step, *types = whole_step(run, mesh)
     with one_line():
         try:
-            return xform.plan(step, *types, policy=policy, target=target, donate_argnums=0,
-                              verify=bounds_peak(policy))  # fmt: skip
+            return xform.plan(step, *types, policy=policy, policy_argument="policy", target=target,
+                              donate_argnums=0, verify=bounds_peak(policy))  # fmt: skip
         except BudgetInfeasible as error:
             raise InputError(f"--policy {run.policy}: {_infeasible(run, policy, error)}") from None
 

@@ -13,8 +13,8 @@ from xform.introspection.callables import (
     TransformRecord,
     argument_names,
     check_callable,
+    check_parameter,
     definition_site,
-    takes_policy,
     transform_record,
 )
 
@@ -52,9 +52,18 @@ def test_what_a_transform_made_is_known_by_itself_and_jitted() -> None:
 def test_arguments() -> None:
     assert argument_names(loss, 3) == ["w", "xs[0]", "xs[1]"]
     assert argument_names(print, 1) == ["args[0]"]
-    assert takes_policy(loss, 1)
-    assert not takes_policy(lambda policy: policy, 1)
-    assert not takes_policy(several, 1)
+
+
+def test_parameters() -> None:
+    def step(w, x, *, policy=None):
+        return w
+
+    for f, n in ((step, 2), (functools.partial(step, X), 1), (jax.jit(step), 2),
+                 (lambda *args, **kwargs: step(*args, **kwargs), 2)):  # fmt: skip
+        check_parameter(f, n, "policy", "ask")
+    for f, name in ((step, "x"), (step, "other"), (lambda policy: policy, "policy")):
+        with pytest.raises(WrongArgument, match=name):
+            check_parameter(f, 2 if f is step else 1, name, "ask")
 
 
 def test_the_place() -> None:

@@ -61,7 +61,7 @@ def test_a_comparison_says_it_once() -> None:
     def step(w, x, policy=None):
         return xform.grad(loss, policy=policy)(w, x)
 
-    (entry,) = xform.compare(step, *args, policies=[None])
+    (entry,) = xform.compare(step, *args, policies=[None], policy_argument="policy")
     assert entry.report.description.compiled == "the function as it is, policy min_cut"
 
 

@@ -54,7 +54,9 @@ def test_a_step_takes_its_policy(donate: bool) -> None:
     f: Any = step
     if donate:
         f = jax.jit(step, donate_argnums=(0, 1), static_argnames="policy")
-    free, less = xform.compare(f, *args, policies=[None, policies.save_nothing])
+    free, less = xform.compare(
+        f, *args, policy_argument="policy", policies=[None, policies.save_nothing]
+    )
     assert less.report.temp_bytes < free.report.temp_bytes
     assert (free.report.alias_bytes > 0) == donate
 
@@ -62,19 +64,23 @@ def test_a_step_takes_its_policy(donate: bool) -> None:
 def test_a_budget_is_kept_by_the_whole_step() -> None:
     """The budget covers the state of the optimizer, too."""
     args = ARGS[0], ARGS[0], ARGS[1]
-    free = xform.compare(step, *args, policies=[None]).entries[0].report.total_bytes
+    free = (
+        xform.compare(step, *args, policy_argument="policy", policies=[None])
+        .entries[0]
+        .report.total_bytes
+    )
     budget = policies.budget(int(0.9 * free))
-    (kept,) = xform.compare(step, *args, policies={"budget": budget})
+    (kept,) = xform.compare(step, *args, policy_argument="policy", policies={"budget": budget})
     assert kept.report.total_bytes <= 0.9 * free
 
 
 def test_a_step_that_is_over_its_budget_names_the_lowest() -> None:
     """The derivative alone would fit; with the state of the optimizer it does not."""
     args = ARGS[0], ARGS[0], ARGS[1]
-    (free,) = xform.compare(step, *args, policies=[None])
+    (free,) = xform.compare(step, *args, policy_argument="policy", policies=[None])
     fixed = free.report.argument_bytes + free.report.output_bytes
     budget = policies.budget(fixed)
-    (entry,) = xform.compare(step, *args, policies={"b": budget})
+    (entry,) = xform.compare(step, *args, policy_argument="policy", policies={"b": budget})
     assert entry.report is None
     assert entry.floor_bytes > budget.bytes
 
@@ -98,12 +104,19 @@ def test_it_is_drawn_and_written(tmp_path: Any) -> None:
 
 
 def test_partial_functions_keep_their_name() -> None:
-    table = xform.compare(functools.partial(step), ARGS[0], ARGS[0], ARGS[1], policies=[None])
+    table = xform.compare(
+        functools.partial(step),
+        ARGS[0],
+        ARGS[0],
+        ARGS[1],
+        policy_argument="policy",
+        policies=[None],
+    )
     assert table.entries[0].report.total_bytes > 0
 
 
 def test_a_loss_whose_argument_is_called_policy() -> None:
-    """For example an agent's parameters. The name is ignored for a positional argument."""
+    """For example an agent's parameters. The names of parameters mean nothing."""
     agent = lambda params, policy: jnp.sum(jnp.sin(params @ policy) @ policy)
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     table = xform.compare(agent, x, x, policies=KINDS)

@@ -26,7 +26,7 @@ def compare_policies(args: argparse.Namespace) -> Any:
     on = read_function(args)
     policies = [policy(text) for text in args.policy or ["min_cut"]]
     comparison = xform.compare(on.f, *on.args, policies=policies, targets=args.target,
-                               **options(args))  # fmt: skip
+                               policy_argument=on.policy_argument, **options(args))  # fmt: skip
     return on.named(comparison, comparison.description.note)
 
 

@@ -6,7 +6,13 @@ import argparse
 import json
 
 import xform
-from xform.commands.function import add_function, add_policy, read_function, under
+from xform.commands.function import (
+    add_function,
+    add_policy,
+    add_policy_argument,
+    read_function,
+    under,
+)
 from xform.commands.reports import add_targets, options
 
 # The exit status if the function does not fit.
@@ -33,4 +39,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
+    add_policy_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as a JSON object")

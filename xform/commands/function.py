@@ -33,10 +33,11 @@ import numpy as np
 
 from xform import policies
 from xform.commands.reference import FORM, module_of, reference, resolve
-from xform.commands.transform import add_transform, arrays_alone, transformed
+from xform.commands.transform import PLANNED, add_transform, arrays_alone, transformed
 from xform.errors import WrongArgument
-from xform.introspection.callables import argument_names
+from xform.introspection.callables import argument_names, check_parameter
 from xform.memory.description import describe
+from xform.transforms.inspect import derivative_at
 from xform.transforms.planning_task import with_policy
 
 ABOUT_POLICIES = f"what the backward pass saves: {policies.TEXTS}"
@@ -52,6 +53,8 @@ class BoundFunction:
       called: the call that made the arguments.
       of_batch: `of_batch(batch=n)` makes the arguments for another batch; None if `inputs` has no
         argument `batch`.
+      policy_argument: the name of the argument that takes the policy of the derivatives inside the
+        function; None for a loss.
     """
 
     name: str
@@ -60,9 +63,17 @@ class BoundFunction:
     source: str
     called: str
     of_batch: Callable[..., tuple[Any, ...]] | None = None
+    policy_argument: str | None = None
 
     def transformed(self, args: argparse.Namespace, policy: Any = None) -> BoundFunction:
         """The transform that the command line names, with its arguments."""
+        if self.policy_argument is not None:
+            raise WrongArgument(
+                f"--transform {args.transform} of {self.name}",
+                "with --policy-argument it is a step, which differentiates by itself",
+                "",
+                "drop one of the two options, or name the loss",
+            )
         f, values, of_batch = self.f, self.args, self.of_batch
         argnums, has_aux = getattr(args, "argnums", 0), getattr(args, "has_aux", False)
         if args.transform not in ("grad", "value_and_grad") and self.no_arrays():
@@ -73,6 +84,7 @@ class BoundFunction:
         return dataclasses.replace(
             self, name=f"{args.transform} of {self.name}", f=run, args=full(values),
             of_batch=of_batch and (lambda batch: full(of_batch(batch=batch))),
+            policy_argument="policy" if args.transform in PLANNED else None,
         )  # fmt: skip
 
     def named(self, report: Any, note: str) -> Any:
@@ -80,18 +92,15 @@ class BoundFunction:
         description = dataclasses.replace(report.description, inputs=self.called, note=note)
         return dataclasses.replace(report, description=description)
 
-    def headed(self, table: Any, argnums: int | Sequence[int] | None, step: bool = False) -> str:
-        """A table of a derivative, with lines after its title that describe the arguments.
-
-        `step` says that the function differentiates by itself, under its argument `policy`.
-        """
+    def headed(self, table: Any, argnums: int | Sequence[int] | None) -> str:
+        """A table of a derivative, with lines after its title that describe the arguments."""
         by = range(len(self.args)) if argnums is None else argnums
         by = by if isinstance(by, Sequence) else (by,)
         about = f"differentiated by argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
-        if step:
+        if self.policy_argument is not None:
             about = (
-                "planned: the derivatives inside it, through its argument policy; bytes are of the "
-                "whole function"
+                f"planned: the derivative inside it, through its argument {self.policy_argument}; "
+                "bytes are of the whole function"
             )
         arguments = dataclasses.replace(describe(self.f, self.args, {}), inputs=self.called).given
         title, _, rest = str(table).partition("\n")
@@ -131,6 +140,13 @@ def add_function(parser: argparse.ArgumentParser) -> None:
 def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut") -> None:
     """Add the option `--policy`; `policy` reads it."""
     parser.add_argument("--policy", default=default, metavar="P", help=ABOUT_POLICIES)
+
+
+def add_policy_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--policy-argument`, for commands whose function may be a training step."""
+    parser.add_argument("--policy-argument", metavar="NAME",
+                        help="for a FUNC that takes derivatives itself, such as a training step: "
+                        "its argument that takes their policy")  # fmt: skip
 
 
 def add_argnums(parser: argparse.ArgumentParser, default: int | None = 0) -> None:
@@ -181,7 +197,10 @@ def read_untransformed(args: argparse.Namespace) -> BoundFunction:
     of_batch = None
     if "batch" in parameters:
         of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
-    return BoundFunction(args.function, f, values, source, called, of_batch)
+    takes_policy = getattr(args, "policy_argument", None)
+    if takes_policy is not None:
+        check_parameter(f, n, takes_policy, f"{args.function} --policy-argument {takes_policy}")
+    return BoundFunction(args.function, f, values, source, called, of_batch, takes_policy)
 
 
 def _maker(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
@@ -308,7 +327,9 @@ def under(on: BoundFunction, text: str | None) -> Callable[..., Any]:
     """The function under the policy of `--policy`; unchanged if there is none."""
     if text is None:
         return on.f
-    f, options = with_policy(on.f, on.args, policy(text), 0)
+    if on.policy_argument is None:
+        derivative_at(f"--policy {text}", on.f, on.args, 0, False)  # an error for a step
+    f, options = with_policy(on.f, policy(text), 0, on.policy_argument)
     return functools.partial(f, **options) if options else f
 
 

@@ -7,7 +7,14 @@ import json
 from typing import Any
 
 import xform
-from xform.commands.function import add_function, add_policy, positions, read_function, under
+from xform.commands.function import (
+    add_function,
+    add_policy,
+    add_policy_argument,
+    positions,
+    read_function,
+    under,
+)
 from xform.commands.reports import add_targets, options
 
 
@@ -42,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
+    add_policy_argument(parser)
     parser.add_argument("--batch-axis", type=int, metavar="N",
                         help="axis of the batch in these arguments (default: 0)")  # fmt: skip
     parser.add_argument("--batch-argnums", type=_argnums, default="auto", metavar="1,2",

@@ -14,7 +14,6 @@ from xform.commands.reports import (
     options,
     render,
 )
-from xform.introspection.callables import takes_policy
 from xform.transforms.compare import report_on
 
 
@@ -22,20 +21,23 @@ def run(args: argparse.Namespace) -> str:
     """Report the memory that a function needs on a device, and the buffers at its peak.
 
     The device need not be attached. Without --policy the function is compiled unchanged. With
-    --policy, a function with an argument `policy` gets that policy. Any other function is taken as
-    a loss, and its value_and_grad is compiled under the policy. The first lines of the report say
-    what was compiled. Several policies or targets make a table.
+    --policy, the function is a loss, and its value_and_grad is compiled under the policy. With
+    --policy-argument too, it is a training step, which gets the policy as that argument. The first
+    lines of the report say what was compiled. Several policies or targets make a table.
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
         return render(compare_policies(args), args)
     on, (target,) = read_function(args), args.target
     if args.policy:
-        report = report_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
+        report = report_on(target, on.f, on.args, policy(args.policy[0]),
+                           policy_argument=on.policy_argument, **options(args))  # fmt: skip
     else:
         report = xform.memory_analysis(on.f, *on.args, target=target, **options(args))
     note = report.description.note
     if not args.policy and not report.description.transform:
-        what = "under that policy" if takes_policy(on.f, len(on.args)) else "its value_and_grad"
+        what = "under that policy"
+        if on.policy_argument is None:
+            what = "its value_and_grad (a training step needs --policy-argument too)"
         note = f"with --policy min_cut: {what}\n{note}".strip()
     return render(on.named(report, note), args)
 

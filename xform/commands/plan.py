@@ -12,28 +12,29 @@ from xform.commands.function import (
     add_argnums,
     add_function,
     add_policy,
+    add_policy_argument,
     policy,
     positions,
     read_function,
 )
 from xform.commands.reports import file, picture, write_file
-from xform.introspection.callables import takes_policy
 
 
 def run(args: argparse.Namespace) -> str:
     """Choose the values that the backward pass saves, and compile to verify the plan."""
     on = read_function(args)
-    step = takes_policy(on.f, len(on.args))
-    # The transform has used these options already.
-    argnums, has_aux = (0, False) if step and args.transform else (args.argnums, args.has_aux)
+    # A transform in reverse mode has used these options already.
+    used = args.transform and on.policy_argument is not None
+    argnums, has_aux = (0, False) if used else (args.argnums, args.has_aux)
     plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=argnums, has_aux=has_aux,
-                      target=args.target, donate_argnums=args.donate,
+                      policy_argument=on.policy_argument, target=args.target,
+                      donate_argnums=args.donate,
                       verify=not args.no_verify)  # fmt: skip
     write_file(args.save, plan.save, args)
     write_file(args.png, plan.plot, args)
     if args.json:
         return json.dumps(_data(plan), indent=1)
-    return on.headed(plan, argnums, step=step)
+    return on.headed(plan, argnums)
 
 
 def _data(plan: xform.Plan) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_function(parser)
     add_policy(parser)
+    add_policy_argument(parser)
     add_argnums(parser)
     parser.add_argument("--donate", type=_several, default=(), metavar="0,1",
                         help="positions of the arguments whose memory may be reused")  # fmt: skip

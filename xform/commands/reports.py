@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from xform.commands.function import ABOUT_POLICIES
+from xform.commands.function import ABOUT_POLICIES, add_policy_argument
 from xform.errors import FailedFunction, XformError
 from xform.planner.report.picture import figure_module
 
@@ -40,10 +40,11 @@ def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
 
 
 def add_policies(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add the option for several policies."""
+    """Add the options for several policies of a function that may be a training step."""
     names = split_commas(default) if default else None
     parser.add_argument("--policy", type=split_commas, default=names, metavar="P,P",
                         help=ABOUT_POLICIES)  # fmt: skip
+    add_policy_argument(parser)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:

@@ -11,13 +11,12 @@ import jax
 
 import xform
 from xform._jax import tangent_aval
-from xform.errors import WrongArgument
-from xform.introspection.callables import argument_names, function_name, takes_policy
+from xform.introspection.callables import argument_names, function_name
 from xform.transforms.inspect import FlatArguments
 
 TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat")
 # The transforms that take the command's policy.
-_PLANNED = ("grad", "value_and_grad", "vjp")
+PLANNED = ("grad", "value_and_grad", "vjp")
 Seeds = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
@@ -34,18 +33,8 @@ def transformed(name: str, f: Callable[..., Any], args: Sequence[Any], argnums: 
 
     The extra arguments are cotangents or tangents, as types, for given arguments of the function.
     The transforms in reverse mode have an argument `policy`, whose default is `policy`.
-
-    Raises:
-      WrongArgument: the function has an argument `policy`, so it differentiates by itself.
     """
     n = len(args)
-    if takes_policy(f, n):
-        raise WrongArgument(
-            f"--transform {name} of {function_name(f)}",
-            "it has an argument `policy`, so it differentiates by itself",
-            "",
-            "leave --transform out, or name the loss",
-        )
     argnums = tuple(range(n)) if argnums is None else argnums
     none: Seeds = lambda xs: ()
     tangents: Seeds = lambda xs: tuple(jax.tree.map(_tangent, x) for x in xs)
@@ -103,7 +92,7 @@ def _named(name: str, f: Any, n: int, call: Callable[[Any, Any], Any], more: Seq
     kind = inspect.Parameter
     names = [k if k.isidentifier() else f"argument_{i}" for i, k in enumerate(argument_names(f, n))]
     parameters = [kind(k, kind.POSITIONAL_OR_KEYWORD) for k in (*names, *more)]
-    if name in _PLANNED:
+    if name in PLANNED:
         parameters.append(kind("policy", kind.KEYWORD_ONLY, default=policy))
     run.__name__ = f"{name} of {function_name(f)}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 
 import xform
-from xform.commands.function import add_function, add_policy, read_function, under
+from xform.commands.function import (
+    add_function,
+    add_policy,
+    add_policy_argument,
+    read_function,
+    under,
+)
 from xform.commands.reports import add_targets, options
 
 
@@ -24,3 +30,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
+    add_policy_argument(parser)

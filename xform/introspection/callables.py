@@ -77,18 +77,30 @@ def argument_names(f: Callable[..., Any], n: int) -> list[str]:
     return [name for names in several for name in names]
 
 
-def takes_policy(f: Callable[..., Any], n: int) -> bool:
-    """Whether a function has an argument `policy` that is not among its first `n` positional ones.
+def check_parameter(f: Callable[..., Any], n: int, name: str, request: str) -> None:
+    """Raise an error unless `f` takes a keyword argument `name` besides `n` positional arguments.
 
-    >>> from xform.introspection.callables import takes_policy
-    >>> takes_policy(lambda x, policy=None: x, 1), takes_policy(lambda x: x, 1)
-    (True, False)
+    Raises:
+      WrongArgument: no parameter has this name, or it is one of the first `n`.
     """
     try:
         signature = inspect.signature(f)
-        return "policy" in signature.parameters.keys() - signature.bind_partial(*range(n)).arguments
-    except (TypeError, ValueError):  # no signature, or too few arguments: the call raises an error
-        return False
+        signature.bind_partial(*range(n))
+    except (TypeError, ValueError):  # no signature, or too few parameters: the call raises an error
+        return
+    try:
+        signature.bind_partial(*range(n), **{name: None})
+    except TypeError:
+        called = function_name(f)
+        raise WrongArgument(
+            request,
+            f"the parameter {name!r} of {called} is given by position already"
+            if name in signature.parameters
+            else f"{called} has no parameter {name!r}; it is {called}{signature}",
+            definition_site(f),
+            f"name a parameter of {called} that is not among the {n} positional arguments, as "
+            f"policy_argument='policy' does for def {called}(..., policy=None)",
+        ) from None
 
 
 def definition_site(f: Any) -> str:

@@ -72,8 +72,7 @@ def describe(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     arguments: w f32[3], x f32[3]
     """
     derivative = transform_record(f)
-    options = ((k, x) for k, x in kwargs.items() if k != "policy")  # has a field of its own
-    named = [*zip(argument_names(f, len(args)), args, strict=True), *options]
+    named = [*zip(argument_names(f, len(args)), args, strict=True), *kwargs.items()]
     words = [f"{name} {_type(x)}" for name, x in named[:_MOST_NAMED]]
     if rest := named[_MOST_NAMED:]:
         words.append(f"and {len(rest)} more, {_type([x for _, x in rest])}")
@@ -100,6 +99,8 @@ def _type(x: Any) -> str:
     if len(leaves) == 1 and leaves[0] is x:
         if arrays:
             return f"{short(x.dtype)}[{','.join(map(str, x.shape))}]"
+        if callable(x):
+            return policy_name(x)
         return repr(x) if isinstance(x, str | bool | numbers.Number) else type(x).__name__
     size = sum(int(np.prod(y.shape)) * y.dtype.itemsize for y in arrays)
     return f"({len(arrays)} array{'s' * (len(arrays) != 1)}, {human_bytes(size)})"

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from xform.errors import BudgetInfeasible, NotOneDerivative, WrongArgument
+from xform.errors import BudgetInfeasible, NotOneDerivative, NotScalar, WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import memory_analysis
 from xform.memory.description import Description, describe
@@ -37,8 +37,9 @@ from xform.terminal.text import (
     unit_of,
 )
 from xform.transforms.function import Tree
+from xform.transforms.inspect import SUBJECT
 from xform.transforms.plan import plan
-from xform.transforms.planning_task import with_policy
+from xform.transforms.planning_task import check_step, with_policy
 from xform.transforms.reverse import Policy
 
 # The most compilations for one budget; the factor on the excess bytes when the next budget is made
@@ -157,15 +158,16 @@ def compare(
     policies: Policies,
     targets: Sequence[str | None] = (None,),
     argnums: int | Sequence[int] = 0,
+    policy_argument: str | None = None,
     progress: Callable[[str, str], None] | None = None,
     **options: Any,
 ) -> Comparison:
     """Compile `f` under several policies for several targets and compare memory and time.
 
     Args:
-      f: a function with an argument `policy` that is not among `args`, such as a training step. It
-        is compiled under each policy. Any other function is a loss: `compare` then compiles
-        `xform.value_and_grad(f, argnums, policy=...)`.
+      f: the loss, as for `value_and_grad`. `compare` compiles
+        `xform.value_and_grad(f, argnums, policy=...)`. With `policy_argument`, a whole training
+        step, which is compiled under each policy.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
       policies: a list of policies or of their texts, such as `"budget:6GiB"`, or a mapping from
         names to them. None is the default policy. "auto" fits the memory of each target, or
@@ -173,6 +175,8 @@ def compare(
       targets: names of devices, such as `"cpu"`, `"tpu:v5e:2x2"` or `"gpu:h100:8"`, attached or
         not; None is JAX's default backend. `python -m xform doctor` lists the names.
       argnums: for a loss, the arguments to differentiate.
+      policy_argument: if `f` is a training step or another function that takes derivatives itself:
+        the name of its parameter that takes the policy of these derivatives.
       progress: called with the policy's name and the target before each compilation.
       **options: options of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums`, `capacity`.
 
@@ -181,6 +185,7 @@ def compare(
 
     Raises:
       WrongArgument: a target is unknown, or there are no policies or no targets.
+      NotScalar: the loss returns something other than a scalar.
 
     Cost: one compilation for each policy and target; for a budget of the peak also those of `plan`.
 
@@ -213,12 +218,14 @@ def compare(
             if progress:
                 progress(name, target or "default backend")
             try:
-                report = report_on(target, f, args, named[name], argnums, **options)
+                report = report_on(
+                    target, f, args, named[name], argnums, policy_argument, **options
+                )
                 entries.append(Entry(name, report.target, report))
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
-    run, _ = with_policy(f, args, None, argnums)
+    run, _ = with_policy(f, None, argnums, policy_argument)
     note = next((e.report.description.note for e in entries if e.report), "")
     what = dataclasses.replace(describe(run, args, {}), policy="", note=note)
     return Comparison(function_name(f), tuple(entries), what)
@@ -258,23 +265,27 @@ def _named(policies: Any, caller: str) -> dict[str, Policy]:
 
 
 def report_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
-            argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
+            argnums: int | Sequence[int] = 0, policy_argument: str | None = None,
+            **options: Any) -> MemoryReport:  # fmt: skip
     """Return the memory report of a function under a policy on a target, with the policy's name.
 
     A budget of the peak limits the whole function: see `_kept_on`.
     """
     policy = _in_bytes(policy, target, options)
-    report = _kept_on(target, f, args, policy, argnums, **options)
+    if policy_argument is not None:
+        check_step(f, args, policy_argument, argnums, False, "compare")
+    try:
+        report = _kept_on(target, f, args, policy, argnums, policy_argument, **options)
+    except NotScalar as error:
+        raise NotScalar(error.request, error.problem, error.where, SUBJECT) from None
     description = dataclasses.replace(report.description, policy=policy_name(policy))
     return dataclasses.replace(report, description=description)
 
 
 def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
-             argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
-    """Return the memory report of a function under a policy on a target.
-
-    A function with an argument `policy` that is not among `args` is called with the policy. Any
-    other function is a loss, and is differentiated under the policy.
+             argnums: int | Sequence[int], policy_argument: str | None, **options: Any
+             ) -> MemoryReport:  # fmt: skip
+    """Return the memory report of a loss or a step under a policy on a target.
 
     A budget of the peak limits the whole function. If the function differentiates one function,
     `plan` plans that derivative within the whole. `plan` cannot do so for several derivatives, or
@@ -285,7 +296,7 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     """
 
     def ask(policy: Policy) -> MemoryReport:
-        run, extra = with_policy(f, args, policy, argnums)
+        run, extra = with_policy(f, policy, argnums, policy_argument)
         with measure_planning() as spent:
             report = memory_analysis(run, *args, target=target, **extra, **options)
         work = policy.summary if isinstance(policy, Plan) else str(spent)
@@ -297,7 +308,8 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     if options.keys() <= {"donate_argnums", "capacity"}:
         donated = options.get("donate_argnums", ())
         with contextlib.suppress(NotOneDerivative):
-            report = ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
+            report = ask(plan(f, *args, policy=policy, argnums=argnums,
+                              policy_argument=policy_argument, target=target,
                               donate_argnums=donated))  # fmt: skip
             code = f"xform.plan(f, *args, policy={as_code(policy)}, target={report.target!r})"
             return dataclasses.replace(

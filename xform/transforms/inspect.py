@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax.tree_util import keystr
 
+from xform._jax import JaxprEqn, jaxprs_of
+from xform.errors import NotScalar
 from xform.interpret.node import gather, spread
-from xform.introspection.callables import argument_names, check_callable
+from xform.introspection.callables import (
+    argument_names,
+    check_callable,
+    definition_site,
+    function_name,
+)
 from xform.introspection.modules import shaped
+from xform.memory.attribute import pass_name
 from xform.planner.candidate import Candidate
 from xform.planner.device import resolve_fit
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import ResidualTable, residuals_of
 from xform.policies import min_cut, parse, policy_name
+from xform.program.ir import Program
 from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
     Function,
@@ -167,4 +176,35 @@ def derivative_at(
         points.append(TracedDerivative(fun, [*consts, *inputs], closed))
 
     jax.eval_shape(run, *arguments.arrays())
-    return points[0]
+    (point,) = points
+    if argnums is not None and not point.function.signature.is_scalar:
+        _check_loss(caller, f, point.function.program)
+    return point
+
+
+# What to pass instead of a function that takes a derivative itself.
+SUBJECT = (
+    "pass the loss, which returns a scalar; for a whole training step, name its parameter that "
+    'takes the policy, such as policy_argument="policy" (--policy-argument policy)'
+)
+
+
+def _check_loss(caller: str, f: Callable[..., Any], prog: Program) -> None:
+    """Raise NotScalar if a function takes a derivative itself, such as a training step."""
+    if not _takes_derivative(prog.equations):
+        return
+    raise NotScalar(
+        f"{caller} of {function_name(f)}",
+        "it takes a derivative itself and returns no scalar, so it is a step, not a loss",
+        definition_site(f),
+        f"{SUBJECT}; to differentiate all of its outputs once more, pass argnums=None",
+    )
+
+
+def _takes_derivative(equations: Iterable[JaxprEqn]) -> bool:
+    """Whether an equation belongs to the backward pass of a derivative."""
+    return any(
+        pass_name(str(eqn.source_info.name_stack))
+        or any(_takes_derivative(jaxpr.eqns) for jaxpr in jaxprs_of(eqn))
+        for eqn in equations
+    )

@@ -34,6 +34,7 @@ def pareto(
     *args: Tree,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    policy_argument: str | None = None,
     target: str | None = None,
     points: int = 8,
     verify: bool = True,
@@ -45,10 +46,12 @@ def pareto(
     budget that no plan fits is left out, so there may be fewer plans than `points`.
 
     Args:
-      f: pure function of pytrees of arrays that returns a scalar.
+      f: the loss, a pure function of pytrees of arrays that returns a scalar. With
+        `policy_argument`, a whole training step, see `plan`.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       argnums: position or positions of the arguments to differentiate.
       has_aux: whether `f` returns a pair; only the first is differentiated.
+      policy_argument: for a step, the name of its parameter that takes the policy, see `plan`.
       target: the backend to plan for, such as "cpu", "tpu:v5e:1x1" or "gpu:h100". None is JAX's
         default backend.
       points: the number of xform's plans, `min_cut` included; a positive integer.
@@ -77,7 +80,8 @@ def pareto(
         raise WrongArgument(f"pareto with points={points!r}", "it is not a number of plans", "",
                             "give a positive integer")  # fmt: skip
     options: dict[str, Any] = {
-        "argnums": argnums, "has_aux": has_aux, "target": target, "verify": verify,
+        "argnums": argnums, "has_aux": has_aux, "policy_argument": policy_argument,
+        "target": target, "verify": verify,
     }  # fmt: skip
     plan_numbers = itertools.count(1)
 

@@ -37,6 +37,7 @@ def plan(
     policy: Policy = None,
     argnums: int | Sequence[int] | None = 0,
     has_aux: bool = False,
+    policy_argument: str | None = None,
     target: str | None = None,
     donate_argnums: int | Sequence[int] = (),
     verify: bool = True,
@@ -44,20 +45,21 @@ def plan(
     """Decide what the backward pass of `f` saves, and verify the decision with the compiler.
 
     Args:
-      f: a step or a loss. A step is a function with an argument `policy` that is not among `args`,
-        such as a training step. `plan` plans the derivative that the step takes under that policy,
-        and reports the bytes of the whole step. Any other function is a loss, a pure function of
-        pytrees of arrays. `plan` compiles its `grad`. If the loss returns more than a scalar, or
-        with `argnums=None`, `plan` compiles both parts of `vjp` instead. To plan `value_and_grad`,
-        pass a step that calls it.
+      f: the loss, a pure function of pytrees of arrays, as for `grad`. `plan` compiles its `grad`.
+        If the loss returns more than a scalar, or with `argnums=None`, `plan` compiles both parts
+        of `vjp` instead. With `policy_argument`, a whole training step.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
-      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or "auto", which fits the
-        target's memory; None is `min_cut`. A budget limits the bytes on each device. On a mesh of
-        explicit axes, types say how values are sharded. On a mesh of `Auto` axes only the compiler
-        knows, so a plan that is not compiled counts values with their unsharded sizes.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
+        "save_dots" or "auto", which fits the target's memory. None is `min_cut`. A budget limits
+        the bytes on each device. On a mesh of explicit axes, types say how values are sharded. On a
+        mesh of `Auto` axes only the compiler knows, so a plan that is not compiled counts values
+        with their unsharded sizes.
       argnums: for a loss, the position or positions of the arguments to differentiate, as for
         `grad`; None is every argument, as for `vjp`.
       has_aux: for a loss, whether it returns a pair; only the first is differentiated.
+      policy_argument: if `f` is a training step or another function that takes a derivative itself:
+        the name of its parameter that takes the policy of that derivative. `plan` plans this
+        derivative for the memory of the whole step, and reports the bytes of the step.
       target: the backend to plan and compile for; None is JAX's default backend. Other targets,
         such as `tpu:v5e:1x1` or `gpu:h100`, need no such device here; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
@@ -74,8 +76,8 @@ def plan(
       BudgetInfeasible: no plan was found that fits. The error's `floor_bytes` is the lowest peak
         found: one number for a program, compiled with `verify`, else simulated.
       WrongArgument: `f`, `argnums`, `policy` or `target` is unusable.
-      NotOneDerivative: a step differentiates nothing, or more than one function, under its argument
-        `policy`.
+      NotOneDerivative: a step differentiates nothing, or more than one function, under the policy
+        that it gets as `policy_argument`.
       MissingExtra: a package that compiles for the target is not installed.
       CompilationFailed: the target's compiler failed.
 
@@ -88,7 +90,7 @@ def plan(
     >>> w = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32)
     >>> x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
     >>> small = xform.plan(loss, w, x,
-    ...                    policy=xform.policies.budget("100 KiB", of="saved"), verify=False)
+    ...                    policy="saved:100KiB", verify=False)
     >>> [(row.value, row.decision, row.loops) for row in small]
     [('scan.0/carry.0', 'SAVE', (12,)), ('scan.0/cos.2', 'RECOMPUTE', (12,))]
     >>> small.saved_bytes
@@ -99,7 +101,7 @@ def plan(
     >>> def step(w, momentum, x, policy=None):
     ...     momentum = 0.9 * momentum + xform.grad(loss, policy=policy)(w, x)
     ...     return w - 0.1 * momentum, momentum
-    >>> least = xform.plan(step, w, w, x, policy=xform.policies.budget("750 KiB"),
+    >>> least = xform.plan(step, w, w, x, policy="budget:750KiB", policy_argument="policy",
     ...                    donate_argnums=(0, 1))
     >>> least.compiled_bytes <= 750 * 2**10
     True
@@ -112,7 +114,8 @@ def plan(
         policy = resolve_fit(policy)
         unbounded = fitted and not isinstance(policy, Budget)
         name = f"auto, {policy_name(policy)}" if unbounded else policy_name(policy)
-        task = planning_task(f, args, argnums, has_aux, goal, donate_argnums, regions_of(policy))
+        task = planning_task(f, args, argnums, has_aux, policy_argument, goal, donate_argnums,
+                             regions_of(policy))  # fmt: skip
         compiling: list[float] = []
 
         def unverified(candidate: Candidate) -> Plan:

@@ -1,9 +1,9 @@
 """The derivative that is planned, and the program that is compiled with it.
 
-A step is a function with an argument `policy` that is not among the given arguments, such as a
-training step. The derivative that it takes under this policy is planned, and the whole step is
-compiled. Any other function is a loss. Its `grad` is compiled, or both parts of `vjp` if it is not
-scalar or `argnums` is None.
+A step, such as a training step, takes derivatives itself. Its parameter `policy_argument` takes the
+policy of one of them. This derivative is planned, and the whole step is compiled. Without
+`policy_argument` the function is a loss. Its `grad` is compiled, or both parts of `vjp` if it is
+not scalar or `argnums` is None.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xform._jax.meshes import argument
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.interpret.cost import aval_bytes
 from xform.interpret.node import gather
-from xform.introspection.callables import definition_site, function_name, takes_policy
+from xform.introspection.callables import check_parameter, definition_site, function_name
 from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
 from xform.planner.candidate import Candidate
@@ -63,7 +63,7 @@ class PlanningTask:
 
 
 def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
-                  goal: Target, donate_argnums: Any, regions: Regions
+                  policy_argument: str | None, goal: Target, donate_argnums: Any, regions: Regions
                   ) -> PlanningTask:  # fmt: skip
     """Trace what `xform.plan` plans, with the arguments of `plan`. Nothing is compiled yet.
 
@@ -71,26 +71,38 @@ def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has
       WrongArgument: see `plan`.
     """
     donate = positions(numbers(donate_argnums, "plan", "donate_argnums"), len(args), "plan")
-    if not takes_policy(f, len(args)):
+    if policy_argument is None:
         return _loss_task(f, args, argnums, has_aux, goal, donate)
+    check_step(f, args, policy_argument, argnums, has_aux, "plan")
+    return _step_task(f, args, policy_argument, goal, donate, regions)
+
+
+def check_step(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str, argnums: Any,
+               has_aux: bool, caller: str) -> None:  # fmt: skip
+    """Raise WrongArgument unless a step has the parameter `policy_argument`, and no other options.
+
+    `argnums` and `has_aux` are for a loss, because a step chooses what it differentiates.
+    """
+    request = f"{caller} of {function_name(f)} with policy_argument={policy_argument!r}"
+    check_parameter(f, len(args), policy_argument, request)
     if has_aux or argnums != 0:
         raise WrongArgument(
-            f"plan of {function_name(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
-            "it has an argument `policy`, so it is a step, which takes its own derivative",
+            f"{request}, {'has_aux' if has_aux else f'argnums={argnums!r}'}",
+            "with policy_argument the function is a step, which takes its own derivative",
             definition_site(f),
-            "drop that option, or rename the argument `policy`",
+            "drop one of the two options",
         )
-    return _step_task(f, args, goal, donate, regions)
 
 
-def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums: Any
+def with_policy(f: Callable[..., Any], policy: Any, argnums: Any, policy_argument: str | None
                 ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
-    """Return the function to compile for a function under a policy, and its keyword arguments."""
-    if not takes_policy(f, len(args)):
+    """Return the function to compile for a loss or a step under a policy, and its keywords."""
+    if policy_argument is None:
         return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
+    keywords = {policy_argument: policy}
     if hasattr(f, "lower"):  # made by `jax.jit`, whose options would be lost in a wrapper
-        return f, {"policy": policy}
-    return functools.wraps(f)(functools.partial(f, policy=policy)), {}
+        return f, keywords
+    return functools.wraps(f)(functools.partial(f, **keywords)), {}
 
 
 def _loss_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
@@ -126,8 +138,8 @@ class _Undecided:
         return min_cut(prim, *avals, **params)
 
 
-def _step_task(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Sequence[int],
-               regions: Regions) -> PlanningTask:  # fmt: skip
+def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str, goal: Target,
+               donate: Sequence[int], regions: Regions) -> PlanningTask:  # fmt: skip
     placeholder, others, problems = _Undecided(), current_planner(), dict[Hashable, Problem]()
     default = dataclasses.replace(min_cut, regions=regions)
 
@@ -137,10 +149,10 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate
         problems[fingerprint(problem.marked), problem.active, problem.wanted] = problem
         return plan_program(problem, default)
 
-    run, options = with_policy(f, args, placeholder, 0)
+    run, options = with_policy(f, placeholder, 0, policy_argument)
     with use_planner(by):
         trace = trace_for(run, args, options, goal, donate)
-    problem = _one(f, list(problems.values()))
+    problem = _one(f, policy_argument, list(problems.values()))
     whole = program(trace.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
@@ -148,7 +160,7 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate
     inner = liveness(plan_program(problem, default).schedule, goal.backend)
 
     def compile_under(policy: Policy) -> Compilation:
-        run, options = with_policy(f, args, policy, 0)
+        run, options = with_policy(f, policy, 0, policy_argument)
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
     places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
@@ -160,21 +172,21 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate
     )
 
 
-def _one(f: Callable[..., Any], problems: Sequence[Problem]) -> Problem:
-    """Return the one derivative that a step takes under its argument `policy`."""
+def _one(f: Callable[..., Any], policy_argument: str, problems: Sequence[Problem]) -> Problem:
+    """Return the one derivative that a step takes under its argument `policy_argument`."""
     if len(problems) == 1:
         return problems[0]
     raise NotOneDerivative(
-        f"plan of {function_name(f)}",
-        f"it differentiates {len(problems)} different functions under its argument `policy`"
+        f"plan of {function_name(f)} with policy_argument={policy_argument!r}",
+        f"it differentiates {len(problems)} different functions under its argument "
+        f"`{policy_argument}`"
         if problems else
-        "it differentiates nothing under its argument `policy`",
+        f"it differentiates nothing under its argument `{policy_argument}`",
         definition_site(f),
-        "give each of them its own policy argument, and bind all but one: functools.partial(step, "
-        "policy_of_the_other=...)" if problems else
-        "pass it to the derivative in the step: xform.value_and_grad(loss, policy=policy); or, if "
-        "`policy` means something else and the function is a loss, wrap it: "
-        "lambda *args: loss(*args)",
+        "give each of them its own argument for a policy, bind all but one with functools.partial, "
+        "and name that one in policy_argument" if problems else
+        f"pass it to the derivative in the step: xform.value_and_grad(loss, "
+        f"policy={policy_argument}); or pass a loss, without policy_argument",
     )  # fmt: skip
 
 
