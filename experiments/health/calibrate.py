@@ -49,8 +49,8 @@ def scale(rows: Rows, name: str = "kin", cousins: bool = False) -> Iterator[floa
             groups.setdefault(getattr(r, name), []).append(r.gain)
             kin[r.kin] = kin.get(r.kin, 0) + 1
     for r in rows:
-        if r.gain and len(group := groups[getattr(r, name)]) >= at.SIBLINGS:
-            if cousins and kin[r.kin] >= at.SIBLINGS:
+        if r.gain and len(group := groups[getattr(r, name)]) >= at.MIN_SIBLINGS:
+            if cousins and kin[r.kin] >= at.MIN_SIBLINGS:
                 continue
             off = r.gain / statistics.median(group)
             yield max(off, 1 / off)
@@ -71,21 +71,36 @@ def cosine(rows: Rows) -> Iterator[float]:
     """Return noise cosine over neighbour cosine, if the last layer's gradients are correlated."""
     layers = [r for r in rows if r.kind == "layer"]
     known = [r for r in layers if r.correlation is not None and r.gradient]
-    if known and (known[-1].correlation or 0) >= at.TOGETHER:
+    if known and (known[-1].correlation or 0) >= at.MIN_LAST_COSINE:
         yield from (
             r.noise / max(r.correlation, 1e-9)
             for r in known
-            if r.correlation and r.noise and r.noise <= at.CHANCE
+            if r.correlation and r.noise and r.noise <= at.MAX_RANDOM_COSINE
         )
 
 
 MEASURES: dict[str, tuple[Callable[[Rows], Iterator[float]], str, str, float]] = {
-    "DEAD": (dead, "share of units dead", "dead", at.DEAD),
-    "SATURATED": (flat, "share of elements flat", "flat", at.SATURATED),
-    "SCALE": (scale, "gain from the siblings' median, times", "up", at.SCALE),
-    "SCALE_COUSINS": (cousins, "gain from the operation's median, times", "", at.SCALE_COUSINS),
-    "VANISHED, EXPLODED": (drift, "gradient from the last layer's, times", "", at.EXPLODED),
-    "SHATTERED": (cosine, "cosine of noise to that of neighbours", "", 1 / at.SHATTERED),
+    "DEAD_SHARE": (dead, "share of units dead", "dead", at.DEAD_SHARE),
+    "SATURATED_SHARE": (flat, "share of elements flat", "flat", at.SATURATED_SHARE),
+    "GAIN_FACTOR": (scale, "gain from the siblings' median, times", "up", at.GAIN_FACTOR),
+    "GAIN_FACTOR_BY_OPERATION": (
+        cousins,
+        "gain from the operation's median, times",
+        "",
+        at.GAIN_FACTOR_BY_OPERATION,
+    ),
+    "VANISHED_RATIO, EXPLODED_RATIO": (
+        drift,
+        "gradient from the last layer's, times",
+        "",
+        at.EXPLODED_RATIO,
+    ),
+    "SHATTERED_FACTOR": (
+        cosine,
+        "cosine of noise to that of neighbours",
+        "",
+        1 / at.SHATTERED_FACTOR,
+    ),
 }
 
 

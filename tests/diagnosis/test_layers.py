@@ -95,7 +95,7 @@ def test_modules_of_flax_linen() -> None:
     owned = {of.paths[i] for i, _ in first.layer.weights}
     assert owned == {"params.Dense_0.kernel", "params.Dense_0.bias", "params.LayerNorm_0.scale",
                      "params.LayerNorm_0.bias"}  # fmt: skip
-    assert first.layer.slope is not None
+    assert first.layer.activation is not None
 
 
 def test_modules_of_flax_nnx() -> None:
@@ -129,7 +129,7 @@ def test_modules_of_equinox() -> None:
 def test_what_bends_each_element_is_an_activation(activation: Any, bends: bool) -> None:
     loss = lambda ws, x: jnp.mean(activation(x @ ws[0]) @ ws[1])
     first = Diagnosis(loss, weights(2), batch()).rows[0].layer
-    assert (first.slope is not None) == bends
+    assert (first.activation is not None) == bends
 
 
 def test_a_path_around_a_layer() -> None:

@@ -43,11 +43,11 @@ def with_one(at: int = 3, n: int = 7, **numbers: Any) -> list[LayerHealth]:
     [
         ({"dead": 1.0}, "dead"),
         ({"saturated": 0.95}, "saturated"),
-        ({"gain": 1.1 * thresholds.SCALE}, "exploding"),
-        ({"gain": 0.9 / thresholds.SCALE}, "vanishing"),
+        ({"gain": 1.1 * thresholds.GAIN_FACTOR}, "exploding"),
+        ({"gain": 0.9 / thresholds.GAIN_FACTOR}, "vanishing"),
         ({"correlation": 0.12}, "shattered"),
         ({"nonfinite": 2.0, "activation": np.nan}, "nonfinite"),
-        ({"gain": 0.9 * thresholds.SCALE, "dead": 0.9, "saturated": 0.8}, FINE),
+        ({"gain": 0.9 * thresholds.GAIN_FACTOR, "dead": 0.9, "saturated": 0.8}, FINE),
         ({"kind": "sum", "kin": "sum", "least": 0.0, "gain": None}, FINE),  # it has no siblings
         ({"gain": None, "weight": 0.0, "activation": 0.0}, FINE),  # it starts from zero
     ],

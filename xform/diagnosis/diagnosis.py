@@ -1,4 +1,9 @@
-"""`Diagnosis`: a loss whose layers are measured while it is differentiated."""
+"""`Diagnosis`: a loss whose layers are measured while it is differentiated.
+
+The constructor finds the layers in the traced loss. `value_and_grad` runs the loss with a probe on
+each layer's result. A probe has an argument of its own, the sink: a vector of zeros, whose gradient
+is defined to be the measurements of the layer (its readings). `report` judges these.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,10 @@ from jax.tree_util import keystr
 
 from xform._jax import Var
 from xform.diagnosis import readings
-from xform.diagnosis.dependence import Dependence
-from xform.diagnosis.layers import Layer, Level, NestedLayer, level
+from xform.diagnosis.groups import Dependence
+from xform.diagnosis.layers import Layer, NestedLayer, ProgramLayers, find_layers
 from xform.diagnosis.nonfinite import Origin
-from xform.diagnosis.probed import run, sinks
+from xform.diagnosis.probed import run_with_probes, zero_sinks
 from xform.diagnosis.report import Report
 from xform.diagnosis.row import LayerHealth
 from xform.diagnosis.verdict import with_verdicts
@@ -39,7 +44,8 @@ class Readings:
     """The measurements of one gradient evaluation, a pytree of arrays.
 
     Attributes:
-      layers: for each layer an array of shape `[*trip counts, len(readings.NAMES)]`.
+      layers: for each layer an array `[*iterations of the scans around it, readings]`, with the
+        readings that `readings.NAMES` lists.
       weights, gradients, updates: for each entry of `Diagnosis.owned`, the norm of the parameter,
         of its gradient and of its update. `updates` is empty without an update.
     """
@@ -88,24 +94,23 @@ class Diagnosis:
         n, structure = len(paths), jax.tree.structure((params, batch))
         self._aux: Any = None
 
-        def flat(*args: Value) -> list[Value]:
+        def of_leaves(*args: Value) -> list[Value]:
             y, aux = FunctionCall(CALLER, self.name, loss, has_aux, [], [], structure).run(args)
             check_scalar(CALLER, self.name, y)
             check_output(CALLER, y, False)
-            others, self._aux = jax.tree.flatten(aux)
-            return [y, *map(jnp.asarray, others)]
+            aux_leaves, self._aux = jax.tree.flatten(aux)
+            return [y, *map(jnp.asarray, aux_leaves)]
 
-        args = [_typed(x) for x in (*(x for _, x in paths), *leaves)]
-        self._program, self._closed = lift_constants(trace(flat, *args))
+        args = [_array_or_type(x) for x in (*(x for _, x in paths), *leaves)]
+        self._program, self._constants = lift_constants(trace(of_leaves, *args))
         self.batch_size = next((x.shape[0] for x in args[n:] if x.shape), 0)
-        inputs = [Dependence(frozenset([(i, 0)])) for i in range(n)]
         inputs = [
-            *[Dependence()] * len(self._closed),
-            *inputs,
+            *[Dependence()] * len(self._constants),
+            *[Dependence(frozenset([(i, 0)])) for i in range(n)],
             *[Dependence(batch=True)] * len(leaves),
         ]
-        self._level: Level = level(self._program, inputs)
-        self.rows: list[NestedLayer] = self._level.rows
+        self._layers: ProgramLayers = find_layers(self._program, inputs)
+        self.rows: list[NestedLayer] = self._layers.rows
         if not any(row.layer.kind == "layer" for row in self.rows):
             raise WrongArgument(
                 f"{CALLER} of {self.name}",
@@ -128,22 +133,31 @@ class Diagnosis:
                        ) -> tuple[Any, Tree, Readings]:  # fmt: skip
         """Return the loss, its gradient with respect to `params`, and the readings. May be jitted.
 
-        With `has_aux` the first result is a pair: the loss and its auxiliary output. `key` is the
-        random key for the power iterations. `policy` decides which values are saved, as for `grad`.
-        """
-        leaves, others = self._params.flatten_up_to(params), self._batch.flatten_up_to(batch)
+        Args:
+          params: parameters, of the types that the constructor got.
+          batch: a batch, of the types that the constructor got.
+          key: the random key for the power iterations.
+          policy: which values are saved for the backward pass: a policy of `xform.policies` or of
+            `jax.checkpoint_policies`; None: the default of `xform.grad`.
 
-        def loss(leaves: list[Value], sinks_: list[Value]) -> tuple[Value, list[Value]]:
-            y, *aux = run(self._level, [*self._closed, *leaves, *others], sinks_, probe)
+        Returns:
+          The loss, its gradient, and a `Readings`. With `has_aux` the first result is a pair: the
+          loss and its auxiliary output.
+        """
+        leaves, batch_leaves = self._params.flatten_up_to(params), self._batch.flatten_up_to(batch)
+
+        def loss(leaves: list[Value], sinks: list[Value]) -> tuple[Value, list[Value]]:
+            args = [*self._constants, *leaves, *batch_leaves]
+            y, *aux = run_with_probes(self._layers, args, sinks, probe)
             return y, aux
 
         def probe(layer: Layer, env: Callable[[Var], Value], sink: Value) -> Value:
-            forward = readings.forward(layer, env, key, self.iterations)
-            return readings.probe(env(layer.out), sink, forward, self.batch_size)
+            forward = readings.forward_readings(layer, env, key, self.iterations)
+            return readings.probe(env(layer.result), sink, forward, self.batch_size)
 
-        zero_sinks = sinks(self.rows, len(readings.NAMES))
+        sinks = zero_sinks(self.rows, len(readings.NAMES))
         gradient = value_and_grad(loss, (0, 1), has_aux=True, policy=policy)
-        (value, aux), (grads, layer_readings) = gradient(leaves, zero_sinks)
+        (value, aux), (grads, layer_readings) = gradient(leaves, sinks)
         result = Readings(layer_readings, self.norms(leaves), self.norms(grads), [])
         out = (value, self._aux.unflatten(aux)) if self._has_aux else value
         return out, self._params.unflatten(grads), result
@@ -159,10 +173,15 @@ class Diagnosis:
                 ) -> Readings:  # fmt: skip
         """Return the readings, with the norms of an update of the parameters added.
 
-        If the loss was multiplied by a `scale`, the gradients in the readings are divided by it.
+        Args:
+          read: the readings.
+          before: the parameters before the update.
+          after: the parameters after the update.
+          scale: the factor by which the loss was multiplied, such as a loss scale. The gradients in
+            the readings are divided by it. None: 1.
         """
-        a, b = self._params.flatten_up_to(before), self._params.flatten_up_to(after)
-        updates = self.norms([y - x for x, y in zip(a, b, strict=True)])
+        old, new = self._params.flatten_up_to(before), self._params.flatten_up_to(after)
+        updates = self.norms([y - x for x, y in zip(old, new, strict=True)])
         if scale is None:
             return dataclasses.replace(read, updates=updates)
         column = readings.NAMES.index("gradient")
@@ -170,7 +189,13 @@ class Diagnosis:
         return Readings(layers, read.weights, [x / scale for x in read.gradients], updates)
 
     def report(self, losses: Sequence[Any], read: Readings, origin: Origin | None = None) -> Report:
-        """Return the report of the readings and the losses. This cannot be jitted."""
+        """Return the report of the readings and the losses. This cannot be jitted.
+
+        Args:
+          losses: value of the loss before each step.
+          read: the readings of a step, or their means over several.
+          origin: the operation that produced the first NaN or Inf, if it is known.
+        """
         rows = self.with_verdicts(jax.device_get(read))
         return Report(self.name, tuple(map(float, losses)), tuple(rows), origin)
 
@@ -182,73 +207,89 @@ class Diagnosis:
         for place, (row, values) in enumerate(zip(self.rows, read.layers, strict=True)):
             table = np.asarray(values, np.float64)
             for trip in np.ndindex(*row.trips):
-                one = self._row(row, place, trip, table[trip], norms)
-                if one is not None:
-                    rows.append((row.when(trip), one))
+                health = self._row(row, place, trip, table[trip], norms)
+                if health is not None:
+                    rows.append((row.sort_key(trip), health))
         ordered: list[LayerHealth] = []
-        for _, one in sorted(rows, key=lambda pair: pair[0]):
+        for _, health in sorted(rows, key=lambda pair: pair[0]):
             last = next((r.name for r in reversed(ordered) if r.kind == "layer"), "")
-            with_name = one if one.kind == "layer" else dataclasses.replace(one, name=last)
-            ordered.append(with_name)
+            is_sum = health.kind == "sum"
+            ordered.append(dataclasses.replace(health, name=last) if is_sum else health)
         return with_verdicts(ordered)
 
     def _row(self, row: NestedLayer, place: int, trip: tuple[int, ...], values: Any,
              norms: Sequence[dict[tuple[int, int], Any]]) -> LayerHealth | None:  # fmt: skip
+        """Return the row of a layer in one iteration, without a verdict.
+
+        Args:
+          row: the layer, which is number `place` of the program.
+          place: see `row`.
+          trip: the iteration of each scan around it.
+          values: its readings in this iteration.
+          norms: norms of weights, of gradients and of updates, by entry of `owned`.
+
+        Returns:
+          The row; None if the layer did not run.
+        """
         layer, sums = row.layer, dict(zip(readings.NAMES, values.tolist(), strict=True))
         runs = sums["runs"]
         if not runs:  # the branch did not run, or its result does not reach the loss
             return None
+        # The iterations of a while loop share a sink, so that their readings add up.
         means = {name: x / runs for name, x in sums.items()}
-        aval: Any = layer.out.aval
+        aval: Any = layer.result.aval
         weight, gradient, update = (_joint_norm(n, layer.weights, trip) for n in norms)
-        if_has = lambda condition, name: means[name] if condition else None
-        ratio = lambda x: None if x is None or not weight else x / weight
-        has_examples = readings.neighbours(aval.shape, self.batch_size)
-        x = means["input"]
-        gain = means["product"] / x if x > 0 and math.isfinite(x) else None
+        mean_if = lambda condition, name: means[name] if condition else None
+        relative_to_weight = lambda x: None if x is None or not weight else x / weight
+        has_examples = readings.has_example_axis(aval.shape, self.batch_size)
+        input_size = means["input"]
+        has_input = input_size > 0 and math.isfinite(input_size)
+        gain = means["product"] / input_size if has_input else None
         return LayerHealth(
             name=self._name(layer),
             trip=trip,
             kind=layer.kind,
             scope=layer.scope,
             where=layer.where,
-            kin=f"{layer.kind} {layer.shape}",
+            kin=f"{layer.kind} {layer.operation}",
             place=place,
             bypassed=layer.bypassed,
             size=math.prod(aval.shape),
             activation=means["activation"],
             gradient=means["gradient"],
-            input=if_has(layer.kind == "sum" or layer.body is not None, "input"),
+            input=mean_if(layer.kind == "sum" or layer.function is not None, "input"),
             nonfinite=means["nonfinite"],
             gradient_nonfinite=means["gradient_nonfinite"],
             gain=gain,
-            sigma=if_has(self.iterations and layer.body is not None, "sigma"),
-            dead=if_has(layer.slope is not None, "dead"),
-            saturated=if_has(layer.slope is not None, "saturated"),
-            least=if_has(layer.kind == "sum", "least"),
-            correlation=if_has(has_examples, "correlation"),
-            noise=_noise(aval.shape) if has_examples else None,
+            sigma=mean_if(self.iterations and layer.function is not None, "sigma"),
+            dead=mean_if(layer.activation is not None, "dead"),
+            saturated=mean_if(layer.activation is not None, "saturated"),
+            least=mean_if(layer.kind == "sum", "least"),
+            correlation=mean_if(has_examples, "correlation"),
+            noise=_random_cosine(aval.shape) if has_examples else None,
             weight=weight,
-            gradient_to_weight=ratio(gradient),
-            update_to_weight=ratio(update),
+            gradient_to_weight=relative_to_weight(gradient),
+            update_to_weight=relative_to_weight(update),
         )
 
     def _name(self, layer: Layer) -> str:
         """Return the longest path that all weights of a layer share, if no other layer shares it.
 
-        Else return the path of the weight that the layer's first operation applies. The name of a
+        Else return the paths of the weights that the layer's first operation applies. The name of a
         sum is empty here: it gets the name of the layer before it.
         """
         if layer.kind == "sum":
             return ""
-        split = lambda weights: [self.paths[i].split(".") for i in sorted({i for i, _ in weights})]
-        paths = split(layer.weights)
+        paths_of = lambda weights: [
+            self.paths[i].split(".") for i in sorted({i for i, _ in weights})
+        ]
+        paths = paths_of(layer.weights)
         shared = _common_prefix(paths)
         if len(paths) == 1 and len(self._owners[tuple(shared[:-1])]) == 1:
             shared.pop()
         if shared and len(self._owners[tuple(shared)]) == 1:
             return ".".join(shared)
-        return ", ".join(map(".".join, split(layer.applied)))
+        return ", ".join(map(".".join, paths_of(layer.applied)))
 
     @cached_property
     def _owners(self) -> dict[tuple[str, ...], set[Layer]]:
@@ -264,8 +305,8 @@ class Diagnosis:
 
 def _common_prefix(paths: Sequence[list[str]]) -> list[str]:
     """Return the parts that all paths begin with."""
-    same = itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))
-    return [parts[0] for parts in same]
+    equal = itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))
+    return [parts[0] for parts in equal]
 
 
 def _path_name(path: str, argument: str) -> str:
@@ -277,11 +318,12 @@ def _path_name(path: str, argument: str) -> str:
     return path if path[:1].isalpha() else f"{argument}.{path}".rstrip(".")
 
 
-def _typed(x: Any) -> Any:
+def _array_or_type(x: Any) -> Any:
+    """Convert a leaf to an array, unless it is a `jax.ShapeDtypeStruct`."""
     return x if isinstance(x, jax.ShapeDtypeStruct) else as_array(x, CALLER)
 
 
-def _noise(shape: tuple[int, ...]) -> float:
+def _random_cosine(shape: tuple[int, ...]) -> float:
     """Return the mean absolute cosine between random vectors of the size of one example."""
     return math.sqrt(2 / (math.pi * max(math.prod(shape[1:]), 1)))
 
@@ -290,5 +332,5 @@ def _joint_norm(norms: dict[tuple[int, int], Any], weights: frozenset[tuple[int,
                 trip: tuple[int, ...]) -> float | None:  # fmt: skip
     """Return the joint norm of some parameters in one iteration; None if there are none."""
     known = [norms[w] for w in weights if w in norms]
-    picked = [x[trip[: x.ndim]] if x.ndim <= len(trip) else np.linalg.norm(x) for x in known]
-    return math.hypot(*map(float, picked)) if picked else None
+    here = [x[trip[: x.ndim]] if x.ndim <= len(trip) else np.linalg.norm(x) for x in known]
+    return math.hypot(*map(float, here)) if here else None

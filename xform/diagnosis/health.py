@@ -1,4 +1,8 @@
-"""`health`: finds the layer that keeps a model from training."""
+"""`health`: finds the layers that keep a model from training.
+
+It runs one or more training steps in which the gradient also returns measurements of each layer
+(`Diagnosis`), and reports the layers whose numbers are abnormal.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.diagnosis.diagnosis import CALLER, Diagnosis, Readings
-from xform.diagnosis.nonfinite import Origin, finite, origin
+from xform.diagnosis.nonfinite import Origin, find_origin, finite
 from xform.diagnosis.report import Report
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
@@ -39,7 +43,7 @@ def health(
     product, a convolution or a look-up. It includes the operations that depend on its result alone:
     bias, normalization, activation. A sum of layer results has a row of its own. Each iteration of
     a scan has its own rows, so each step of a recurrent network does too. Layers are found in the
-    traced program, including calls, branches, remat regions, and modules of Flax and Equinox.
+    traced program, including calls, branches, `jax.checkpoint`, and modules of Flax and Equinox.
 
     Args:
       loss: `loss(params, batch)`, a pure function that returns a scalar.
@@ -104,26 +108,24 @@ def health(
         after, state = step(params, grads, state)
         return value, diagnosis.updated(readings, params, after), after, state
 
-    state, losses, every = init(params), list[float](), list[Readings]()
-    cause = None
-    for k in jax.random.split(key, steps):
+    state, losses, by_step = init(params), list[float](), list[Readings]()
+    origin = None
+    for step_key in jax.random.split(key, steps):
         before = params
-        value, readings, params, state = measure(params, state, k)
+        value, readings, params, state = measure(params, state, step_key)
         losses.append(float(value))
-        every.append(jax.tree.map(np.asarray, readings))
-        rows = diagnosis.with_verdicts(every[-1])
+        by_step.append(jax.tree.map(np.asarray, readings))
+        rows = diagnosis.with_verdicts(by_step[-1])
         if not finite(value) or any(r.nonfinite or r.gradient_nonfinite for r in rows):
-            cause = _origin(diagnosis, loss, before, batch)
-            every = every[-1:]  # report this step alone: earlier steps were still finite
+            origin = _origin(diagnosis, loss, before, batch)
+            by_step = by_step[-1:]  # report this step alone: earlier steps were still finite
             break
-    return diagnosis.report(losses, jax.tree.map(_mean, *every), cause)
-
-
-def _mean(*xs: Any) -> Any:
-    return np.mean(xs, axis=0)
+    mean = lambda *xs: np.mean(xs, axis=0)
+    return diagnosis.report(losses, jax.tree.map(mean, *by_step), origin)
 
 
 def _count(n: Any, name: str, least: int) -> int:
+    """Return `n` as an integer; raise an error if it is not an integer of at least `least`."""
     try:
         n = operator.index(n)
     except TypeError:
@@ -167,11 +169,11 @@ def _origin(diagnosis: Diagnosis, loss: Callable[[Tree, Tree], Any], params: Tre
     args = list(map(jnp.asarray, leaves))
     for f in (loss, gradient):
         prog = trace(lambda *args, f=f: jax.tree.leaves(f(*tree.unflatten(args))), *args)
-        result = origin(prog, args, range(len(prog.outputs)))
-        if result is not None and result.operation == "argument":
-            index, paths = int(result.where), diagnosis.paths
+        origin = find_origin(prog, args, range(len(prog.outputs)))
+        if origin is not None and origin.operation == "argument":
+            index, paths = int(origin.where), diagnosis.paths
             name = f"parameter {paths[index]}" if index < len(paths) else "the batch"
-            return Origin(result.operation, name, value=result.value)
-        if result is not None:
-            return result
+            return Origin(origin.operation, name, value=origin.value)
+        if origin is not None:
+            return origin
     return None

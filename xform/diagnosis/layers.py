@@ -2,9 +2,9 @@
 
 A *layer* begins where parameters are multiplied with, or looked up by, a value that depends on the
 batch. It includes all equations that depend on its result alone: bias, normalization, activation.
-An equation that combines the results of several layers begins another region; if it is a sum, as in
-a residual path, it gets a row of its own. Named scopes are not needed: scopes and the paths of
-weights only give the names.
+An equation that combines the results of several layers begins another group of equations. If it is
+a sum, as in a residual path, it counts as a layer of kind "sum". Named scopes are not needed:
+scopes and the paths of weights only give the names.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.diagnosis.dependence import Dependence, DependenceMap, Region, dependence_map
-from xform.diagnosis.slices import Slice, activation, is_linear, slice_between
+from xform.diagnosis.bypass import bypassed_equations
+from xform.diagnosis.dependence import dependence_map
+from xform.diagnosis.groups import Dependence, DependenceMap, Group
+from xform.diagnosis.slices import Slice, find_activation, is_linear, slice_between
 from xform.memory.attribute import scope
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Program
@@ -30,16 +32,16 @@ class Layer:
     Attributes:
       kind: "layer" or "sum".
       start: its first equation.
-      product: result of the first equation.
-      x: its input, which depends on the batch; None for a sum.
+      product: result of the first equation, such as a matrix product or the sum.
+      input: its input, which depends on the batch; None for a sum.
       operands: operands of a sum; empty for a layer.
-      out: its result, after bias, normalization and activation.
+      result: its result, after bias, normalization and activation.
       weights: the parameters that its equations read, as pairs of leaf index and number of leading
         axes that loops scan over.
       applied: the parameters that its first equation reads.
-      shape: primitive of the first equation and shapes of its weights.
-      slope: its activation as a function of one value; None without an activation.
-      body: the layer as a function from `x` to `out`; None if there is no such function.
+      operation: primitive of the first equation and shapes of its weights.
+      activation: its activation as a function of one value; None without an activation.
+      function: the layer as a function from `input` to `result`; None if there is none.
       bypassed: whether a path leads around it, such as a residual path.
       where: the line of the user's code.
       scope: the named scopes around it.
@@ -48,46 +50,45 @@ class Layer:
     kind: str
     start: JaxprEqn
     product: Var
-    x: Var | None
+    input: Var | None
     operands: tuple[Var, ...]
-    out: Var
+    result: Var
     weights: frozenset[tuple[int, int]]
     applied: frozenset[tuple[int, int]]
-    shape: str
-    slope: Slice | None
-    body: Slice | None
+    operation: str
+    activation: Slice | None
+    function: Slice | None
     bypassed: bool
     where: str
     scope: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Level:
+class ProgramLayers:
     """The layers of one program, including its loops, branches and remat regions.
 
     Attributes:
       program: the program, with its calls inlined.
-      after: by `id` of an equation, the layers whose result it computes.
-      inner: by `id` of an equation, the levels of the programs inside it.
+      by_equation: by `id` of an equation, the layers whose result it computes.
+      nested: by `id` of a loop, branch or remat region, the layers of the programs inside it.
     """
 
     program: Program
-    after: dict[int, list[Layer]]
-    inner: dict[int, tuple[Level, ...]]
+    by_equation: dict[int, list[Layer]]
+    nested: dict[int, tuple[ProgramLayers, ...]]
 
     @cached_property
     def rows(self) -> list[NestedLayer]:
         """All layers in program order, with the loops around them."""
         rows: list[NestedLayer] = []
-        for place, eqn in enumerate(self.program.equations):
-            params = eqn.params
-            for i, level in enumerate(self.inner.get(id(eqn), ())):
-                around = (
-                    (place, params.get("length"), bool(params.get("reverse"))),
-                    (i, None, False),
-                )
-                rows += [NestedLayer(r.layer, (*around, *r.around), r.place) for r in level.rows]
-            rows += [NestedLayer(layer, (), place) for layer in self.after.get(id(eqn), ())]
+        for position, eqn in enumerate(self.program.equations):
+            length, reverse = eqn.params.get("length"), bool(eqn.params.get("reverse"))
+            for i, inner in enumerate(self.nested.get(id(eqn), ())):
+                around = ((position, length, reverse), (i, None, False))
+                rows += [NestedLayer(row.layer, (*around, *row.around), row.position)
+                         for row in inner.rows]  # fmt: skip
+            layers = self.by_equation.get(id(eqn), ())
+            rows += [NestedLayer(layer, (), position) for layer in layers]
         return rows
 
 
@@ -97,83 +98,99 @@ class NestedLayer:
 
     Attributes:
       layer: the layer.
-      around: entries (position, trip count, reverse), outermost first. Each loop, branch or region
-        around the layer has two: its own, with a trip count only for a scan; and one with the
-        number of the program inside it, such as the branch.
-      place: position of the equation that computes the layer's result.
+      around: entries (position, number of iterations, reverse), outermost first. Each loop, branch
+        or region around the layer has two: its own, with a number of iterations only for a scan;
+        and one with the number of the program inside it, such as the branch.
+      position: position of the equation that computes the layer's result.
     """
 
     layer: Layer
     around: tuple[tuple[int, int | None, bool], ...]
-    place: int
+    position: int
 
     @property
     def trips(self) -> tuple[int, ...]:
-        """Trip counts of the scans around it, outermost first."""
+        """Numbers of iterations of the scans around it, outermost first."""
         return tuple(length for _, length, _ in self.around if length is not None)
 
-    def when(self, trip: Sequence[int]) -> tuple[int, ...]:
-        """Return a key that sorts the iterations of all layers in execution order."""
-        rest, key = iter(trip), list[int]()
-        for place, length, reverse in self.around:
-            iteration = 0 if length is None else next(rest)
-            key += [place, -iteration if reverse else iteration]
-        return (*key, self.place)
+    def sort_key(self, trip: Sequence[int]) -> tuple[int, ...]:
+        """Return a key that sorts the iterations of all layers in execution order.
+
+        `trip` holds the iteration of each scan around the layer, outermost first.
+        """
+        iterations, key = iter(trip), list[int]()
+        for position, length, reverse in self.around:
+            iteration = 0 if length is None else next(iterations)
+            key += [position, -iteration if reverse else iteration]
+        return (*key, self.position)
 
 
-def level(prog: Program, inputs: Sequence[Dependence]) -> Level:
+def find_layers(prog: Program, inputs: Sequence[Dependence]) -> ProgramLayers:
     """Find the layers of a program whose first output is the loss.
 
     `inputs` tells for each input whether it depends on parameters, on the batch, or on both.
     """
-    return _level(dependence_map(prog, inputs, results=1), top=True)
+    return _layers_of_map(dependence_map(prog, inputs, results=1), is_outermost=True)
 
 
-def _level(deps: DependenceMap, top: bool) -> Level:
-    after: dict[int, list[Layer]] = {}
-    for region in deps.regions:
-        layer = _layer(deps, region, top)
+def _layers_of_map(deps: DependenceMap, is_outermost: bool) -> ProgramLayers:
+    """Return the layers of a program, given what its values depend on."""
+    by_equation: dict[int, list[Layer]] = {}
+    bypassed = bypassed_equations(deps) if deps.groups else {}
+    for group in deps.groups:
+        layer = _layer_of_group(deps, group, bypassed, is_outermost)
         if layer is not None:
-            after.setdefault(id(deps.producer[layer.out]), []).append(layer)
-    inner = {key: tuple(_level(m, False) for m in maps) for key, maps in deps.inner.items()}
-    return Level(deps.program, after, inner)
+            by_equation.setdefault(id(deps.producer[layer.result]), []).append(layer)
+    nested = {
+        key: tuple(_layers_of_map(inner, False) for inner in maps)
+        for key, maps in deps.nested.items()
+    }
+    return ProgramLayers(deps.program, by_equation, nested)
 
 
-def _layer(deps: DependenceMap, region: Region, top: bool) -> Layer | None:
-    if region.kind not in ("layer", "join"):
+def _layer_of_group(
+    deps: DependenceMap, group: Group, bypassed: dict[int, bool], is_outermost: bool
+) -> Layer | None:
+    """Return the layer or sum that a group of equations is; None if it is neither.
+
+    `bypassed` says for each equation, by `id`, whether a path avoids it.
+    """
+    if group.kind not in ("layer", "combination"):
         return None
-    start = deps.program.equations[region.equations[0]]
+    start = deps.program.equations[group.equations[0]]
     product = start.outvars[0]
-    shape: Any = product.aval
-    if not shape.shape or not differentiable(shape):
+    aval: Any = product.aval
+    if not aval.shape or not differentiable(aval):
         return None
     operands = tuple(dict.fromkeys(deps.data_operands(start)))
-    is_sum = region.kind == "join"
+    is_sum = group.kind == "combination"
     if is_sum and not (_is_linear_in(start, operands) and _same_shapes(operands, product)):
         return None
     # After the last layers comes the loss, whose elementwise functions are not activations.
-    last = top and not deps.has_later_layer(region)
-    slope = None if last else activation(deps, region)
-    ends = [v for v in region.values if v in deps.region_outputs and differentiable(v.aval)]
-    end = product if is_sum or last or not ends else ends[0]
-    out = end if slope is None else slope.output
+    is_last = is_outermost and not deps.has_later_layer(group)
+    activation = None if is_last else find_activation(deps, group)
+    outputs = [v for v in group.values if v in deps.group_outputs and differentiable(v.aval)]
+    if activation is not None:
+        result = activation.output
+    else:
+        result = product if is_sum or is_last or not outputs else outputs[0]
     x = None if is_sum else next(iter(operands), None)
-    body = None
+    function = None
     if x is not None and differentiable(x.aval):
-        body = slice_between(deps, region, x, out)
+        function = slice_between(deps, group, x, result)
     return Layer(
         kind="sum" if is_sum else "layer",
         start=start,
         product=product,
-        x=x,
+        input=x,
         operands=operands if is_sum else (),
-        out=out,
-        weights=frozenset(w for i in region.equations for w in deps.weights(i)),
-        applied=frozenset(deps.weights(region.equations[0])),
-        shape=_shape(deps, start),
-        slope=slope,
-        body=body,
-        bypassed=deps.bypassed(start),
+        result=result,
+        weights=frozenset(w for i in group.equations for w in deps.weights(i)),
+        applied=frozenset(deps.weights(group.equations[0])),
+        operation=_operation(deps, start),
+        activation=activation,
+        function=function,
+        bypassed=bypassed[id(start)],
         where=frame(start),
         scope=scope(f"{start.source_info.name_stack}/"),
     )
@@ -187,10 +204,12 @@ def _is_linear_in(eqn: JaxprEqn, operands: Sequence[Var]) -> bool:
 
 
 def _same_shapes(operands: Sequence[Var], product: Var) -> bool:
+    """Return whether all operands have the shape of the product."""
     shape = lambda v: getattr(v.aval, "shape", None)
     return all(shape(v) == shape(product) for v in operands)
 
 
-def _shape(deps: DependenceMap, eqn: JaxprEqn) -> str:
+def _operation(deps: DependenceMap, eqn: JaxprEqn) -> str:
+    """Return the primitive of an equation and the shapes of its weights, or of its result."""
     shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars if deps.of(v).is_weight]
     return f"{eqn.primitive.name} {shapes or [getattr(eqn.outvars[0].aval, 'shape', ())]}"

@@ -62,7 +62,7 @@ def finite(x: Value) -> bool:
     return not inexact or bool(jnp.all(jnp.isfinite(x)))
 
 
-def origin(prog: Program, args: Sequence[Value], outputs: Sequence[int]) -> Origin | None:
+def find_origin(prog: Program, args: Sequence[Value], outputs: Sequence[int]) -> Origin | None:
     """Find the origin of a NaN or Inf in one of some outputs; None if all are finite.
 
     Args:
@@ -73,16 +73,22 @@ def origin(prog: Program, args: Sequence[Value], outputs: Sequence[int]) -> Orig
     Returns:
       The origin. If an input is not finite, its operation is "argument" and `where` is the index of
       the input.
+
+    Cost: one evaluation of the program, operation by operation, and one more of each loop, branch
+    and remat region that the search enters.
     """
     result = _search(prog, args, outputs, ())
     if isinstance(result, int):
-        return Origin("argument", str(result), value=_kind(args[result]))
+        return Origin("argument", str(result), value=_nan_or_inf(args[result]))
     return result
 
 
 def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips: tuple[int, ...]
             ) -> Origin | int | None:  # fmt: skip
-    """Return the origin, or the index of an input that is not finite, or None."""
+    """Return the origin, or the index of an input that is not finite, or None.
+
+    `trips` holds the iteration of each loop around the program, outermost first.
+    """
     prog = inline_calls(prog)
     env, outer = environment(prog, args), name_stack()
     producer: dict[Var, tuple[JaxprEqn, int]] = {}
@@ -90,42 +96,43 @@ def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips:
         write(env, eqn.outvars, bind(eqn, [read(env, v) for v in eqn.invars], outer))
         producer.update((v, (eqn, i)) for i, v in enumerate(eqn.outvars))
 
-    def bad(v: Atom) -> bool:
+    def is_bad(v: Atom) -> bool:
         return isinstance(v, Var) and not finite(env[v])
 
-    ends = [prog.outputs[i] for i in outputs]
-    at = next((v for v in sorted(filter(bad, ends), key=lambda v: not _nan(env, v))), None)
-    while isinstance(at, Var) and at in producer:
-        eqn, place = producer[at]
+    def has_no_nan(v: Atom) -> bool:  # a sort key: a NaN comes before an infinity
+        return not (isinstance(v, Var) and bool(jnp.any(jnp.isnan(env[v]))))
+
+    bad_outputs = filter(is_bad, [prog.outputs[i] for i in outputs])
+    bad = min(bad_outputs, key=has_no_nan, default=None)
+    while isinstance(bad, Var) and bad in producer:
+        eqn, position = producer[bad]
         xs = [read(env, v) for v in eqn.invars]
-        inner = _within(eqn, xs, place, trips)
-        if isinstance(inner, Origin):
-            return inner
-        causes = [v for v in eqn.invars if bad(v)]
-        if isinstance(inner, int):
-            causes = [eqn.invars[inner]] if bad(eqn.invars[inner]) else causes
+        inside = _search_inside(eqn, xs, position, trips)
+        if isinstance(inside, Origin):
+            return inside
+        causes = [v for v in eqn.invars if is_bad(v)]
+        if isinstance(inside, int):
+            causes = [eqn.invars[inside]] if is_bad(eqn.invars[inside]) else causes
         if not causes:
-            return _origin(eqn, env[at], trips)
-        at = min(causes, key=lambda v: not _nan(env, v))
-    return prog.inputs.index(at) if isinstance(at, Var) and at in prog.inputs else None
+            return _origin_at(eqn, env[bad], trips)
+        bad = min(causes, key=has_no_nan)
+    return prog.inputs.index(bad) if isinstance(bad, Var) and bad in prog.inputs else None
 
 
-def _nan(env: dict[Var, Value], v: Atom) -> bool:
-    return isinstance(v, Var) and bool(jnp.any(jnp.isnan(env[v])))
-
-
-def _kind(x: Value) -> str:
+def _nan_or_inf(x: Value) -> str:
+    """Return "NaN" if an array has a NaN, else "Inf"."""
     return "NaN" if bool(jnp.any(jnp.isnan(x))) else "Inf"
 
 
-def _origin(eqn: JaxprEqn, y: Value, trips: tuple[int, ...]) -> Origin:
+def _origin_at(eqn: JaxprEqn, y: Value, trips: tuple[int, ...]) -> Origin:
+    """Return the origin for an equation with finite inputs and the result `y`."""
     backward = BACKWARD in str(eqn.source_info.name_stack)
-    return Origin(eqn.primitive.name, frame(eqn), trips, backward, _kind(y))
+    return Origin(eqn.primitive.name, frame(eqn), trips, backward, _nan_or_inf(y))
 
 
-def _within(eqn: JaxprEqn, xs: Sequence[Value], place: int, trips: tuple[int, ...]
-            ) -> Origin | int | None:  # fmt: skip
-    """Search a loop, branch or region for the origin of its output number `place`.
+def _search_inside(eqn: JaxprEqn, xs: Sequence[Value], position: int, trips: tuple[int, ...]
+                   ) -> Origin | int | None:  # fmt: skip
+    """Search a loop, branch or remat region for the origin of its output number `position`.
 
     Returns the origin, or the index of an input of the equation that is the cause, or None.
     """
@@ -134,39 +141,42 @@ def _within(eqn: JaxprEqn, xs: Sequence[Value], place: int, trips: tuple[int, ..
         return _in_scan(eqn, xs, trips)
     if eqn.primitive is cond_p:
         branch = program(params["branches"][int(xs[0])])
-        result = _search(branch, xs[1:], [place], trips)
+        result = _search(branch, xs[1:], [position], trips)
         return result + 1 if isinstance(result, int) else result
     if eqn.primitive is while_p:
         return _in_while(eqn, xs, trips)
-    inner = (called_body(eqn),) if is_remat_region(eqn) else bodies(eqn)
-    return _search(inner[0], xs, [place], trips) if inner else None
+    programs = (called_body(eqn),) if is_remat_region(eqn) else bodies(eqn)
+    return _search(programs[0], xs, [position], trips) if programs else None
 
 
 def _in_scan(eqn: JaxprEqn, xs: Sequence[Value], trips: tuple[int, ...]) -> Origin | int | None:
-    step, (nc, nk) = program(eqn.params["jaxpr"]), scan_counts(eqn.params)
-    carry, length = list(xs[nc : nc + nk]), eqn.params["length"]
+    """Search the first iteration of a scan with an output that is not finite."""
+    body, (consts, carries) = program(eqn.params["jaxpr"]), scan_counts(eqn.params)
+    first_scanned = consts + carries
+    carry, length = list(xs[consts:first_scanned]), eqn.params["length"]
     order = reversed(range(length)) if eqn.params["reverse"] else range(length)
     for t in order:
-        args = [*xs[:nc], *carry, *(x[t] for x in xs[nc + nk :])]
-        ys = evaluate(step, args)
-        ends = [i for i, y in enumerate(ys) if not finite(y)]
-        if ends:
-            return _search(step, args, ends, (*trips, t))
-        carry = ys[:nk]
+        args = [*xs[:consts], *carry, *(x[t] for x in xs[first_scanned:])]
+        ys = evaluate(body, args)
+        bad_outputs = [i for i, y in enumerate(ys) if not finite(y)]
+        if bad_outputs:
+            return _search(body, args, bad_outputs, (*trips, t))
+        carry = ys[:carries]
     return None
 
 
 def _in_while(eqn: JaxprEqn, xs: Sequence[Value], trips: tuple[int, ...]) -> Origin | int | None:
-    condition, step = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
-    a = eqn.params["cond_nconsts"]
+    """Search the first iteration of a while loop whose new state is not finite."""
+    condition, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
+    a = eqn.params["cond_nconsts"]  # the operands: constants of the condition, of the body, carry
     b = a + eqn.params["body_nconsts"]
     state, t = list(xs[b:]), 0
     while bool(evaluate(condition, [*xs[:a], *state])[0]):
         args = [*xs[a:b], *state]
-        state = evaluate(step, args)
-        ends = [i for i, y in enumerate(state) if not finite(y)]
-        if ends:
-            result = _search(step, args, ends, (*trips, t))
+        state = evaluate(body, args)
+        bad_outputs = [i for i, y in enumerate(state) if not finite(y)]
+        if bad_outputs:
+            result = _search(body, args, bad_outputs, (*trips, t))
             return result + a if isinstance(result, int) else result
         t += 1
     return None

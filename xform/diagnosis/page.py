@@ -43,7 +43,7 @@ form-action 'none'; style-src '$digest'">
 <h1>Health of $function</h1>
 <p class="muted">loss $losses, $count rows in execution order</p>
 <h2>$headline</h2>
-<ul>$said</ul>
+<ul>$findings</ul>
 <h2>Root mean squares</h2>
 <p class="muted">Results of layers (blue), and the loss's gradient with respect to them (orange),
 on a logarithmic axis. Rows at fault are marked.</p>
@@ -66,9 +66,17 @@ _COLUMNS: tuple[tuple[str, Callable[[LayerHealth], float | None]], ...] = (
 )
 
 
-def write(path: str | os.PathLike[str], function: str, losses: str, said: Sequence[str],
-          rows: Sequence[LayerHealth]) -> None:  # fmt: skip
-    """Write the page of a report. The file is written completely or not at all."""
+def write_page(path: str | os.PathLike[str], function: str, losses: str, findings: Sequence[str],
+               rows: Sequence[LayerHealth]) -> None:  # fmt: skip
+    """Write the page of a report. The file is written completely or not at all.
+
+    Args:
+      path: the file to write.
+      function: name of the loss.
+      losses: the values of the loss, as text.
+      findings: one text for each layer at fault, and for the origin of a NaN or Inf.
+      rows: the layers in execution order.
+    """
     faults = sum(row.verdict != "fine" for row in rows)
     text = _PAGE.substitute(
         digest=digest(_STYLE),
@@ -79,9 +87,9 @@ def write(path: str | os.PathLike[str], function: str, losses: str, said: Sequen
         headline=f"{faults} at fault"
         if faults
         else "Every layer is fine"
-        if not said
+        if not findings
         else "Not finite",
-        said="".join(f"<li>{html.escape(line)}</li>" for line in said),
+        findings="".join(f"<li>{html.escape(line)}</li>" for line in findings),
         curves=_curves(rows),
         head="".join(_cells("th", ["layer", *(name for name, _ in _COLUMNS), "verdict", "where"])),
         rows="".join(map(_row, rows)),
@@ -91,14 +99,16 @@ def write(path: str | os.PathLike[str], function: str, losses: str, said: Sequen
 
 
 def _cells(tag: str, cells: Sequence[str]) -> list[str]:
-    last = len(cells) - 2
+    """Return the cells of a table's row in HTML. The last two are text, not numbers."""
+    first_text = len(cells) - 2
     return [
-        f"<{tag}{' class=text' if i >= last else ''}>{html.escape(cell)}</{tag}>"
+        f"<{tag}{' class=text' if i >= first_text else ''}>{html.escape(cell)}</{tag}>"
         for i, cell in enumerate(cells)
     ]
 
 
 def _row(row: LayerHealth) -> str:
+    """Return the table's row of a layer in HTML."""
     number = lambda x: "" if x is None else f"{x:.3g}"
     verdict = f"fine (affected by {row.because})" if row.because else row.verdict
     cells = [row.title, *(number(of(row)) for _, of in _COLUMNS), verdict, shorten_place(row.where)]
@@ -109,27 +119,27 @@ def _row(row: LayerHealth) -> str:
 
 def _curves(rows: Sequence[LayerHealth]) -> str:
     """Draw activations and gradients as dots on a logarithmic axis, in SVG."""
-    wide, high, left = 1000.0, 180.0, 46.0
+    width, height, left = 1000.0, 180.0, 46.0
     log = lambda x: math.log10(x) if 0 < x < math.inf else None
-    points = [(log(row.activation), log(row.gradient)) for row in rows]
-    known = [y for pair in points for y in pair if y is not None] or [0.0]
+    logarithms = [(log(row.activation), log(row.gradient)) for row in rows]
+    known = [value for pair in logarithms for value in pair if value is not None] or [0.0]
     low, top = math.floor(min(known)), math.ceil(max(known) + 1e-9)
-    step = (wide - left) / max(len(rows), 1)
-    x = lambda i: left + (i + 0.5) * step
-    y = lambda v: 8 + (high - 24) * (top - v) / max(top - low, 1)
-    parts = [f'<svg viewBox="0 0 {wide:g} {high:g}" preserveAspectRatio="none" role="img" '
+    row_width = (width - left) / max(len(rows), 1)
+    x = lambda i: left + (i + 0.5) * row_width
+    y = lambda logarithm: 8 + (height - 24) * (top - logarithm) / max(top - low, 1)
+    parts = [f'<svg viewBox="0 0 {width:g} {height:g}" preserveAspectRatio="none" role="img" '
              'aria-label="root mean squares of activations and gradients">']  # fmt: skip
     for power in range(low, top + 1, max(1, (top - low) // 4)):
-        at = f"{y(power):.1f}"
-        parts.append(f'<line class="grid" x1="{left}" x2="{wide}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text x="2" y="{at}">1e{power}</text>')
-    for i, (row, pair) in enumerate(zip(rows, points, strict=True)):
+        line_y = f"{y(power):.1f}"
+        parts.append(f'<line class="grid" x1="{left}" x2="{width}" y1="{line_y}" y2="{line_y}"/>')
+        parts.append(f'<text x="2" y="{line_y}">1e{power}</text>')
+    for i, (row, pair) in enumerate(zip(rows, logarithms, strict=True)):
         if row.verdict != "fine":
-            place = f'x="{x(i) - step / 2:.1f}" width="{max(step, 2):.1f}"'
-            parts.append(f'<rect class="band" {place} y="0" height="{high}"/>')
-        for kind, value in zip(("one", "two"), pair, strict=True):
+            band = f'x="{x(i) - row_width / 2:.1f}" width="{max(row_width, 2):.1f}"'
+            parts.append(f'<rect class="band" {band} y="0" height="{height}"/>')
+        for style, value in zip(("one", "two"), pair, strict=True):
             if value is not None:
                 title = f"<title>{html.escape(row.title)}: 1e{value:.2f}</title>"
-                place = f'cx="{x(i):.1f}" cy="{y(value):.1f}"'
-                parts.append(f'<circle class="{kind}" {place} r="3">{title}</circle>')
+                center = f'cx="{x(i):.1f}" cy="{y(value):.1f}"'
+                parts.append(f'<circle class="{style}" {center} r="3">{title}</circle>')
     return "".join([*parts, "</svg>"])

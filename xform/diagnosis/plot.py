@@ -16,7 +16,8 @@ _MAX_NAMES = 30  # with more layers than this, the axis has numbers instead of n
 _MAX_LABELS = 4  # number of faults with a label; further faults only have a band
 _TEAL, _RED = "#2c7a7b", "#c53030"
 
-Number = Callable[[LayerHealth], float | None]
+# Returns a measurement of a layer; None if the layer has no such number.
+Measurement = Callable[[LayerHealth], float | None]
 
 
 def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) -> None:
@@ -28,12 +29,12 @@ def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) 
     top, middle, low = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
     _line(top, rows, lambda r: r.activation, "activation", BLUE, "o")
     _line(top, rows, lambda r: r.gradient, "gradient", ORANGE, "s")
-    _log(top, "root mean square")
+    _log_axis(top, "root mean square")
     _line(middle, rows, lambda r: r.gradient_to_weight, "gradient / weight", ORANGE, "s")
     _line(middle, rows, lambda r: r.update_to_weight, "update / weight", _TEAL, "^")
     _line(middle, rows, lambda r: r.gain, "gain", BLUE, "o")
     _line(middle, rows, lambda r: r.sigma, "largest singular value", GREY, "D")
-    _log(middle, "ratio")
+    _log_axis(middle, "ratio")
     _line(low, rows, lambda r: r.dead, "dead units", _RED, "o")
     _line(low, rows, lambda r: r.saturated, "saturated elements", BLUE, "^")
     _line(low, rows, lambda r: r.correlation, "cosine of neighbouring gradients", GREY, "s")
@@ -44,15 +45,15 @@ def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) 
         style_axes(ax)
         if ax.get_legend_handles_labels()[1]:
             ax.legend(frameon=False, fontsize=8, ncols=2, loc="best")
-    _names(low, rows)
+    _layer_axis(low, rows)
     figure.suptitle(textwrap.fill(title, 88), x=0.01, ha="left", fontsize=11, parse_math=False)
     save_figure(figure, _CALLER, path)
 
 
-def _line(ax: Any, rows: Sequence[LayerHealth], of: Number, label: str, color: str, marker: str
-          ) -> None:  # fmt: skip
+def _line(ax: Any, rows: Sequence[LayerHealth], measurement: Measurement, label: str, color: str,
+          marker: str) -> None:  # fmt: skip
     """Plot one number of all rows that have it. Values that are not finite are left out."""
-    points = [(i, y) for i, row in enumerate(rows) if (y := of(row)) is not None]
+    points = [(i, y) for i, row in enumerate(rows) if (y := measurement(row)) is not None]
     points = [(i, y) for i, y in points if math.isfinite(y)]
     if points:
         size = 4 if len(rows) <= 60 else 2
@@ -60,7 +61,7 @@ def _line(ax: Any, rows: Sequence[LayerHealth], of: Number, label: str, color: s
                 color=color, label=label)  # fmt: skip
 
 
-def _log(ax: Any, label: str) -> None:
+def _log_axis(ax: Any, label: str) -> None:
     ax.set_yscale("log", nonpositive="mask")
     ax.set_ylabel(label)
 
@@ -80,7 +81,8 @@ def _bands(all_axes: Sequence[Any], rows: Sequence[LayerHealth]) -> None:
         )  # fmt: skip
 
 
-def _names(ax: Any, rows: Sequence[LayerHealth]) -> None:
+def _layer_axis(ax: Any, rows: Sequence[LayerHealth]) -> None:
+    """Label the axis of layers by their names, if there are not too many."""
     if len(rows) <= _MAX_NAMES:
         ax.set_xticks(range(len(rows)), [row.title[-28:] for row in rows], rotation=60,
                       ha="right", fontsize=7)  # fmt: skip

@@ -1,4 +1,9 @@
-"""Evaluation of a loss with probes on its layers: the program with one more input for each."""
+"""Evaluation of a loss with probes on its layers: the program with one more input for each.
+
+A probe replaces the result of a layer by a function of it that has the same value. The additional
+input is its sink: a vector of zeros, whose gradient the probe defines to be measurements of the
+layer. In a scan the sinks are scanned, so each iteration has its own.
+"""
 
 from __future__ import annotations
 
@@ -10,97 +15,112 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.diagnosis.layers import Layer, Level, NestedLayer
+from xform.diagnosis.layers import Layer, NestedLayer, ProgramLayers
 from xform.program.arithmetic import Value
 from xform.program.equation import scan_options, switch
 from xform.program.ir import bind, environment, evaluate, program, read, write
 from xform.program.source import name_stack, source
 
-# A function of a layer, of a function that returns the values of its program, and of its sink. It
-# returns the value to use as the layer's result.
+# A function of a layer, of a function that returns the value of any variable of the layer's
+# program, and of the layer's sink. It returns the value to use as the layer's result.
 Probe = Callable[[Layer, Callable[[Var], Value], Value], Value]
 
 
-def sinks(rows: Sequence[NestedLayer], size: int) -> list[Value]:
-    """Return zeros of shape `[*trip counts, size]` for each layer."""
+def zero_sinks(rows: Sequence[NestedLayer], size: int) -> list[Value]:
+    """Return zeros of shape `[*iterations of the scans around it, size]` for each layer."""
     return [jnp.zeros((*row.trips, size), jnp.float32) for row in rows]
 
 
-def run(level: Level, args: Sequence[Value], into: Sequence[Value], probe: Probe) -> list[Value]:
+def run_with_probes(
+    layers: ProgramLayers, args: Sequence[Value], sinks: Sequence[Value], probe: Probe
+) -> list[Value]:
     """Evaluate a program with a probe on each layer.
 
     Args:
-      level: the program and its layers.
+      layers: the program and its layers.
       args: inputs of the program.
-      into: the sinks of the layers, in the order of `level.rows`.
+      sinks: the sinks of the layers, in the order of `layers.rows`.
       probe: the probe.
 
     Returns:
       The outputs of the program.
     """
-    env = environment(level.program, args)
-    rest = iter(into)
+    env = environment(layers.program, args)
+    remaining = iter(sinks)
     outer = name_stack()
 
     def value(v: Var) -> Value:
         return env[v]
 
-    for eqn in level.program.equations:
+    for eqn in layers.program.equations:
         xs = [read(env, v) for v in eqn.invars]
-        levels = level.inner.get(id(eqn), ())
-        mine = [[next(rest) for _ in inner.rows] for inner in levels]
-        if any(mine):
+        nested = layers.nested.get(id(eqn), ())
+        nested_sinks = [[next(remaining) for _ in inner.rows] for inner in nested]
+        if any(nested_sinks):
             with source(eqn, outer), eqn.ctx.manager:
-                ys = _inside(eqn, levels, xs, mine, probe)
+                ys = _run_nested(eqn, nested, xs, nested_sinks, probe)
         else:
             ys = bind(eqn, xs, outer)
         write(env, eqn.outvars, ys)
-        for layer in level.after.get(id(eqn), ()):
+        for layer in layers.by_equation.get(id(eqn), ()):
             with source(layer.start, outer):
-                env[layer.out] = probe(layer, value, next(rest))
-    return [read(env, v) for v in level.program.outputs]
+                env[layer.result] = probe(layer, value, next(remaining))
+    return [read(env, v) for v in layers.program.outputs]
 
 
-def _inside(eqn: JaxprEqn, levels: Sequence[Level], xs: Sequence[Value],
-            into: Sequence[Sequence[Value]], probe: Probe) -> list[Value]:  # fmt: skip
-    """Evaluate a loop, branch or remat region with probes inside."""
+def _run_nested(
+    eqn: JaxprEqn,
+    nested: Sequence[ProgramLayers],
+    xs: Sequence[Value],
+    sinks: Sequence[Sequence[Value]],
+    probe: Probe,
+) -> list[Value]:
+    """Evaluate a loop, branch or remat region with probes inside.
+
+    `nested` and `sinks` have an entry for each program inside it.
+    """
     params = eqn.params
     if eqn.primitive is cond_p:
-        branch = lambda i: lambda xs, into: run(levels[i], xs, into[i], probe)
-        branches = [branch(i) for i in range(len(levels))]
-        return switch(params, xs[0], branches, list(xs[1:]), list(into))
-    (level,), (own_sinks,) = levels, into
+        branch = lambda i: lambda xs, sinks: run_with_probes(nested[i], xs, sinks[i], probe)
+        branches = [branch(i) for i in range(len(nested))]
+        return switch(params, xs[0], branches, list(xs[1:]), list(sinks))
+    (body,), (body_sinks,) = nested, sinks
     if eqn.primitive is scan_p:
-        nc, nk = scan_counts(params)
+        consts, carries = scan_counts(params)
+        first_scanned = consts + carries
 
-        def step(carry: Any, x: Any) -> Any:
-            ys = run(level, [*xs[:nc], *carry, *x[0]], x[1], probe)
-            return ys[:nk], ys[nk:]
+        def iteration(carry: Any, slices: Any) -> Any:
+            scanned, sinks = slices
+            ys = run_with_probes(body, [*xs[:consts], *carry, *scanned], sinks, probe)
+            return ys[:carries], ys[carries:]
 
-        scanned = list(xs[nc + nk :]), list(own_sinks)
-        carry, ys = lax.scan(step, list(xs[nc : nc + nk]), scanned, **scan_options(params))
+        start, scanned = (
+            list(xs[consts:first_scanned]),
+            (list(xs[first_scanned:]), list(body_sinks)),
+        )
+        carry, ys = lax.scan(iteration, start, scanned, **scan_options(params))
         return [*carry, *ys]
     if eqn.primitive is while_p:
-        return _while(eqn, level, xs, own_sinks, probe)
+        return _while(eqn, body, xs, body_sinks, probe)
     region = jax.checkpoint(
-        lambda xs, own_sinks: run(level, xs, own_sinks, probe),
+        lambda xs, sinks: run_with_probes(body, xs, sinks, probe),
         policy=params["policy"],
         prevent_cse=params["prevent_cse"] if isinstance(params["prevent_cse"], bool) else True,
     )
-    return region(list(xs), list(own_sinks))
+    return region(list(xs), list(body_sinks))
 
 
-def _while(eqn: JaxprEqn, level: Level, xs: Sequence[Value], into: Sequence[Value], probe: Probe
-           ) -> list[Value]:  # fmt: skip
+def _while(eqn: JaxprEqn, body: ProgramLayers, xs: Sequence[Value], sinks: Sequence[Value],
+           probe: Probe) -> list[Value]:  # fmt: skip
     """Evaluate a loop of unknown length with probes inside.
 
     Its iterations share the sinks, so their readings add up.
     """
-    a = eqn.params["cond_nconsts"]
+    a = eqn.params["cond_nconsts"]  # the operands: constants of the condition, of the body, carry
     b = a + eqn.params["body_nconsts"]
     condition = program(eqn.params["cond_jaxpr"])
     return list(lax.while_loop(
         lambda state: evaluate(condition, [*xs[:a], *state])[0],
-        lambda state: run(level, [*xs[a:b], *state], into, probe),
+        lambda state: run_with_probes(body, [*xs[a:b], *state], sinks, probe),
         list(xs[b:]),
     ))  # fmt: skip

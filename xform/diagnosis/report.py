@@ -17,7 +17,7 @@ from xform.terminal.text import columns, shorten_place
 
 # With more rows than this, only the rows at fault, rows near them, and the first and last are
 # printed.
-SHOWN = 40
+_MAX_ROWS = 40
 _HEAD = ["layer", "activation", "gradient", "grad/weight", "update/weight", "gain", "sigma",
          "dead", "saturated", "cosine", "verdict", "where"]  # fmt: skip
 
@@ -91,7 +91,8 @@ class Report:
         Raises:
           FileNotWritten: the file cannot be written.
         """
-        page.write(path, self.function, str_of_losses(self.losses), self.said(), self.rows)
+        losses = str_of_losses(self.losses)
+        page.write_page(path, self.function, losses, self.said(), self.rows)
 
     def summary(self) -> str:
         """Return one line that names the layers at fault."""
@@ -102,28 +103,31 @@ class Report:
         return f"{self.function}: " + (", ".join(names[:3]) + more or "a value is not finite")
 
     def said(self) -> list[str]:
-        """Return the origin of a NaN or Inf, and the reason and remedy of each finding, as text."""
+        """Return the origin of a NaN or Inf, and the reason and remedy of each finding, as lines.
+
+        Of more than six findings, the first five are returned, and the number of the others.
+        """
         lines = [f"{self.origin}"] if self.origin else []
         shown = self.findings if len(self.findings) <= 6 else self.findings[:5]
         for row in shown:
             lines.append(f"{row.title} is {row.verdict}: {row.reason}; {row.remedy}")
-        if rest := len(self.findings) - len(shown):
-            lines.append(f"and {rest} more layers at fault")
+        if omitted := len(self.findings) - len(shown):
+            lines.append(f"and {omitted} more layers at fault")
         return lines
 
     def __str__(self) -> str:
         lines = [_HEAD]
-        printed, skipped = set(_printed(self.rows)), 0
+        printed, skipped = set(_rows_to_print(self.rows)), 0
         for i, row in enumerate(self.rows):
             if i in printed:
-                lines += _skip(skipped)
-                lines.append(_line(row))
+                lines += _skipped_rows(skipped)
+                lines.append(_cells(row))
                 skipped = 0
             elif row.kind == "layer":
                 skipped += 1
-        lines += _skip(skipped)
+        lines += _skipped_rows(skipped)
         empty = [j for j in range(len(_HEAD)) if all(not line[j] for line in lines[1:])]
-        lines = [[c for j, c in enumerate(line) if j not in empty] for line in lines]
+        lines = [[cell for j, cell in enumerate(line) if j not in empty] for line in lines]
         right = [j for j, name in enumerate(lines[0]) if name not in ("layer", "verdict", "where")]
         table = columns(lines, right=right)
         losses = f"loss {str_of_losses(self.losses)}"
@@ -146,22 +150,24 @@ def _finite(x: Any) -> Any:
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-def _printed(rows: tuple[LayerHealth, ...]) -> Iterator[int]:
+def _rows_to_print(rows: tuple[LayerHealth, ...]) -> Iterator[int]:
     """Yield the indices of the rows to print. A sum is printed only if it is at fault."""
     last = len(rows) - 1
-    many = len(rows) > SHOWN
+    few = len(rows) <= _MAX_ROWS
     for i, row in enumerate(rows):
-        fault = row.verdict != "fine"
+        at_fault = row.verdict != "fine"
         near_fault = any(r.verdict != "fine" for r in rows[max(i - 2, 0) : i + 3])
-        if fault or (row.kind == "layer" and (not many or near_fault or i < 3 or i > last - 3)):
+        if at_fault or (row.kind == "layer" and (few or near_fault or i < 3 or i > last - 3)):
             yield i
 
 
-def _skip(n: int) -> list[list[str]]:
+def _skipped_rows(n: int) -> list[list[str]]:
+    """Return the row of the table that stands for `n` skipped layers; nothing for none."""
     return [[f"... {n} fine", *[""] * (len(_HEAD) - 1)]] if n else []
 
 
-def _line(row: LayerHealth) -> list[str]:
+def _cells(row: LayerHealth) -> list[str]:
+    """Return the cells of a layer, in the order of `_HEAD`."""
     number = lambda x: "" if x is None else f"{x:.2g}"
     share = lambda x: "" if x is None else f"{x:.0%}"
     verdict = row.verdict

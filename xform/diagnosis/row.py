@@ -8,7 +8,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class LayerHealth:
-    """Measurements and verdict of one layer. None means that the layer has no such number.
+    """Measurements and verdict of one layer, or of a sum of layer results (a residual path).
+
+    None means that the layer has no such number.
 
     Attributes:
       name: path of its weights in `params`, up to the layer: "layers.0" for "layers.0.kernel". For
@@ -17,7 +19,7 @@ class LayerHealth:
       kind: "layer", or "sum" for a sum of layer results.
       scope: named scopes and module paths around it.
       where: the line of the user's code, `file:line (function)`.
-      kin: operation and shape, which similar layers have in common.
+      kin: kind, operation and shapes, which similar layers have in common.
       place: number of the layer in the program; the same in all iterations of a loop.
       bypassed: whether a path leads around it, such as a residual path.
       size: number of elements of its result.
@@ -29,7 +31,8 @@ class LayerHealth:
       gain: for a layer, root mean square of its product (before bias and activation) divided by
         that of its input. For a sum, root mean square of the input of its activation divided by
         that of the sum.
-      sigma: largest singular value of the Jacobian of its result with respect to its input.
+      sigma: estimate, from below, of the largest singular value of the Jacobian of its result with
+        respect to its input.
       dead: share of units that are zero, with slope zero, for all examples.
       saturated: share of the other elements where the slope of the activation is near zero.
       least: for a sum, root mean square of the smallest operand divided by that of the largest.

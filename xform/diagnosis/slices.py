@@ -1,4 +1,8 @@
-"""Parts of a program as functions of their own: an activation, or a whole layer."""
+"""Parts of a program as functions of their own: an activation, or a whole layer.
+
+The parts lie within a group: the equations of one layer. A `DependenceMap` has the groups of a
+program, and says which of its values depend on the parameters and on the batch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, Var
-from xform.diagnosis.dependence import DependenceMap, Region
+from xform.diagnosis.groups import DependenceMap, Group
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
@@ -37,7 +41,7 @@ class Slice:
     output: Var
 
     @cached_property
-    def held(self) -> list[Var]:
+    def constants(self) -> list[Var]:
         """The other values that the equations read, which stay constant."""
         own = {*self.inputs, *(v for e in self.equations for v in e.outvars)}
         read = [v for e in self.equations for v in e.invars if isinstance(v, Var)]
@@ -45,13 +49,13 @@ class Slice:
 
     @cached_property
     def program(self) -> Program:
-        """The equations as a program of `inputs`, followed by `held`."""
-        return Program((*self.inputs, *self.held), (), tuple(self.equations), (self.output,))
+        """The equations as a program of `inputs`, followed by `constants`."""
+        return Program((*self.inputs, *self.constants), (), tuple(self.equations), (self.output,))
 
     @property
     def active(self) -> tuple[bool, ...]:
         """For each input of `program`, whether it is differentiated."""
-        return (*(True,) * len(self.inputs), *(False,) * len(self.held))
+        return (*(True,) * len(self.inputs), *(False,) * len(self.constants))
 
     def push(self, env: Callable[[Var], Value], tangents: Sequence[Value]) -> Value:
         """Return the tangent of the output, for tangents of `inputs`.
@@ -59,7 +63,7 @@ class Slice:
         `env` returns the value of a variable.
         """
         args = [env(v) for v in self.program.inputs]
-        _, (dy,) = jvp(self.program, args, [*tangents, *[None] * len(self.held)])
+        _, (dy,) = jvp(self.program, args, [*tangents, *[None] * len(self.constants)])
         aval: Any = self.output.aval
         return jnp.zeros(aval.shape, aval.dtype) if dy is None else dy
 
@@ -72,17 +76,19 @@ class Slice:
         _, pull = pullback(self.program, self.active, (True,), args)
         x: Any = self.inputs[0].aval
 
-        def pulled(ct: Value) -> Value:
+        def pull_to_first(ct: Value) -> Value:
             (dx, *_) = pull([ct])
             return jnp.zeros(x.shape, x.dtype) if dx is None else dx
 
-        return pulled
+        return pull_to_first
 
 
 def is_linear(function: Slice) -> bool:
     """Return whether a slice is linear in its inputs.
 
-    It is if its derivative reads no value that depends on the inputs.
+    It is if its derivative reads no value that depends on the inputs. `analyze` traces the slice
+    and its pushforward as one program: `forward` are the equations that depend on no tangent,
+    `backward` the others.
     """
     joint = analyze(function.program, function.active, push=True)
     dependent = {v for v, active in zip(joint.inputs, joint.active, strict=True) if active}
@@ -94,9 +100,9 @@ def is_linear(function: Slice) -> bool:
     return not any(isinstance(v, Var) and v in dependent for e in joint.backward for v in e.invars)
 
 
-def slice_between(deps: DependenceMap, region: Region, x: Var, out: Var) -> Slice | None:
-    """Return the part of a region from `x` to `out`; None if `out` does not depend on `x`."""
-    equations = [deps.program.equations[i] for i in region.equations]
+def slice_between(deps: DependenceMap, group: Group, x: Var, out: Var) -> Slice | None:
+    """Return the part of a group from `x` to `out`; None if `out` does not depend on `x`."""
+    equations = [deps.program.equations[i] for i in group.equations]
     needed, chosen = {out}, list[JaxprEqn]()
     for eqn in reversed(equations):
         if needed.intersection(eqn.outvars):
@@ -105,44 +111,47 @@ def slice_between(deps: DependenceMap, region: Region, x: Var, out: Var) -> Slic
     return Slice((x,), tuple(reversed(chosen)), out) if x in needed else None
 
 
-def activation(deps: DependenceMap, region: Region) -> Slice | None:
-    """Return the activation of a region, or None.
+def find_activation(deps: DependenceMap, group: Group) -> Slice | None:
+    """Return the activation of a group, or None.
 
-    This is the first nonlinear elementwise function that all paths through the region pass through.
+    This is the first nonlinear elementwise function that all paths through the group pass through.
     """
-    inside = set(region.equations)
-    for end in region.values:
+    inside = set(group.equations)
+    for end in group.values:
         readers = deps.readers.get(end, [])
         elementwise = [_elementwise(deps.program.equations[i]) for i in readers]
-        # Is it read only by an equation of the region that is not elementwise?
+        # Is it read only by an equation of the group that is not elementwise?
         ends_here = len(readers) == 1 and readers[0] in inside and not elementwise[0]
-        if not (end in deps.region_outputs or ends_here) or not differentiable(end.aval):
+        if not (end in deps.group_outputs or ends_here) or not differentiable(end.aval):
             continue
-        if _all_through(deps, region, end):
-            result = _nonlinear_chain(deps, region, end)
-            if result is not None:
-                return result
+        if _all_paths_pass(deps, group, end):
+            activation = _nonlinear_chain(deps, group, end)
+            if activation is not None:
+                return activation
     return None
 
 
-def _all_through(deps: DependenceMap, region: Region, end: Var) -> bool:
-    """Return whether all paths through a region pass through a value.
+def _all_paths_pass(deps: DependenceMap, group: Group, v: Var) -> bool:
+    """Return whether all paths through a group pass through the value `v`.
 
     For example, not all paths through a normalization pass through its variance.
     """
-    equations = [deps.program.equations[i] for i in region.equations]
-    around = set(equations[0].outvars) - {end}
+    equations = [deps.program.equations[i] for i in group.equations]
+    avoiding = set(equations[0].outvars) - {v}  # the values that a path reaches without `v`
     for eqn in equations:
-        if around.intersection(v for v in eqn.invars if isinstance(v, Var)):
-            around.update(v for v in eqn.outvars if v is not end)
-    return not any(v in around for v in region.values if v in deps.region_outputs)
+        if avoiding.intersection(x for x in eqn.invars if isinstance(x, Var)):
+            avoiding.update(y for y in eqn.outvars if y is not v)
+    return not any(y in avoiding for y in group.values if y in deps.group_outputs)
 
 
-def _nonlinear_chain(deps: DependenceMap, region: Region, end: Var) -> Slice | None:
-    """Return the shortest chain of elementwise equations that ends in a value and is nonlinear."""
+def _nonlinear_chain(deps: DependenceMap, group: Group, end: Var) -> Slice | None:
+    """Return the shortest nonlinear chain of elementwise equations of a group that ends in `end`.
+
+    The chain has one input, of the shape of `end`, which no other equation reads.
+    """
     shape = lambda v: getattr(v.aval, "shape", None)
     needed, chain = {end}, list[JaxprEqn]()
-    for i in reversed(region.equations):
+    for i in reversed(group.equations):
         eqn = deps.program.equations[i]
         if not needed.intersection(eqn.outvars):
             continue
@@ -155,23 +164,24 @@ def _nonlinear_chain(deps: DependenceMap, region: Region, end: Var) -> Slice | N
             continue
         (start,) = needed
         ids = set(map(id, chain))
-        only_chain = all(id(deps.program.equations[j]) in ids for j in deps.readers.get(start, []))
-        if not only_chain or start in deps.outputs or shape(start) != shape(end):
+        readers = [deps.program.equations[j] for j in deps.readers.get(start, [])]
+        only_chain_reads = all(id(reader) in ids for reader in readers)
+        if not only_chain_reads or start in deps.outputs or shape(start) != shape(end):
             continue
-        result = Slice((start,), tuple(chain), end)
-        if differentiable(start.aval) and not is_linear(result):
-            return result
+        function = Slice((start,), tuple(chain), end)
+        if differentiable(start.aval) and not is_linear(function):
+            return function
     return None
 
 
 def _elementwise(eqn: JaxprEqn) -> bool:
     """Return whether an equation is elementwise.
 
-    A call, such as a user's own activation, is if all equations inside it are.
+    A call, such as a user's own activation, is elementwise if all equations inside it are.
     """
     known = traits(eqn.primitive)
     if known.call and known.calls in ("", "custom"):
         return all(map(_elementwise, called_body(eqn).equations))
     shapes = {getattr(v.aval, "shape", None) for v in (*eqn.invars, *eqn.outvars)}
-    moved = known.identity or (known.fusion == "movement")
-    return known.fusion == "elementwise" or (moved and len(shapes) == 1)
+    moves_data = known.identity or known.fusion == "movement"
+    return known.fusion == "elementwise" or (moves_data and len(shapes) == 1)

@@ -1,4 +1,7 @@
-"""All thresholds of verdicts.
+"""All thresholds of the verdicts on layers.
+
+Siblings are layers with the same operation and shapes. The gain of a layer is the root mean square
+of its product, before bias and activation, divided by that of its input.
 
 Each threshold lies between the values of healthy models and the values at planted faults. They were
 chosen with `python -m experiments.health.calibrate`, on other seeds than `python -m
@@ -7,30 +10,30 @@ experiments.health.run` uses to test them. The table is in experiments/health/RE
 
 # An element is saturated if the slope of its activation is below this: for tanh and sigmoid, at
 # inputs further than 3 to 4 from 0.
-FLAT = 0.02
+FLAT_SLOPE = 0.02
 # A layer is dead if at least this share of its units are zero, with slope zero, for all examples.
-DEAD = 0.98
+DEAD_SHARE = 0.98
 # A layer is saturated if at least this share of its elements are.
-SATURATED = 0.9
-# Largest factor between a layer's gain and the median gain of its siblings. Siblings are layers
-# with the same operation and shape.
-SCALE = 6.0
+SATURATED_SHARE = 0.9
+# Largest factor between a layer's gain and the median gain of its siblings.
+GAIN_FACTOR = 6.0
 # Least number of siblings, including the layer itself, for using their median.
-SIBLINGS = 3
+MIN_SIBLINGS = 3
 # Largest factor to the median of layers with the same operation, if there are too few siblings.
-SCALE_COUSINS = 8.0
+GAIN_FACTOR_BY_OPERATION = 8.0
 # Largest factor to 1, if there are also too few layers with the same operation.
-SCALE_ALONE = 100.0
+GAIN_FACTOR_ALONE = 100.0
 # In a sum: least ratio of smallest to largest operand, relative to the median of its siblings.
-LEAST = 1e-3
+OPERAND_RATIO = 1e-3
 # Least ratio of the gradient norm at a layer to the largest gradient norm at a later layer.
-VANISHED = 1e-5
+VANISHED_RATIO = 1e-5
 # Largest ratio of the gradient norm at a layer to the gradient norm at the last layer.
-EXPLODED = 1e5
+EXPLODED_RATIO = 1e5
 # Least ratio of the cosine between gradients of neighbouring examples to the cosine of random
 # gradients.
-SHATTERED = 1.5
-# If that cosine at the last layer is below this, no layer is called shattered.
-TOGETHER = 0.5
-# Largest cosine of random gradients. If it is larger, the gradients have too few elements.
-CHANCE = 0.15
+SHATTERED_FACTOR = 1.5
+# If the cosine between gradients of neighbouring examples at the last layer is below this, no layer
+# is called shattered.
+MIN_LAST_COSINE = 0.5
+# If the cosine of random gradients is above this, the gradients have too few elements to judge.
+MAX_RANDOM_COSINE = 0.15

@@ -3,6 +3,10 @@
 A verdict concerns the layer itself. Some layers have abnormal numbers only because of another one,
 such as the layers after a NaN or the layers before a dead layer. Their verdict is fine, and
 `because` names the layer at fault.
+
+A row is a layer, or a sum of layer results, in one iteration of the loops around it. Siblings are
+rows with the same operation and shapes (`kin`). Each function that yields faults looks for one
+kind.
 """
 
 from __future__ import annotations
@@ -19,32 +23,40 @@ from xform.diagnosis.row import LayerHealth
 FINE = "fine"
 VERDICTS = ("nonfinite", "dead", "saturated", "exploding", "vanishing", "shattered", FINE)
 _FAN_IN = "initialize its weights with variance 1 / fan-in (2 / fan-in before a ReLU)"
-_PATH = "add the block's input to its result (a residual path), as similar blocks do"
+_ADD_PATH = "add the block's input to its result (a residual path), as similar blocks do"
 _GUARD = "limit the operation's inputs (jnp.where on its result leaves a NaN in its gradient)"
-_ALIVE = "initialize its bias to 0, lower the learning rate, or use a leaky ReLU or GELU"
-_SMALLER = f"normalize the input of its activation, or {_FAN_IN}"
-_SMOOTHER = (
+_REVIVE = "initialize its bias to 0, lower the learning rate, or use a leaky ReLU or GELU"
+_SHRINK_INPUT = f"normalize the input of its activation, or {_FAN_IN}"
+_ADD_PATHS_EVERYWHERE = (
     "add a residual path around each block and scale the blocks down with depth, or use orthogonal "
     "weights"
 )
 
 
-def with_verdicts(rows: Sequence[LayerHealth]) -> list[LayerHealth]:
-    """Return the rows with verdicts, for rows in execution order without verdicts."""
-    faults: dict[int, tuple[str, str, str]] = {}
-    for group in ((_nonfinite,), (_units, _scales, _paths, _zeroed), (_drifts, _shattered)):
-        if faults:  # a fault changes the numbers that later groups use, also in other layers
-            break
-        for i, *texts in (fault for find in group for fault in find(rows)):
-            faults.setdefault(i, (texts[0], texts[1], texts[2]))
-    return [_with(rows, i, faults) for i in range(len(rows))]
-
-
-Fault = tuple[int, str, str, str]  # index of the row, verdict, reason, remedy
+# Index of the row, verdict, reason, remedy.
+Fault = tuple[int, str, str, str]
+# Verdict, reason and remedy, by index of the row.
 Faults = dict[int, tuple[str, str, str]]
 
 
-def _with(rows: Sequence[LayerHealth], i: int, faults: Faults) -> LayerHealth:
+def with_verdicts(rows: Sequence[LayerHealth]) -> list[LayerHealth]:
+    """Return the rows with verdicts, for rows in execution order without verdicts."""
+    faults: Faults = {}
+    stages = (
+        (_first_nonfinite,),
+        (_dead_or_saturated, _unusual_gains, _missing_paths, _tiny_operands),
+        (_drifting_gradients, _shattered_gradients),
+    )
+    for stage in stages:
+        if faults:  # a fault changes the numbers that later stages use, also in other layers
+            break
+        for i, verdict, reason, remedy in (fault for find in stage for fault in find(rows)):
+            faults.setdefault(i, (verdict, reason, remedy))
+    return [_with_verdict(rows, i, faults) for i in range(len(rows))]
+
+
+def _with_verdict(rows: Sequence[LayerHealth], i: int, faults: Faults) -> LayerHealth:
+    """Return row `i` with its verdict."""
     row = rows[i]
     if i in faults:
         verdict, reason, remedy = faults[i]
@@ -67,7 +79,8 @@ def _because(rows: Sequence[LayerHealth], i: int, faults: Faults) -> int | None:
     return None
 
 
-def _nonfinite(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+def _first_nonfinite(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+    """Find the layer with the first NaN or Inf, in the forward pass or else the backward pass."""
     forward = next((i for i, r in enumerate(rows) if r.nonfinite), None)
     backward = next((i for i in reversed(range(len(rows))) if rows[i].gradient_nonfinite), None)
     if forward is not None:
@@ -81,18 +94,20 @@ def _nonfinite(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
         yield backward, "nonfinite", reason, _GUARD
 
 
-def _units(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+def _dead_or_saturated(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+    """Find layers whose activation is zero or flat for nearly all units."""
     for i, row in enumerate(rows):
         if row.input == 0:  # its zeros come from an earlier layer
             continue
-        if row.dead is not None and row.dead >= thresholds.DEAD:
-            yield i, "dead", f"{row.dead:.0%} of its units are zero for every example", _ALIVE
-        elif row.saturated is not None and row.saturated >= thresholds.SATURATED:
+        if row.dead is not None and row.dead >= thresholds.DEAD_SHARE:
+            yield i, "dead", f"{row.dead:.0%} of its units are zero for every example", _REVIVE
+        elif row.saturated is not None and row.saturated >= thresholds.SATURATED_SHARE:
             reason = f"{row.saturated:.0%} of its activations have a slope near zero"
-            yield i, "saturated", reason, _SMALLER
+            yield i, "saturated", reason, _SHRINK_INPUT
 
 
-def _scales(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+def _unusual_gains(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+    """Find layers whose gain is far from that of similar layers."""
     for i, gain, median, limit in _gains(rows):
         reason = f"it scales its input by {gain:.2g}"
         if not math.isnan(median):
@@ -109,16 +124,18 @@ def _gains(rows: Sequence[LayerHealth]) -> Iterator[tuple[int, float, float, flo
 
     The median is NaN if there are too few similar layers; the factor is then relative to 1.
     """
-    kin, cousins = (_gains_by(rows, name) for name in ("kin", "operation"))
+    by_kin, by_operation = (_gains_by(rows, name) for name in ("kin", "operation"))
     for i, row in enumerate(rows):
         if not row.gain:
             continue
-        if len(kin[row.kin]) >= thresholds.SIBLINGS:
-            yield i, row.gain, statistics.median(kin[row.kin]), thresholds.SCALE
-        elif len(cousins[row.operation]) >= thresholds.SIBLINGS:
-            yield i, row.gain, statistics.median(cousins[row.operation]), thresholds.SCALE_COUSINS
+        siblings, same_operation = by_kin[row.kin], by_operation[row.operation]
+        if len(siblings) >= thresholds.MIN_SIBLINGS:
+            yield i, row.gain, statistics.median(siblings), thresholds.GAIN_FACTOR
+        elif len(same_operation) >= thresholds.MIN_SIBLINGS:
+            median = statistics.median(same_operation)
+            yield i, row.gain, median, thresholds.GAIN_FACTOR_BY_OPERATION
         else:
-            yield i, row.gain, math.nan, thresholds.SCALE_ALONE
+            yield i, row.gain, math.nan, thresholds.GAIN_FACTOR_ALONE
 
 
 def _gains_by(rows: Sequence[LayerHealth], name: str) -> dict[str, list[float]]:
@@ -130,42 +147,42 @@ def _gains_by(rows: Sequence[LayerHealth], name: str) -> dict[str, list[float]]:
     return groups
 
 
-def _paths(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+def _missing_paths(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     """Find layers without a residual path around them, although most similar layers have one."""
     layers = [i for i, r in enumerate(rows) if r.kind == "layer"]
     bypassed = [i for i in layers if rows[i].bypassed]
     if not bypassed:
         return
-    without: list[int] = []
+    without_path: list[int] = []
     for i in layers:
-        kin = [rows[j].bypassed for j in layers if rows[j].kin == rows[i].kin]
-        unusual = not rows[i].bypassed and 2 * sum(kin) > len(kin)
-        if unusual and bypassed[0] < i < bypassed[-1]:
-            without.append(i)
-    for i in without:
+        siblings = [rows[j].bypassed for j in layers if rows[j].kin == rows[i].kin]
+        is_unusual = not rows[i].bypassed and 2 * sum(siblings) > len(siblings)
+        if is_unusual and bypassed[0] < i < bypassed[-1]:
+            without_path.append(i)
+    for i in without_path:
         # Report only the last layer of a block, where the sum should be.
         later = [j for j in layers if j > i]
-        if not later or later[0] not in without:
+        if not later or later[0] not in without_path:
             reason = "it has no residual path around it, and similar layers have one"
-            yield i, "vanishing", reason, _PATH
+            yield i, "vanishing", reason, _ADD_PATH
 
 
-def _zeroed(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+def _tiny_operands(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     """Find sums with an operand that is nearly zero, although it is not in similar sums."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.least is not None:
             groups.setdefault(row.kin, []).append(row.least)
     for i, row in enumerate(rows):
-        if row.least is None or len(groups[row.kin]) < thresholds.SIBLINGS:
+        if row.least is None or len(groups[row.kin]) < thresholds.MIN_SIBLINGS:
             continue
         if _in_first_iteration(rows, i):
             continue
         median = statistics.median(groups[row.kin])
-        if row.least < thresholds.LEAST * median and not _after_zeros(rows, i):
+        if row.least < thresholds.OPERAND_RATIO * median and not _after_zeros(rows, i):
             sizes = f"its smallest operand is {row.least:.1g} of the largest"
             reason = f"{sizes}, {median:.1g} in similar sums"
-            yield i, "vanishing", reason, _PATH
+            yield i, "vanishing", reason, _ADD_PATH
 
 
 def _after_zeros(rows: Sequence[LayerHealth], i: int) -> bool:
@@ -180,23 +197,28 @@ def _in_first_iteration(rows: Sequence[LayerHealth], i: int) -> bool:
     return bool(rows[i].trip) and all(rows[j].place != rows[i].place for j in range(i))
 
 
-def _shattered(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+def _shattered_gradients(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+    """Find layers where gradients of neighbouring examples are as unrelated as noise.
+
+    They must be related at the last layer.
+    """
     layers = [r for r in rows if r.kind == "layer"]
     known = [r for r in layers if r.correlation is not None and r.gradient]
-    if not known or (top := known[-1].correlation or 0.0) < thresholds.TOGETHER:
+    if not known or (last := known[-1].correlation or 0.0) < thresholds.MIN_LAST_COSINE:
         return
     for i, row in enumerate(rows):
         if row not in known or row.correlation is None or row.noise is None:
             continue
-        limit = thresholds.SHATTERED * row.noise
-        if row.noise <= thresholds.CHANCE and row.correlation < limit < top:
-            cosine = (
-                f"have cosine {row.correlation:.2g}, like noise, and {top:.2g} at the last layer"
+        limit = thresholds.SHATTERED_FACTOR * row.noise
+        if row.noise <= thresholds.MAX_RANDOM_COSINE and row.correlation < limit < last:
+            reason = (
+                f"gradients of neighbouring examples have cosine {row.correlation:.2g}, like "
+                f"noise, and {last:.2g} at the last layer"
             )
-            yield i, "shattered", f"gradients of neighbouring examples {cosine}", _SMOOTHER
+            yield i, "shattered", reason, _ADD_PATHS_EVERYWHERE
 
 
-def _drifts(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
+def _drifting_gradients(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     """Find gradients that vanish or explode over many layers, with no single layer at fault."""
     norms = [r.gradient * math.sqrt(r.size) for r in rows]
     known = [i for i, n in enumerate(norms) if n > 0 and rows[i].kind == "layer"]
@@ -206,10 +228,10 @@ def _drifts(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     for i in reversed(known):
         ratio = norms[i] / most if most else 1.0
         most = max(most, norms[i])
-        if ratio < thresholds.VANISHED:
+        if ratio < thresholds.VANISHED_RATIO:
             reason = f"its gradient has {ratio:.1g} times the norm of a later layer's gradient"
             yield i, "vanishing", reason, f"{_FAN_IN}, add residual paths, or normalize"
-        elif norms[i] > thresholds.EXPLODED * last:
+        elif norms[i] > thresholds.EXPLODED_RATIO * last:
             times = f"{norms[i] / last:.1g} times"
             reason = f"its gradient has {times} the norm of the last layer's gradient"
             yield i, "exploding", reason, f"{_FAN_IN}, clip gradients, or normalize"
