@@ -1,11 +1,17 @@
-"""`lax.scan`: loops whose number of steps is known.
+"""The rule of `lax.scan`, a loop whose number of iterations is known.
 
-A scan's Joint is that of its body. Which carries are active, and which bring a cotangent, are least
-fixpoints, because a carry that starts from a constant may become active in a later iteration. The
-forward part is one scan that stacks the values that the schedule saves. The backward part is one
-scan in the other direction (in the same direction for a push). Constants, scanned inputs, carries
-that never change and saved loop-invariant values are taken from outside and never stacked. If the
-schedule stores only some states, both parts are those of `revolve`.
+The *Joint* of the body is its forward and backward pass, traced as one program. A *schedule* says
+which values of the forward pass are saved. The scan becomes two scans. The first runs the forward
+pass of each iteration and stacks the saved values; these stacks are the *token*. The second runs
+the backward passes from the token and the *seeds* (the cotangents of the outputs, or with `push`
+the tangents of the inputs). It runs in the other direction; with `push`, in the same direction.
+
+Constants, scanned inputs, carries that never change and loop-invariant values are not stacked. If
+the schedule stores only some states of the loop, both scans are those of `revolve`.
+
+A carry that starts from a constant may become active in a later iteration. So the active carries
+are found by iteration: the set grows until it no longer changes. The same holds for the carries
+that get a cotangent.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from xform.rules import revolve
 
 
 def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
+    """Return the positions that are True in one of two masks."""
     return tuple(x or y for x, y in zip(a, b, strict=True))
 
 
@@ -46,42 +53,50 @@ class _Body:
 
     def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Split values into constants, carries and scanned inputs."""
-        a, b = self.n_consts, self.n_consts + self.n_carry
-        return list(values[:a]), list(values[a:b]), list(values[b:])
+        first_scanned = self.n_consts + self.n_carry
+        carry = list(values[self.n_consts : first_scanned])
+        return list(values[: self.n_consts]), carry, list(values[first_scanned:])
 
     def active(self, active: Mask) -> tuple[Mask, Mask]:
         """Return the inputs and outputs that are active in some iteration."""
         while True:
             outs = path(self.prog, active).outputs
-            consts, carry, seq = self.parts(active)
+            consts, carry, scanned = self.parts(active)
             grown = _either(carry, outs[: self.n_carry])
             if grown == tuple(carry):
                 return active, (*grown, *outs[self.n_carry :])
-            active = (*consts, *grown, *seq)
+            active = (*consts, *grown, *scanned)
 
     def wanted(self, active: Mask, wanted: Mask) -> Mask:
-        """Return the outputs that bring a cotangent in some iteration, of `active` inputs."""
+        """Return the outputs of the body that bring a cotangent in some iteration.
+
+        `active` are the inputs of the scan that are differentiated, `wanted` its outputs that bring
+        a cotangent.
+        """
         active, outs = self.active(active)
         while True:
-            _, back, _ = self.parts(path(self.prog, active, wanted).inputs)
-            grown = (*_either(wanted[: self.n_carry], back), *wanted[self.n_carry :])
+            _, carry, _ = self.parts(path(self.prog, active, wanted).inputs)
+            grown = (*_either(wanted[: self.n_carry], carry), *wanted[self.n_carry :])
             if grown == wanted:
                 return tuple(w and o for w, o in zip(wanted, outs, strict=True))
             wanted = grown
 
 
-class Moving(NamedTuple):
-    """Which constants, carries and scanned inputs get a cotangent, and which ys bring one."""
+class HasCotangent(NamedTuple):
+    """Which constants, carries and scanned inputs get a cotangent, and which ys bring one.
+
+    The ys are the stacked outputs.
+    """
 
     consts: Mask
     carry: Mask
-    seq: Mask
+    scanned: Mask
     ys: Mask
 
     @property
     def inputs(self) -> Mask:
         """Which inputs get a cotangent, in the order of the inputs."""
-        return (*self.consts, *self.carry, *self.seq)
+        return (*self.consts, *self.carry, *self.scanned)
 
 
 class Scan(Structured):
@@ -92,80 +107,87 @@ class Scan(Structured):
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
         body = _Body(eqn)
-        inside = body.wanted(active, wanted)
-        consts, _, seq = body.parts(path(body.prog, body.active(active)[0], inside).inputs)
-        inputs = (*consts, *inside[: body.n_carry], *seq)
+        body_wanted = body.wanted(active, wanted)
+        consts, _, scanned = body.parts(path(body.prog, body.active(active)[0], body_wanted).inputs)
+        inputs = (*consts, *body_wanted[: body.n_carry], *scanned)
         return tuple(a and b for a, b in zip(inputs, active, strict=True))
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         body = _Body(eqn)
-        nk = body.n_carry
+        n_carry = body.n_carry
         _, outputs = body.active(tuple(dx is not None for dx in dxs))
-        stacked = zip(outputs[nk:], wanted[nk:], strict=True)
-        outputs = (*outputs[:nk], *(on and want for on, want in stacked))
-        (consts, carry, seq), (dconsts, dcarry, dseq) = body.parts(xs), body.parts(dxs)
+        stacked = zip(outputs[n_carry:], wanted[n_carry:], strict=True)
+        outputs = (*outputs[:n_carry], *(on and want for on, want in stacked))
+        (consts, carry, scanned), (dconsts, dcarry, dscanned) = body.parts(xs), body.parts(dxs)
         _, variables, _ = body.parts(eqn.invars)
-        dcarry = spread(instantiate(dcarry, variables, outputs[:nk]), outputs[:nk])
+        dcarry = spread(instantiate(dcarry, variables, outputs[:n_carry]), outputs[:n_carry])
 
         def step(state: Any, x: Any):
-            (carry, dcarry), (seq, dseq) = state, x
-            args, tangents = [*consts, *carry, *seq], [*dconsts, *dcarry, *dseq]
+            (carry, dcarry), (slices, dslices) = state, x
+            args, tangents = [*consts, *carry, *slices], [*dconsts, *dcarry, *dslices]
             ys, dys = jvp(body.prog, args, tangents, wanted=outputs)
             dys = spread(instantiate(dys, body.prog.outputs, outputs), outputs)
-            return (ys[:nk], dys[:nk]), (ys[nk:], dys[nk:])
+            return (ys[:n_carry], dys[:n_carry]), (ys[n_carry:], dys[n_carry:])
 
-        state, out = lax.scan(step, (carry, dcarry), (seq, dseq), **scan_options(eqn.params))
+        start, options = (carry, dcarry), scan_options(eqn.params)
+        state, out = lax.scan(step, start, (scanned, dscanned), **options)
         return [*state[0], *out[0]], [*state[1], *out[1]]
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         body = _Body(eqn)
-        inside = body.wanted(active, wanted)
-        joint = analyze(body.prog, body.active(active)[0], inside, push)
+        body_wanted = body.wanted(active, wanted)
+        joint = analyze(body.prog, body.active(active)[0], body_wanted, push)
         joint = check_carried_dtypes(eqn, joint, body.n_consts + body.n_carry)
-        return _ScanNode(eqn, body, joint, active, wanted, inside, push)
+        return _ScanNode(eqn, body, joint, active, wanted, body_wanted, push)
 
 
 class _ScanNode(Node):
-    """A scan that carries a derivative."""
+    """The forward and the backward scan of a scan that is differentiated.
+
+    Attributes:
+      body, joint: the body, and its Joint.
+      carried: which carries have a derivative that the backward scan carries.
+      unchanging: the inputs of the body that have the same value in every iteration.
+      invariant: the forward values that are the same in every iteration.
+    """
 
     loop = True
 
     def __init__(self, eqn: JaxprEqn, body: _Body, joint: Joint, active: Mask, wanted: Mask,
-                 inside: Mask, push: bool):  # fmt: skip
+                 body_wanted: Mask, push: bool):  # fmt: skip
         self.body, self.joint = body, joint
         self.iterations, self.options = eqn.params["length"], scan_options(eqn.params)
         self.first_carry = body.n_consts
-        nk = body.n_carry
+        n_carry = body.n_carry
         if push:
-            consts, carry, seq = body.parts(joint.seeded)
-            self.carried = _either(carry, joint.results[:nk])
+            consts, carry, scanned = body.parts(joint.seeded)
+            self.carried = _either(carry, joint.results[:n_carry])
             if not self.iterations:  # without iterations, the initial carry is the result
                 self.carried = _either(self.carried, body.parts(active)[1])
-            seeded = (*consts, *self.carried, *seq)
-            results = (*self.carried, *joint.results[nk:])
+            seeded = (*consts, *self.carried, *scanned)
+            results = (*self.carried, *joint.results[n_carry:])
         else:
-            consts, _, seq = body.parts(joint.results)
-            self.carried = inside[:nk]
+            consts, _, scanned = body.parts(joint.results)
+            self.carried = body_wanted[:n_carry]
             seeded = wanted
-            results = (*consts, *self.carried, *seq)
+            results = (*consts, *self.carried, *scanned)
         super().__init__(eqn, [joint], seeded, results, push)
-        if not push:  # a carry may depend on others, but on none of their cotangents
+        if not push:  # other carries may depend on a carry, and yet give it no cotangent
             self.results = submask(results, self.dependent_results((True,) * sum(seeded)))
         consts, carry, _ = body.parts(joint.inputs)
-        kept = [v for v, out in zip(carry, joint.outputs[:nk], strict=True) if v is out]
-        self.fixed = {*consts, *kept}
-        self.invariant = self._invariant()
+        returned = [v for v, out in zip(carry, joint.outputs[:n_carry], strict=True) if v is out]
+        self.unchanging = {*consts, *returned}
+        self.invariant = self._invariant_values()
 
-    def _invariant(self) -> set[Var]:
-        """Return the forward values that are the same in every iteration."""
-        known = {*self.fixed, *(v for v, _ in self.joint.program.consts)}
+    def _invariant_values(self) -> set[Var]:
+        values = {*self.unchanging, *(v for v, _ in self.joint.program.consts)}
         for eqn in self.joint.forward:
-            if not has_effects(eqn) and all(v in known for v in eqn.invars if isinstance(v, Var)):
-                known.update(eqn.outvars)
-        return known
+            if not has_effects(eqn) and all(v in values for v in eqn.invars if isinstance(v, Var)):
+                values.update(eqn.outvars)
+        return values
 
     def _needs(self, schedule: Schedule) -> Mask:
-        """Which inputs of the body the backward part needs, in any iteration."""
+        """Which inputs of the body the backward pass reads, or recomputes values from."""
         if schedule.snapshots is None:
             return schedule.reads
         if "needs" not in schedule.cache:
@@ -176,7 +198,7 @@ class _ScanNode(Node):
 
     def stacked_inputs(self, schedules: Schedules) -> Mask:
         _, carry, _ = self.body.parts(self.joint.inputs)
-        changing = {v for v in carry if v not in self.fixed}
+        changing = {v for v in carry if v not in self.unchanging}
         inputs = zip(self.joint.inputs, self._needs(schedules[0]), strict=True)
         return tuple(on and v in changing for v, on in inputs)
 
@@ -201,70 +223,70 @@ class _ScanNode(Node):
         return tuple(v in self.invariant for v in schedule.saved)
 
     def dependent_results(self, given: Mask) -> Mask:
-        return tuple(gather(self.moving(given).inputs, self.results))
+        return tuple(gather(self.has_cotangent(given).inputs, self.results))
 
-    def moving(self, given: Mask) -> Moving:
+    def has_cotangent(self, given: Mask) -> HasCotangent:
         """Return what gets a cotangent in some iteration, if the `given` seeds are present."""
-        nk, full = self.body.n_carry, submask(self.seeded, given)
-        carry, ys = full[:nk], tuple(gather(full[nk:], self.seeded[nk:]))
+        n_carry, full = self.body.n_carry, submask(self.seeded, given)
+        carry, ys = full[:n_carry], tuple(gather(full[n_carry:], self.seeded[n_carry:]))
         while True:
             on = present_derivatives(self.joint, (*gather(carry, self.carried), *ys))
-            consts, before, seq = self.body.parts(on)
+            consts, before, scanned = self.body.parts(on)
             before = [a and b for a, b in zip(before, self.carried, strict=True)]
             grown = _either(carry, before)
             if grown == carry:
-                return Moving(tuple(consts), carry, tuple(seq), ys)
+                return HasCotangent(tuple(consts), carry, tuple(scanned), ys)
             carry = grown
 
-    def as_results(self, cts: Sequence[Value], on: Moving) -> list[Value]:
+    def as_results(self, cts: Sequence[Value], on: HasCotangent) -> list[Value]:
         """Return the results of the node, from the cotangents of the inputs that get one."""
         return gather(spread(cts, on.inputs), self.results)
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
-        (schedule,), joint, nk = schedules, self.joint, self.body.n_carry
+        (schedule,), joint, n_carry = schedules, self.joint, self.body.n_carry
         if schedule.snapshots is not None:
             return revolve.forward(self, schedule, schedule.snapshots, xs, used)
-        on = self.hoisted_values(schedule)
-        once = emit.values_by_variable(
-            schedule, gather(schedule.saved, on), dict(zip(joint.inputs, xs, strict=True))
+        is_hoisted = self.hoisted_values(schedule)
+        hoisted = emit.values_by_variable(
+            schedule, gather(schedule.saved, is_hoisted), dict(zip(joint.inputs, xs, strict=True))
         )
-        moved = [v for v, o in zip(schedule.saved, on, strict=True) if not o]
+        stacked = [v for v, on in zip(schedule.saved, is_hoisted, strict=True) if not on]
         states = gather(joint.inputs, self.stacked_inputs(schedules))
-        ys = gather(joint.outputs[nk:], used[nk:])
-        carried = self.live_carry(used[:nk], [*ys, *states, *moved], once)
+        ys = gather(joint.outputs[n_carry:], used[n_carry:])
+        carried = self.live_carry(used[:n_carry], [*ys, *states, *stacked], hoisted)
         # A value that is both an output and saved is stacked once, unless it is offloaded.
         keys = [(id(v), False) for v in ys]
-        keys += [(id(v), v in schedule.offloaded) for v in (*states, *moved)]
-        slots = dict(zip(keys, (*ys, *states, *moved), strict=True))
-        carries = gather(joint.outputs[:nk], carried)
-        consts, carry, seq = self.body.parts(xs)
+        keys += [(id(v), v in schedule.offloaded) for v in (*states, *stacked)]
+        by_key = dict(zip(keys, (*ys, *states, *stacked), strict=True))
+        carries = gather(joint.outputs[:n_carry], carried)
+        consts, carry, scanned = self.body.parts(xs)
 
-        def step(state: list[Value], seq: list[Value]):
-            ins = [*consts, *spread(state, carried), *seq]
+        def step(state: list[Value], slices: list[Value]):
+            ins = [*consts, *spread(state, carried), *slices]
             env = {v: x for v, x in zip(joint.inputs, ins, strict=True) if x is not None}
-            out = emit.values(schedule, [*carries, *slots.values()], {**env, **once})
-            pairs = zip(slots.items(), out[len(carries) :], strict=True)
+            out = emit.values(schedule, [*carries, *by_key.values()], {**env, **hoisted})
+            pairs = zip(by_key.items(), out[len(carries) :], strict=True)
             return out[: len(carries)], [
-                emit.transfer(schedule, v, x) if moves else x for ((_, moves), v), x in pairs
+                emit.transfer(schedule, v, x) if offload else x for ((_, offload), v), x in pairs
             ]
 
-        final, stacks = lax.scan(step, gather(carry, carried), seq, **self.options)
-        stack = dict(zip(slots, stacks, strict=True))
+        final, stacks = lax.scan(step, gather(carry, carried), scanned, **self.options)
+        stack = dict(zip(by_key, stacks, strict=True))
         last = spread(final, carried)
-        outs = [x if u else None for x, u in zip(last, used[:nk], strict=True)]
-        hoisted = [emit.transfer(schedule, v, x) for v, x in once.items()]
-        token = hoisted, [stack[k] for k in keys[len(ys) :]]
-        return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[nk:])], token
+        outs = [x if u else None for x, u in zip(last, used[:n_carry], strict=True)]
+        saved_once = [emit.transfer(schedule, v, x) for v, x in hoisted.items()]
+        token = saved_once, [stack[k] for k in keys[len(ys) :]]
+        return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[n_carry:])], token
 
-    def live_carry(self, used: Mask, wanted: Sequence[Atom], once: dict[Var, Value]) -> Mask:
-        """Which carries the wanted values need; the others are dropped from the loop."""
-        joint, nk = self.joint, self.body.n_carry
+    def live_carry(self, used: Mask, wanted: Sequence[Atom], known: dict[Var, Value]) -> Mask:
+        """Which carries are used or needed for the wanted values; others leave the loop."""
+        joint, n_carry = self.joint, self.body.n_carry
         _, carry, _ = self.body.parts(joint.inputs)
         on = tuple(used)
         while True:
-            goal = [*gather(joint.outputs[:nk], on), *wanted]
+            goal = [*gather(joint.outputs[:n_carry], on), *wanted]
             need = {v for v in goal if isinstance(v, Var)}
-            for eqn in live(joint.forward, goal, once):
+            for eqn in live(joint.forward, goal, known):
                 need.update(v for v in eqn.invars if isinstance(v, Var))
             grown = _either(on, [v in need for v in carry])
             if grown == on:
@@ -277,82 +299,87 @@ class _ScanNode(Node):
         (schedule,), body = schedules, self.body
         if schedule.snapshots is not None:
             return revolve.backward(self, schedule, schedule.snapshots, token, xs, seeds)
-        once, stack = token
-        consts, fixed, seq = body.parts(xs)
+        saved_once, stacks = token
+        consts, initial_carry, scanned = body.parts(xs)
         states = self.stacked_inputs(schedules)
-        on = self.hoisted_values(schedule)
+        is_hoisted = self.hoisted_values(schedule)
 
-        def inside(slices: list[Value], seq: list[Value], seeds: list[Value]) -> list[Value]:
-            """Run the body's backward part in one iteration; a zero result is None."""
+        def body_backward(slices: list[Value], scanned: list[Value], seeds: list[Value]
+                          ) -> list[Value]:  # fmt: skip
+            """Run the body's backward pass in one iteration; a zero result is None.
+
+            `slices` are the parts of the stacks for this iteration.
+            """
             n = sum(states)
             pairs = zip(gather(schedule.joint.inputs, states), slices[:n], strict=True)
-            back = [emit.transfer(schedule, v, x, back=True) for v, x in pairs]
+            stored = [emit.transfer(schedule, v, x, back=True) for v, x in pairs]
             carry = [
                 b if a is None else a
-                for a, b in zip(fixed, body.parts(spread(back, states))[1], strict=True)
+                for a, b in zip(initial_carry, body.parts(spread(stored, states))[1], strict=True)
             ]
-            rest, hoisted = iter(slices[n:]), iter(once)
-            kept = [next(hoisted) if o else next(rest) for o in on]
-            args = [*consts, *carry, *seq]
+            own, once = iter(slices[n:]), iter(saved_once)
+            saved = [next(once) if on else next(own) for on in is_hoisted]
+            args = [*consts, *carry, *scanned]
             return spread(
-                emit.backward(schedule, kept, args, seeds, False, whole=True), self.joint.results
+                emit.backward(schedule, saved, args, seeds, False, whole=True), self.joint.results
             )
 
-        return run(inside, (stack, seq), list(seeds))
+        return run(body_backward, (stacks, scanned), list(seeds))
 
-    def _pull(self, inside: Any, streams: Any, seeds: list[Value]) -> list[Value]:
-        body, on = self.body, self.moving(present_mask(seeds))
-        state, sums, ct_ys = self.starts(seeds, on)
+    def _pull(self, body_backward: Any, inputs: Any, seeds: list[Value]) -> list[Value]:
+        """Run the backward scan for cotangents. `inputs` are the stacks and the scanned inputs."""
+        body, on = self.body, self.has_cotangent(present_mask(seeds))
+        state, sums, ct_ys = self.initial_cts(seeds, on)
 
         def step(state: Any, x: Any):
-            (carry, sums), (stack, xs, ct_ys) = state, x
-            full = inside(stack, xs, self.step_seeds(carry, ct_ys, on))
-            ct_consts, ct_carry, ct_seq = body.parts(full)
+            (carry, sums), (slices, xs, ct_ys) = state, x
+            full = body_backward(slices, xs, self.step_seeds(carry, ct_ys, on))
+            ct_consts, ct_carry, ct_scanned = body.parts(full)
             pairs = zip(sums, gather(ct_consts, on.consts), strict=True)
             sums = [add([s, ct]) for s, ct in pairs]
-            return (self.next_cts(ct_carry, on), sums), gather(ct_seq, on.seq)
+            return (self.carried_cts(ct_carry, on), sums), gather(ct_scanned, on.scanned)
 
         options = {**self.options, "reverse": not self.options["reverse"]}
-        (carry, sums), out = lax.scan(step, (state, sums), (*streams, ct_ys), **options)
+        (carry, sums), out = lax.scan(step, (state, sums), (*inputs, ct_ys), **options)
         return self.as_results([*sums, *carry, *out], on)
 
-    def starts(self, seeds: Sequence[Value], on: Moving
-               ) -> tuple[list[Value], list[Value], list[Value]]:  # fmt: skip
+    def initial_cts(self, seeds: Sequence[Value], on: HasCotangent
+                    ) -> tuple[list[Value], list[Value], list[Value]]:  # fmt: skip
         """Return cotangents of the last state, zeros for the constants, cotangents of the ys."""
-        cts, nk = spread(seeds, self.seeded), self.body.n_carry
+        cts, n_carry = spread(seeds, self.seeded), self.body.n_carry
         consts = self.body.parts(self.eqn.invars)[0]
         return (
-            instantiate(cts[:nk], self.eqn.outvars[:nk], on.carry, cotangent_aval),
+            instantiate(cts[:n_carry], self.eqn.outvars[:n_carry], on.carry, cotangent_aval),
             instantiate([None] * len(consts), consts, on.consts, cotangent_aval),
-            [ct for ct in cts[nk:] if ct is not None],
+            [ct for ct in cts[n_carry:] if ct is not None],
         )
 
-    def step_seeds(self, carry: Sequence[Value], ct_ys: Sequence[Value], on: Moving) -> list[Value]:
+    def step_seeds(
+        self, carry: Sequence[Value], ct_ys: Sequence[Value], on: HasCotangent
+    ) -> list[Value]:
         """Return the seeds of the body's Joint in one iteration; None if absent."""
         return [*gather(spread(carry, on.carry), self.carried), *spread(ct_ys, on.ys)]
 
-    def next_cts(self, cts: Sequence[Value], on: Moving) -> list[Value]:
+    def carried_cts(self, cts: Sequence[Value], on: HasCotangent) -> list[Value]:
         """Return the cotangents that an iteration passes on to the one before it."""
         _, carry, _ = self.body.parts(self.body.prog.inputs)
         return instantiate(cts, carry, on.carry, cotangent_aval)
 
-    def _push(self, inside: Any, streams: Any, seeds: list[Value]) -> list[Value]:
-        body, nk = self.body, self.body.n_carry
-        dconsts, dcarry, dseq = body.parts(spread(seeds, self.seeded))
-        takes = body.parts(self.joint.seeded)[1]
-        gives = self.joint.results[nk:]
+    def _push(self, body_backward: Any, inputs: Any, seeds: list[Value]) -> list[Value]:
+        """Run the backward scan for tangents. `inputs` are the stacks and the scanned inputs."""
+        body, n_carry = self.body, self.body.n_carry
+        present = lambda dxs: [dx for dx in dxs if dx is not None]
+        dconsts, dcarry, dscanned = map(present, body.parts(spread(seeds, self.seeded)))
+        seeded_carry = body.parts(self.joint.seeded)[1]
 
-        def step(state: list[Value], x: Any):
-            stack, xs, dxs = x
-            dcarry = gather(spread(state, self.carried), takes)
-            const_tangents = [dx for dx in dconsts if dx is not None]
-            full = inside(stack, xs, [*const_tangents, *dcarry, *dxs])
-            new = instantiate(full[:nk], body.prog.outputs[:nk], self.carried)
-            return new, gather(full[nk:], gives)
+        def step(dcarry: list[Value], x: Any):
+            slices, xs, dxs = x
+            body_dcarry = gather(spread(dcarry, self.carried), seeded_carry)
+            full = body_backward(slices, xs, [*dconsts, *body_dcarry, *dxs])
+            new = instantiate(full[:n_carry], body.prog.outputs[:n_carry], self.carried)
+            return new, gather(full[n_carry:], self.joint.results[n_carry:])
 
-        start = [dx for dx in dcarry if dx is not None]
-        seq_tangents = [dx for dx in dseq if dx is not None]
-        carry, out = lax.scan(step, start, (*streams, seq_tangents), **self.options)
+        carry, out = lax.scan(step, dcarry, (*inputs, dscanned), **self.options)
         return [*carry, *out]
 
 

@@ -1,16 +1,19 @@
-"""`shard_map`: a program that every device of a mesh runs on its own shard.
+"""The rule of `shard_map`: a program that every device of a mesh runs on its own shard.
 
-The body has a Joint, which is analyzed in the scope of the body's types and axis names. Both parts
-are `shard_map`s over the same axes. A saved value leaves the forward part and enters the backward
-part with a new leading axis, along which the devices' shards are concatenated. So it stays on its
-device. Inputs that the backward part reads, and saved values that are outputs, are taken from
-outside.
+The *Joint* of the body is its forward and backward pass, traced as one program, with the types and
+axis names that the body has inside the `shard_map`. A *schedule* says which values are saved. The
+`shard_map` becomes two, over the same axes: one for each pass. The first also returns the saved
+values; these are the *token*. The second gets them, and the *seeds* (the cotangents of the outputs,
+or with `push` the tangents of the inputs). A saved value leaves the first with a new leading axis,
+along which the devices' shards are concatenated, so it stays on its device. A saved value that is
+an output is not returned twice. Inputs that the backward pass reads are passed to the second again.
 
-Cotangents. Under `check_vma=True` the body's types say what is replicated, and the body's own
-transpose sums a cotangent where it must (`rules.collective`). Under `check_vma=False` the types do
-not say so, and the convention is that of JAX. The cotangent of an output is divided equally over
-the axes that its spec does not mention. The cotangent of an input is summed over the axes that its
-spec does not mention.
+A value is *replicated* along an axis of the mesh if all devices along it have the same value;
+otherwise it *varies*. Under `check_vma=True` the body's types say along which axes a value varies,
+and the body's own transpose sums a cotangent where it must (`rules.collective`). Under
+`check_vma=False` the types do not say so, and xform does as JAX. It divides the cotangent of an
+output equally over the axes that the output's spec does not mention. It sums the cotangent of an
+input over the axes that the input's spec does not mention.
 """
 
 from __future__ import annotations
@@ -61,20 +64,21 @@ class _Devices:
 
     @functools.cached_property
     def distinct(self) -> tuple[Any, ...]:
-        """The axes along which devices may hold different values, by the specs and the body.
+        """The axes that a spec or the body names. Along them devices may have different values.
 
         Along the other axes all devices do the same, so nothing is summed or divided there. A
-        `vmap` with `spmd_axis_name` may use such an axis for its lanes.
+        `vmap` with `spmd_axis_name` may map over such an axis.
         """
         specs = (*self.in_specs, *self.out_specs)
-        named = axes_of(self.jaxpr).union(*(set().union(*_layout(spec)) for spec in specs))
+        named = axes_of(self.jaxpr).union(*(set().union(*_all_axes(spec)) for spec in specs))
         return tuple(a for a in self.mesh.axis_names if a in self.axes and a in named)
 
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """Return `f` mapped over the devices. Outside `jit` it is compiled, once for each program.
 
-        If a transform watches its arguments, it is not compiled, unless JAX can run it only under
-        `jit`: over some axes of a mesh without types that say what varies, or with partial sums.
+        It is not compiled if an argument is being differentiated eagerly, except where JAX can run
+        a `shard_map` only under `jit`: over some axes of a mesh only, with `check_vma=False` or
+        with partial sums.
         """
         mapped = jax.shard_map(
             f,
@@ -84,18 +88,18 @@ class _Devices:
             axis_names=self.axes,
             check_vma=self.checked,
         )
-        partly = self.axes != frozenset(self.mesh.axis_names)
-        sums = any(s.unreduced or s.reduced for s in (*self.in_specs, *self.out_specs))
-        only = partly and (sums or not self.checked)
+        over_some_axes = self.axes != frozenset(self.mesh.axis_names)
+        partial_sums = any(s.unreduced or s.reduced for s in (*self.in_specs, *self.out_specs))
+        needs_jit = over_some_axes and (partial_sums or not self.checked)
 
         def run(*args: Any) -> Any:
-            seen = any(isinstance(x, WatchedTracer) for x in jax.tree.leaves(args))
-            return (mapped if seen and not only else _compiled(mapped))(*args)
+            watched = any(isinstance(x, WatchedTracer) for x in jax.tree.leaves(args))
+            return (mapped if watched and not needs_jit else _compiled(mapped))(*args)
 
         return mapped if staging() else run
 
-    def inside(self, f: Callable[[], Any]) -> Any:
-        """Call `f` in the scope of the axis names and types of the body, and return its value."""
+    def call_inside(self, f: Callable[[], Any]) -> Any:
+        """Call `f` where the axis names of the body are defined, and return its value."""
         values: list[Any] = []
 
         def run() -> tuple[()]:
@@ -106,8 +110,9 @@ class _Devices:
         return values[0]
 
     def analyze(self, active: Mask, wanted: Mask, push: bool) -> Joint:
+        """Return the Joint of the body."""
         singly = not will_be_compiled()
-        return self.inside(lambda: analyze(self.body, active, wanted, push, singly=singly))
+        return self.call_inside(lambda: analyze(self.body, active, wanted, push, singly=singly))
 
     def residual_spec(self, aval: Any) -> PartitionSpec:
         """Return the spec of a saved value: its leading axis is sharded where the value varies."""
@@ -116,29 +121,37 @@ class _Devices:
         sums = {"unreduced": aval.mat.unreduced, "reduced": aval.mat.reduced}
         return PartitionSpec(*([axes] if axes else []), **(sums if self.checked else {}))
 
-    def unmentioned(self, spec: PartitionSpec) -> tuple[Any, ...]:
-        """Return the axes over which a value with this spec is replicated.
+    def replicated_axes(self, spec: PartitionSpec) -> tuple[Any, ...]:
+        """Return the axes over which the cotangent of a value with this spec is replicated.
 
-        The cotangent of a reduced value is unreduced: each device has its own part.
+        They are the axes that the spec does not mention. The cotangent of a *reduced* value is not
+        replicated: each device has its own part of a sum.
         """
-        mentioned = _mentioned(spec) | spec.reduced
+        mentioned = _mentioned_axes(spec) | spec.reduced
         return tuple(a for a in self.distinct if a not in mentioned)
 
-    def share(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
-        """Return the cotangent of one device's output, from the cotangent of the whole output."""
+    def output_ct(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
+        """Return the cotangent of one device's output, from the cotangent of the whole output.
+
+        `v` is the output of the body, and `spec` its spec.
+        """
         if self.checked:
-            return _vary_as(ct, v)
-        copies = [a for a in self.unmentioned(spec) if a not in spec.unreduced]
+            return _sum_to_varying_axes(ct, v)
+        copies = [a for a in self.replicated_axes(spec) if a not in spec.unreduced]
         return self._divide(ct, copies)
 
-    def total(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
-        """Return the cotangent of the whole input, from the cotangents on each device."""
+    def input_ct(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
+        """Return the cotangent of the whole input, from that of one device's input.
+
+        `v` is the input of the body, and `spec` its spec.
+        """
         if self.checked:
-            return _vary_as(ct, v)
-        summed = lax.psum(ct, self.unmentioned(spec))
+            return _sum_to_varying_axes(ct, v)
+        summed = lax.psum(ct, self.replicated_axes(spec))
         return self._divide(summed, spec.unreduced)
 
     def _divide(self, ct: Value, axes: Iterable[Any]) -> Value:
+        """Divide by the number of devices along the axes."""
         n = math.prod(self.mesh.shape[a] for a in axes)
         return ct if n == 1 else lax.div(ct, constant_like(ct, n))
 
@@ -167,31 +180,31 @@ def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _mentioned(spec: PartitionSpec) -> set[Any]:
-    """Return the axes in a spec."""
+def _mentioned_axes(spec: PartitionSpec) -> set[Any]:
+    """Return the mesh axes over which a spec shards axes of an array."""
     names: set[Any] = set()
     for entry in spec.partitions:
         names.update(entry if isinstance(entry, tuple) else (entry,))
     return names - {None}
 
 
-def _layout(spec: PartitionSpec) -> tuple[Any, ...]:
+def _all_axes(spec: PartitionSpec) -> tuple[Any, ...]:
     """Return the mentioned, unreduced and reduced axes of a spec."""
-    return _mentioned(spec), spec.unreduced, spec.reduced
+    return _mentioned_axes(spec), spec.unreduced, spec.reduced
 
 
-def _vary_as(ct: Value, v: Atom) -> Value:
-    """Return `ct`, summed over the axes along which it varies and its primal does not.
+def _sum_to_varying_axes(ct: Value, v: Atom) -> Value:
+    """Return `ct`, summed over the axes along which it varies and its primal `v` does not.
 
-    JAX may omit the step from replicated to varying at an output whose spec mentions more axes than
-    the value varies over.
+    This is needed if the spec of an output mentions more axes than the value varies over: JAX may
+    omit the conversion of the value from replicated to varying.
     """
     aval: Any = v.aval
     return lax.psum(ct, tuple(sorted(jax.typeof(ct).mat.varying - aval.mat.varying, key=str)))
 
 
 class ShardMap(Structured):
-    """The rule of `jax.shard_map`, over all or some axes of a mesh."""
+    """The rule of `jax.shard_map`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
@@ -216,11 +229,11 @@ class ShardMap(Structured):
             ys, dys = jvp(devices.body, xs, spread(dxs, active))
             return ys, instantiate(dys, devices.body.outputs, active_out)
 
-        ins = [list(devices.in_specs), gather(devices.in_specs, active)]
-        outs = [list(devices.out_specs), gather(devices.out_specs, active_out)]
+        in_specs = list(devices.in_specs), gather(devices.in_specs, active)
+        out_specs = list(devices.out_specs), gather(devices.out_specs, active_out)
         pairs = zip(dxs, eqn.invars, strict=True)
-        placed = [reshard_tangent(dx, v.aval) for dx, v in pairs if dx is not None]
-        ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), placed)
+        resharded = [reshard_tangent(dx, v.aval) for dx, v in pairs if dx is not None]
+        ys, dys = devices.map(run, in_specs, out_specs)(list(xs), resharded)
         return ys, spread(dys, active_out)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
@@ -229,7 +242,7 @@ class ShardMap(Structured):
 
 
 class _ShardNode(Node):
-    """A `shard_map` that carries a derivative."""
+    """The forward and the backward `shard_map` of a `shard_map` that is differentiated."""
 
     def __init__(self, eqn: JaxprEqn, devices: _Devices, joint: Joint, push: bool):
         super().__init__(eqn, [joint], joint.seeded, joint.results, push)
@@ -242,102 +255,107 @@ class _ShardNode(Node):
         (joint,) = self.joints
         if given in joint.reduced_joints:
             return joint.reduced_joints[given].present_results
-        return self.devices.inside(lambda: reduced_joint(joint, given).present_results)
+        return self.devices.call_inside(lambda: reduced_joint(joint, given).present_results)
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         devices, n = self.devices, sum(used)
-        first, tree = self._first(schedules[0], used)
+        forward_prog, tree = self._forward_program(schedules[0], used)
         out_specs = gather(devices.out_specs, used)
-        specs = [devices.residual_spec(a) for a in first.out_avals[n:]]
-        as_output = [
-            self._as_output(v, spec, first.outputs[:n], out_specs)
-            for v, spec in zip(first.outputs[n:], specs, strict=True)
+        saved_specs = [devices.residual_spec(aval) for aval in forward_prog.out_avals[n:]]
+        equal_outputs = [
+            self._equal_output(v, spec, forward_prog.outputs[:n], out_specs)
+            for v, spec in zip(forward_prog.outputs[n:], saved_specs, strict=True)
         ]
-        new = tuple(i is None for i in as_output)
+        has_new_axis = tuple(i is None for i in equal_outputs)
 
         def run(*xs: Value) -> list[Value]:
-            out = evaluate(first, xs)
-            return [*out[:n], *(lax.expand_dims(x, (0,)) for x in gather(out[n:], new))]
+            out = evaluate(forward_prog, xs)
+            return [*out[:n], *(lax.expand_dims(x, (0,)) for x in gather(out[n:], has_new_axis))]
 
+        all_specs = [*out_specs, *gather(saved_specs, has_new_axis)]
         with self.eqn.ctx.manager:
-            out = devices.map(run, tuple(devices.in_specs), [*out_specs, *gather(specs, new)])(*xs)
+            out = devices.map(run, tuple(devices.in_specs), all_specs)(*xs)
         residuals = iter(out[n:])
-        leaves = [next(residuals) if i is None else out[i] for i in as_output]
-        held = [
-            spec if i is None else out_specs[i] for i, spec in zip(as_output, specs, strict=True)
-        ]
-        return spread(out[:n], used), _Shards(leaves, (tuple(held), new, tree))
+        leaves = [next(residuals) if i is None else out[i] for i in equal_outputs]
+        pairs = zip(equal_outputs, saved_specs, strict=True)
+        specs = tuple(spec if i is None else out_specs[i] for i, spec in pairs)
+        return spread(out[:n], used), _Token(leaves, (specs, has_new_axis, tree))
 
-    def _first(self, schedule: Schedule, used: Mask) -> tuple[Program, Any]:
-        """Return the forward part as a program: the used outputs, then the saved leaves."""
+    def _forward_program(self, schedule: Schedule, used: Mask) -> tuple[Program, Any]:
+        """Return the forward pass of the body, and the tree of the saved values.
+
+        The program returns the used outputs, then the leaves of the saved values.
+        """
         key = ("shard_map", used)
         if key not in schedule.cache:
             trees: list[Any] = []
 
             def flat(*xs: Value) -> list[Value]:
-                outs, kept = emit.forward(schedule, xs, used)
-                leaves, tree = jax.tree.flatten(kept)
+                outs, saved = emit.forward(schedule, xs, used)
+                leaves, tree = jax.tree.flatten(saved)
                 trees.append(tree)
                 return [*gather(outs, used), *leaves]
 
             types = self.devices.body.in_avals
             with self.eqn.ctx.manager:
-                schedule.cache[key] = self.devices.inside(lambda: trace(flat, *types)), trees[0]
+                prog = self.devices.call_inside(lambda: trace(flat, *types))
+            schedule.cache[key] = prog, trees[0]
         return schedule.cache[key]
 
-    def _as_output(self, v: Atom, spec: PartitionSpec, outputs: Sequence[Atom],
-                   out_specs: Sequence[PartitionSpec]) -> int | None:  # fmt: skip
+    def _equal_output(self, v: Atom, spec: PartitionSpec, outputs: Sequence[Atom],
+                      out_specs: Sequence[PartitionSpec]) -> int | None:  # fmt: skip
         """Return the index of the output that equals a saved value on all devices, or None."""
         for i, (y, out_spec) in enumerate(zip(outputs, out_specs, strict=True)):
-            if v is y and _layout(spec) == _layout(out_spec):
+            if v is y and _all_axes(spec) == _all_axes(out_spec):
                 return i
         return None
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         (schedule,), devices, reads = schedules, self.devices, self.reads(schedules)
+        # For each input and output: the variable of the body, that of the equation, and the spec.
         ins = list(zip(devices.body.inputs, self.eqn.invars, devices.in_specs, strict=True))
         outs = list(zip(devices.body.outputs, self.eqn.outvars, devices.out_specs, strict=True))
         given = present_mask(seeds)
         present = self.present_results(given)
-        takes = gather(gather(ins if self.push else outs, self.seeded), given)
-        result_specs = gather(gather(outs if self.push else ins, self.results), present)
-        specs, new, tree = token.static
+        seed_ends = gather(gather(ins if self.push else outs, self.seeded), given)
+        result_ends = gather(gather(outs if self.push else ins, self.results), present)
+        specs, has_new_axis, tree = token.static
 
         def run(leaves: list[Value], xs: list[Value], seeds: list[Value]) -> list[Value]:
-            pairs = zip(leaves, new, strict=True)
-            kept = jax.tree.unflatten(tree, [lax.squeeze(x, (0,)) if o else x for x, o in pairs])
+            pairs = zip(leaves, has_new_axis, strict=True)
+            saved = jax.tree.unflatten(tree, [lax.squeeze(x, (0,)) if on else x for x, on in pairs])
             if not self.push:
-                seeds = [devices.share(ct, v, spec)
-                           for ct, (v, _, spec) in zip(seeds, takes, strict=True)]  # fmt: skip
+                seeds = [devices.output_ct(ct, v, spec)
+                           for ct, (v, _, spec) in zip(seeds, seed_ends, strict=True)]  # fmt: skip
             # For its device the body is a whole function: each recompute waits for its cotangent.
             full = spread(xs, reads), spread(seeds, given)
-            results = gather(emit.backward(schedule, kept, *full, together, whole=True), present)
+            results = gather(emit.backward(schedule, saved, *full, together, whole=True), present)
             if self.push:
                 return results
-            return [
-                devices.total(ct, v, s) for ct, (v, _, s) in zip(results, result_specs, strict=True)
-            ]
+            return [devices.input_ct(ct, v, spec)
+                    for ct, (v, _, spec) in zip(results, result_ends, strict=True)]  # fmt: skip
 
-        # The cotangent of a partial sum is a copy on each device, and vice versa.
+        # The cotangent of an unreduced value is reduced, and vice versa: `to_ct_spec` says so.
         kind = tangent_aval if self.push else cotangent_aval
-        turned = [
-            [s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (takes, result_specs)
-        ]
-        in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
+        spec_of = lambda spec: spec if self.push else spec.to_ct_spec()
+        seed_specs, result_specs = (
+            [spec_of(spec) for *_, spec in ends] for ends in (seed_ends, result_ends)
+        )
+        in_specs = list(specs), gather(devices.in_specs, reads), seed_specs
         with self.eqn.ctx.manager:
-            pairs = zip(gather(seeds, given), takes, strict=True)
-            placed = [reshard_tangent(x, v.aval, kind) for x, (_, v, _) in pairs]
-            mapped = devices.map(run, in_specs, turned[1])
-            return spread(mapped(token.leaves, gather(xs, reads), placed), present)
+            pairs = zip(gather(seeds, given), seed_ends, strict=True)
+            resharded = [reshard_tangent(x, v.aval, kind) for x, (_, v, _) in pairs]
+            mapped = devices.map(run, in_specs, result_specs)
+            return spread(mapped(token.leaves, gather(xs, reads), resharded), present)
 
 
 @jax.tree_util.register_pytree_node_class
-class _Shards:
-    """The token of a `shard_map`: each saved leaf, with the spec of its sharding.
+class _Token:
+    """The saved values of a `shard_map`, as a list of leaves.
 
-    `static` has these specs, which leaves have a new leading axis (the others are outputs), and the
-    tree of the saved values.
+    `static` has the specs of the leaves, which leaves have a new leading axis (the others are
+    outputs), and the tree of the saved values.
     """
 
     def __init__(self, leaves: list[Value], static: Any):
@@ -356,7 +374,7 @@ def _flops(eqn: JaxprEqn) -> int:
     return _Devices(eqn).count * flops(program(eqn.params["jaxpr"]))
 
 
-# The program of all devices may contain collectives, and is a whole function for each device.
+# A `shard_map` counts as a collective, because its body may contain collectives.
 declare(ShardMap, "shard_map", "structured", (),
         Traits(foldable=False, collective=True, flops=_flops), known=(
     "jaxpr", "mesh", "in_specs", "out_specs", "check_vma", "newly_manual_axes", "debug_info",

@@ -1,8 +1,13 @@
-"""`lax.while_loop` (and `fori_loop` with a traced trip count).
+"""The rule of `lax.while_loop` (and of `fori_loop` with a traced trip count).
 
-Forward mode carries tangents with the state. Reverse mode stores some states in the forward pass
-(`checkpoints`), and differentiates each step when the backward pass reaches it; it saves nothing
-else. Which carries are active, bring a cotangent, or must be stored are least fixpoints.
+A *step* is one run of the loop's body. Its *carry* is the state of the loop. Forward mode runs a
+loop that carries tangents with the state. In reverse mode the number of steps is unknown, so the
+forward pass stores a fixed number of states (`xform.interpret.checkpoints`) and saves nothing else.
+The backward pass recomputes the state before each step, and pulls cotangents back over the step. It
+uses the *Joint* of one step: its forward and backward pass, traced as one program.
+
+A carry may get a derivative from another carry, in a later step only. So the set of active carries
+is found by iteration: it grows until it no longer changes. Other sets of carries are found so too.
 """
 
 from __future__ import annotations
@@ -41,16 +46,17 @@ from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 
-# Effects that a recomputed step may repeat. Only prints of an inner loop are in fact repeated.
+# Effects that a recomputed step may have. In fact only prints in an inner loop are repeated.
 _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
 
 
 def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
+    """Return the positions that are True in one of two masks."""
     return tuple(x or y for x, y in zip(a, b, strict=True))
 
 
 class _Loop:
-    """The programs of a `while`, and its operands."""
+    """The condition and the body of a while loop, and the positions of its operands."""
 
     def __init__(self, eqn: JaxprEqn):
         params = eqn.params
@@ -60,8 +66,9 @@ class _Loop:
 
     def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Split values into constants of the condition, constants of the body, and carries."""
-        a, b = self.n_cond, self.n_cond + self.n_step
-        return list(values[:a]), list(values[a:b]), list(values[b:])
+        first_carry = self.n_cond + self.n_step
+        consts = list(values[self.n_cond : first_carry])
+        return list(values[: self.n_cond]), consts, list(values[first_carry:])
 
     def active(self, active: Mask) -> Mask:
         """Return the carries that are active after some step."""
@@ -72,32 +79,35 @@ class _Loop:
                 return grown
             carry = grown
 
-    def wanted(self, inside: Mask, wanted: Mask) -> Mask:
-        """Return the carries that bring a cotangent after some step; `inside` are active inputs."""
+    def wanted(self, active: Mask, wanted: Mask) -> Mask:
+        """Return the carries that bring a cotangent after some step, from those after the last.
+
+        `active` are the inputs of a step that are differentiated.
+        """
         while True:
-            before = path(self.step, inside, wanted).inputs[self.n_step :]
+            before = path(self.step, active, wanted).inputs[self.n_step :]
             grown = _either(wanted, before)
             if grown == wanted:
-                return tuple(a and b for a, b in zip(inside[self.n_step :], grown, strict=True))
+                return tuple(a and b for a, b in zip(active[self.n_step :], grown, strict=True))
             wanted = grown
 
-    def iterations_depend_on(self, moving: Sequence[bool]) -> bool:
-        """Whether the number of steps depends on an input that is `moving`."""
-        cond_consts, consts, carry = self.parts(moving)
+    def iterations_depend_on(self, inputs: Sequence[bool]) -> bool:
+        """Whether the number of steps depends on some of the `inputs`."""
+        cond_consts, consts, carry = self.parts(inputs)
         while True:
-            grown = _either(carry, _reached(self.step, [*consts, *carry]))
+            grown = _either(carry, _dependent_outputs(self.step, [*consts, *carry]))
             if list(grown) == carry:
-                return _reached(self.cond, [*cond_consts, *carry])[0]
+                return _dependent_outputs(self.cond, [*cond_consts, *carry])[0]
             carry = list(grown)
 
 
-def _reached(prog: Program, inputs: Sequence[bool]) -> Mask:
+def _dependent_outputs(prog: Program, inputs: Sequence[bool]) -> Mask:
     """Return which outputs of a program depend in any way on some of its inputs."""
-    reached = set(gather(prog.inputs, inputs))
+    dependent = set(gather(prog.inputs, inputs))
     for eqn in prog.equations:
-        if any(isinstance(v, Var) and v in reached for v in eqn.invars):
-            reached.update(eqn.outvars)
-    return tuple(isinstance(v, Var) and v in reached for v in prog.outputs)
+        if any(isinstance(v, Var) and v in dependent for v in eqn.invars):
+            dependent.update(eqn.outvars)
+    return tuple(isinstance(v, Var) and v in dependent for v in prog.outputs)
 
 
 class While(Structured):
@@ -108,9 +118,9 @@ class While(Structured):
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
         loop = _Loop(eqn)
-        inside = (*loop.parts(active)[1], *loop.active(active))
-        carry = loop.wanted(inside, wanted)
-        consts = path(loop.step, inside, carry).inputs[: loop.n_step]
+        step_active = (*loop.parts(active)[1], *loop.active(active))
+        carry = loop.wanted(step_active, wanted)
+        consts = path(loop.step, step_active, carry).inputs[: loop.n_step]
         inputs = (*(False,) * loop.n_cond, *consts, *carry)
         return tuple(a and b for a, b in zip(inputs, active, strict=True))
 
@@ -137,14 +147,16 @@ class While(Structured):
         if push:
             results = tuple(a and b for a, b in zip(carry, wanted, strict=True))
             return _WhilePushNode(eqn, [], active, results, push)
-        inside = (*loop.parts(active)[1], *carry)
-        cts = loop.wanted(inside, wanted)
-        joint = check_carried_dtypes(eqn, analyze(loop.step, inside, cts), len(loop.step.inputs))
-        return _WhileNode(eqn, loop, joint, wanted, cts)
+        step_active = (*loop.parts(active)[1], *carry)
+        carried = loop.wanted(step_active, wanted)
+        joint = check_carried_dtypes(
+            eqn, analyze(loop.step, step_active, carried), len(loop.step.inputs)
+        )
+        return _WhileNode(eqn, loop, joint, wanted, carried)
 
 
 class _WhilePushNode(NodeWithoutResiduals):
-    """A pushed while loop: the backward part runs the loop again, with tangents."""
+    """A while loop in `linearize`. The tangent part runs the loop again, with tangents."""
 
     loop = True
 
@@ -155,61 +167,68 @@ class _WhilePushNode(NodeWithoutResiduals):
 
 
 class _Steps:
-    """A while loop in reverse mode: the Joint of one step, and which carries get cotangents.
+    """The forward and the backward loop of a while loop in reverse mode.
 
-    Its compiled functions are cached with the step's Program. So it holds no equation, because an
-    equation has the jaxpr that keeps the Program alive.
+    Their compiled functions are cached with the step's Program. So this object holds no equation,
+    because an equation has the jaxpr that keeps the Program alive.
+
+    Attributes:
+      loop, joint: the loop, and the Joint of one step.
+      carried: which carries get a cotangent in some step.
+      slots: how many states the forward loop stores.
+      next_value: for each carry of a step, the output that becomes its value in the next step.
     """
 
-    def __init__(self, loop: _Loop, joint: Joint, cts: Mask):
-        self.loop, self.joint, self.cts = loop, joint, cts
+    def __init__(self, loop: _Loop, joint: Joint, carried: Mask):
+        self.loop, self.joint, self.carried = loop, joint, carried
         self.slots = SNAPSHOTS.get()
-        self.carried = dict(zip(joint.inputs[loop.n_step :], joint.outputs, strict=True))
+        self.next_value = dict(zip(joint.inputs[loop.n_step :], joint.outputs, strict=True))
 
     def needs(self, schedule: Schedule) -> tuple[set[Var], dict[Var, Var]]:
-        """Return the inputs of a step from which its backward part computes all that it reads.
+        """Return the inputs of a step from which its backward pass computes all that it reads.
 
-        Also return the outputs that the pullback of a step reads, by the carries that they become.
-        They are the state after the step, which is available.
+        Also return the carries that the backward pass of a step reads as they are after the step,
+        with the outputs that give them. The backward loop has these values, and does not recompute
+        them.
         """
         if "needs" not in schedule.cache:
-            need = needed_inputs(schedule, self.carried)
+            need = needed_inputs(schedule, self.next_value)
             outputs = {
                 v: y
-                for v, y in self.carried.items()
+                for v, y in self.next_value.items()
                 if v in need and isinstance(y, Var) and y in self.joint.producer
             }
             read = {*schedule.saved, *values_read(self.joint, schedule.saved, outputs.values())}
             ahead = {v: y for v, y in outputs.items() if y in read}
-            schedule.cache["needs"] = needed_inputs(schedule, self.carried, ahead), ahead
+            schedule.cache["needs"] = needed_inputs(schedule, self.next_value, ahead), ahead
         return schedule.cache["needs"]
 
     def stored(self, schedule: Schedule) -> Mask:
         """Which inputs of a step are stored: the needed carries that change."""
         need, _ = self.needs(schedule)
-        return tuple(v in need and self.carried.get(v, v) is not v for v in self.joint.inputs)
+        return tuple(v in need and self.next_value.get(v, v) is not v for v in self.joint.inputs)
 
     def ahead(self, schedule: Schedule) -> Mask:
-        """Which of the stored carries are also read after a step."""
+        """Which of the stored carries the backward pass also reads as they are after a step."""
         _, ahead = self.needs(schedule)
         return tuple(v in ahead for v in gather(self.joint.inputs, self.stored(schedule)))
 
-    def moving(self, given: Mask) -> tuple[Mask, Mask]:
+    def has_cotangent(self, given: Mask) -> tuple[Mask, Mask]:
         """Which constants and carries get a cotangent, if the `given` carries bring one."""
         carry = given
         while True:
-            on = present_derivatives(self.joint, tuple(gather(carry, self.cts)))
-            before = zip(on[self.loop.n_step :], self.cts, strict=True)
+            on = present_derivatives(self.joint, tuple(gather(carry, self.carried)))
+            before = zip(on[self.loop.n_step :], self.carried, strict=True)
             grown = _either(carry, [a and b for a, b in before])
             if grown == carry:
                 return on[: self.loop.n_step], carry
             carry = grown
 
     def compiled(self, schedule: Schedule, part: str) -> Any:
-        """Return one part as a jitted function, made once, so that eager calls compile it once."""
+        """Return the loop "forward" or "backward", jitted once: eager calls compile it once."""
         key = part, self.loop.cond
         if key not in schedule.cache:
-            method = {"sweep": self._sweep, "back": self._back}[part]
+            method = {"forward": self._forward, "backward": self._backward}[part]
 
             def run(*args: Any) -> Any:
                 return method(schedule, *args)
@@ -218,7 +237,8 @@ class _Steps:
             schedule.cache[key] = jax.jit(run)
         return schedule.cache[key]
 
-    def _sweep(self, schedule: Schedule, xs: list[Value]) -> tuple[list[Value], Any]:
+    def _forward(self, schedule: Schedule, xs: list[Value]) -> tuple[list[Value], Any]:
+        """Run the loop; return outputs, and a token: stored states, and parts of the last one."""
         loop = self.loop
         cond_consts, consts, carry = loop.parts(xs)
         stored = self.stored(schedule)[loop.n_step :]
@@ -235,43 +255,46 @@ class _Steps:
         )
         return ys, (trail, gather(gather(ys, stored), self.ahead(schedule)))
 
-    def _back(self, schedule: Schedule, token: Any, xs: list[Value], cts: States) -> list[Value]:
+    def _backward(
+        self, schedule: Schedule, token: Any, xs: list[Value], cts: States
+    ) -> list[Value]:
+        """Return the cotangents of constants and carries, from those after the last step, `cts`."""
         joint, n = self.joint, self.loop.n_step
         stored, ahead = self.stored(schedule), self.ahead(schedule)
-        outside = xs[self.loop.n_cond :]
-        moving = gather(joint.outputs, stored[n:])
-        outputs = gather(moving, ahead)
-        consts, carry = self.moving(submask(self.cts, present_mask(cts)))
+        initial_inputs = xs[self.loop.n_cond :]
+        next_state = gather(joint.outputs, stored[n:])
+        outputs_ahead = gather(next_state, ahead)
+        consts, carry = self.has_cotangent(submask(self.carried, present_mask(cts)))
 
         def inputs(x: States) -> list[Value]:
-            pairs = zip(spread(x, stored), outside, strict=True)
+            """Return the inputs of a step, from the stored parts `x` of the state before it."""
+            pairs = zip(spread(x, stored), initial_inputs, strict=True)
             return [b if a is None else a for a, b in pairs]
 
-        def known(x: States) -> dict[Var, Value]:
+        def environment(x: States) -> dict[Var, Value]:
             pairs = zip(joint.inputs, inputs(x), strict=True)
             return {v: x for v, x in pairs if x is not None}
 
         def step(x: States) -> States:
             with emit.recompute_scope():
-                return emit.values(schedule, moving, known(x), effects=False)
+                return emit.values(schedule, next_state, environment(x), effects=False)
 
         def pull(x: States, after: States, cts: States) -> tuple[States, States]:
+            """Pull cotangents back over a step; return those of its carries and its constants."""
+            known = {**environment(x), **dict(zip(outputs_ahead, after, strict=True))}
             with emit.recompute_scope():
-                kept = emit.values_by_variable(
-                    schedule, schedule.saved, {**known(x), **dict(zip(outputs, after, strict=True))}
-                )
-            seeds = gather(spread(cts, carry), self.cts)
-            out = emit.backward(schedule, list(kept.values()), inputs(x), seeds, True)
+                saved = emit.values_by_variable(schedule, schedule.saved, known)
+            seeds = gather(spread(cts, carry), self.carried)
+            out = emit.backward(schedule, list(saved.values()), inputs(x), seeds, True)
             full = spread(out, joint.results)
             before = instantiate(full[n:], joint.inputs[n:], carry, cotangent_aval)
             return before, gather(full[:n], consts)
 
         trail, last = token
         sums = instantiate([None] * n, joint.inputs[:n], consts, cotangent_aval)
-        lanes = in_lanes(trail.lane_steps, step, pull)
-        cts, sums = run_backward(
-            trail, last, ahead, *lanes, gather(spread(cts, self.cts), carry), sums
-        )
+        lane_step, lane_pull = in_lanes(trail.lane_steps, step, pull)
+        cts = gather(spread(cts, self.carried), carry)
+        cts, sums = run_backward(trail, last, ahead, lane_step, lane_pull, cts, sums)
         return [*sums, *cts]
 
 
@@ -280,9 +303,9 @@ class _WhileNode(Node):
 
     loop = True
 
-    def __init__(self, eqn: JaxprEqn, loop: _Loop, joint: Joint, wanted: Mask, cts: Mask):
-        self.body, self.steps = loop, _Steps(loop, joint, cts)
-        super().__init__(eqn, [joint], wanted, self._moving(wanted), False)
+    def __init__(self, eqn: JaxprEqn, loop: _Loop, joint: Joint, wanted: Mask, carried: Mask):
+        self.body, self.steps = loop, _Steps(loop, joint, carried)
+        super().__init__(eqn, [joint], wanted, self._inputs_with_cotangent(wanted), False)
         self.first_carry = loop.n_step
         self._check_effects()
 
@@ -303,12 +326,12 @@ class _WhileNode(Node):
 
     def reads(self, schedules: Schedules) -> Mask:
         need, _ = self.steps.needs(schedules[0])
-        inside = zip(self.steps.joint.inputs, self.stacked_inputs(schedules), strict=True)
-        return (*(False,) * self.body.n_cond, *(v in need and not s for v, s in inside))
+        of_step = zip(self.steps.joint.inputs, self.stacked_inputs(schedules), strict=True)
+        return (*(False,) * self.body.n_cond, *(v in need and not stored for v, stored in of_step))
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         self._check_devices(self.stacked_inputs(schedules))
-        ys, token = self.steps.compiled(schedules[0], "sweep")(list(xs))
+        ys, token = self.steps.compiled(schedules[0], "forward")(list(xs))
         where = frame(self.eqn)
         outs = zip(ys, self.eqn.outvars, used, strict=True)
         # Under `vmap` the outputs of a loop may lose their weak type.
@@ -316,26 +339,27 @@ class _WhileNode(Node):
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-        _, carry = self.steps.moving(submask(self.seeded, present_mask(seeds)))
+        _, carry = self.steps.has_cotangent(submask(self.seeded, present_mask(seeds)))
         cts = instantiate(spread(seeds, self.seeded), self.eqn.outvars, carry, cotangent_aval)
-        cts = gather(spread(cts, carry), self.steps.cts)
-        results = self.steps.compiled(schedules[0], "back")(token, list(xs), cts)
+        cts = gather(spread(cts, carry), self.steps.carried)
+        results = self.steps.compiled(schedules[0], "backward")(token, list(xs), cts)
         where = frame(self.eqn)
         return spread(
             [forward_only(ct, where) for ct in results], self.dependent_results(present_mask(seeds))
         )
 
     def dependent_results(self, given: Mask) -> Mask:
-        return tuple(gather(self._moving(submask(self.seeded, given)), self.results))
+        inputs = self._inputs_with_cotangent(submask(self.seeded, given))
+        return tuple(gather(inputs, self.results))
 
-    def _moving(self, seeded: Mask) -> Mask:
+    def _inputs_with_cotangent(self, seeded: Mask) -> Mask:
         """Which inputs get a cotangent, if the `seeded` outputs bring one."""
-        consts, carry = self.steps.moving(seeded)
-        carry = tuple(a and b for a, b in zip(carry, self.steps.cts, strict=True))
+        consts, carry = self.steps.has_cotangent(seeded)
+        carry = tuple(a and b for a, b in zip(carry, self.steps.carried, strict=True))
         return (*(False,) * self.body.n_cond, *consts, *carry)
 
     def _check_effects(self) -> None:
-        """Raise NotDifferentiable if a recompute would repeat an effect that may not repeat."""
+        """Raise NotDifferentiable if the body has an effect that a recompute must not repeat."""
         joint = self.steps.joint
         for eqn in live(joint.forward, joint.outputs, effects=False):
             kinds = {type(e).__name__ for e in user_equation(eqn).effects}
@@ -351,10 +375,11 @@ class _WhileNode(Node):
     def _check_devices(self, stored: Mask) -> None:
         """Raise NotDifferentiable if the step count varies over devices and a value does not."""
         axes = self.body.cond.out_avals[0].mat.varying
-        inside = self.eqn.invars[self.body.n_cond :]
-        for v, a, b in zip(inside, stored, self.results[self.body.n_cond :], strict=True):
+        n_cond = self.body.n_cond
+        triples = zip(self.eqn.invars[n_cond:], stored, self.results[n_cond:], strict=True)
+        for v, is_stored, has_cotangent in triples:
             aval: Any = v.aval
-            if (a or b) and not axes <= aval.mat.varying:
+            if (is_stored or has_cotangent) and not axes <= aval.mat.varying:
                 names = tuple(sorted(map(str, axes - aval.mat.varying)))
                 raise NotDifferentiable(
                     "reverse-mode derivative of while_loop in shard_map",
