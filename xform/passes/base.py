@@ -93,7 +93,7 @@ class Pipeline(Pass):
     """A pass that runs several passes in order, and verifies the program after each.
 
     Attributes:
-      passes: the passes, in the order in which they run.
+      passes: the passes, in the order of their runs.
       verified: whether to check the types and effects of the program after each pass, by `verify`.
 
     When the pipeline is applied to a function, the arrays among its arguments (also in pytrees and

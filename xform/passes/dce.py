@@ -112,7 +112,7 @@ def live(
     known: Container[Var] = (),
     effects: bool = True,
 ) -> tuple[JaxprEqn, ...]:
-    """Return the live equations: those that compute `wanted` values from `known` values.
+    """Return the live equations, which compute `wanted` values from `known` values.
 
     They keep their order. With `effects`, equations with effects are included too.
     """

@@ -71,8 +71,8 @@ def verify(before: Program, after: Program, name: str = "") -> None:
 def _check_definitions(request: str, prog: Program) -> None:
     """Check that every variable is defined once, before it is read, also in nested programs.
 
-    `request` says what was asked, for the error message. A nested program that passed the check is
-    not checked again: it may occur in many equations.
+    `request` names the pass and its program in the error message. A nested program that passed the
+    check is not checked again: it may occur in many equations.
     """
     defined: set[Any] = set()
     for v in (*prog.inputs, *(v for v, _ in prog.consts)):

@@ -1,7 +1,9 @@
 """Rules of collectives: communication between the devices of a mesh, or along a named `vmap` axis.
 
-All are linear, except the maximum and minimum. Which transpose is right depends on the option
-`check_vma` of `shard_map`:
+All are linear, except the maximum and minimum. A function such as `_all_gather(ct, x, ...)` returns
+the cotangent of the input `x` from the cotangent `ct` of the output; its keyword-only arguments are
+the primitive's parameters. Which transpose is right depends on the option `check_vma` of
+`shard_map`:
 
 - True: a type says over which mesh axes a value *varies*, that is, differs between devices. Each
   collective has one exact transpose. `psum_invariant` sums a varying value into a replicated one,
@@ -104,8 +106,8 @@ def _all_gather_invariant(ct: Value, x: Value, *, all_gather_dimension: int, axi
                           axis_size: int, tiled: bool):  # fmt: skip
     n = ct.shape[all_gather_dimension] // axis_size
     start = lax.mul(lax.axis_index(axis_name), np.int32(n))
-    mine = lax.dynamic_slice_in_dim(ct, start, n, all_gather_dimension)
-    return mine if tiled else lax.squeeze(mine, [all_gather_dimension])
+    own_part = lax.dynamic_slice_in_dim(ct, start, n, all_gather_dimension)
+    return own_part if tiled else lax.squeeze(own_part, [all_gather_dimension])
 
 
 def _ragged_all_to_all(ct: Value, x: Value, output: Value, input_offsets: Value, send_sizes: Value,

@@ -1,8 +1,9 @@
 """Rules of `eigh`, `eig` and `svd`: eigenvalues and singular values, with their vectors.
 
-Each rule is a jvp. It is valid where the result is a smooth function of the matrix: distinct
-eigenvalues or singular values, and full rank. A complex eigenvector is determined up to a phase,
-and the rules differentiate the phase that JAX chooses.
+Each rule is a jvp: `_eigh(xs, dxs, ...)` returns a list of outputs and a list of their tangents,
+from inputs and input tangents. It is valid where the result is a smooth function of the matrix:
+distinct eigenvalues or singular values, and full rank. A complex eigenvector is determined up to a
+phase, and the rules differentiate the phase that JAX chooses.
 
 In formulas, dX is the tangent of X, Xᴴ the adjoint (conjugate transpose), and ∘ the elementwise
 product. In the code, `inner` is the tangent of the matrix in the basis of the vectors, such as

@@ -1,7 +1,8 @@
 """Rules of Cholesky, LU and QR factorizations, and of products of Householder reflections.
 
-Each rule is a jvp. It is valid where the factors are a smooth function of the matrix: at full rank.
-For a symmetric input, only the triangle that the primitive reads has a derivative.
+Each rule is a jvp: `_cholesky(xs, dxs)` returns a list of outputs and a list of their tangents,
+from inputs and input tangents. It is valid where the factors are a smooth function of the matrix:
+at full rank. For a symmetric input, only the triangle that the primitive reads has a derivative.
 
 In formulas, dX is the tangent of X, Xᴴ the adjoint, tril and triu the lower and upper triangle. In
 the code, `inner` is the tangent of the matrix between the inverse factors, such as L⁻¹ dA L⁻ᴴ.

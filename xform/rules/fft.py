@@ -1,6 +1,7 @@
 """The rule of discrete Fourier transforms. They are linear.
 
-In comments, x' is the cotangent of the input, y' that of the output.
+`_transpose` returns the cotangent of the input. In comments, x' is the cotangent of the input and
+y' that of the output.
 """
 
 from __future__ import annotations

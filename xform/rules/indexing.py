@@ -1,7 +1,8 @@
 """Rules of reads and writes at computed positions: dynamic slices, gather, scatters.
 
-A scatter writes its *updates* into an operand `x` at positions that the indices name. The
-conventions are those of JAX:
+A linear operation has a transpose: `_gather(ct, x, indices, ...)` returns the cotangent of `x` from
+that of the output. A scatter writes its *updates* into an operand `x` at positions that the indices
+name. The conventions are those of JAX:
 
 - If several updates of a plain scatter go to one position, the update that remains in the forward
   pass gets the derivative.
@@ -50,9 +51,9 @@ def _dynamic_slice(ct: Value, x: Value, *start: Value, slice_sizes: Any):
 
 
 def _dynamic_update_slice(ct: Value, x: Value, update: Value, *start: Value):
-    rest = lax.dynamic_update_slice_p.bind(ct, zeros_like(update), *start)
-    part = lax.dynamic_slice_p.bind(ct, *start, slice_sizes=np.shape(update))
-    return [rest, part, *[None] * len(start)]
+    ct_x = lax.dynamic_update_slice_p.bind(ct, zeros_like(update), *start)
+    ct_update = lax.dynamic_slice_p.bind(ct, *start, slice_sizes=np.shape(update))
+    return [ct_x, ct_update, *[None] * len(start)]
 
 
 linear("dynamic_slice", _dynamic_slice, over=(0,), traits=where.DYNAMIC_SLICE)
@@ -199,6 +200,7 @@ def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], combines
 
 
 def _scatter(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+    """Return the output (or None, if the primitive may compute it) and its tangent."""
     dx = zeros_like(x) if dx is None else dx
     dupdates = zeros_like(updates) if dupdates is None else dupdates
     if places.params["unique_indices"]:
@@ -223,6 +225,7 @@ def _scatter(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
 
 
 def _scatter_mul(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+    """Return the output and its tangent. Tangents of updates need unique indices."""
     factor = places.apply(lax.scatter_mul, lax.full_like(x, 1), updates)
     terms: list[Value] = []
     if dx is not None:

@@ -1,4 +1,4 @@
-"""Rules of kernels and callbacks: calls of which JAX knows only the types.
+"""Rules of kernels and callbacks. JAX knows only the types of their inputs and outputs.
 
 They run unchanged if nothing differentiates through them: in the rules of a custom_jvp or
 custom_vjp function, or before a stop_gradient. A derivative through one is an error. Operations

@@ -1,6 +1,6 @@
 """Reverse mode of a scan that stores only some of its states, and recomputes the others.
 
-`forward` runs the scan and stores its state, the carry, before some of the steps: those that are
+`forward` runs the scan and stores its state, the carry, before some of the steps. The choice is
 optimal for a loop of its length. `backward` goes back over the steps. It recomputes the state
 before each step from the nearest stored state. Then it runs the step again and saves the values
 that the schedule says, and pulls the cotangents back over the step. Source: Griewank and Walther,

@@ -1,9 +1,9 @@
 """Rules of data movements: reshapes, slices, copies, names, shardings.
 
-All are linear. The transpose moves the cotangent back to the shape of the input. On a mesh of
-explicit axes, it also gives the cotangent the input's sharding. A `_move_...` function does in
-NumPy what a primitive does: it is applied to element numbers, to find the sparsity pattern of a
-Jacobian.
+All are linear. A function such as `_reshape(ct, x, ...)` is the transpose: it moves the cotangent
+`ct` of the output back to the shape of the input `x`. On a mesh of explicit axes, it also gives the
+cotangent the input's sharding. A function such as `_move_reshape` does in NumPy what the primitive
+does. It is applied to element numbers, to find the sparsity pattern of a Jacobian.
 """
 
 from __future__ import annotations

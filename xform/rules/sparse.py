@@ -86,7 +86,8 @@ class FromDense(Rule):
         return self.call(self.formulas[0], eqn, xs[0].shape, *ys[1:])
 
 
-# BCOO: an index for each element and axis. Each function is a formula, which returns a cotangent.
+# BCOO: an index for each element and axis. Each of these functions is a formula of a rule: it
+# returns the cotangent of one input.
 
 
 def _todense(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any):

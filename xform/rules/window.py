@@ -6,7 +6,8 @@ mode, `select_and_scatter_add` in reverse mode). For a generic `reduce_window`, 
 an equivalent program: it combines the elements of all windows one after the other, axis by axis.
 This works in reverse mode too, where JAX has no rule.
 
-A window may be dilated, that is, have holes between its elements. So may the operand.
+A window may be dilated, that is, have holes between its elements. So may the operand. A function
+such as `_sum_transpose(ct, x, ...)` returns the cotangent of the input from that of the output.
 """
 
 from __future__ import annotations
