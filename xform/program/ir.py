@@ -3,7 +3,8 @@
 A `Program` holds the equations of a jaxpr. `trace` makes one from a function, and `program` from a
 jaxpr, such as the body of a loop. `evaluate` runs it: it binds the equations in the current trace,
 so it works eagerly, under `jit`, under `vmap` and inside other transforms. A `Mask` has one bool
-for each input or output; `gather` and `spread` select values by a mask.
+for each input or output; `gather` and `spread` select values by a mask, `union`
+combines masks.
 """
 
 from __future__ import annotations
@@ -170,3 +171,8 @@ def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
 def gather(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
     """The values at the positions where `mask` is True. This is the inverse of `spread`."""
     return [v for v, on in zip(values, mask, strict=True) if on]
+
+
+def union(*masks: Sequence[bool]) -> Mask:
+    """The positions at which any of the masks is True, as a mask."""
+    return tuple(any(column) for column in zip(*masks, strict=True))

@@ -28,7 +28,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
 from xform.program.arithmetic import Value, instantiate
 from xform.program.equation import switch
-from xform.program.ir import Mask, Program, evaluate, program, trace
+from xform.program.ir import Mask, Program, evaluate, program, trace, union
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 
@@ -38,19 +38,14 @@ def _branches(eqn: JaxprEqn) -> list[Program]:
     return [program(j) for j in eqn.params["branches"]]
 
 
-def _union(masks: Sequence[Mask]) -> Mask:
-    """Return the positions that are True in any of the masks."""
-    return tuple(any(column) for column in zip(*masks, strict=True))
-
-
 class Cond(Structured):
     """The rule of `lax.cond` and `lax.switch`: an index, then the operands."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return _union([path(b, active[1:]).outputs for b in _branches(eqn)])
+        return union(*[path(b, active[1:]).outputs for b in _branches(eqn)])
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return (False, *_union([path(b, active[1:], wanted).inputs for b in _branches(eqn)]))
+        return (False, *union(*[path(b, active[1:], wanted).inputs for b in _branches(eqn)]))
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = self.active(eqn, tuple(dx is not None for dx in dxs))
@@ -67,7 +62,7 @@ class Cond(Structured):
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         joints = [analyze(b, active[1:], wanted, push) for b in _branches(eqn)]
-        seeded, results = _union([j.seeded for j in joints]), _union([j.results for j in joints])
+        seeded, results = union(*[j.seeded for j in joints]), union(*[j.results for j in joints])
         if push:
             return _CondNode(eqn, joints, (False, *seeded), results, push)
         return _CondNode(eqn, joints, seeded, (False, *results), push)
@@ -78,13 +73,13 @@ class _CondNode(Node):
 
     def dependent_results(self, given: Mask) -> Mask:
         full = spread(given, self.seeded)
-        dependent = _union(
-            [present_derivatives(j, tuple(gather(full, j.seeded))) for j in self.joints]
+        dependent = union(
+            *[present_derivatives(j, tuple(gather(full, j.seeded))) for j in self.joints]
         )
         return tuple(gather(dependent, self.results[1:]))
 
     def reads(self, schedules: Schedules) -> Mask:
-        return (True, *_union([p.reads for p in schedules]))
+        return (True, *union(*[p.reads for p in schedules]))
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         index, *operands = xs

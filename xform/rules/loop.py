@@ -33,15 +33,10 @@ from xform.interpret.node import Node, Schedules, Structured, gather, present_ma
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, add, instantiate
 from xform.program.equation import scan_options
-from xform.program.ir import Atom, Mask, Program, program
+from xform.program.ir import Atom, Mask, Program, program, union
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.rules import revolve
-
-
-def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
-    """Return the positions that are True in one of two masks."""
-    return tuple(x or y for x, y in zip(a, b, strict=True))
 
 
 class _Body:
@@ -62,7 +57,7 @@ class _Body:
         while True:
             outs = path(self.prog, active).outputs
             consts, carry, scanned = self.parts(active)
-            grown = _either(carry, outs[: self.n_carry])
+            grown = union(carry, outs[: self.n_carry])
             if grown == tuple(carry):
                 return active, (*grown, *outs[self.n_carry :])
             active = (*consts, *grown, *scanned)
@@ -76,7 +71,7 @@ class _Body:
         active, outs = self.active(active)
         while True:
             _, carry, _ = self.parts(path(self.prog, active, wanted).inputs)
-            grown = (*_either(wanted[: self.n_carry], carry), *wanted[self.n_carry :])
+            grown = (*union(wanted[: self.n_carry], carry), *wanted[self.n_carry :])
             if grown == wanted:
                 return tuple(w and o for w, o in zip(wanted, outs, strict=True))
             wanted = grown
@@ -161,9 +156,9 @@ class _ScanNode(Node):
         n_carry = body.n_carry
         if push:
             consts, carry, scanned = body.parts(joint.seeded)
-            self.carried = _either(carry, joint.results[:n_carry])
+            self.carried = union(carry, joint.results[:n_carry])
             if not self.iterations:  # without iterations, the initial carry is the result
-                self.carried = _either(self.carried, body.parts(active)[1])
+                self.carried = union(self.carried, body.parts(active)[1])
             seeded = (*consts, *self.carried, *scanned)
             results = (*self.carried, *joint.results[n_carry:])
         else:
@@ -233,7 +228,7 @@ class _ScanNode(Node):
             on = present_derivatives(self.joint, (*gather(carry, self.carried), *ys))
             consts, before, scanned = self.body.parts(on)
             before = [a and b for a, b in zip(before, self.carried, strict=True)]
-            grown = _either(carry, before)
+            grown = union(carry, before)
             if grown == carry:
                 return HasCotangent(tuple(consts), carry, tuple(scanned), ys)
             carry = grown
@@ -288,7 +283,7 @@ class _ScanNode(Node):
             need = {v for v in goal if isinstance(v, Var)}
             for eqn in live(joint.forward, goal, known):
                 need.update(v for v in eqn.invars if isinstance(v, Var))
-            grown = _either(on, [v in need for v in carry])
+            grown = union(on, [v in need for v in carry])
             if grown == on:
                 return on
             on = grown

@@ -41,18 +41,13 @@ from xform.interpret.node import (
 )
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, instantiate
-from xform.program.ir import Mask, Program, evaluate, program
+from xform.program.ir import Mask, Program, evaluate, program, union
 from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 
 # Effects that a recomputed step may have. In fact only prints in an inner loop are repeated.
 _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
-
-
-def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
-    """Return the positions that are True in one of two masks."""
-    return tuple(x or y for x, y in zip(a, b, strict=True))
 
 
 class _Loop:
@@ -74,7 +69,7 @@ class _Loop:
         """Return the carries that are active after some step."""
         _, consts, carry = self.parts(active)
         while True:
-            grown = _either(carry, path(self.step, (*consts, *carry)).outputs)
+            grown = union(carry, path(self.step, (*consts, *carry)).outputs)
             if grown == tuple(carry):
                 return grown
             carry = grown
@@ -86,7 +81,7 @@ class _Loop:
         """
         while True:
             before = path(self.step, active, wanted).inputs[self.n_step :]
-            grown = _either(wanted, before)
+            grown = union(wanted, before)
             if grown == wanted:
                 return tuple(a and b for a, b in zip(active[self.n_step :], grown, strict=True))
             wanted = grown
@@ -95,7 +90,7 @@ class _Loop:
         """Whether the number of steps depends on some of the `inputs`."""
         cond_consts, consts, carry = self.parts(inputs)
         while True:
-            grown = _either(carry, _dependent_outputs(self.step, [*consts, *carry]))
+            grown = union(carry, _dependent_outputs(self.step, [*consts, *carry]))
             if list(grown) == carry:
                 return _dependent_outputs(self.cond, [*cond_consts, *carry])[0]
             carry = list(grown)
@@ -219,7 +214,7 @@ class _Steps:
         while True:
             on = present_derivatives(self.joint, tuple(gather(carry, self.carried)))
             before = zip(on[self.loop.n_step :], self.carried, strict=True)
-            grown = _either(carry, [a and b for a, b in before])
+            grown = union(carry, [a and b for a, b in before])
             if grown == carry:
                 return on[: self.loop.n_step], carry
             carry = grown
@@ -238,7 +233,10 @@ class _Steps:
         return schedule.cache[key]
 
     def _forward(self, schedule: Schedule, xs: list[Value]) -> tuple[list[Value], Any]:
-        """Run the loop; return outputs, and a token: stored states, and parts of the last one."""
+        """Run the loop; return the outputs and a token.
+
+        The token has the stored states, and the parts of the last state that `_backward` reads.
+        """
         loop = self.loop
         cond_consts, consts, carry = loop.parts(xs)
         stored = self.stored(schedule)[loop.n_step :]
@@ -276,6 +274,7 @@ class _Steps:
             return {v: x for v, x in pairs if x is not None}
 
         def step(x: States) -> States:
+            """Run a step; return the stored parts of the state after it."""
             with emit.recompute_scope():
                 return emit.values(schedule, next_state, environment(x), effects=False)
 
@@ -292,6 +291,7 @@ class _Steps:
 
         trail, last = token
         sums = instantiate([None] * n, joint.inputs[:n], consts, cotangent_aval)
+        # Under `vmap`, each element of the batch is a lane, with its own number of steps.
         lane_step, lane_pull = in_lanes(trail.lane_steps, step, pull)
         cts = gather(spread(cts, self.carried), carry)
         cts, sums = run_backward(trail, last, ahead, lane_step, lane_pull, cts, sums)
