@@ -3,8 +3,7 @@
 A `Program` holds the equations of a jaxpr. `trace` makes one from a function, and `program` from a
 jaxpr, such as the body of a loop. `evaluate` runs it: it binds the equations in the current trace,
 so it works eagerly, under `jit`, under `vmap` and inside other transforms. A `Mask` has one bool
-for each input or output; `gather` and `spread` select values by a mask, `union`
-combines masks.
+for each input or output; `gather` and `spread` select values by a mask, and `union` combines masks.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ or with `push` the tangents of the inputs).
 
 Both conds have one type for all branches. So the saved values of the branches share *slots*. A slot
 has a type. A branch fills the slots that it needs and leaves zeros in the others. If the backward
-pass reads an operand of the cond, it reads the operand itself, which needs no slot.
+pass reads an operand of the cond, it reads the operand itself, which needs no slot. The base
+classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The *Joint* of a body is its forward and backward pass, traced as one program. A
 which values of the forward pass are saved. A call that stays a call becomes a *Node*, which runs
 its two passes: `forward` returns outputs and a *token* (the saved values); `backward` returns the
 derivatives, from the token and the *seeds* (cotangents of the outputs, or with `push` tangents of
-the inputs).
+the inputs). The base classes `Structured` and `Node` describe all methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ are ordinary values there, and the planner decides which of them are saved. Its 
 called in the backward pass.
 
 In `linearize` a custom_vjp has a special place: its tangents are the outputs of the primitive
-`xform_refused`. Evaluating it is an error, as in JAX, but its transpose is the user's rule.
+`xform_refused`. Evaluating it is an error, as in JAX, but its transpose is the user's rule. The
+base class `Structured` describes the methods of a rule (`xform.interpret.node`).
 """
 
 from __future__ import annotations

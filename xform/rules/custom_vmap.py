@@ -2,7 +2,8 @@
 
 The derivative of the function is again a `custom_vmap` function. Under `vmap` it differentiates the
 user's rule, not the function. In reverse mode nothing is saved: the backward pass runs the function
-again. A *seed* is a cotangent of an output, from which the backward pass starts.
+again. A *seed* is a cotangent of an output; the backward pass starts from it. The base classes
+`Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 JAX keeps them in two tables in `jax.interpreters.ad`: `primitive_jvps` (how to push tangents) and
 `primitive_transposes` (how to transpose a linear operation). xform calls these rules as JAX does,
 for a primitive that has no rule of `xform.extend`. JAX's own primitives are never differentiated in
-this way.
+this way. The base class `Structured` describes the methods of a rule (`xform.interpret.node`).
 """
 
 from __future__ import annotations

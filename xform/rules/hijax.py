@@ -3,7 +3,8 @@
 Such an object is the parameter `_prim` of an equation of `call_hi_primitive`. Its rules are
 methods: `jvp`; `lin` with `linearized`; `vjp_fwd` with `vjp_bwd` or `vjp_bwd_retval`; and
 `transpose`. An object may define only some of them. If JAX derives one of them from another by its
-autodiff, xform derives it by its own autodiff. JAX's newer `custom_vjp` is such an object, too.
+autodiff, xform derives it by its own autodiff. JAX's newer `custom_vjp` is such an object, too. The
+base class `Structured` describes the methods of a rule (`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ the schedule stores only some states of the loop, both scans are those of `revol
 
 A carry that starts from a constant may become active in a later iteration. So the active carries
 are found by iteration: the set grows until it no longer changes. The same holds for the carries
-that get a cotangent.
+that get a cotangent. The base classes `Structured` and `Node` describe the methods
+(`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Examples are `jax.experimental.compute_on` and XLA metadata. The call becomes two calls, one for the
 forward and one for the backward pass, and both have its mark. Saved values stay in the memory of
-the device. The rules of calls that are always replaced by their body are here too.
+the device. The rules of calls that are always replaced by their body are here too. The base classes
+`Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ otherwise it *varies*. Under `check_vma=True` the body's types say along which a
 and the body's own transpose sums a cotangent where it must (`rules.collective`). Under
 `check_vma=False` the types do not say so, and xform does as JAX. It divides the cotangent of an
 output equally over the axes that the output's spec does not mention. It sums the cotangent of an
-input over the axes that the input's spec does not mention.
+input over the axes that the input's spec does not mention. The base classes `Structured` and `Node`
+describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ forward pass stores a fixed number of states (`xform.interpret.checkpoints`) and
 The backward pass recomputes the state before each step, and pulls cotangents back over the step. It
 uses the *Joint* of one step: its forward and backward pass, traced as one program.
 
-A carry may get a derivative from another carry, in a later step only. So the set of active carries
-is found by iteration: it grows until it no longer changes. Other sets of carries are found so too.
+A carry may get a derivative from another carry, in a later step only. So sets of carries, such as
+the active ones, are found by iteration until they no longer grow. The base classes `Structured` and
+`Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -183,8 +184,7 @@ class _Steps:
         """Return the inputs of a step from which its backward pass computes all that it reads.
 
         Also return the carries that the backward pass of a step reads as they are after the step,
-        with the outputs that give them. The backward loop has these values, and does not recompute
-        them.
+        with the outputs that give them. The backward loop already has these values.
         """
         if "needs" not in schedule.cache:
             need = needed_inputs(schedule, self.next_value)
