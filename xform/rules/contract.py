@@ -1,4 +1,4 @@
-"""Contractions: dot_general, ragged_dot_general and convolution, linear in each of two operands.
+"""Rules of contractions: dot_general, ragged_dot_general and convolution, linear in two operands.
 
 The cotangent of an operand contracts `ct`, the cotangent of the result `y`, with the other operand.
 It is computed in the `preferred_element_type` of the forward contraction, and returned in the
@@ -113,8 +113,8 @@ def _product(v: Any, axes: Axes) -> int:
 def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     """Return the dependence: batch axes and own axes of the result run along those of the operand.
 
-    All elements along the contracted axes count. If the other operand is a known matrix, only those
-    count that meet a nonzero of the matrix. `values` has the operands that are known, else None.
+    All elements along the contracted axes count. If the other operand is a known matrix, only
+    elements that meet a nonzero of the matrix count. `values` has the known operands, else None.
     """  # fmt: skip
     (a_sum, b_sum), (a_batch, b_batch) = eqn.params["dimension_numbers"]
     shapes = list(map(shape, eqn.invars))
