@@ -110,7 +110,7 @@ class _CondNode(Node):
 
         runs = [branch(p, slots) for p, slots in zip(programs, slots_of, strict=True)]
         outs, values = switch(self.eqn.params, index, runs, *operands)
-        return spread(outs, used), _Token(
+        return spread(outs, used), _CondToken(
             values, tuple(zip(trees, map(tuple, slots_of), strict=True))
         )
 
@@ -163,7 +163,7 @@ def _is_weak(x: Value) -> bool:
 
 
 @jax.tree_util.register_pytree_node_class
-class _Token:
+class _CondToken:
     """The saved values of a cond: the values of all slots. Branches may share a slot.
 
     `branches` has, for each branch, the tree of its saved values and the slots of its leaves.

@@ -280,7 +280,7 @@ class _ShardNode(Node):
         leaves = [next(residuals) if i is None else out[i] for i in equal_outputs]
         pairs = zip(equal_outputs, saved_specs, strict=True)
         specs = tuple(spec if i is None else out_specs[i] for i, spec in pairs)
-        return spread(out[:n], used), _Token(leaves, (specs, has_new_axis, tree))
+        return spread(out[:n], used), _ShardToken(leaves, (specs, has_new_axis, tree))
 
     def _forward_program(self, schedule: Schedule, used: Mask) -> tuple[Program, Any]:
         """Return the forward pass of the body, and the tree of the saved values.
@@ -352,7 +352,7 @@ class _ShardNode(Node):
 
 
 @jax.tree_util.register_pytree_node_class
-class _Token:
+class _ShardToken:
     """The saved values of a `shard_map`, as a list of leaves.
 
     `static` has the specs of the leaves, which leaves have a new leading axis (the others are
