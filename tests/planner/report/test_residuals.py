@@ -274,7 +274,7 @@ def test_nothing_is_allocated() -> None:
 def test_it_prints_and_becomes_data() -> None:
     table = xform.residuals(scanned, WS, X, policy=POLICIES["names"])
     title, head, *rows, total = str(table).splitlines()
-    assert title == "kept for the backward pass of scanned, save_only_these_names(product)"
+    assert title == "kept for the backward pass of scanned, save_only_these_names:product"
     assert re.split("  +", head.strip()) == HEAD
     assert "dot_general 'product'" in rows[0] + rows[1]
     assert f"test_residuals.py:{line('product')}" in rows[0] + rows[1]
@@ -307,5 +307,5 @@ def test_errors() -> None:
         xform.residuals(jnp.sin, X, argnums=2)
     with pytest.raises(WrongDtype, match="type str is not an array"):
         xform.residuals(jnp.sin, "x")
-    with pytest.raises(WrongArgument, match="a policy is a callable"):
+    with pytest.raises(WrongArgument, match="no policy has the name 'dots'"):
         xform.residuals(jnp.sin, X, policy="dots")
