@@ -1,8 +1,8 @@
 """Apply a policy to a derivative: decide which values are saved and which are recomputed.
 
 A *Joint* is the forward and the backward pass of a program as one program. Loops, branches and
-calls in it are *nodes*, with Joints of their own. The result is a *Schedule*: the saved values, and
-the backward pass with the recomputed equations.
+calls in it are *nodes* (`fork_p` in the forward pass), with Joints of their own. The result is a
+*Schedule*: the saved values, and the backward pass with the recomputed equations.
 
 The Joints inside nodes are planned first. In the Joint around a node, one value (the node's token)
 stands for all values that the node saves. Then the policy decides for the Joint itself. A minimum

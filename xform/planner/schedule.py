@@ -6,8 +6,9 @@ recomputed from its operands. The *Schedule* holds the equations of the backward
 recomputed equation just before its first use. Constants (such as a causal mask) and views are
 recomputed, never saved. A view is recomputed from its source, which may be saved.
 
-Loops, branches and calls in a Joint are *nodes*. The programs inside them have Schedules of their
-own, which are made first. The values that these save form one value of the Joint, the node's token.
+Loops, branches and calls in a Joint are *nodes* (`fork_p` in the forward pass). The programs inside
+them have Schedules of their own, which are made first. The values that these save form one value of
+the Joint, the node's token.
 """
 
 from __future__ import annotations

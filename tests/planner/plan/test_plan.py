@@ -42,7 +42,7 @@ def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     loaded = xform.Plan.load(tmp_path / "plan.json")
     assert str(loaded) == str(dataclasses.replace(made, seconds=0.0, compile_seconds=0.0))
     assert loaded.to_dict() == made.to_dict()
-    monkeypatch.setattr("xform.planner.cuts.fit.choose", None)  # no solver
+    monkeypatch.setattr("xform.planner.cuts.fit.decide_by_integer_program", None)  # no solver
     monkeypatch.setattr("xform.planner.cuts.graph.CutGraph.cheapest", None)
     close(jax.jit(xform.grad(unrolled, policy=loaded))(W, X), jax.grad(unrolled)(W, X), 1e-4)
 

@@ -35,7 +35,7 @@ _N_OPTIONS_LARGE = 3
 # The most branch-and-bound nodes of each integer program. With twenty times as many, which takes
 # seconds for equal layers, none of the eight models of `experiments/planner/zoo.py` gets another
 # plan.
-_MAX_BRANCHES = 100
+_NODE_LIMIT = 100
 # With this many of the _CUT_OPTIONS, there are also cuts that save values inside remat regions (the
 # parts that `jax.checkpoint` marks) without a policy.
 _N_OPTIONS_REGIONS = 2
@@ -139,7 +139,7 @@ def _by_integer_programs(program: IntegerProgram, sizes: Sequence[int]) -> Itera
     for limit in sorted(sizes, reverse=True):
         if last_bytes <= limit:  # the last solution is within this limit too
             continue
-        if (solution := program.solve(limit, branches=_MAX_BRANCHES)) is not None:
+        if (solution := program.solve(limit, node_limit=_NODE_LIMIT)) is not None:
             last_bytes = solution.bytes
             yield solution.decision
 

@@ -1,9 +1,13 @@
-"""Plans with nested loops: the outer loop saves its states, the inner loop is recomputed.
+"""Plans with nested loops: the outer loop saves its states (carries), the inner one is recomputed.
 
-During each outer iteration of the backward pass, the inner loop saves the values of a minimum cut.
-Such plans fit budgets that are smaller than the states of the original loop, or that would
-otherwise need its whole body recomputed. Loops inside other loops or remat regions can be nested
-too; then all loops around them save their states only.
+In the backward pass, one outer iteration at a time, the inner loop runs again and saves the values
+of a minimum cut. Such plans fit budgets that are smaller than the states of the original loop, or
+that would otherwise need its whole body recomputed. Loops inside other loops or remat regions (the
+parts that `jax.checkpoint` marks) can be nested too. Then all loops around them save their states
+only.
+
+A *Schedule* says which values of a program are saved for its backward pass. A loop is a *node* of
+it, whose body has a Schedule of its own.
 """
 
 from __future__ import annotations
@@ -25,16 +29,20 @@ from xform.planner.problem import Problem
 from xform.planner.shape import Shape, fold_loop
 from xform.policies import MinCut
 
-# The numbers of outer loops that are tried.
+# The numbers of levels of outer loops that are tried.
 _DEPTHS = (1, 2, 3)
 # The same for loops inside other loops or regions.
 _INNER_DEPTHS = (0, 1, 2)
-# The policies of the innermost loops: they save everything that does not fuse, or the fewest bytes.
+# The policies of the innermost loops. The first recomputes only operations that XLA fuses, the
+# second saves the fewest bytes.
 _BODY_POLICIES = (MinCut(), MinCut(0.0, 0.0))
 
 
 def nested_candidates(problem: Problem) -> Iterator[Candidate]:
-    """Yield candidates whose large loops are nested, in several shapes."""
+    """Yield candidates whose large loops are nested, in several shapes.
+
+    A loop is large if it saves a large share of the program's saved bytes.
+    """
     outer = loop_nodes(large_loops(problem))
     for depth, body_policy in itertools.product(_DEPTHS, _BODY_POLICIES) if outer else ():
         shapes = {i: _shape(node, body_policy, depth) for i, node in outer.items()}
@@ -50,30 +58,33 @@ def nested_candidates(problem: Problem) -> Iterator[Candidate]:
             yield _all_states_candidate(problem, shapes, body_policy)
 
 
-def _shape(node: Node, inner: MinCut, depth: int) -> Shape:
-    """The smallest nested shape of a loop if the policy `inner` decides what each step saves."""
+def _shape(node: Node, body_policy: MinCut, depth: int) -> Shape:
+    """Return the nested shape of a loop that holds the fewest bytes, with `depth` outer loops.
+
+    `body_policy` decides what each step saves.
+    """
     (joint,) = node.joints
-    schedules = (schedule(joint, inner),)
-    step = device_bytes(expand_token(node, schedules)) // node.iterations
-    return fold_loop(node.iterations, depth, _state(node, schedules[0]), step)[0]
+    schedules = (schedule(joint, body_policy),)
+    step_bytes = device_bytes(expand_token(node, schedules)) // node.iterations
+    return fold_loop(node.iterations, depth, _state_bytes(node, schedules[0]), step_bytes)[0]
 
 
 def _state_shape(node: Node, depth: int) -> Shape:
-    """The smallest nested shape of a loop that saves its states only."""
-    state = _state(node, schedule(node.joints[0], MinCut()))
-    return fold_loop(node.iterations, depth, state, state)[0]
+    """Return the same as `_shape`, for a loop that saves its states only."""
+    state_bytes = _state_bytes(node, schedule(node.joints[0], MinCut()))
+    return fold_loop(node.iterations, depth, state_bytes, state_bytes)[0]
 
 
-def _state(node: Node, inside: Schedule) -> int:
-    """Bytes of the part of a loop's carry that the backward pass reads, for one iteration."""
-    inputs = zip(node.stored_states((inside,)), inside.joint.inputs, strict=True)
+def _state_bytes(node: Node, body: Schedule) -> int:
+    """Return the bytes of one iteration's carry, as far as the backward pass reads it."""
+    inputs = zip(node.stored_states((body,)), body.joint.inputs, strict=True)
     return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.iterations
 
 
 def _all_states_candidate(problem: Problem, shapes: Shapes, body_policy: MinCut) -> Candidate:
-    """The candidate whose loops around other loops save their states only.
+    """Return the candidate whose loops around other loops save their states only.
 
-    The loops inside follow `body_policy`.
+    The loops inside them save what `body_policy` says. `shapes` says which loops are nested.
     """
     base = problem.schedule(MinCut(), shapes)
     return problem.candidate(edit_decision(base, all_states(body_policy, {})), shapes)

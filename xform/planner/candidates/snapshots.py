@@ -1,7 +1,12 @@
-"""Plans whose loops store only some of their states and recompute from the stored ones.
+"""Plans whose loops store only some of their states (carries) and recompute from the stored ones.
 
-The backward pass takes one step at a time, or a chunk of steps inside which a minimum cut decides
-what is saved. `interpret/checkpoints.py` chooses the stored states and the order of recomputation.
+The backward pass takes one step of the loop at a time, or a chunk of steps, inside which a minimum
+cut decides what is saved. To divide a loop into chunks, it is nested: each outer iteration is a
+chunk. `interpret/checkpoints.py` chooses which states are stored, and the order of recomputation.
+
+A *Schedule* says which values of a program are saved for its backward pass. A loop is a *node* of
+it, whose body has a Schedule of its own. A `Decision` is the saved values alone, without the order
+of the equations.
 """
 
 from __future__ import annotations
@@ -31,51 +36,56 @@ from xform.planner.problem import Problem
 from xform.planner.shape import Shape
 from xform.policies import MinCut
 
-# The lengths of the chunks that the backward pass takes at once.
+# The lengths of the chunks, in steps.
 _CHUNKS = (1, 4, 16)
 # Each candidate stores this fraction of the states that the one before stores.
 _SLOT_RATIO = 0.8
 
+# How many states each loop stores.
 Slots = Mapping[Node, int]
 
 
 def snapshot_candidates(problem: Problem) -> list[Iterator[Candidate]]:
-    """Series of candidates whose large loops store fewer and fewer states.
+    """Return several series of candidates whose large loops store fewer and fewer states.
 
-    Each series is in the order of recomputed FLOPs.
+    A loop is large if it saves a large share of the program's saved bytes. Each series is in the
+    order of recomputed FLOPs.
     """
     return [*_outermost(problem), *_inside(problem)]
 
 
 def _outermost(problem: Problem) -> Iterator[Iterator[Candidate]]:
-    """The series for loops that are not inside other loops or regions."""
+    """Yield the series for loops that are not inside other loops or remat regions."""
     large_nodes = loop_nodes(large_loops(problem))
     for shapes, policy in _chunked_shapes(large_nodes):
         base = problem.schedule(policy, shapes)
         planned = planned_loops(base, reshape_loops(problem.program, shapes))
         outer = {i: loop for i, loop in planned.items() if not loop.inner}
         loops = loop_nodes(keep_large(outer, saved_bytes(base))).values()
-        decision = lambda slots, base=base: edit_decision(base, _store_states(slots))
-        yield _decreasing_slots(problem, loops, shapes, decision)
+        decide = lambda slots, base=base: edit_decision(base, _store_states(slots))
+        yield _decreasing_slots(problem, loops, shapes, decide)
 
 
 def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
-    """The series for loops inside other loops or regions, without and with the loops around."""
+    """Yield the series for loops inside other loops or remat regions.
+
+    In one series only these loops store fewer states, in another the large loops around them too.
+    """
     prog, inner = problem.program, loop_nodes(inner_loops(problem))
     around = loops_around(prog, loop_nodes(large_loops(problem)), inner)
     for shapes, policy in _chunked_shapes(inner):
         base = problem.schedule(MinCut(), shapes)
-        decision = lambda slots, base=base, p=policy: edit_decision(base, all_states(p, slots))
-        for places in (inner, {**inner, **around}) if around else (inner,):
-            loops = nodes_at(base, prog, shapes, places)
-            yield _decreasing_slots(problem, loops, shapes, decision)
+        decide = lambda slots, base=base, p=policy: edit_decision(base, all_states(p, slots))
+        for indices in (inner, {**inner, **around}) if around else (inner,):
+            loops = nodes_at(base, prog, shapes, indices)
+            yield _decreasing_slots(problem, loops, shapes, decide)
 
 
 def _chunked_shapes(loops_by_index: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
     """Yield shapes that divide the loops into chunks, each with the policy inside a chunk."""
     for chunk in _CHUNKS if loops_by_index else ():
         divided = loops_by_index.items() if chunk > 1 else ()
-        shapes = {i: _chunks(node.iterations, chunk) for i, node in divided}
+        shapes = {i: _chunked_shape(node.iterations, chunk) for i, node in divided}
         if not all(shapes.values()):
             return
         for policy in (MinCut(), MinCut(0.0, 0.0)):
@@ -83,11 +93,12 @@ def _chunked_shapes(loops_by_index: Mapping[int, Node]) -> Iterator[tuple[Shapes
 
 
 def _decreasing_slots(
-    problem: Problem, loops: Iterable[Node], shapes: Shapes, decision: Callable[[Slots], Decision]
+    problem: Problem, loops: Iterable[Node], shapes: Shapes, decide: Callable[[Slots], Decision]
 ) -> Iterator[Candidate]:
     """Yield candidates whose `loops` store fewer and fewer states.
 
-    `decision` returns the decisions for the number of states that each loop stores.
+    `shapes` says which loops are nested. `decide` returns the decisions of the program, given how
+    many states each loop stores.
     """
     loops = [node for node in loops if not node.eqn.effects]
     longest = max((n.iterations for n in loops), default=0)
@@ -95,24 +106,28 @@ def _decreasing_slots(
     max_slots = longest - 2
     while max_slots > 0:
         slots = {n: max(1, math.floor(max_slots / longest * n.iterations)) for n in loops}
-        yield problem.candidate(decision(slots), shapes)
+        yield problem.candidate(decide(slots), shapes)
         max_slots = min(max_slots - 1, int(_SLOT_RATIO * max_slots))
 
 
-def _chunks(length: int, chunk: int) -> Shape:
-    """The shape of a loop in chunks of `chunk` steps; () if there are fewer than four chunks."""
-    outer, rest = divmod(length, chunk)
-    return ((outer, chunk), *([(rest,)] if rest else ())) if outer >= 4 else ()
+def _chunked_shape(length: int, chunk: int) -> Shape:
+    """Return the shape of a loop in chunks of `chunk` steps; () if there are fewer than four."""
+    n_chunks, rest = divmod(length, chunk)
+    return ((n_chunks, chunk), *([(rest,)] if rest else ())) if n_chunks >= 4 else ()
 
 
 def _store_states(slots: Slots) -> Change:
-    """The change that makes each loop in `slots` store that many states."""
+    """Return a change for `edit_decision`: each loop in `slots` stores that many states.
+
+    A chunked loop saves inside what it saved before. Another loop saves, one step at a time, all
+    values that the backward pass of the step reads.
+    """
 
     def change(node: Node, current: Schedule) -> Decision | None:
         if node not in slots:
             return None
-        chunks = any(n.loop for n in current.inner)
-        decision = decision_of(current if chunks else schedule(current.joint))
+        has_chunks = any(n.loop for n in current.inner)
+        decision = decision_of(current if has_chunks else schedule(current.joint))
         return dataclasses.replace(decision, snapshots=slots[node])
 
     return change

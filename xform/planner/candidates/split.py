@@ -1,8 +1,12 @@
-"""Plans between two plans of a program: each loop is split in two, and the second part saves more.
+"""Make plans between two others: loops are split in two parts, and the second part saves more.
 
-Values that are computed late are read early, so they are live for a short time. Therefore the last
-iterations follow the plan that saves more, and the first ones the plan that saves less. Loops
-inside other loops or inside regions are not changed.
+The backward pass runs the iterations in reverse. So the values of the last iterations are live for
+a short time. Therefore the last iterations follow the plan that saves more, and the first ones the
+plan that saves less. Loops inside other loops or inside remat regions (the parts that
+`jax.checkpoint` marks) are not changed.
+
+A *Schedule* is a plan for a program as written: which values are saved for the backward pass, and
+which equations are recomputed. A `Candidate` is a Schedule with changes to the loops.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.policies import MinCut
 
-# A split is tried after each of so many equal parts of a loop.
+# A loop is divided into this many equal parts, and a split is tried after each of them.
 _N_PARTS = 16
 
 
@@ -28,14 +32,15 @@ def split_candidates(problem: Problem, above: Schedule, below: Schedule) -> Iter
     """Yield candidates with split loops, in the order of their recomputed FLOPs.
 
     The second part of each loop saves what `above` saves, the first part what `below` saves.
+    `above` saves more than `below`.
     """
     planned = planned_loops(above, problem.program)
     trips = {
         i: n for i, loop in planned.items() if not loop.inner and (n := loop.node.iterations) > 1
     }
-    parts = min(_N_PARTS, max(trips.values(), default=0))
-    for part in reversed(range(1, parts)):
-        late_trips = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}
+    n_parts = min(_N_PARTS, max(trips.values(), default=0))
+    for part in reversed(range(1, n_parts)):
+        late_trips = {i: min(max(1, part * n // n_parts), n - 1) for i, n in trips.items()}
         shapes: Shapes = {i: ((n - late_trips[i],), (late_trips[i],)) for i, n in trips.items()}
         try:
             yield _mixed_candidate(problem, shapes, above, below)
@@ -46,19 +51,23 @@ def split_candidates(problem: Problem, above: Schedule, below: Schedule) -> Iter
 def _mixed_candidate(
     problem: Problem, shapes: Shapes, above: Schedule, below: Schedule
 ) -> Candidate:
-    """The candidate whose loops follow `below` in their first part and `above` in the second."""
+    """Return the candidate whose loops follow `below` in the first part, `above` in the second.
+
+    Loops that are not in `shapes` follow `above`.
+    """
     prog, base = problem.program, problem.schedule(MinCut(), shapes)
     planned = [planned_loops(p, prog) for p in (below, above)]
-    sources = [{i: loop.schedules for i, loop in loops.items()} for loops in planned]
-    origin_of = loop_origins(prog, shapes)
+    # The Schedules of the loop bodies by the loop's index, in `below` and in `above`.
+    below_above = [{i: loop.schedules for i, loop in loops.items()} for loops in planned]
+    origins = loop_origins(prog, shapes)
     new_loops = planned_loops(base, reshape_loops(prog, shapes))
-    parts = {loop.node: origin_of[i] for i, loop in new_loops.items() if not loop.inner}
+    origin_of = {loop.node: origins[i] for i, loop in new_loops.items() if not loop.inner}
 
     def as_planned(node: Node, current: Schedule) -> Decision | None:
-        if node not in parts:
+        if node not in origin_of:
             return None
-        i, later, _ = parts[node]
-        schedules = sources[later or i not in shapes].get(i)
+        index, part, _ = origin_of[node]
+        schedules = below_above[part or index not in shapes].get(index)
         if schedules is None:
             return None
         (original,) = schedules

@@ -4,7 +4,8 @@ A *Schedule* says for one program which values of the forward pass are saved for
 and which equations are recomputed in it. A *node* is a loop, branch or call of that program. The
 programs inside a node have Schedules of their own. The values that they save form the node's
 *token*, which is one value of the program around the node. A node whose token is not saved is
-recomputed as a whole, just before its backward pass.
+recomputed as a whole, just before its backward pass. The equation of a node is `fork_p` in the
+forward pass, and `join_p` in the backward pass.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def recompute_flops(schedule: Schedule) -> int:
 def _flops(eqn: JaxprEqn, schedule: Schedule) -> int:
     """Return the FLOPs that one equation of the backward pass recomputes.
 
-    They are its own FLOPs if it is a recomputed equation. The backward pass of a node (`join_p`)
-    recomputes equations of its nested programs.
+    They are its own FLOPs if it is a recomputed equation. The backward pass of a node recomputes
+    equations of the programs inside.
     """
     if eqn.primitive is join_p:
         node, schedules = eqn.params["node"], schedule.inner[eqn.params["node"]]

@@ -6,9 +6,9 @@ three kinds of equations:
 - XLA fuses elementwise operations, reductions and movements of data with their readers. To
   recompute them costs no more passes over memory than to save them. Their price is small.
 - Products, convolutions, sorts, factorizations, loops and calls have a price for each FLOP.
-- Random numbers, collectives and kernels or callbacks have an infinite price. They are recomputed
-  only if a policy that decides about each value on its own does not save them. So have equations
-  with effects, which are never recomputed.
+- Random numbers, collectives, kernels and callbacks have an infinite price. Only a policy that
+  decides about each value on its own may recompute them. Equations with effects have an infinite
+  price too, and no policy recomputes them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """List the values that are saved for the backward pass, in loops and calls too.
 
 A *Schedule* says for one program which values are saved, offloaded or recomputed. A *node* is a
-loop, branch or call of that program; the programs inside it have Schedules of their own. One saved
-value, the node's *token*, stands for all values that are saved inside the node. This file replaces
-a token by these values, which a loop stacks over its iterations.
+loop, branch or call of that program (the equation `fork_p` in its forward pass); the programs
+inside have Schedules of their own. One saved value, the node's *token*, stands for all values that
+are saved inside the node. This file replaces a token by these values, which a loop stacks over its
+iterations.
 
 A value that is saved inside a call or loop and is also an output of it is one buffer. It is listed
 once, as a value of the call or loop.

@@ -9,8 +9,9 @@ A value in the body of a loop, or in a function that is called several times, ha
 all iterations and calls. The mean of its idle windows counts.
 
 Words: a *Joint* is the forward and the backward pass of a program as one program; a *Schedule* says
-which forward values the backward pass recomputes and which are saved; a *node* is a loop, branch or
-call in a Joint, with Joints of its own.
+which forward values are saved and which are recomputed; a *node* is a loop, branch or call in a
+Joint, with Joints of its own. Its equation is `fork_p` in the forward pass, `join_p` in the
+backward pass.
 """
 
 from __future__ import annotations

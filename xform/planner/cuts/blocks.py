@@ -1,7 +1,10 @@
 """Choose the saved values of a large program: solve each distinct block, combine the solutions.
 
 A *Joint* is the forward and the backward pass of a program as one program. A *Schedule* says which
-forward values of a Joint are saved. At narrow places few bytes cross the forward pass
+forward values of a Joint are saved. A loop, branch or call in a Joint is a *node*. Its equation is
+`fork_p` in the forward pass, `join_p` in the backward pass.
+
+At narrow places few bytes cross the forward pass
 (`bottleneck.py`). They cut it into blocks. A value that crosses a narrow place counts as needed:
 the block that computes it either saves it or recomputes it. Then the decisions of one block do not
 change the work of another, and bytes and work add up over blocks.
@@ -158,7 +161,7 @@ def _blocks(top: Schedule) -> list[Schedule]:
     """
     joint, roots = top.joint, roots_of(top.joint)
     crossing = frozenset[Var]().union(*bottlenecks(joint))
-    # The values that the backward pass reads: outside loops, branches and calls, and by these.
+    # The values that the backward pass reads: in equations of its own, and inside nodes.
     read = [v for e in joint.backward if e.primitive is not join_p for v in reads_of(e, top.inner)]
     read += [v for v in joint.backward_outputs if isinstance(v, Var)]
     node_joins = [e for e in joint.backward if e.primitive is join_p]

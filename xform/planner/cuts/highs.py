@@ -25,7 +25,7 @@ from xform.errors import NotSolved
 # for programs of fewer than _SMALL columns, which are solved fast anyway, _LARGE_GAP for others.
 _GAP, _SMALL, _LARGE_GAP = 1e-6, 1_000, 1e-2
 # The default limit on branch-and-bound nodes.
-BRANCHES = 2_000
+NODE_LIMIT = 2_000
 # Statuses of `scipy.optimize.milp`: optimal, and infeasible.
 _OPTIMAL, _INFEASIBLE = 0, 2
 _WAIT = 0.1  # seconds between two checks for Ctrl-C
@@ -82,10 +82,10 @@ class Model:
         self.count += 1
 
     def solve(self, budget: float, cost: Sequence[float], seconds: float, exact: bool = False,
-              branches: int = BRANCHES) -> np.ndarray | None:  # fmt: skip
+              node_limit: int = NODE_LIMIT) -> np.ndarray | None:  # fmt: skip
         """Return the value of each column in the solution of least cost; None if none was found.
 
-        The solution is optimal up to a small gap, or the best that was found within `branches`
+        The solution is optimal up to a small gap, or the best that was found within `node_limit`
         nodes.
 
         Args:
@@ -93,7 +93,7 @@ class Model:
           cost: the cost of each column.
           seconds: the most time on the link to the host.
           exact: do not limit the nodes.
-          branches: the most branch-and-bound nodes.
+          node_limit: the most branch-and-bound nodes.
 
         Raises:
           NotSolved: `exact`, and HiGHS did not prove that the solution is optimal.
@@ -101,7 +101,7 @@ class Model:
         if not cost:
             return np.zeros(0)
         gap = _GAP if exact or len(cost) < _SMALL else _LARGE_GAP
-        limit = {} if exact else {"node_limit": branches}
+        limit = {} if exact else {"node_limit": node_limit}
         solution = self._run(budget, cost, seconds, 1, {"mip_rel_gap": gap, **limit})
         if exact and solution.status not in (_OPTIMAL, _INFEASIBLE):
             raise NotSolved(

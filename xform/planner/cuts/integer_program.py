@@ -1,9 +1,9 @@
 """Find the saved values that need the least recomputed work in a budget, by integer programming.
 
 A *Joint* is the forward and the backward pass of a program as one program. A *node* is a loop,
-branch or call in it, with Joints of its own. A *Schedule* says which forward values of a Joint are
-saved. The integer program decides for a Joint and its nested Joints at once. Its 0-1 variables,
-called columns, are:
+branch or call in it, with Joints of its own. Its equation is `fork_p` in the forward pass, `join_p`
+in the backward pass. A *Schedule* says which forward values of a Joint are saved. The integer
+program decides for a Joint and its nested Joints at once. Its 0-1 variables, called columns, are:
 
 - for each forward value: whether the backward pass needs it, whether it is saved, and whether it
   is offloaded to the host's memory;
@@ -37,7 +37,7 @@ from xform.planner.costs.link import HOST, HostLink
 from xform.planner.costs.recompute import fusible, price
 from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.costs.window import OffloadableValues, offloadable_values
-from xform.planner.cuts.highs import BRANCHES, Model
+from xform.planner.cuts.highs import NODE_LIMIT, Model
 from xform.planner.plan.decision import Decision
 
 # The most forward equations for this method. Larger programs are solved by `fit.py` and
@@ -130,15 +130,15 @@ class IntegerProgram:
         return any(part.branches for part in self.parts.values())
 
     def solve(
-        self, budget: float, exact: bool = False, branches: int = BRANCHES
+        self, budget: float, exact: bool = False, node_limit: int = NODE_LIMIT
     ) -> Solution | None:
         """Return the solution of least recomputed work within a budget, or None if none is found.
 
-        It is optimal up to a small gap, or the best within `branches` branch-and-bound nodes. With
-        `exact` there is no such limit, and a solution that is not proven optimal raises
+        It is optimal up to a small gap, or the best within `node_limit` branch-and-bound nodes.
+        With `exact` there is no such limit, and a solution that is not proven optimal raises
         `NotSolved`.
         """
-        return self._solve(budget, self.model.cost, exact, branches)
+        return self._solve(budget, self.model.cost, exact, node_limit)
 
     def solve_at_price(self, flop_price: float) -> Solution | None:
         """Return the solution that minimizes saved bytes + `flop_price` x recomputed work.
@@ -158,9 +158,9 @@ class IntegerProgram:
         return self.model.bound(budget - self.fixed_bytes, self.seconds)
 
     def _solve(self, budget: float, cost: Sequence[float], exact: bool = False,
-               branches: int = BRANCHES) -> Solution | None:  # fmt: skip
+               node_limit: int = NODE_LIMIT) -> Solution | None:  # fmt: skip
         """Return the solution of least `cost`, which has one number for each column."""
-        x = self.model.solve(budget - self.fixed_bytes, cost, self.seconds, exact, branches)
+        x = self.model.solve(budget - self.fixed_bytes, cost, self.seconds, exact, node_limit)
         if x is None:
             return None
         on = np.where(self.model.integer, x > 0.5, x)

@@ -1,1 +1,1 @@
-"""The public `Plan`, and the decisions that it stores as data."""
+"""The public `Plan`: which values are saved for a backward pass, as data that can be stored."""

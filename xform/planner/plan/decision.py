@@ -1,4 +1,10 @@
-"""The decisions of a Schedule alone: which values each Joint saves, as a tree like the Joints'."""
+"""`Decision`: which values a derivative saves, without the order of its backward pass.
+
+A *Joint* is the forward and the backward pass of a program as one program. Loops, branches and
+calls in it are *nodes*, with Joints of their own. A *Schedule* is a full plan of a Joint: its saved
+values, and its backward pass with the recomputed equations. A Decision is the saved values alone,
+with the Decisions of the nodes. From it, `planner/decide.py` makes the Schedule again.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +20,19 @@ from xform.interpret.node import Node
 class Decision:
     """The saved values of one Joint, and of the Joints inside it.
 
-    It is a policy for `decide.schedule` that decides for a whole Joint.
+    `planner/decide.py` takes it as a policy.
 
     Attributes:
-      saved: the saved values. A node (loop, branch or call) whose token is not among them is
-        recomputed as a whole.
-      inner: the decisions for the Joints of each node. A node that is missing decides for itself.
-      offloaded: the values that are offloaded, with their memories.
-      snapshots: how many states a loop stores; None if it saves values in every iteration. As in
-        `Schedule`.
-      decided_per_value: whether a policy decided about each value, rather than a cut about all.
-        As in `Schedule`.
+      saved: the saved values. One of them, a node's token, stands for all values that the node
+        saves. A node whose token is not saved is recomputed as a whole.
+      inner: the Decisions for the Joints of each node. For a missing node the default policy
+        decides, or the policy of the node if it is a remat region.
+      offloaded: the saved values that are copied to another memory, with the two memories. In the
+        body of a loop, also carries that are offloaded.
+      snapshots: for the body of a loop, how many states the loop stores; the others are recomputed
+        from these. None: the body saves its values in every iteration.
+      decided_per_value: whether a policy decided about each value on its own, rather than a cut
+        about all values together.
     """
 
     saved: frozenset[Var]
@@ -35,7 +43,7 @@ class Decision:
 
 
 def decision_of(schedule: Schedule) -> Decision:
-    """The decisions of a Schedule. Nodes that share a Schedule share its Decision."""
+    """Return the decisions of a Schedule. Nodes that share a Schedule share its Decision."""
     if "decision" not in schedule.cache:
         inner = {
             node: tuple(map(decision_of, schedules)) for node, schedules in schedule.inner.items()
@@ -53,20 +61,21 @@ def decision_of(schedule: Schedule) -> Decision:
 def edit_decision(
     schedule: Schedule, change: Callable[[Node, Schedule], Decision | None]
 ) -> Decision:
-    """The decisions of a Schedule, replaced by those of `change` for some nodes.
+    """Return the decisions of a Schedule, with other decisions for some nodes.
 
-    `change` takes a node and the Schedule of one of its programs. If it returns None, it is called
-    for the nodes inside that program.
+    `change` takes a node and the Schedule of one of its programs, and returns a Decision for that
+    program. If it returns None, it is called for the nodes inside that program.
     """
     decisions: dict[tuple[Node, Schedule], Decision] = {}
 
-    def of(node: Node, inner: Schedule) -> Decision:
-        if (node, inner) not in decisions:
-            decisions[node, inner] = change(node, inner) or edit_decision(inner, change)
-        return decisions[node, inner]
+    def changed(node: Node, body: Schedule) -> Decision:
+        if (node, body) not in decisions:
+            decisions[node, body] = change(node, body) or edit_decision(body, change)
+        return decisions[node, body]
 
     inner = {
-        node: tuple(of(node, p) for p in schedules) for node, schedules in schedule.inner.items()
+        node: tuple(changed(node, body) for body in schedules)
+        for node, schedules in schedule.inner.items()
     }
     original = decision_of(schedule)
     return original if inner == original.inner else dataclasses.replace(original, inner=inner)

@@ -1,18 +1,26 @@
-"""Describe how an equation of a plan differs from the program's equation, in one line."""
+"""Describe how an equation that a plan recorded differs from an equation of a program.
+
+A plan holds the text of the program that it was made for. If a user applies it to another program,
+the error shows the first difference.
+"""
 
 from __future__ import annotations
 
 import re
 
-# A fork or join of a loop, branch or call. The group is the primitive that it stands for.
+# In the texts, a loop, branch or call is a pair `xform_fork`, `xform_join` for its forward and its
+# backward pass. The group is the name of its own primitive, which is shown instead.
 _STRUCTURED = re.compile(
     r"(?: int8\[0\])? = xform_(?:fork|join)@\S+?\[node=[\w.]+\(\((\w+), .*", re.S
 )
-_LONGEST = 80
+# Longer equations are shown in part.
+_MAX_LENGTH = 80
 
 
 def difference(planned: str, actual: str) -> str:
-    """Describe how an equation of a plan differs from the one of a program; "" is a missing one.
+    """Describe how a recorded equation differs from that of a program, in one line.
+
+    `planned` and `actual` are their texts; "" if there is no such equation.
 
     >>> difference("float32[3] = sin[] i0", "float32[3] = cos[] i0")
     'the plan has `float32[3] = sin[] i0`, the program `float32[3] = cos[] i0`'
@@ -28,12 +36,16 @@ def difference(planned: str, actual: str) -> str:
 
 
 def _excerpt(text: str, start: int) -> str:
-    """An equation; of a long one, its operation and the text where the difference starts."""
+    """Return an equation, or of a long one its operation and the text around the difference.
+
+    The difference is at the position `start`.
+    """
     if not text:
         return "no more equations"
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_LENGTH:
         return f"`{text}`"
     begin = text.rfind(" ", 0, start) + 1
+    end = begin + _MAX_LENGTH
     operation = text.partition(" = ")[2].partition("[")[0]
-    ellipsis = "..." if begin + _LONGEST < len(text) else ""
-    return f"{f'{operation} with ' if begin else ''}`{text[begin : begin + _LONGEST]}{ellipsis}`"
+    ellipsis = "..." if end < len(text) else ""
+    return f"{f'{operation} with ' if begin else ''}`{text[begin:end]}{ellipsis}`"

@@ -1,9 +1,12 @@
 """`Plan`: which values the backward pass of a function saves, recomputes and offloads.
 
-Words: a *Joint* is one program of two parts, the forward and the backward pass of a function; a
-*policy* chooses a plan; a remat *region* is a part of a function that `jax.checkpoint` or
-`xform.remat` marks; a saved value is *offloaded* if it waits in another memory, such as the host's,
-and is copied back before the backward pass reads it.
+A plan is plain data, made by `xform.plan`. It prints as a table, explains single values, and is
+stored as JSON. Passed as a policy, it makes a derivative follow its decisions.
+
+Words: a *policy* chooses a plan; a *Joint* is the forward and the backward pass of a function as
+one program; a remat *region* is a part of a function that `jax.checkpoint` or `xform.remat` marks;
+a saved value is *offloaded* if it waits in another memory, such as the host's, and is copied back
+before the backward pass reads it.
 """
 
 from __future__ import annotations
@@ -236,18 +239,18 @@ class Plan:
         groups: dict[Any, list[PlanRow]] = collections.defaultdict(list)
         for r in self.rows:
             groups[dataclasses.replace(r, value="", marginal_flops=0)].append(r)
-        lines = sorted(groups.values(), key=lambda rows: -sum(r.marginal_bytes for r in rows))
-        table = columns([header, *map(_line, lines)], right=(2, 3, 4, 7))
+        by_bytes = sorted(groups.values(), key=lambda rows: -sum(r.marginal_bytes for r in rows))
+        table = columns([header, *map(_cells, by_bytes)], right=(2, 3, 4, 7))
         compiled = "refused by the compiler" if self.refused else "not compiled"
         if self.compiled_bytes is not None:
             error = self.predicted_bytes / max(self.compiled_bytes, 1) - 1
             compiled_as = f" as {self.derivative}" if self.derivative else ""
             compiled = f"{human_bytes(self.compiled_bytes)} compiled{compiled_as} ({error:+.1%})"
-        sent = f", {human_bytes(n)} offloaded" if (n := self.offloaded_bytes) else ""
+        offloaded = f", {human_bytes(n)} offloaded" if (n := self.offloaded_bytes) else ""
         return "\n".join([
             f"plan of {self.function}, {self.policy}, on {self.target}",
             table,
-            f"{human_bytes(self.saved_bytes)} saved{sent}, "
+            f"{human_bytes(self.saved_bytes)} saved{offloaded}, "
             f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}",
             self.summary,
         ])  # fmt: skip
@@ -267,6 +270,7 @@ class Plan:
         return f"{work}, {human_flops(self.forward_flops)} in the forward pass{times}"
 
     def _bound_text(self) -> str:
+        """Return the lower bound on the recomputed FLOPs in brackets; "" if there is no budget."""
         if self.least_flops is None or not self.recompute_flops:
             return ""
         if not self.least_flops:
@@ -293,10 +297,12 @@ PREFIXES["plan"] = _read
 
 
 def _user_name(row: PlanRow) -> str:
+    """Return the name that `checkpoint_name` gave to a value, or the name of its primitive."""
     return row.operation.removeprefix("name '").removesuffix("'")
 
 
-def _line(rows: list[PlanRow]) -> list[str]:
+def _cells(rows: list[PlanRow]) -> list[str]:
+    """Return the cells of one line of the table, for rows that differ only in name and FLOPs."""
     row, n = rows[0], len(rows)
     return [
         row.value if n == 1 else f"{row.value} ...",
@@ -312,18 +318,19 @@ def _line(rows: list[PlanRow]) -> list[str]:
 
 
 def _explain_row(row: PlanRow) -> str:
+    """Explain one value in three lines."""
     trips = f" x {' x '.join(map(str, row.loops))} trips" if row.loops else ""
     size = f"{row.type}{trips}, {human_bytes(row.marginal_bytes)}"
     flops = human_flops(row.marginal_flops)
     if row.decision == "RECOMPUTE":
-        other = f"saving it would take {human_bytes(row.marginal_bytes)} and spare {flops}"
+        opposite = f"saving it would take {human_bytes(row.marginal_bytes)} and spare {flops}"
     elif row.decision == "OFFLOAD":
         size_on_device = human_bytes(row.marginal_bytes)
-        other = f"saving it would take {size_on_device}, recomputing it {flops}"
+        opposite = f"saving it would take {size_on_device}, recomputing it {flops}"
     else:
-        other = f"recomputing it would free {human_bytes(row.marginal_bytes)} and cost {flops}"
+        opposite = f"recomputing it would free {human_bytes(row.marginal_bytes)} and cost {flops}"
     place = shorten_place(row.where)
     return (
         f"{row.value}: {row.decision}\n  {size}, computed by {row.operation} at {place}\n"
-        f"  {row.why}; {other}"
+        f"  {row.why}; {opposite}"
     )

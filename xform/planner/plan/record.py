@@ -1,9 +1,14 @@
 """Convert a Plan's decisions to plain data, and back for the same program.
 
-A program is written as one line for each equation (see `xform.program.fingerprint`). Decisions
-refer to forward values by number, in the order of their computation. Equal programs and equal
-decisions are written once: a layer that is called 96 times has one program and, if it always saves
-the same values, one decision.
+A *Joint* is the forward and the backward pass of a program as one program. Loops, branches and
+calls in it are *nodes*, with Joints of their own. A `Decision` says which forward values a Joint
+saves, and has a Decision for each Joint inside. It refers to values of one process. A `Record` is
+the same in types that JSON has.
+
+In a Record a Joint is a list of texts, one for each equation (see `xform.program.fingerprint`).
+Decisions refer to forward values by number, in the order of their computation. Equal programs and
+equal decisions are written once: a layer that is called 96 times has one program and, if it always
+saves the same values, one decision.
 """
 
 from __future__ import annotations
@@ -32,13 +37,14 @@ class Record:
     Attributes:
       programs: for each Joint, its equations, inputs and outputs as lines of text.
       decisions: one dict for each Decision. The last one is that of the whole function. The keys:
-        "program", the index of its program;
+        "program", the index of its program in `programs`;
         "saved", the numbers of the saved values;
-        "offloaded", the numbers of the offloaded values and their two memories (inputs, such as
-        the states of a loop, are numbered after all other values);
-        "nodes", the decisions of its nodes, by the index of their equation;
-        "snapshots", how many states its loop stores; and
-        "asked", whether a policy chose the saved values.
+        "offloaded", the two memories of each offloaded value, by the value's number (inputs, such
+        as the states of a loop, are numbered after all other values);
+        "nodes", the indices in `decisions` of each node's decisions, by the index of the node's
+        equation;
+        "snapshots", how many states the loop stores whose body this is, or None; and
+        "asked", whether a policy decided about each value on its own.
       loops: the new shapes of loops that are split or nested, by their index in the program. They
         are applied before the decisions.
       regions: "open" if remat regions are dissolved in the program.
@@ -50,10 +56,10 @@ class Record:
     regions: Regions = "marked"
 
     def decision(self, joint: Joint, plan_text: str) -> Decision:
-        """The Decision for a Joint; `plan_text` names the plan in errors.
+        """Return the Decision for a Joint; `plan_text` names the plan in errors.
 
         Raises:
-          OtherProgram: the Joint is not the recorded one; the message has the first difference.
+          OtherProgram: the Joint is not the recorded one. The message has the first difference.
         """
         return _RecordReader(self, plan_text).decision(len(self.decisions) - 1, joint)
 
@@ -64,33 +70,42 @@ def record(
     shapes: Mapping[int, Shape],
     regions: Regions = "marked",
 ) -> Record:
-    """The Record of a Decision for a Joint.
+    """Return the Record of a Decision for a Joint.
 
-    `shapes` and `regions` say how the program's loops and remat regions were changed before.
+    `shapes` and `regions` say how the program's loops and remat regions (the parts that
+    `jax.checkpoint` marks) were changed before.
 
     Cost: linear in the number of equations.
     """
-    writing = _RecordWriter()
-    writing.add(decision, joint)
+    writer = _RecordWriter()
+    writer.add(decision, joint)
     loops = {str(i): [list(part) for part in shape] for i, shape in shapes.items()}
-    return Record(tuple(writing.programs), tuple(writing.decisions), loops, regions)
+    return Record(tuple(writer.programs), tuple(writer.decisions), loops, regions)
 
 
 class _RecordWriter:
-    """Collects the programs and decisions of a Record, each distinct one once."""
+    """Collects the programs and decisions of a Record, each distinct one once.
+
+    Attributes:
+      programs: the texts of the programs so far.
+      decisions: the dicts of the decisions so far.
+    """
 
     def __init__(self) -> None:
         self.programs: list[tuple[str, ...]] = []
         self.decisions: list[dict[str, Any]] = []
-        self._programs: dict[Any, int] = {}
-        self._decisions: dict[Any, int] = {}
-        self._joints: dict[Joint, int] = {}
+        # The indices of what was added: by text, and by object to save time.
+        self._index_of_program: dict[Any, int] = {}
+        self._index_of_decision: dict[Any, int] = {}
+        self._index_of_joint: dict[Joint, int] = {}
 
     def add(self, decision: Decision, joint: Joint) -> int:
+        """Add a Decision for a Joint, and those inside it; return its index in `decisions`."""
         key = decision, joint
-        if key not in self._decisions:
-            if joint not in self._joints:
-                self._joints[joint] = _index_of(self.programs, self._programs, lines(joint))
+        if key not in self._index_of_decision:
+            if joint not in self._index_of_joint:
+                index = _index_of(self.programs, self._index_of_program, lines(joint))
+                self._index_of_joint[joint] = index
             number = _numbers(joint)
             positions = {id(e): i for i, e in enumerate(joint.forward)}
             nodes = {
@@ -102,7 +117,7 @@ class _RecordWriter:
                 if e.primitive is fork_p and (node := e.params["node"]) in decision.inner
             }  # fmt: skip
             row = {
-                "program": self._joints[joint],
+                "program": self._index_of_joint[joint],
                 "saved": sorted(number[v] for v in decision.saved if v in number),
                 "offloaded": {
                     str(number[v]): [decision.offloaded[v].src, decision.offloaded[v].dst]
@@ -113,12 +128,12 @@ class _RecordWriter:
                 "asked": decision.decided_per_value,
             }  # fmt: skip
             # Inner decisions are added first, so the last one is that of the whole function.
-            self._decisions[key] = _index_of(self.decisions, self._decisions, row)
-        return self._decisions[key]
+            self._index_of_decision[key] = _index_of(self.decisions, self._index_of_decision, row)
+        return self._index_of_decision[key]
 
 
 def _index_of(rows: list[Any], indices: dict[Any, int], row: Any) -> int:
-    """The index of a row in `rows`; a new row is appended."""
+    """Return the index of a row in `rows`; append it if it is new. `indices` has those so far."""
     key = repr(row)
     if key not in indices:
         indices[key] = len(rows)
@@ -127,41 +142,47 @@ def _index_of(rows: list[Any], indices: dict[Any, int], row: Any) -> int:
 
 
 class _RecordReader:
-    """Turns the rows of a Record into Decisions, and checks that the programs match."""
+    """Turns the dicts of a Record into Decisions, and checks that the programs match.
 
-    def __init__(self, of: Record, plan_text: str):
-        self.record, self.plan_text = of, plan_text
+    `plan_text` names the plan in errors.
+    """
+
+    def __init__(self, record: Record, plan_text: str):
+        self.record, self.plan_text = record, plan_text
         self._cache: dict[tuple[int, Joint], Decision] = {}
 
     def decision(self, i: int, joint: Joint) -> Decision:
+        """Return the Decision number `i` of the Record, for the values of a Joint."""
         if (i, joint) in self._cache:
             return self._cache[i, joint]
         row = self.record.decisions[i]
-        self._check(self.record.programs[row["program"]], joint)
+        self._check_program(self.record.programs[row["program"]], joint)
         values = [*_numbers(joint)]
         inner: dict[Node, tuple[Decision, ...]] = {}
         self._check_values(len(values) - len(joint.inputs), row["saved"])
         self._check_values(len(values), map(int, row["offloaded"]))
-        for index, decision_numbers in row["nodes"].items():
-            node = self._node(joint, int(index), len(decision_numbers))
-            pairs = zip(decision_numbers, node.joints, strict=True)
+        for index, decision_indices in row["nodes"].items():
+            node = self._node(joint, int(index), len(decision_indices))
+            pairs = zip(decision_indices, node.joints, strict=True)
             inner[node] = tuple(self.decision(n, j) for n, j in pairs)
         decision = Decision(
             frozenset(values[n] for n in row["saved"]),
             inner,
-            {values[int(n)]: Offloadable(*where) for n, where in row["offloaded"].items()},
+            {values[int(n)]: Offloadable(*memories) for n, memories in row["offloaded"].items()},
             row["snapshots"],
             row.get("asked", False),
         )
         self._cache[i, joint] = decision
         return decision
 
-    def _check_values(self, count: int, decision_numbers: Iterable[int]) -> None:
-        for n in decision_numbers:
+    def _check_values(self, count: int, numbers: Iterable[int]) -> None:
+        """Check that the numbers of values are below `count`."""
+        for n in numbers:
             if n >= count:
                 raise self._damage_error(f"it saves value {n}, but the program has {count} values")
 
     def _node(self, joint: Joint, index: int, count: int) -> Node:
+        """Return the node of a forward equation, which must contain `count` programs."""
         eqn = joint.forward[index] if index < len(joint.forward) else None
         if eqn is None or eqn.primitive is not fork_p or len(eqn.params["node"].joints) != count:
             raise self._damage_error(
@@ -170,11 +191,13 @@ class _RecordReader:
             )
         return eqn.params["node"]
 
-    def _damage_error(self, blocked: str) -> OtherProgram:
+    def _damage_error(self, problem: str) -> OtherProgram:
+        """Return the error for a Record that contradicts itself, as after an edit of its file."""
         remedy = "make a new plan with xform.plan, and do not edit the file that Plan.save writes"
-        return OtherProgram(self.plan_text, blocked, "", remedy)
+        return OtherProgram(self.plan_text, problem, "", remedy)
 
-    def _check(self, recorded: Sequence[str], joint: Joint) -> None:
+    def _check_program(self, recorded: Sequence[str], joint: Joint) -> None:
+        """Check that a Joint has the recorded text."""
         equations = joint.program.equations
         pairs = itertools.zip_longest(recorded, lines(joint), equations)
         for i, (old, new, eqn) in enumerate(pairs):
@@ -190,15 +213,16 @@ class _RecordReader:
 
 
 def _numbers(joint: Joint) -> dict[Var, int]:
-    """The numbers of forward values: in the order of their computation, then the inputs."""
+    """Return the number of each forward value, in the order of computation, then of each input."""
     values = [v for eqn in joint.forward for v in eqn.outvars]
     return {v: i for i, v in enumerate((*values, *joint.inputs))}
 
 
 def lines(joint: Joint) -> tuple[str, ...]:
-    """The equations of a Joint as text. Equal programs have equal text.
+    """Return the equations of a Joint as text. Equal programs have equal text.
 
-    Captured constants appear by type only: decisions do not depend on their values.
+    The last line says which inputs and outputs are differentiated. Captured constants appear by
+    type only, because decisions do not depend on their values.
     """
-    ends = "derivative", joint.active, joint.seeded, joint.push
-    return (*listing(joint.program), " ".join(map(str, ends)))
+    derivative = "derivative", joint.active, joint.seeded, joint.push
+    return (*listing(joint.program), " ".join(map(str, derivative)))

@@ -1,4 +1,7 @@
-"""`Pareto`: peak bytes against recomputed FLOPs of many plans; it prints and draws itself."""
+"""`Pareto`: the curve of peak memory against recomputed FLOPs, as a table and as a plot.
+
+Each point is the plan of one policy: a budget, or a stock policy of `jax.checkpoint_policies`.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from typing import Any
 from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
-# Labels of points that are closer than this fraction of both axes would overlap.
+# In the plot, the labels of points that are closer than this fraction of both axes would overlap.
 _NEAR = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
 class ParetoPoint:
-    """The plan of one policy.
+    """One point of the curve: the plan of one policy.
 
     Attributes:
-      name: the policy.
+      name: the name of the policy.
       stock: whether the policy is one of `jax.checkpoint_policies`.
       peak_bytes: compiled or simulated peak: arguments, outputs and temporary memory.
       recompute_flops: FLOPs of the recomputed products, convolutions, loops and calls.
@@ -42,11 +45,13 @@ class ParetoPoint:
 class Pareto:
     """The curve of peak bytes against recomputed FLOPs, and the stock policies for comparison.
 
+    It prints as a table and iterates over its points.
+
     Attributes:
       function: the function that was differentiated.
-      target: the backend.
+      target: the backend that the plans are for, for example "cpu".
       compiled: whether the bytes are compiled; otherwise they are simulated.
-      points: budgets by falling bytes, then stock policies.
+      points: first budgets, by falling bytes, then stock policies.
     """
 
     function: str
@@ -61,20 +66,23 @@ class Pareto:
         return len(self.points)
 
     def to_dict(self) -> dict[str, Any]:
-        """The points and the other fields as plain data."""
+        """Return the points and the other fields as plain data."""
         return dataclasses.asdict(self)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the curve and a mark for each stock policy, as PNG, SVG or PDF."""
+        """Draw the curve, and a cross for each stock policy.
+
+        The suffix of `path` chooses the format: PNG, SVG or PDF.
+        """
         figure, ax = new_axes("Pareto.plot")
         kinds = ((False, BLUE, "o-", "budgets"), (True, ORANGE, "x", "stock policies"))
         for stock, color, style, label in kinds:
             points = [p for p in self.points if p.stock == stock]
             mib = [p.peak_bytes / 2**20 for p in points]
             ax.plot(mib, [p.recompute_flops / 1e9 for p in points], style, color=color, label=label)
-        for overlapping in self._stock_by_place():
-            at = (overlapping[0].peak_bytes / 2**20, overlapping[0].recompute_flops / 1e9)
-            ax.annotate("\n".join(p.name for p in overlapping), at, xytext=(5, 5),
+        for overlapping in self._stock_labels():
+            place = (overlapping[0].peak_bytes / 2**20, overlapping[0].recompute_flops / 1e9)
+            ax.annotate("\n".join(p.name for p in overlapping), place, xytext=(5, 5),
                         textcoords="offset points", fontsize=8, color=ORANGE)  # fmt: skip
         kind = "compiled" if self.compiled else "simulated"
         ax.set_title(f"{self.function} on {self.target}", loc="left")
@@ -84,15 +92,16 @@ class Pareto:
         ax.legend(frameon=False)
         save_figure(figure, "Pareto.plot", path)
 
-    def _stock_by_place(self) -> list[list[ParetoPoint]]:
-        """The stock policies, grouped so that points with overlapping labels share a group."""
-        bytes_ = max((p.peak_bytes for p in self.points), default=0) or 1
-        flops = max((p.recompute_flops for p in self.points), default=0) or 1
+    def _stock_labels(self) -> list[list[ParetoPoint]]:
+        """Return the stock policies in groups; those whose labels would overlap share a group."""
+        max_bytes = max((p.peak_bytes for p in self.points), default=0) or 1
+        max_flops = max((p.recompute_flops for p in self.points), default=0) or 1
         groups: dict[tuple[int, int], list[ParetoPoint]] = {}
         for p in self.points:
-            cell = (round(p.peak_bytes / bytes_ / _NEAR), round(p.recompute_flops / flops / _NEAR))
+            column = round(p.peak_bytes / max_bytes / _NEAR)
+            row = round(p.recompute_flops / max_flops / _NEAR)
             if p.stock:
-                groups.setdefault(cell, []).append(p)
+                groups.setdefault((column, row), []).append(p)
         return list(groups.values())
 
     def __str__(self) -> str:

@@ -1,4 +1,8 @@
-"""Plots with matplotlib, and the plot of a plan. matplotlib is imported only to draw."""
+"""Draw plots with matplotlib, among them the plot of a plan.
+
+All plots of xform have this style. matplotlib is imported only when a plot is drawn. The argument
+`caller` is the name of the function that the user called, for errors.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +21,52 @@ _MIB = 2**20
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
 
 
-def new_figure(asked: str, width: float, height: float) -> Any:
-    """An empty figure. The user's matplotlib state does not change."""
-    return figure_module(asked).Figure(figsize=(width, height), dpi=130, layout="constrained")
+def new_figure(caller: str, width: float, height: float) -> Any:
+    """Return an empty figure, of this size in inches. matplotlib's global state does not change."""
+    return figure_module(caller).Figure(figsize=(width, height), dpi=130, layout="constrained")
 
 
-def figure_module(asked: str) -> Any:
-    """The module `matplotlib.figure`. Raises MissingExtra if matplotlib is not installed."""
+def figure_module(caller: str) -> Any:
+    """Return the module `matplotlib.figure`.
+
+    Raises:
+      MissingExtra: matplotlib is not installed.
+    """
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise MissingExtra(
-            asked,
+            caller,
             "matplotlib is not installed",
             "",
             f"install it: pip install {extra('plot')}, or pip install matplotlib",
         ) from error
 
 
-def new_axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]:
-    """A new figure with one plot, and that plot."""
-    figure = new_figure(asked, width, height)
+def new_axes(caller: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]:
+    """Return a new figure with one plot, and the Axes of that plot."""
+    figure = new_figure(caller, width, height)
     ax = figure.add_subplot()
     style_axes(ax)
     return figure, ax
 
 
 def style_axes(ax: Any) -> None:
-    """Style a plot: a faint grid behind the data, no box around it."""
+    """Give a plot a faint grid behind the data, and no box around it."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     ax.set_axisbelow(True)
 
 
-def save_figure(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
-    """Write a figure in the format of the file's suffix."""
+def save_figure(figure: Any, caller: str, path: str | os.PathLike[str]) -> None:
+    """Write a figure to a file, in the format of the file's suffix, such as ".png".
+
+    Raises:
+      WrongArgument: matplotlib does not know the format.
+    """
     if (suffix := Path(path).suffix[1:].lower()) not in figure.canvas.get_supported_filetypes():
         raise WrongArgument(
-            f"{asked}({str(path)!r})",
+            f"{caller}({str(path)!r})",
             f"{suffix!r} is not an image format" if suffix else "the file name has no suffix",
             "",
             "end the file name in .png, .svg or .pdf",
@@ -66,9 +78,14 @@ def save_figure(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
 def draw_live_bytes(
     path: str | os.PathLike[str], title: str, live: Sequence[int], saved: Sequence[int], fixed: int
 ) -> None:
-    """Draw the live bytes at each step of a program, with the `saved` bytes among them.
+    """Draw the live bytes at each step of a program.
 
-    `fixed` is the bytes of arguments and outputs, which are live at all steps.
+    Args:
+      path: the file to write; its suffix chooses the format.
+      title: the title of the plot.
+      live: bytes of the temporary values that are live at each step.
+      saved: bytes of the values among them that are saved for the backward pass.
+      fixed: bytes of arguments and outputs, which are live at all steps and are not drawn.
     """
     figure, ax = new_axes("Plan.plot")
     steps = range(len(live))

@@ -1,4 +1,8 @@
-"""The table of residuals: the values that the backward pass reads, and where they come from."""
+"""The table of residuals: the values of the forward pass that are held for the backward pass.
+
+`xform.residuals` returns a `ResidualTable`, made from a *Schedule*: the plan of a derivative, which
+says which values are saved and which are recomputed.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ class Residual:
     """One value that is held for the backward pass.
 
     Attributes:
-      kind: "kept" (computed and saved), "carry" (a loop's state, saved at the start of each
-        iteration), "shared" (saved by one branch of a cond, in memory that the row of another
+      kind: "kept" (computed and saved), "carry" (a loop's state, saved at the start of some or all
+        iterations), "shared" (saved by one branch of a cond, in memory that the row of another
         branch already counts), or "argument" (an input, which needs no new memory).
       type: shape and dtype in one iteration, as JAX writes them: `float32[4,8]`.
       shape: the shape in one iteration.
@@ -54,7 +58,7 @@ class Residual:
 
     @property
     def trips(self) -> int:
-        """How many iterations store the value: the product of `loops`."""
+        """How many iterations store the value: the product of `loops`; 1 outside loops."""
         return math.prod(self.loops)
 
     @property
@@ -63,13 +67,13 @@ class Residual:
         return self.trip_bytes * self.trips
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields and totals as plain data."""
+        """Return the fields and totals as plain data."""
         return {**dataclasses.asdict(self), "trips": self.trips, "total_bytes": self.total_bytes}
 
 
 @dataclasses.dataclass(frozen=True)
 class ResidualTable:
-    """The values that are held for a backward pass. Prints as a table.
+    """The values that are held for a backward pass. It prints as a table.
 
     Attributes:
       title: the function and its policy.
@@ -92,11 +96,12 @@ class ResidualTable:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Saved bytes in other memories. A CPU has one memory, so there they are in addition."""
+        """Saved bytes in other memories. On a CPU these are in the same memory as `total_bytes`."""
         return sum(r.total_bytes for r in self._saved_rows if r.memory != "device")
 
     @property
     def _saved_rows(self) -> list[Residual]:
+        """The rows that need memory of their own: no arguments and no shared values."""
         return [r for r in self.rows if r.kind in ("kept", "carry")]
 
     @property
@@ -105,7 +110,7 @@ class ResidualTable:
         return sum(r.total_bytes for r in self.rows if r.kind == "argument")
 
     def to_dict(self) -> dict[str, Any]:
-        """The title, totals and rows as plain data."""
+        """Return the title, totals and rows as plain data."""
         return {
             "title": self.title,
             "total_bytes": self.total_bytes,
@@ -127,7 +132,7 @@ class ResidualTable:
             "why",
         ]
         # Equal rows, such as those of the layers of an unrolled model, share one line.
-        lines = [header, *(_line(r, n) for r, n in collections.Counter(self.rows).items())]
+        lines = [header, *(_cells(r, n) for r, n in collections.Counter(self.rows).items())]
         total = f"{human_bytes(self.total_bytes)} kept"
         if self.offloaded_bytes:
             total += f", {human_bytes(self.offloaded_bytes)} offloaded"
@@ -135,7 +140,8 @@ class ResidualTable:
         return f"{self.title}\n{columns(lines, right=(0, 1, 2, 3))}\n{total}, {read}"
 
 
-def _line(r: Residual, count: int) -> list[str]:
+def _cells(r: Residual, count: int) -> list[str]:
+    """Return the cells of one line of the table, for `count` equal rows."""
     return [
         human_bytes(r.total_bytes * count),
         str(count),
@@ -150,18 +156,22 @@ def _line(r: Residual, count: int) -> list[str]:
 
 
 def residuals_of(schedule: Schedule, inputs: Sequence[str], title: str) -> ResidualTable:
-    """The Residuals of a whole function's Schedule; `inputs` are the names of its inputs."""
+    """Return the table of a whole function's Schedule.
+
+    `inputs` are the names of the function's inputs, `title` the title of the table.
+    """
     argument_names = gather(list(zip(schedule.joint.inputs, inputs, strict=True)), schedule.reads)
     why = "the backward pass reads it"
     arguments = [
         _row(SavedValue("argument", v.aval, None, why), name) for v, name in argument_names
     ]
-    size = lambda row: -row.total_bytes
-    kept = [_row(value) for value in saved_values(schedule)]
-    return ResidualTable(title, (*sorted(kept, key=size), *sorted(arguments, key=size)))
+    by_size = lambda row: -row.total_bytes
+    saved = [_row(value) for value in saved_values(schedule)]
+    return ResidualTable(title, (*sorted(saved, key=by_size), *sorted(arguments, key=by_size)))
 
 
 def _row(value: SavedValue, operation: str = "") -> Residual:
+    """Return the row of a saved value, or of an argument with the name `operation`."""
     eqn, name = value.origin or (None, "")
     if eqn is not None:
         equation = user_equation(eqn)

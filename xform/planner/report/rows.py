@@ -1,4 +1,9 @@
-"""The rows of a Plan: each value that the backward pass reads, with its decision and cost."""
+"""The rows of a Plan's table: values that the backward pass reads, with decision and cost.
+
+They come from a *Schedule*: the saved values of a program, and its backward pass with the
+recomputed equations. A loop, branch or call of the program is a *node*. The programs inside have
+Schedules of their own, and rows too.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +24,18 @@ from xform.program.source import frame
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """One value that the backward pass reads.
+    """One value of the forward pass, which the backward pass reads.
 
     Attributes:
       value: its name in the plan, such as `scan.4/dot_general.17`: the loops and calls around it,
-        its operation, and the index of the operation in the program.
+        its operation, and the index of the operation in the program. `carry.0` is the first part
+        of a loop's state.
       decision: "SAVE", "RECOMPUTE" or "OFFLOAD".
       shape: the shape in one iteration.
       dtype: the dtype.
       trip_bytes: bytes of one iteration, on each device.
       loops: trip counts of the loops that stack the value, outermost first.
-      operation: the primitive that computes the value, or the name given by `checkpoint_name`.
+      operation: the primitive that computes the value; `name '...'` if `checkpoint_name` names it.
       where: the user's line, `file:line (function)`, also inside loop bodies and calls.
       why: why the value is saved or not.
       marginal_flops: for a saved value, the FLOPs that recomputing it would add; for a recomputed
@@ -53,17 +59,24 @@ class PlanRow:
 
     @property
     def marginal_bytes(self) -> int:
-        """Bytes of all iterations: what the saved value takes, or would take if it were saved."""
+        """Bytes of all iterations that the value takes, or would take if it were saved."""
         return self.trip_bytes * math.prod(self.loops)
 
 
 def rows_of(schedule: Schedule) -> list[PlanRow]:
-    """The rows of a whole function's Schedule, from the most to the fewest bytes."""
+    """Return the rows of a whole function's Schedule, from the most to the fewest bytes."""
     return sorted(_rows(schedule, "", (), 1), key=lambda r: (-r.marginal_bytes, r.value))
 
 
 def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> Iterator[PlanRow]:
-    """The rows of a Schedule that runs `runs` times; `loops` stack its values."""
+    """Yield the rows of a Schedule.
+
+    Args:
+      schedule: the Schedule, also of the body of a loop or call.
+      path: the name of that loop or call with a final "/"; "" for a whole function.
+      loops: trip counts of the loops that stack its values.
+      runs: how often it runs, on all devices together.
+    """
     marginal = _MarginalFlops(schedule, runs)
     saved = set(schedule.saved)
     for i, eqn in enumerate(schedule.joint.forward):
@@ -80,13 +93,14 @@ def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> I
                 why = "cheaper to recompute than to save"
                 yield _row(name, "RECOMPUTE", v, eqn, loops, why, marginal.flops_if_saved(v))
         if node is not None and node in schedule.inner:
-            # If the loop itself is recomputed, its saved values are held for one outer iteration.
+            # A loop that is recomputed itself holds its values only during its own backward pass.
             outer_loops = loops if eqn.outvars[-1] in saved else ()
-            yield from _node(node, schedule.inner[node], name, outer_loops, runs)
+            yield from _node_rows(node, schedule.inner[node], name, outer_loops, runs)
 
 
-def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int, ...], runs: int
-          ) -> Iterator[PlanRow]:  # fmt: skip
+def _node_rows(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int, ...],
+               runs: int) -> Iterator[PlanRow]:  # fmt: skip
+    """Yield the rows of the programs inside a node, then of the states that a loop stores."""
     body_loops = (*loops, node.iterations) if node.loop and node.iterations > 1 else loops
     if schedules[0].snapshots is not None:
         body_loops = ()  # saved values are held for one step
@@ -105,6 +119,7 @@ def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int
 
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,
          flops: int) -> PlanRow:  # fmt: skip
+    """Return the row of the value `v`, which `eqn` computes. `flops` are its marginal FLOPs."""
     equation = user_equation(eqn)
     operation = equation.primitive.name
     if equation.primitive is name_p and not equation.params["name"].startswith(TAG):
@@ -124,7 +139,12 @@ def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...]
 
 
 class _MarginalFlops:
-    """Marginal FLOPs within one Schedule that runs `runs` times."""
+    """The FLOPs that one other decision would add or spare, in a Schedule that runs `runs` times.
+
+    Attributes:
+      available: the values that the backward pass can read: saved values and inputs.
+      read_values: the values that the backward pass reads.
+    """
 
     def __init__(self, schedule: Schedule, runs: int):
         self.schedule, self.runs = schedule, runs
@@ -135,7 +155,7 @@ class _MarginalFlops:
         }.union(v for v in schedule.joint.backward_outputs if isinstance(v, Var))
 
     def flops_to_recompute(self, v: Var) -> int:
-        """FLOPs that recomputing a saved value would add."""
+        """Return the FLOPs that recomputing the saved value `v` would add."""
         added: dict[int, JaxprEqn] = {}
         todo = [v]
         while todo:
@@ -152,15 +172,16 @@ class _MarginalFlops:
         return self.runs * sum(map(_flops, added.values()))
 
     def flops_if_saved(self, v: Var) -> int:
-        """FLOPs of the recomputed equations that serve only the value `v`."""
+        """Return the FLOPs that saving `v` would spare: of equations recomputed for `v` alone."""
         unneeded: dict[int, JaxprEqn] = {}
         todo = [self.schedule.joint.producer[v]]
         while todo:
             eqn = todo.pop()
             if id(eqn) in unneeded or id(eqn) not in self.schedule.recomputed:
                 continue
-            readers = (r for u in eqn.outvars if u is not v for r in self._readers.get(u, ()))
-            if any(r not in unneeded for r in readers):
+            results = (u for u in eqn.outvars if u is not v)
+            readers = (reader for u in results for reader in self._readers.get(u, ()))
+            if any(reader not in unneeded for reader in readers):
                 continue
             unneeded[id(eqn)] = eqn
             todo += [
@@ -172,7 +193,7 @@ class _MarginalFlops:
 
     @cached_property
     def _readers(self) -> dict[Var, list[int]]:
-        """For each value, the `id`s of the equations that read it; -1 if it is returned."""
+        """For each value, the `id`s of the equations that read it, and -1 if it is returned."""
         readers: dict[Var, list[int]] = {}
         for eqn in self.schedule.order:
             for v in reads_of(eqn, self.schedule.inner):

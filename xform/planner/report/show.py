@@ -1,7 +1,10 @@
-"""Print a joint program and its Schedule: the forward part, the saved values, the backward part.
+"""Print the forward and the backward pass of a function, with the decisions of its plan.
 
-The body of a loop or call is indented below it. Its forward part appears in the forward part of the
-program, its backward part in the backward part.
+The passes are the two parts of one program, the *Joint*. The plan is a *Schedule*: the saved
+values, and the backward part with the recomputed equations. The text has the forward part, the
+saved values, and the backward part. A loop, branch or call is a *node* of the Joint, with Joints of
+its own. Their forward parts are indented below the node in the forward part, their backward parts
+below the node in the backward part.
 """
 
 from __future__ import annotations
@@ -20,9 +23,13 @@ from xform.terminal.text import columns, human_bytes
 def show_schedule(schedule: Schedule, lines: bool = False, word: str = "backward") -> str:
     """Return the text of a whole function's Joint and its Schedule.
 
-    `lines` adds the user's source lines. `word` names the backward part. A note after a forward
-    equation says whether its value is saved, and why. A note after an equation of the backward part
-    says whether it is recomputed.
+    A note after a forward equation says whether its value is saved, and why. A note after an
+    equation of the backward part says whether it is recomputed.
+
+    Args:
+      schedule: the plan of the function.
+      lines: whether to add the user's source line of each equation.
+      word: the name of the backward part in the text.
     """
     names, joint = VariableNames(), schedule.joint
     inputs = names.typed(joint.inputs)
@@ -42,6 +49,7 @@ def show_schedule(schedule: Schedule, lines: bool = False, word: str = "backward
 
 
 def _saved(schedule: Schedule, names: VariableNames) -> str:
+    """Return the saved values, and the inputs that the backward part reads, as text."""
     values = [v for v in schedule.saved if schedule.joint.producer[v].primitive is not fork_p]
     read = names.typed(gather(schedule.joint.inputs, schedule.reads))
     parts = [names.typed(values)] if values else []
@@ -50,6 +58,7 @@ def _saved(schedule: Schedule, names: VariableNames) -> str:
 
 
 def _forward(schedule: Schedule, names: VariableNames, indent: str) -> Iterator[list[str]]:
+    """Yield the rows of the forward part: text, note, source line."""
     joint = schedule.joint
     for eqn in live(joint.forward, [*joint.outputs, *schedule.saved], joint.inputs):
         notes = [_why(schedule, v) for v in eqn.outvars if v in schedule.saved]
@@ -68,6 +77,7 @@ def _forward(schedule: Schedule, names: VariableNames, indent: str) -> Iterator[
 
 
 def _why(schedule: Schedule, v: Var) -> str:
+    """Return the note of a saved value; "" for a value that a loop, branch or call returns."""
     if schedule.joint.producer[v].primitive is fork_p:
         return ""
     where = "OFFLOADED" if v in schedule.offloaded else "SAVED"
@@ -77,6 +87,7 @@ def _why(schedule: Schedule, v: Var) -> str:
 def _backward(
     schedule: Schedule, names: VariableNames, indent: str, word: str
 ) -> Iterator[list[str]]:
+    """Yield the rows of the backward part: text, note, source line."""
     forward = {id(eqn) for eqn in schedule.joint.forward}
     for eqn in schedule.order:
         recompute_note = "RECOMPUTED" if id(eqn) in schedule.recomputed else "recomputed for free"
@@ -85,13 +96,13 @@ def _backward(
             yield _row(indent + line(eqn, names), note, eqn)
             continue
         node = eqn.params["node"]
-        back = eqn.primitive is join_p
-        inputs = eqn.invars[1 + len(node.eqn.invars) :] if back else eqn.invars
+        is_backward = eqn.primitive is join_p  # else the recomputed forward part of a node
+        inputs = eqn.invars[1 + len(node.eqn.invars) :] if is_backward else eqn.invars
         called = line(node.eqn.replace(invars=list(inputs), outvars=[]), names)
-        outputs = names.typed(eqn.outvars if back else eqn.outvars[:-1])
-        direction = "" if back else " forward"
+        outputs = names.typed(eqn.outvars if is_backward else eqn.outvars[:-1])
+        direction = "" if is_backward else " forward"
         yield _row(f"{indent}{outputs} ={direction} {called}", note, node.eqn)
-        for heading, inner in _bodies(node, schedule.inner[node]) if back else ():
+        for heading, inner in _bodies(node, schedule.inner[node]) if is_backward else ():
             joint = inner.joint
             yield _row(f"{indent}  {heading}, {word}: {names.typed(joint.seeds)}")
             yield from _backward(inner, names, f"{indent}    ", word)
@@ -111,4 +122,5 @@ def _bodies(node: Node, schedules: Sequence[Schedule]) -> Iterator[tuple[str, Sc
 
 
 def _row(text: str, note: str = "", eqn: JaxprEqn | None = None) -> list[str]:
+    """Return one row: text, note, and the source line of an equation."""
     return [text, note, place(eqn) if eqn is not None else ""]
