@@ -137,8 +137,7 @@ def measure(part: str, only: list[str]) -> None:
     cases, measured, table = PARTS[part]
     for name, case, policy in named(cases):
         if not only or name in only:
-            asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
-            found = measured(case, asked)
+            found = measured(case, xform.policies.parse(policy))
             print(name, found, flush=True)
             keep(RESULTS, part, known(RESULTS).get(part, {}) | {name: found})
             table()
@@ -222,7 +221,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=["losses", "bytes"])
     parser.add_argument(
-        "--only", default="", help="of bytes, offload and largest: gpt2-1.5b@gpu:h100:8:default,..."
+        "--only", default="", help="of bytes, offload and largest: gpt2-1.5b@gpu:h100:8:min_cut,..."
     )
     given = parser.parse_args()
     only = [name for name in given.only.split(",") if name]

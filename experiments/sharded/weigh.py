@@ -49,7 +49,7 @@ class Case:
     @property
     def policies(self) -> tuple[str, ...]:
         """The possible values of `--policy`."""
-        return ("default", "save_nothing", "auto", *(f"budget:{size}" for size in self.budgets))
+        return ("min_cut", "save_nothing", "auto", *(f"budget:{size}" for size in self.budgets))
 
     @property
     def name(self) -> str:

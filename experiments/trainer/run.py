@@ -110,7 +110,7 @@ def trainers(run: RunConfig) -> dict[str, Trainer]:
         usual = plain(run, of_pictures(model))
         found = {PLAIN: usual}
     half = usual.sizes["total"] - usual.sizes["temp"] // 2
-    found[DEFAULT] = ours(run, "default")
+    found[DEFAULT] = ours(run, "min_cut")
     try:
         found[HALF] = ours(run, f"budget:{half // MIB}MiB")
     except InputError as refused:

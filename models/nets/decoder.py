@@ -15,7 +15,7 @@ from models.nets.cache import Cache
 from models.nets.layers import Layers
 from models.nets.loss import cross_entropy, scores
 from models.nets.mixture import Routing
-from models.nets.policies import POLICIES
+from models.nets.policies import check_remat
 from models.nets.self_attention import Context
 from models.nets.sizes import SIZE, dtype_setting
 from models.settings import setting
@@ -38,8 +38,8 @@ class DecoderConfig:
     scan: bool = setting(True, "Loop over stacked layers, or unroll them.", change="never")
     remat: str | None = setting(
         None,
-        "Policy of a remat region around each layer; without it there are no regions.",
-        choices=tuple(POLICIES),
+        "Policy of a remat region around each layer, such as save_dots or saved:1MiB; without it"
+        " there are no regions.",
     )
     z_loss: float = setting(
         0.0, "Weight of the z-loss, the mean square of log(sum(exp(logits))).", least=0
@@ -49,6 +49,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
+        check_remat(self.remat)
 
 
 class Decoder(nnx.Module):

@@ -18,7 +18,7 @@ class Layers(nnx.Module):
 
     With `scan`, each parameter has a leading axis "layers", XLA compiles one layer, and xform plans
     one loop body. Otherwise there are `depth` modules. Both draw the same initial values. `remat`
-    is a name in `policies.POLICIES`. It makes each layer a remat region with that policy,
+    is the text of a policy. It makes each layer a remat region with that policy,
     independent of the policy of the whole program.
     """
 

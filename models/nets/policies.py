@@ -1,4 +1,4 @@
-"""The rematerialization policies that a model or `--remat` may name."""
+"""The policy of a remat region around each layer, from `--remat`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import xform
-
-# Names that the blocks give to values with `checkpoint_name`. `save_names` saves the two values
-# that are most expensive to recompute for their size: the attention's mean of values, and the
-# input of the perceptron's last matrix.
-NAMES = ("attention_out", "mlp_hidden")
-
-POLICIES: dict[str, Callable[..., Any]] = {
-    "save_everything": xform.policies.save_everything,
-    "save_dots": xform.policies.save_dots,
-    "save_dots_with_no_batch_dims": xform.policies.save_dots_with_no_batch_dims,
-    "save_names": xform.policies.save_only_these_names(*NAMES),
-    "save_nothing": xform.policies.save_nothing,
-}
+from xform.errors import WrongArgument
 
 
-def with_policy(block: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-    """Wrap `block` in a remat region with the policy `name`; return it unchanged for None."""
-    return block if name is None else xform.remat(block, policy=POLICIES[name])
+def with_policy(block: Callable[..., Any], policy: str | None) -> Callable[..., Any]:
+    """Wrap `block` in a remat region with the policy; return it unchanged for None."""
+    return block if policy is None else xform.remat(block, policy=policy)
+
+
+def check_remat(policy: str | None) -> None:
+    """Raise ValueError unless a remat region can have this policy."""
+    try:
+        with_policy(lambda x: x, policy)
+    except WrongArgument as error:
+        raise ValueError(f"remat is {policy!r}: {error.problem}; {error.remedy}") from None

@@ -19,7 +19,7 @@ from models.nets.dense import NORMAL, dense
 from models.nets.dropout import dropout
 from models.nets.layers import Layers
 from models.nets.norms import layer_norm
-from models.nets.policies import POLICIES
+from models.nets.policies import check_remat
 from models.nets.self_attention import Context
 from models.nets.sizes import SIZE, dtype_setting
 from models.settings import setting
@@ -45,8 +45,8 @@ class ViTConfig:
     scan: bool = setting(True, "Loop over stacked layers, or unroll them.", change="never")
     remat: str | None = setting(
         None,
-        "Policy of a remat region around each layer; without it there are no regions.",
-        choices=tuple(POLICIES),
+        "Policy of a remat region around each layer, such as save_dots or saved:1MiB; without it"
+        " there are no regions.",
     )
     dtype: str = dtype_setting()
 
@@ -55,6 +55,7 @@ class ViTConfig:
             raise ValueError(f"patch {self.patch} does not divide image {self.image}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
+        check_remat(self.remat)
 
 
 class ViT(nnx.Module):

@@ -13,11 +13,22 @@ from rich.table import Table
 
 import xform
 from models.nets.decoder import DecoderConfig
-from models.nets.policies import POLICIES
 from models.nets.presets import abstract
 from models.train.step import make_loss
 
 MIB = 2**20
+
+
+# The policies of the layers' remat regions. The names are those that the blocks give to the two
+# values that are most expensive to recompute for their size: the attention's mean of values, and
+# the input of the perceptron's last matrix.
+POLICIES = (
+    "save_everything",
+    "save_dots",
+    "save_dots_with_no_batch_dims",
+    "save_only_these_names:attention_out+mlp_hidden",
+    "save_nothing",
+)
 
 
 @dataclasses.dataclass(frozen=True)

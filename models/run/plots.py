@@ -84,7 +84,7 @@ def plot_memory(rows: list[Row], path: Path, title: str) -> None:
                 for size, extra in zip(sizes, recomputed, strict=True)
             ]
             axes.bar_label(bars, labels, fontsize=9)
-        axes.set_yticks(places, [row.name.replace(", ", "\n") for row in rows])
+        axes.set_yticks(places, [row.name.replace(", ", "\n").replace(":", ":\n") for row in rows])
         axes.invert_yaxis()
         axes.margins(x=0.22)
         axes.grid(visible=False, axis="y")

@@ -13,6 +13,7 @@ import grain
 import jax
 from jax.sharding import Sharding
 
+import xform
 from models.data.batches import Share
 from models.nets.presets import TRAINED
 from models.settings import setting
@@ -67,10 +68,8 @@ class RunConfig(abc.ABC):
         change="free",
     )
     policy: str = setting(
-        "default",
-        "What the backward pass saves: default, a policy such as save_dots or save_nothing,"
-        " budget:6GiB (peak memory of the step), auto (a budget of the device's memory), saved:2GiB"
-        " (bytes of saved values), or plan:FILE.",
+        "min_cut",
+        f"What the backward pass of the step saves: {xform.policies.TEXTS}.",
     )
     mesh: str = setting(
         "",

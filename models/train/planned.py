@@ -73,12 +73,9 @@ def mebibytes(n: float) -> str:
 
 
 def policy_of(text: str) -> Any:
-    """Return the policy that `--policy` names: `default`, `plan:FILE`, or a name of xform's."""
-    kind, _, rest = text.partition(":")
+    """Return the policy that `--policy` names."""
     with one_line():
-        if kind == "plan":
-            return load_plan(Path(rest))
-        return xform.policies.parse("min_cut" if text == "default" else text, f"--policy {text}")
+        return xform.policies.parse(text, f"--policy {text}")
 
 
 def load_plan(path: Path) -> xform.Plan:

@@ -10,8 +10,9 @@ from flax import nnx
 
 import xform
 from models.nets.mlp import MLP, MLPConfig
-from models.nets.policies import POLICIES
 
+POLICIES = ("min_cut", "save_everything", "save_dots", "save_dots_with_no_batch_dims",
+            "save_only_these_names:mlp_hidden", "save_nothing", "saved:1kB")  # fmt: skip
 MICRO = MLPConfig(inputs=6, width=8, hidden=16, outputs=3, depth=3)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from models.nets.policies import POLICIES
 from models.run import demo
+from models.run.memory_table import POLICIES
 from tests.models.micro import MODEL
 
 

@@ -129,7 +129,7 @@ def test_one_more_has_no_room(
     config = examples.run(tmp_path, examples.MODELS[kind], mesh=mesh, optim=optim, **short)
     devices = make_mesh(mesh, optim.offload_optimizer)
     target = f"cpu:{1 if devices is None else devices.size}"
-    (one,) = largest(config, policy_of("default"), target, str(memory))
+    (one,) = largest(config, policy_of("min_cut"), target, str(memory))
     assert one.proven
     assert one.flags == f"--batch {one.batch}" + (" --window 1" if short else "")
     more = 1 if devices is None else devices.size
@@ -156,8 +156,8 @@ def test_what_waits_on_the_host_takes_no_room(tmp_path: Path) -> None:
     of_one = [step_memory(config, target, None).total_bytes for config in (plain, waits)]
     assert of_one[1] < of_one[0]
     memory = str(of_one[0] - 1)
-    (none,) = largest(plain, policy_of("default"), target, memory)
-    (some,) = largest(waits, policy_of("default"), target, memory)
+    (none,) = largest(plain, policy_of("min_cut"), target, memory)
+    (some,) = largest(waits, policy_of("min_cut"), target, memory)
     assert none.batch == 0
     assert some.batch >= 1
     assert some.total_bytes < of_one[0]
@@ -192,11 +192,11 @@ def test_auto_is_a_budget_of_all_memory(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_devices_share_it(tmp_path: Path) -> None:
     config = narrow(tmp_path, mesh="data=4,fsdp=2")
-    (one,) = largest(config, policy_of("default"), "cpu:8", "1MiB")
+    (one,) = largest(config, policy_of("min_cut"), "cpu:8", "1MiB")
     assert one.batch % 8 == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["default", "budget:20KiB", "auto"])
+@pytest.mark.parametrize("policy", ["min_cut", "budget:20KiB", "auto"])
 def test_no_room(tmp_path: Path, policy: str) -> None:
     assert found(narrow(tmp_path, policy=policy), "30KiB").batch == 0

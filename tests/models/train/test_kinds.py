@@ -174,7 +174,7 @@ def test_settings_that_cannot_be_are_one_line() -> None:
 
 def test_a_budget_is_of_any_step(tmp_path: Path) -> None:
     config = run(tmp_path, MODELS["gru"], batch=64)
-    usual = plan_step(config, policy_of("default"))
+    usual = plan_step(config, policy_of("min_cut"))
     planned = plan_step(config, policy_of(f"budget:{usual.total_bytes}"))
     assert planned.plan.compiled_bytes == planned.total_bytes <= usual.total_bytes
     with pytest.raises(InputError, match=r"or lower --batch or --window$"):

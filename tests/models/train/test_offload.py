@@ -145,7 +145,7 @@ def test_what_is_put_back_lies_as_it_did(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_plans_are_of_what_the_device_holds(tmp_path: Path) -> None:
-    usual = plan_step(run(tmp_path, batch=64), policy_of("default"))
+    usual = plan_step(run(tmp_path, batch=64), policy_of("min_cut"))
     policy = f"budget:{int(0.95 * usual.total_bytes)}"
     config = run(tmp_path, batch=64, optim=OFFLOAD, policy=policy)
     tight = plan_step(config, policy_of(policy), make_mesh("", offload=True))

@@ -13,10 +13,11 @@ import pytest
 import xform
 from models.errors import InputError
 from models.run.train import step_memory
+from models.settings import replaced
 from models.train.planned import PlannedStep, plan_step, policy_of
 from models.train.state import init_state
 from tests.models import examples
-from tests.models.micro import run
+from tests.models.micro import MODEL, run
 
 
 def planned(folder: Path, policy: str, **options: Any) -> Any:
@@ -25,7 +26,7 @@ def planned(folder: Path, policy: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_budget_bounds_the_whole_step(tmp_path: Path, accumulate: int) -> None:
-    usual = planned(tmp_path, "default", batch=64, accumulate=accumulate)
+    usual = planned(tmp_path, "min_cut", batch=64, accumulate=accumulate)
     tight = planned(tmp_path, f"budget:{int(0.9 * usual.total_bytes)}", batch=64,
                     accumulate=accumulate)  # fmt: skip
     assert tight.plan.compiled_bytes == tight.total_bytes <= 0.9 * usual.total_bytes
@@ -33,7 +34,7 @@ def test_a_budget_bounds_the_whole_step(tmp_path: Path, accumulate: int) -> None
 
 
 def test_a_budget_that_the_default_keeps_has_the_default(tmp_path: Path) -> None:
-    usual = planned(tmp_path, "default")
+    usual = planned(tmp_path, "min_cut")
     ample = planned(tmp_path, f"budget:{usual.total_bytes}")
     assert ample.total_bytes == usual.total_bytes
     assert ample.plan.record == usual.plan.record
@@ -72,7 +73,7 @@ def test_a_policy_changes_no_number_of_any_kind(tmp_path: Path, name: str) -> No
             found.append(jax.device_get(metrics))
         return made, found
 
-    default, expected = stepped("default")
+    default, expected = stepped("min_cut")
     assert all(metrics["grad_norm"] > 0 for metrics in expected)
     path = tmp_path / "plan.json"
     stepped("save_nothing")[0].save(path)
@@ -87,4 +88,26 @@ def test_a_policy_changes_no_number_of_any_kind(tmp_path: Path, name: str) -> No
 
 
 def test_the_memory_of_the_device_is_a_budget(tmp_path: Path) -> None:
-    assert planned(tmp_path, "auto").total_bytes == planned(tmp_path, "default").total_bytes
+    assert planned(tmp_path, "auto").total_bytes == planned(tmp_path, "min_cut").total_bytes
+
+
+TEXTS = ("min_cut", "save_nothing", "saved:1kB", "save_only_these_names:a+b", "auto", "budget:1MiB",
+         "open:min_cut")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_both_settings_read_the_texts_of_policies(text: str) -> None:
+    assert policy_of(text) == xform.policies.parse(text)
+    if text in TEXTS[:4]:
+        replaced(MODEL, {"remat": text})
+    else:
+        with pytest.raises(InputError, match=r"for a whole function|has no peak of its own"):
+            replaced(MODEL, {"remat": text})
+
+
+def test_an_unknown_policy_of_either_setting() -> None:
+    for read in (lambda text: policy_of(text), lambda text: replaced(MODEL, {"remat": text})):
+        with pytest.raises(InputError, match="did you mean 'save_dots'") as caught:
+            read("savedots")
+        assert "\n" not in str(caught.value)
+        assert "budget:6GiB" in str(caught.value)

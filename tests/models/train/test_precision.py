@@ -85,10 +85,10 @@ def test_a_plan_is_of_the_rounded_parameters(tmp_path: Path) -> None:
         run(tmp_path, batch=1, optim=dataclasses.replace(OPTIM, weights=weights))
         for weights in ("float32", "bfloat16")
     )
-    planned = plan_step(config, policy_of("default"))
+    planned = plan_step(config, policy_of("min_cut"))
     assert planned.predicted_bytes == pytest.approx(planned.total_bytes, rel=0.2)
     embedding = "[256,32]"
-    for step, dtype in ((planned, "bfloat16"), (plan_step(wide, policy_of("default")), "float32")):
+    for step, dtype in ((planned, "bfloat16"), (plan_step(wide, policy_of("min_cut")), "float32")):
         inputs = [
             line
             for program in step.plan.record.programs
