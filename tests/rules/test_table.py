@@ -136,6 +136,14 @@ def test_the_library_s_own_rules_stay(primitive: Primitive | str) -> None:
         xform.extend.pointwise(primitive, lambda y, x: 1)
 
 
+def test_a_rule_that_a_user_declares_by_name_is_the_user_s(monkeypatch) -> None:
+    monkeypatch.setattr(table, "RULES", dict(table.RULES))
+    xform.extend.linear("schur", lambda ct, x: ct)
+    again = xform.extend.linear("schur", lambda ct, x: ct)
+    assert not again.own
+    assert rules_by_name()["schur"] is again
+
+
 def with_parameter(declare) -> Primitive:
     prim = Primitive("with_parameter")
     prim.def_impl(lambda x, **_: x)

@@ -43,7 +43,7 @@ class Rule:
       used: for each formula, the names of the primitive's parameters that it takes.
       known: the parameters that the rule supports. None: it supports all parameters.
       traits: properties besides the derivative.
-      own: whether xform declares the rule for a primitive of JAX.
+      own: whether it is one of xform's own rules, which a user may not replace.
       calls_user_function: whether the rule calls a user's backward function.
       takes_python_numbers: whether the rule gets Python numbers, not converted to arrays.
     """
@@ -154,7 +154,8 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
         name.
     """
     if isinstance(primitive, str):
-        jax_primitive, rule = named(primitive), dataclasses.replace(rule, own=True)
+        own = _fallback is None  # later, a user declares the rule
+        jax_primitive, rule = named(primitive), dataclasses.replace(rule, own=own)
         if jax_primitive is None:
             if _fallback is not None:
                 raise WrongRule(
