@@ -15,7 +15,7 @@ from jax._src.interpreters import ad
 
 import xform
 from xform import everywhere
-from xform.introspection.loaded import loaded
+from xform.introspection.loaded import loaded_modules
 
 X = jnp.arange(3.0) + 1
 
@@ -255,13 +255,13 @@ def test_an_install_that_fails_exchanges_nothing(other: types.ModuleType) -> Non
 
     armed = False
     vars(other)[Key("late")] = jax.grad
-    before = {name: dict(names) for name, names in loaded()}
+    before = {name: dict(names) for name, names in loaded_modules()}
     armed = True
     with pytest.raises(KeyboardInterrupt):
         xform.install()
     assert not xform.is_installed()
     armed = False
-    after = {name: dict(names) for name, names in loaded()}
+    after = {name: dict(names) for name, names in loaded_modules()}
     changed = [(name, key) for name, names in before.items() for key, value in names.items()
                if after[name][key] is not value and not isinstance(value, float)]  # fmt: skip
     assert not changed

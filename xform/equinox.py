@@ -18,12 +18,12 @@ from xform._jax import current_trace
 from xform.errors import WrongArgument, WrongTangent
 from xform.interpret.concrete import TangentTracer
 from xform.introspection.callables import function_name
-from xform.introspection.packages import required
+from xform.introspection.packages import require_package
 from xform.transforms import forward, jacobian, reverse
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.function import Tree, as_tuple
 
-with required("equinox", "Equinox", by="xform.equinox", brings="equinox"):
+with require_package("equinox", "Equinox", by="xform.equinox", brings="equinox"):
     import equinox as eqx
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from xform.introspection.loaded import loaded
+from xform.introspection.loaded import loaded_modules
 from xform.jacobians import jacobian as jacobians
 from xform.policies import parse
 from xform.transforms import checkpoint, forward, jacobian, reverse
@@ -138,7 +138,7 @@ def replace_transforms(transforms: Mapping[str, Transform]) -> None:
     new = {id(_now[n]): x for n, x in transforms.items()}
     keep = {id(THEIRS[n]) for n in first}
     changes: list[tuple[dict[str, Any], str, Any]] = []
-    for name, names in loaded():
+    for name, names in loaded_modules():
         own = name.partition(".")[0] in ("xform", "jaxlib") or f"{name}.".startswith("jax._src.")
         changes += [(names, key, value) for key, value in list(names.items())
                     if id(value) in new and not (own and id(value) in keep)]  # fmt: skip

@@ -24,12 +24,12 @@ import jax
 
 from xform.errors import NotScalar, WrongArgument
 from xform.introspection.callables import function_name
-from xform.introspection.packages import required
+from xform.introspection.packages import require_package
 from xform.transforms import forward, reverse
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.function import Tree, as_tuple, distinct, numbers, positions
 
-with required("flax", "Flax", by="xform.flax", brings="train"):
+with require_package("flax", "Flax", by="xform.flax", brings="train"):
     from flax import nnx
 
 __all__ = ["grad", "jvp", "remat", "value_and_grad", "vjp"]

@@ -13,12 +13,12 @@ import xform
 from tests.odd_modules import ODD, put
 from xform import commands
 from xform.introspection import modules
-from xform.introspection.loaded import loaded, names_of
+from xform.introspection.loaded import loaded_modules, names_of
 from xform.program import naming
 
 
 def test_names_are_those_of_ordinary_modules() -> None:
-    found = dict(loaded())
+    found = dict(loaded_modules())
     ordinary = {n: m for n, m in sys.modules.items() if type(m) is types.ModuleType}
     assert ordinary.keys() <= found.keys()
     assert all(found[name] is vars(module) for name, module in ordinary.items())
@@ -45,6 +45,6 @@ def test_an_odd_entry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not naming.is_importable(f)
     assert "with a rule" in commands.run(["rules", "--foreign"])
     monkeypatch.setitem(sys.modules, "equinox", sys.modules["odd"])
-    assert modules.opened(f, (1.0,), modules.inexact) == (f, (1.0,))
-    assert modules.compilable(f, (1.0,), {}) == (f, (1.0,), {})
+    assert modules.take_static_out_of_modules(f, (1.0,), modules.is_inexact_array) == (f, (1.0,))
+    assert modules.arguments_for_jit(f, (1.0,), {}) == (f, (1.0,), {})
     assert xform.grad(f)(jnp.array(3.0)) == 2.0

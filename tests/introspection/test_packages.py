@@ -42,7 +42,7 @@ def test_sources_that_nobody_installed_have_a_version(monkeypatch: pytest.Monkey
 def test_what_is_named_to_be_installed_is_ours() -> None:
     for name in ("tpu", "gpu-aot", "plot", "train"):
         assert name in PROJECT["optional-dependencies"]
-        assert packages.extra(name) == f"'jax-xform[{name}]'"
+        assert packages.pip_argument(name) == f"'jax-xform[{name}]'"
 
 
 def test_no_text_names_the_other_project() -> None:

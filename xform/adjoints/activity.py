@@ -90,7 +90,8 @@ def _of_nested_programs(
 ) -> list[Activity]:
     """Return the activities of an equation's outputs, computed from the programs inside it.
 
-    An empty list if there are none, or if their inputs and outputs do not match the equation's.
+    Returns an empty list for an equation without programs inside it, or if their inputs and outputs
+    do not match those of the equation.
     """
     bodies = [prog for _, prog in programs(eqn)]
     if eqn.primitive is scan_p:

@@ -23,7 +23,7 @@ from xform.adjoints.printed import format_table, graphviz_text
 from xform.adjoints.walk import Recorder
 from xform.errors import WrongArgument
 from xform.introspection.callables import argument_names, check_callable, function_name
-from xform.introspection.modules import shaped
+from xform.introspection.modules import is_array_or_type
 from xform.program.arithmetic import differentiable
 from xform.program.ir import gather
 from xform.transforms.check import check_output, check_scalar
@@ -215,7 +215,7 @@ def graph(
     check_callable(f, "graph")
     caller = f"graph of {function_name(f)}"
     paths, tree = jax.tree.flatten_with_path(args)
-    is_traced = [shaped(x) or isinstance(x, float | complex) for _, x in paths]
+    is_traced = [is_array_or_type(x) or isinstance(x, float | complex) for _, x in paths]
 
     def of_arrays(*arrays: Any) -> Any:
         remaining = iter(arrays)

@@ -95,7 +95,7 @@ def _align(table: Sequence[Sequence[str]]) -> str:
 
 def _row(graph: dict[str, Any], v: dict[str, Any], op: dict[str, Any],
          partials: dict[int, str]) -> list[str]:  # fmt: skip
-    """Return the cells of a value: those of all columns."""
+    """Return the cells of all columns for a value."""
     inputs = " ".join(graph["values"][i]["name"] for i in op["inputs"])
     applied = f"{op['text']} {inputs}".rstrip()
     if op["closed"]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from xform._jax import Primitive, ad, registered
 from xform.errors import WrongArgument
-from xform.introspection.loaded import loaded
+from xform.introspection.loaded import loaded_modules
 from xform.registry.table import rules_by_name
 from xform.rules.foreign import foreign_primitives
 from xform.rules.unsupported import ONE_WAY, UNSUPPORTED
@@ -74,7 +74,7 @@ def rows() -> list[RuleRow]:
 
 def _holder(primitive: Primitive) -> str:
     """The first loaded module, by name, that has a primitive as an attribute; `-` if none has."""
-    modules = sorted(name for name, names in loaded()
+    modules = sorted(name for name, names in loaded_modules()
                      if any(x is primitive for x in list(names.values())))  # fmt: skip
     return modules[0] if modules else "-"
 

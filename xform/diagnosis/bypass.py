@@ -1,9 +1,9 @@
 """Find the equations of a loss that some path avoids, as a residual path avoids a layer.
 
-A path leads from an input of the first layers to a result, through data values: those that depend
-on parameters and on the batch. It leads through floating-point values only. Some path avoids an
-equation if the number of paths through that equation differs from the total number. The numbers
-grow exponentially with depth, so they are counted modulo a large prime.
+A data value depends on parameters and on the batch, like the result of a layer. A path leads from
+an input of the first layers to a result of the program, through floating-point data values. Some
+path avoids an equation if the number of paths through that equation differs from the total number.
+The numbers grow exponentially with depth, so they are counted modulo a large prime.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Diagnosis:
           read: the readings.
           before: the parameters before the update.
           after: the parameters after the update.
-          scale: the factor by which the loss was multiplied, such as a loss scale. The gradients in
+          scale: a factor of the loss, such as the loss scale in mixed precision. The gradients in
             the readings are divided by it. None: 1.
         """
         old, new = self._params.flatten_up_to(before), self._params.flatten_up_to(after)
@@ -222,8 +222,8 @@ class Diagnosis:
         """Return the row of a layer in one iteration, without a verdict.
 
         Args:
-          row: the layer, which is number `place` of the program.
-          place: see `row`.
+          row: the layer.
+          place: the number of the layer in the program.
           trip: the iteration of each scan around it.
           values: its readings in this iteration.
           norms: norms of weights, of gradients and of updates, by entry of `owned`.
@@ -330,7 +330,7 @@ def _random_cosine(shape: tuple[int, ...]) -> float:
 
 def _joint_norm(norms: dict[tuple[int, int], Any], weights: frozenset[tuple[int, int]],
                 trip: tuple[int, ...]) -> float | None:  # fmt: skip
-    """Return the joint norm of some parameters in one iteration; None if there are none."""
+    """Return the joint norm of some parameters in one iteration; None for no parameters."""
     known = [norms[w] for w in weights if w in norms]
     here = [x[trip[: x.ndim]] if x.ndim <= len(trip) else np.linalg.norm(x) for x in known]
     return math.hypot(*map(float, here)) if here else None

@@ -1,4 +1,4 @@
-"""The groups of operations that make up a loss: its layers, and what is between them.
+"""Groups of equations in a loss: layers, sums of their results, loops, and other operations.
 
 `DependenceMap` holds, for one program, what each value depends on and the groups of its equations.
 `dependence` computes it. Words:

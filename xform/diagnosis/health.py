@@ -1,7 +1,7 @@
 """`health`: finds the layers that keep a model from training.
 
-It runs one or more training steps in which the gradient also returns measurements of each layer
-(`Diagnosis`), and reports the layers whose numbers are abnormal.
+It runs one or more training steps. `Diagnosis` measures each layer along with the gradient. The
+report names the layers whose numbers are abnormal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xform.diagnosis.nonfinite import Origin, find_origin, finite
 from xform.diagnosis.report import Report
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
-from xform.introspection.modules import inexact, opened
+from xform.introspection.modules import is_inexact_array, take_static_out_of_modules
 from xform.policies import save_everything
 from xform.program.arithmetic import Value
 from xform.program.ir import trace
@@ -95,7 +95,7 @@ def health(
             f"{CALLER} with steps={steps}", "more than one step needs an update", "",
             "pass update=, such as optax.sgd(0.1) or lambda params, grads: ..., or leave out steps",
         )  # fmt: skip
-    loss, (params, batch) = opened(loss, (params, batch), inexact)
+    loss, (params, batch) = take_static_out_of_modules(loss, (params, batch), is_inexact_array)
     key = jax.random.key(0) if key is None else key
     diagnosis = Diagnosis(loss, params, batch, iterations)
     init, step = _init_and_step(update)

@@ -1,1 +1,1 @@
-"""Facts about functions, loaded modules and installed packages."""
+"""Facts about functions (`callables`), loaded modules, Equinox modules, and installed packages."""

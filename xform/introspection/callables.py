@@ -1,4 +1,7 @@
-"""Facts about a user's function: argument names, source line, the transform that returned it."""
+"""Facts about a user's function: argument names, source line, the transform that returned it.
+
+Messages and reports use them to name what the user passed.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,13 @@ class TransformRecord:
     policy: Any
 
 
-_DERIVED: weakref.WeakKeyDictionary[Any, TransformRecord] = weakref.WeakKeyDictionary()
+# The record of each function that a transform returned, for as long as the function lives.
+_RECORDS: weakref.WeakKeyDictionary[Any, TransformRecord] = weakref.WeakKeyDictionary()
 
 
 def record_transform(f: Callable[..., Any], transform: str, argnums: Any, policy: Any) -> None:
     """Record that a transform of xform returned `f`."""
-    _DERIVED[f] = TransformRecord(transform, argnums, policy)
+    _RECORDS[f] = TransformRecord(transform, argnums, policy)
 
 
 def transform_record(f: Any) -> TransformRecord | None:
@@ -45,7 +49,7 @@ def transform_record(f: Any) -> TransformRecord | None:
     while hasattr(f, "lower") and hasattr(f, "__wrapped__"):
         f = f.__wrapped__
     try:
-        return _DERIVED.get(f)
+        return _RECORDS.get(f)
     except TypeError:  # `f` has no weak references, or no hash
         return None
 
@@ -104,13 +108,16 @@ def check_parameter(f: Callable[..., Any], n: int, name: str, request: str) -> N
 
 
 def definition_site(f: Any) -> str:
-    """`file:line (function)` of a function's definition; empty if unknown."""
+    """The place where a function is defined, as `file:line (function)`; empty if unknown."""
     code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
     return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code else ""
 
 
 def check_callable(f: Any, request: str) -> None:
-    """Raise an error if `f` is not callable, or is a generator or coroutine function."""
+    """Raise an error if `f` is not callable, or is a generator or coroutine function.
+
+    `request` begins the message; it names what the user asked for, such as "grad".
+    """
     if not callable(f):
         raise WrongArgument(request, f"{f!r} is not callable", "", "pass a function of arrays")
     if inspect.isgeneratorfunction(f) or inspect.iscoroutinefunction(f):

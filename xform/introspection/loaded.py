@@ -11,10 +11,11 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+# A namespace: the names that a module or class defines, and their values.
 Names = dict[str, Any] | types.MappingProxyType[str, Any]
 
 
-def loaded() -> Iterator[tuple[str, dict[str, Any]]]:
+def loaded_modules() -> Iterator[tuple[str, dict[str, Any]]]:
     """Iterate over the loaded modules: pairs of a module's name and its namespace."""
     entries: list[tuple[Any, Any]] = list(sys.modules.items())
     for name, module in entries:

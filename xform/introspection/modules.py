@@ -1,8 +1,8 @@
-"""Static parts of arguments: leaves that are not arrays, and are not traced.
+"""Take static leaves, which are not arrays and not traced, out of arguments.
 
-Activation functions, strings and flags are leaves of an Equinox module. Every transform keeps them
-as they are, like Equinox's own filtered transforms. Outside of modules, such leaves are errors in
-differentiated arguments. A function that is only compiled may have them anywhere.
+Activation functions, strings and flags are leaves of an Equinox module. Every transform passes them
+to the function unchanged, like Equinox's own filtered transforms. Outside of modules, such leaves
+are errors in differentiated arguments. A function that is only compiled may have them anywhere.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from xform.introspection.loaded import names_of
 Tree = Any
 
 
-def inexact(x: Any) -> bool:
+def is_inexact_array(x: Any) -> bool:
     """Whether a leaf of a module is differentiated: a JAX array of floats or complex numbers."""
     return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, np.inexact)
 
 
-def shaped(x: Any) -> bool:
+def is_array_or_type(x: Any) -> bool:
     """Whether a leaf can be an input of a traced function: an array or a `ShapeDtypeStruct`."""
     return isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
-def opened(f: Callable[..., Any], args: Sequence[Tree], inputs: Callable[[Any], bool]
-           ) -> tuple[Callable[..., Any], tuple[Tree, ...]]:  # fmt: skip
+def take_static_out_of_modules(
+    f: Callable[..., Any], args: Sequence[Tree], inputs: Callable[[Any], bool]
+) -> tuple[Callable[..., Any], tuple[Tree, ...]]:
     """Take the static leaves out of the Equinox modules in `args`.
 
     Args:
       f: a function.
       args: its arguments.
-      inputs: whether a leaf of a module is an input; all other leaves are static.
+      inputs: returns whether a leaf of a module is an input; all other leaves are static.
 
     Returns:
       `f` with the static leaves put back into the modules of its arguments, and the arguments with
@@ -59,11 +60,13 @@ def opened(f: Callable[..., Any], args: Sequence[Tree], inputs: Callable[[Any], 
     return with_static, tree.unflatten([dynamic for dynamic, _ in pairs])
 
 
-def compilable(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
-               ) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:  # fmt: skip
-    """`f` and its arguments for `jax.jit`, with the static leaves of Equinox modules taken out.
+def arguments_for_jit(
+    f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
+) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:
+    """Return `f`, its arguments and its keyword arguments in a form that `jax.jit` accepts.
 
-    Modules in the outputs keep only their arrays.
+    The static leaves of Equinox modules are taken out. Modules in the outputs keep only their
+    arrays.
 
     Raises:
       WrongArgument: `f` is an `equinox.filter_jit` that donates arguments.
@@ -78,18 +81,21 @@ def compilable(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str,
             "pass the function without equinox.filter_jit, and donate_argnums",
         )
     call = lambda args, kwargs: f(*args, **kwargs)
-    with_static, (args, kwargs) = opened(call, (tuple(args), dict(kwargs)), shaped)
+    with_static, (args, kwargs) = take_static_out_of_modules(
+        call, (tuple(args), dict(kwargs)), is_array_or_type
+    )
 
     @functools.wraps(f, updated=())
     def run(*args: Tree, **kwargs: Tree) -> Tree:
-        arrays = lambda x: _partition(x, shaped)[0] if _is_module(x) else x
+        arrays = lambda x: _partition(x, is_array_or_type)[0] if _is_module(x) else x
         return jax.tree.map(arrays, with_static(args, kwargs), is_leaf=_is_module)
 
     return run, args, kwargs
 
 
-def holding(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
-            ) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:  # fmt: skip
+def take_static_out(
+    f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
+) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:
     """Take the static leaves, such as strings, configurations and functions, out of all arguments.
 
     Returns `f` with these leaves put back into its arguments, and the arguments with None in their
@@ -103,18 +109,18 @@ def holding(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tr
     @functools.wraps(f, updated=())
     def with_static(*args: Tree, **kwargs: Tree) -> Tree:
         dynamic = iter(jax.tree.leaves((args, kwargs)))
-        full = [x if on else next(dynamic) for x, on in zip(leaves, static, strict=True)]
-        args, kwargs = tree.unflatten(full)
+        pairs = zip(leaves, static, strict=True)
+        args, kwargs = tree.unflatten([x if is_static else next(dynamic) for x, is_static in pairs])
         return f(*args, **kwargs)
 
-    dynamic = [None if on else x for x, on in zip(leaves, static, strict=True)]
+    dynamic = [None if is_static else x for x, is_static in zip(leaves, static, strict=True)]
     args, kwargs = tree.unflatten(dynamic)
     return with_static, args, kwargs
 
 
 def _is_static(x: Any) -> bool:
     """Whether JAX does not accept a leaf as an array or as the type of one."""
-    if shaped(x):
+    if is_array_or_type(x):
         return False
     try:
         jax.typeof(x)
@@ -133,11 +139,12 @@ def nnx_module(tree: Tree) -> Any:
     kind = names_of(sys.modules.get("flax.nnx")).get("Module")
     if kind is None:
         return None
-    is_one = lambda x: isinstance(x, kind)
-    return next(filter(is_one, jax.tree.leaves(tree, is_leaf=is_one)), None)
+    is_module = lambda x: isinstance(x, kind)
+    return next(filter(is_module, jax.tree.leaves(tree, is_leaf=is_module)), None)
 
 
 def _is_module(x: Any) -> bool:
+    """Whether a value is an Equinox module, which must be loaded."""
     return isinstance(x, _module_type())
 
 
@@ -145,10 +152,11 @@ def _partition(module: Tree, inputs: Callable[[Any], bool]) -> tuple[Tree, Tree]
     """Split a module into inputs and static leaves: two trees, with None for the other part."""
     leaves, tree = jax.tree.flatten(module)
     pairs = [(x, None) if inputs(x) else (None, x) for x in leaves]
-    return tree.unflatten([a for a, _ in pairs]), tree.unflatten([b for _, b in pairs])
+    inputs_only, static_only = zip(*pairs, strict=True) if pairs else ((), ())
+    return tree.unflatten(inputs_only), tree.unflatten(static_only)
 
 
 def _combine(dynamic: Tree, static: Tree) -> Tree:
     """The inverse of `_partition`."""
-    either = lambda a, b: b if a is None else a
-    return jax.tree.map(either, dynamic, static, is_leaf=lambda x: x is None)
+    first_given = lambda a, b: b if a is None else a
+    return jax.tree.map(first_given, dynamic, static, is_leaf=lambda x: x is None)

@@ -1,4 +1,7 @@
-"""Installed packages: their versions, the name of xform for pip, and its extras."""
+"""Installed packages: their versions, the name of xform for pip, and its extras.
+
+An extra is a named set of optional dependencies, as in `pip install 'jax-xform[plot]'`.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,21 @@ def own_version() -> str:
     return version(DISTRIBUTION) or "0+unknown"
 
 
-def extra(name: str) -> str:
-    """The argument of `pip install` for xform with an extra, quoted for a shell."""
+def pip_argument(name: str) -> str:
+    """The argument of `pip install` that installs xform with an extra, quoted for a shell."""
     return f"'{DISTRIBUTION}[{name}]'"
 
 
 @contextlib.contextmanager
-def required(package: str, name: str, by: str, brings: str) -> Generator[None]:
-    """Context for importing an optional package; raises `MissingExtra` if it is not installed.
+def require_package(package: str, name: str, by: str, brings: str) -> Generator[None]:
+    """Return a context for the import of an optional package.
+
+    It raises `MissingExtra` if the package is not installed.
 
     Args:
       package: the name under which Python imports it.
       name: its display name.
-      by: the request that needs it.
+      by: what needs it, such as "xform.flax", for the error message.
       brings: the extra of xform that installs it.
     """
     try:
@@ -47,5 +52,5 @@ def required(package: str, name: str, by: str, brings: str) -> Generator[None]:
     except ModuleNotFoundError as missing:
         if missing.name != package:
             raise
-        remedy = f"pip install {extra(brings)}"
+        remedy = f"pip install {pip_argument(brings)}"
         raise MissingExtra(by, f"{name} is not installed", "", remedy) from None

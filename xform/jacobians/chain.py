@@ -224,7 +224,7 @@ class _Table:
         return Sweep(way, first, last, operand, flops)
 
     def _both_modes_equal(self, order: Sweep) -> bool:
-        """Whether an order is a single link for which both modes take equal FLOPs."""
+        """Whether an order is a single link, and both modes take equal FLOPs for it."""
         if order.operand is not None or order.first != order.last:
             return False
         return self.links[order.first].forward == self.links[order.first].reverse

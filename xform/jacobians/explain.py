@@ -126,7 +126,7 @@ def explain_choice(function: str, choice: Choice) -> Explanation:
 
 
 def _element_bytes(full: Segment) -> int:
-    """Bytes of an element of the Jacobian: that of the widest input."""
+    """Bytes of an element of the Jacobian: the largest element size of the inputs."""
     avals: list[Any] = [v.aval for v in full.active]
     return max(itemsize(a.dtype) for a in avals)
 

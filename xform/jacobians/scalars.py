@@ -2,8 +2,8 @@
 
 Each element of a value on a path from the differentiated inputs to the outputs is a vertex. An edge
 is the derivative of an element of an operation's result in an element of an operand (a local
-derivative). `elimination` decides which edges are multiplied, in which order; here their values are
-computed and multiplied.
+derivative). `elimination` decides the order of the multiplications of edges; this file computes the
+values of the edges and multiplies them.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _ScalarGraphBuilder:
         return matrix.at[positions].set(values[np.array(list(order.remaining.values()))])
 
 
-# Rows, columns and values of the nonzeros of a local Jacobian: that of one result in one operand.
+# Rows, columns and values of the nonzeros of the Jacobian of one result in one operand.
 # Values that do not depend on inputs are NumPy arrays.
 _Nonzeros = tuple[Any, Any, Value]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.introspection.callables import argument_names
-from xform.introspection.modules import compilable, holding
+from xform.introspection.modules import arguments_for_jit, take_static_out
 from xform.memory.lowering import ensure_jitted, is_jitted
 
 Argnums = int | Sequence[int] | str | None
@@ -93,7 +93,7 @@ def _trace(f: Any, args: Sequence[Any]) -> None:
     if is_jitted(f):
         f.trace(*args)
         return
-    held, positional, named = holding(*compilable(f, args, {}))
+    held, positional, named = take_static_out(*arguments_for_jit(f, args, {}))
     ensure_jitted(held).trace(*positional, **named)
 
 

@@ -17,7 +17,7 @@ from xform._jax import closed, compiler_options
 from xform.errors import CompilationFailed
 from xform.interpret.cost import flops
 from xform.introspection.callables import function_name
-from xform.introspection.modules import compilable, holding
+from xform.introspection.modules import arguments_for_jit, take_static_out
 from xform.memory import buffers
 from xform.memory.answers import Answer, cached_answer
 from xform.memory.lowering import (
@@ -244,7 +244,7 @@ def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
             ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:  # fmt: skip
     """The function jitted, with its arguments in the form that the jitted function takes."""
     if not is_jitted(f):
-        f, args, kwargs = holding(*compilable(f, args, kwargs))
+        f, args, kwargs = take_static_out(*arguments_for_jit(f, args, kwargs))
     return ensure_jitted(f, donate_argnums), args, kwargs
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from xform.errors import MissingExtra, WrongArgument
-from xform.introspection.packages import extra
+from xform.introspection.packages import pip_argument
 from xform.planner.device import planning_for
 from xform.planner.hardware import GPUS, TPUS, Gpu, Hardware, Tpu, find_hardware
 
@@ -27,7 +27,7 @@ _HOST = 8
 # By default libtpu takes a single chip as a part of a host.
 _ONE_CHIP = {"chips_per_host_bounds": [1, 1, 1]}
 
-_INSTALL = {"tpu": extra("tpu"), "cuda": extra("gpu-aot"), "cpu": "flatbuffers"}
+_INSTALL = {"tpu": pip_argument("tpu"), "cuda": pip_argument("gpu-aot"), "cpu": "flatbuffers"}
 
 
 @dataclasses.dataclass(frozen=True)

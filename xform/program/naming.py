@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from xform._jax import Primitive, named
-from xform.introspection.loaded import loaded, names_of
+from xform.introspection.loaded import loaded_modules, names_of
 
 _LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
 
@@ -34,7 +34,10 @@ def _primitive_name(primitive: Primitive) -> str:
     if named(name) is primitive:
         return name
     places = sorted(
-        f"{module}.{k}" for module, names in loaded() for k, v in [*names.items()] if v is primitive
+        f"{module}.{k}"
+        for module, names in loaded_modules()
+        for k, v in [*names.items()]
+        if v is primitive
     )
     if not places or _claims.setdefault(places[0], weakref.ref(primitive))() is not primitive:
         return f"{name}@{unique_name(primitive)}"

@@ -95,7 +95,7 @@ def color_jacobian(pattern: Pattern, coloring: str, order: str, forward: bool = 
     Args:
       pattern: the elements that may be nonzero.
       coloring: one of `JACOBIAN`; "auto" takes the fewest products.
-      order: one of `ORDERS`, in which rows or columns are coloured.
+      order: the order of colouring rows or columns, one of `ORDERS`.
       forward: whether the function has forward mode. Without it there are only pulls.
     """
     if coloring == "column":
@@ -130,7 +130,7 @@ def color_hessian(pattern: Pattern, coloring: str, order: str) -> Coloring:
     Args:
       pattern: the elements that may be nonzero.
       coloring: one of `HESSIAN`; "auto" is "star".
-      order: one of `ORDERS`, in which columns are coloured.
+      order: the order of colouring columns, one of `ORDERS`.
     """
     if coloring == "column":
         return _by_columns(pattern, order)

@@ -1,8 +1,8 @@
 """Sparse Jacobians and Hessians: prepared once, then computed from few products at each point.
 
-The preparation finds the elements that may be nonzero, and colours the columns or rows: those of
-one colour are computed together by one product with a vector. It depends on the types of the
-arguments only, and is cached for each. A call computes the products and takes the elements out.
+The preparation finds the elements that may be nonzero, and colours the columns or rows. Columns of
+one colour are computed together, by one product with a vector. The preparation depends on the types
+of the arguments only, and is cached. A call computes the products and takes the elements out.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SparseMatrixFunction:
 
     @property
     def _request(self) -> str:
-        """What the user request for, for error messages."""
+        """What the user asked for, for error messages."""
         return f"sparse.{self._of} of {function_name(self._f)}"
 
     def _prepared(
@@ -256,7 +256,7 @@ class SplitArguments:
     def key(self, request: str) -> Hashable:
         """The key of the cache of patterns and colourings: types, and values of static leaves.
 
-        `request` is what the user request for, for the error message.
+        `request` is what the user asked for, for the error message.
         """
         types = [(tuple(np.shape(x)), getattr(x, "dtype", type(x)), getattr(x, "weak_type", False))
                  for x in self.traced]  # fmt: skip

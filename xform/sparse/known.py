@@ -105,7 +105,7 @@ class KnownValues:
         return [v for v in needed if self.is_known(v)]
 
     def _operands_with_slopes(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
-        """The active operands in which the partial derivative has a known value."""
+        """The positions of the active operands whose partial derivative has a known value."""
         rule = rule_of(eqn.primitive)
         if (
             len(eqn.outvars) != 1

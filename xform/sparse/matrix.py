@@ -24,8 +24,8 @@ def jacobian(
     """Return a function that computes the Jacobian of `f` as a sparse matrix, from few products.
 
     Columns without nonzeros in the same row are computed together by one jvp (a push), rows without
-    nonzeros in the same column by one vjp (a pull). They are said to have one colour. The elements
-    that may be nonzero are found by `xform.sparse.sparsity`.
+    nonzeros in the same column by one vjp (a pull). Columns (or rows) that are computed together
+    have the same colour. `xform.sparse.sparsity` finds the elements that may be nonzero.
 
     Args:
       f: pure function of pytrees of real arrays. Values that it closes over count as constants.

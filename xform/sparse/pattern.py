@@ -98,9 +98,9 @@ class Pattern:
 
         Args:
           path: the file; its suffix, .png, .svg or .pdf, is the format.
-          colors: a `Coloring`, such as `xform.sparse.jacobian(f).prepare(x).coloring`. It says from
-            which product with a vector each nonzero is read, and each product gets a colour in the
-            picture. None: one colour for all.
+          colors: a `Coloring`, such as `xform.sparse.jacobian(f).prepare(x).coloring`. Nonzeros
+            that are read from the same product with a vector then have one colour in the picture.
+            None: one colour for all.
 
         Raises:
           MissingExtra: matplotlib is not installed.

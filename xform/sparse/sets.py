@@ -4,9 +4,9 @@ Each set has a number. A value has an array of these numbers, in its shape, so a
 moves data moves the numbers in the same way. Number 0 is the empty set, and 1 the set of all input
 elements; the others are rows of a table. A set may contain too many elements, but never too few.
 
-`Rows` is a boolean sparse matrix in compressed rows: the offset at which each row begins, and the
-column indices of all rows. In most functions here, row `i` lists the elements (or the sets) that
-element `i` of a result depends on.
+`Rows` is a boolean sparse matrix in compressed rows: the offset of the beginning of each row, and
+the column indices of all rows. In most functions here, row `i` lists the elements (or the sets)
+that element `i` of a result depends on.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from xform._jax import Tracer
 from xform._jax.mutable import is_mutable
 from xform.errors import WrongArgument, WrongDtype
 from xform.introspection.callables import check_callable, definition_site, function_name
-from xform.introspection.modules import inexact, opened
+from xform.introspection.modules import is_inexact_array, take_static_out_of_modules
 from xform.passes.inline import bodies_called_once, inline_bodies
 from xform.planner.problem import Problem
 from xform.program.arithmetic import Value, differentiable
@@ -71,7 +71,7 @@ def function_call(f: Callable[..., Any], primals: Sequence[Tree], caller: str,
     """
     check_callable(f, caller)
     name = function_name(f)
-    f, primals = opened(f, primals, inexact)
+    f, primals = take_static_out_of_modules(f, primals, is_inexact_array)
     leaves, in_tree = jax.tree.flatten(primals)
     args = [as_array(x, caller) for x in leaves]
     requested = None if in_nzs is None else flags(in_nzs, in_tree, caller, "in_nzs")
@@ -294,4 +294,4 @@ def partial(
 
     bound.__name__ = function_name(f)
     vars(bound)["__wrapped__"] = f  # so that messages name the line of `f`
-    return opened(bound, [args[i] for i in at], inexact)
+    return take_static_out_of_modules(bound, [args[i] for i in at], is_inexact_array)

@@ -19,7 +19,7 @@ from xform.introspection.callables import (
     definition_site,
     function_name,
 )
-from xform.introspection.modules import shaped
+from xform.introspection.modules import is_array_or_type
 from xform.memory.attribute import pass_name
 from xform.planner.candidate import Candidate
 from xform.planner.device import resolve_fit
@@ -95,7 +95,7 @@ class FlatArguments:
 
     def __init__(self, args: Sequence[Tree]):
         self.paths, self._tree = jax.tree.flatten_with_path(tuple(args))
-        self._traced = tuple(shaped(x) for _, x in self.paths)
+        self._traced = tuple(is_array_or_type(x) for _, x in self.paths)
 
     def arrays(self) -> list[Any]:
         """Return the leaves that may be traced."""

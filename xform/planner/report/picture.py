@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xform.errors import MissingExtra, WrongArgument
-from xform.introspection.packages import extra
+from xform.introspection.packages import pip_argument
 from xform.storage.files import atomic_write
 from xform.terminal.text import human_bytes
 
@@ -39,7 +39,7 @@ def figure_module(caller: str) -> Any:
             caller,
             "matplotlib is not installed",
             "",
-            f"install it: pip install {extra('plot')}, or pip install matplotlib",
+            f"install it: pip install {pip_argument('plot')}, or pip install matplotlib",
         ) from error
 
 
