@@ -6,9 +6,9 @@ calls in it are *nodes* (`fork_p` in the forward pass), with Joints of their own
 
 The Joints inside nodes are planned first. In the Joint around a node, one value (the node's token)
 stands for all values that the node saves. Then the policy decides for the Joint itself. A minimum
-cut and a `Decision` decide about all values at once. A budget takes the best of the decisions that
-`cuts/fit.py` proposes. Any other policy decides about one value at a time. `schedule.py` turns the
-decisions into a Schedule.
+cut decides about all values at once, and so does a `Decision`, which simply lists the saved values.
+A budget takes the best of the decisions that `cuts/fit.py` proposes. Any other policy decides about
+one value at a time. `schedule.py` turns the decisions into a Schedule.
 
 If a loop or call saves values inside, its outputs that the backward pass reads are saved too, and
 so is the carry of a loop. A loop or call that saves nothing is recomputed as a whole, unless it has
@@ -56,7 +56,7 @@ class _Context:
     Attributes:
       backend: the backend that the plan is for if the Joint is a whole function; None if it is
         inside another Joint.
-      available: which inputs the backward pass can read in any case; None means all.
+      available: which inputs the backward pass can read without saving them; None means all.
     """
 
     backend: str | None
@@ -85,7 +85,7 @@ def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
         everything that the backward pass reads is saved.
       backend: the backend, such as "cpu", if the Joint is a whole function, whose loops are not
         recomputed; None if it is inside another Joint.
-      available: which inputs the backward pass can read in any case; None: all.
+      available: which inputs the backward pass can read without saving them; None: all.
 
     Raises:
       BudgetInfeasible: no plan fits a budget.
@@ -111,7 +111,7 @@ def _plan(joint: Joint, policy: Any, context: _Context) -> Schedule:
 def _plan_uncached(joint: Joint, policy: Any, context: _Context) -> Schedule:
     """Return the same as `_plan`, without a cache."""
     if isinstance(policy, Budget):
-        region_policy(policy)
+        region_policy(policy)  # raises WrongArgument for a budget of the peak
         return _best_of_proposals(joint, propose_within(policy), context)
     if isinstance(policy, Plan):
         policy = policy.decide(joint)
@@ -121,7 +121,7 @@ def _plan_uncached(joint: Joint, policy: Any, context: _Context) -> Schedule:
     if isinstance(policy, Decision):
         inner = _inner_schedules(joint, policy, context.backend)
         return _by_decision(joint, policy, inner, context)
-    return _by_answers(joint, policy, context)
+    return _by_value(joint, policy, context)
 
 
 def best_of_proposals(joint: Joint, proposals: Proposals, backend: str) -> Schedule:
@@ -143,7 +143,7 @@ def _best_of_proposals(joint: Joint, proposals: Proposals, context: _Context) ->
         return end.value
 
 
-def _by_answers(joint: Joint, policy: Policy, context: _Context) -> Schedule:
+def _by_value(joint: Joint, policy: Policy, context: _Context) -> Schedule:
     """Return the Schedule under a policy that decides about one value at a time."""
     inner, recomputed = _inner_schedules(joint, policy, context.backend), set[Node]()
     for node, schedules in inner.items():

@@ -5,8 +5,8 @@ of a program share one front. So on the front a smaller budget never gets a plan
 less. Plans are made on demand: first plans that leave the loops as written, then also plans whose
 loops are split, nested, or store only some of their states.
 
-A plan is a `Candidate`: a *Schedule*, which says what is saved and what is recomputed, and changes
-to the loops of the program.
+A plan is a `Candidate`: changes to the loops of the program, and a *Schedule* of the changed
+program, which says which values are saved and which equations are recomputed.
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ class Front:
     Args:
       problem: the derivative, and the device.
       as_written: returns Schedules of the program with its loops as written.
-      peak: returns the bytes of a Schedule, which budgets bound: its simulated peak or its saved
-        bytes.
+      bytes_of: returns the bytes of a Schedule that a budget bounds: its simulated peak, or its
+        saved bytes.
     """
 
     def __init__(
         self,
         problem: Problem,
         as_written: Callable[[], Sequence[Schedule]],
-        peak: Callable[[Schedule], int],
+        bytes_of: Callable[[Schedule], int],
     ):
-        self._problem, self._as_written, self.peak = problem, as_written, peak
+        self._problem, self._as_written, self.bytes_of = problem, as_written, bytes_of
         self._plans = LazyCandidates(self._by_work)
         self._split_plans_cache: dict[int, LazyCandidates] = {}
 
@@ -99,15 +99,15 @@ class Front:
                 return next(filter(fits, self._split_plans_before(i)), candidate)
         return None
 
-    def cheaper(self, last: Candidate, nearly: Fits) -> Iterator[Candidate]:
-        """Yield the plans that `nearly` accepts and that recompute less than `last`.
+    def cheaper(self, last: Candidate, fits: Fits) -> Iterator[Candidate]:
+        """Yield the plans that fit and recompute less than `last`.
 
         Plans with split loops between two plans of the front are included.
         """
         for i, candidate in enumerate(self._plans):
-            if nearly(candidate):
+            if fits(candidate):
                 plans = (*self._split_plans_before(i), candidate)
-                yield from (c for c in plans if c.work < last.work and nearly(c))
+                yield from (c for c in plans if c.work < last.work and fits(c))
             if candidate.work > last.work:
                 return
 
@@ -118,16 +118,16 @@ class Front:
         comes between the two: it may be smaller when compiled. A front of one plan has no second.
         """
         smallest, *second = [*self._pareto(self._plans)][:-3:-1]
-        least_bytes = self.peak(smallest.schedule)
+        least_bytes = self.bytes_of(smallest.schedule)
         others = (c for c in self._plans if c is not smallest)
-        equal_bytes = [c for c in others if self.peak(c.schedule) == least_bytes]
+        equal_bytes = [c for c in others if self.bytes_of(c.schedule) == least_bytes]
         return [smallest, *equal_bytes[-1:], *second]
 
     def _pareto(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Keep the plans that take fewer bytes than every plan before them."""
         lowest = None
         for candidate in candidates:
-            size = self.peak(candidate.schedule)
+            size = self.bytes_of(candidate.schedule)
             if lowest is None or size < lowest:
                 lowest = size
                 yield candidate
@@ -135,7 +135,7 @@ class Front:
     def _split_plans_before(self, i: int) -> LazyCandidates:
         """Return the plans with split loops between plan `i` and the one before it on the front.
 
-        There are none if plan `i` is not on the front.
+        The list is empty if plan `i` is not on the front.
         """
         candidates = [*itertools.islice(self._plans, i + 1)]
         between = LazyCandidates(functools.partial(self._split_plans, candidates))
@@ -150,11 +150,11 @@ class Front:
         regions = self._problem.regions
         if any(c.shapes or c.regions != regions for c in (above, below)):
             return
-        high, low = self.peak(above.schedule), self.peak(below.schedule)
+        high, low = self.bytes_of(above.schedule), self.bytes_of(below.schedule)
         split = split_candidates(self._problem, above.schedule, below.schedule)
         yield from self._pareto(
             c for c in split
-            if above.work < c.work < below.work and low < self.peak(c.schedule) < high
+            if above.work < c.work < below.work and low < self.bytes_of(c.schedule) < high
         )  # fmt: skip
 
     def _by_work(self) -> Iterator[Candidate]:

@@ -113,8 +113,8 @@ def _run_reshaped(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer_names:
             params = {**eqn.params, "jaxpr": _jaxpr(new_bodies[0])} if body_changed else eqn.params
             return scan_in_parts(eqn.replace(params=params), xs, shapes[0])
         if is_region_without_policy(eqn):
-            region = remat_region_of(_jaxpr(new_bodies[0]), xs, None, eqn.params["prevent_cse"])
-            return list(region)
+            jaxpr, prevent_cse = _jaxpr(new_bodies[0]), eqn.params["prevent_cse"]
+            return list(remat_region_of(jaxpr, xs, None, prevent_cse))
     rebuilt = rebuild_equation(eqn, new_bodies, (True,) * len(eqn.outvars))
     return bind(eqn, xs, outer_names) if rebuilt is None else evaluate(rebuilt, xs)
 

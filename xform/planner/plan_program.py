@@ -1,8 +1,8 @@
 """Plan a derivative under any policy: the entry point of the planner.
 
-`plan_program` returns a `Candidate`: the *Schedule* of the whole program, which says what is saved
-for the backward pass and what is recomputed, and the changes to the program's loops. Most policies
-are applied as they are. Two kinds take more:
+`plan_program` returns a `Candidate`: changes to the program's loops, and a *Schedule* of the whole
+program. A Schedule says which values are saved for the backward pass and which equations are
+recomputed. Most policies are applied as they are (`decide.py`). Two kinds take more:
 
 - The default policy is a minimum cut. If saving everything has a lower peak, it saves everything.
 - A budget takes the plan that recomputes least within its bytes. `search.py` finds it for a budget

@@ -21,9 +21,9 @@ from xform.interpret.node import Node, fork_p
 from xform.planner.plan.decision import Decision
 from xform.policies import Policy, answer_for, policy_name, save_everything
 
-# Decides about one value. Takes the value and its chain of equations: those that name it
-# (`checkpoint_name`), then the one that computes it. Returns whether the value is saved, or the
-# memories that it is offloaded between, and the reason.
+# Decides about one value. Takes the value and its chain of equations: first each equation that
+# names it (`checkpoint_name`), last the one that computes it. Returns whether the value is saved
+# (or the memories that it is offloaded between), and the reason.
 Answer = Callable[[Var, Sequence[JaxprEqn]], tuple[bool | Offloadable, str]]
 # The Schedules of the programs inside each node of a Joint.
 Inner = dict[Node, tuple[Schedule, ...]]
@@ -73,7 +73,7 @@ def schedule_by_decision(
 
 def _build_schedule(joint: Joint, answer: Answer, decision: Decision, inner: Inner,
                     plan_other: Callable[[Joint], Schedule]) -> Schedule:  # fmt: skip
-    """Return the Schedule in which `answer` decides which values are saved.
+    """Return the Schedule that saves the values that `answer` chooses.
 
     `decision` says which inputs are offloaded and how many states a loop stores.
     """

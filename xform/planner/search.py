@@ -29,8 +29,8 @@ from xform.planner.simulate.profiles import backend_profile
 from xform.policies import Budget
 from xform.terminal.text import human_bytes
 
-# The factor on the learned excess before the last plan that `first_fit` compiles. So the search
-# chooses a smaller plan.
+# `first_fit` multiplies the learned excess by this factor before it chooses its last plan. So that
+# plan is smaller.
 _LAST_EXCESS_FACTOR = 1.5
 # A plan nearly fits if its scaled simulated bytes are less than the budget times _NEAR. Once a plan
 # fits, plans that recompute less and nearly fit are compiled too, until _MAX_MISSES in a row do not
@@ -53,6 +53,12 @@ def search_compiled(
        recomputes less only if that plan was not compiled for the larger budget.
     4. If no plan fits, compile the smallest plans of the front and one plan that a user could have
        written (`reference_candidate`), then refuse the budget.
+
+    Args:
+      problem: the derivative, and the device.
+      budget: a budget of the peak.
+      default: the plan of the default policy.
+      compiler: compiles plans, and returns their bytes.
 
     Raises:
       BudgetInfeasible: none of the compiled plans fits. The error names the lowest compiled bytes.
@@ -83,7 +89,8 @@ def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Ca
     """Find the plan that recomputes least and whose simulated peak is within the budget.
 
     The simulated peak is below the budget by a margin for the error of the simulation. If no plan
-    has such a peak, the smallest plan is returned if it fits without the margin.
+    has such a peak, the smallest plan is returned if it fits without the margin. `default` is the
+    plan of the default policy.
 
     Raises:
       BudgetInfeasible: no plan fits.
@@ -93,7 +100,7 @@ def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Ca
     target = available - math.ceil(backend_profile(backend).margin * budget.bytes)
     # Skip the simulation if the saved values alone exceed the budget.
     fits = lambda c: (
-        peak_lower_bound(c.schedule, backend) <= target and plans.peak(c.schedule) <= target
+        peak_lower_bound(c.schedule, backend) <= target and plans.bytes_of(c.schedule) <= target
     )
     chosen = default if fits(default) else None
     if chosen is None or _may_save_in_regions(budget, chosen):
@@ -102,17 +109,17 @@ def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Ca
     # If no plan keeps the margin, take the smallest plan. The cheapest plan that fits without the
     # margin may recompute less than the plan of a larger budget, which keeps the margin.
     chosen = chosen or plans.smallest()[0]
-    if (peak := plans.peak(chosen.schedule)) > available:
+    if (peak := plans.bytes_of(chosen.schedule)) > available:
         total = peak + problem.outside_bytes
         raise infeasible(budget, chosen.schedule, total, "simulated", problem.outside_bytes)
     return chosen
 
 
 def _may_save_in_regions(budget: Budget, default: Candidate) -> bool:
-    """Return whether other plans are tried although the default fits: they recompute less.
+    """Return whether plans that save values in remat regions are tried, although `default` fits.
 
-    They save values inside remat regions that have no policy. They are not tried if the budget is
-    the memory of a device.
+    Such plans recompute less. They exist if a region has no policy. They are not tried if the
+    budget is the memory of a device.
     """
     return not budget.device and has_region_without_policy(default.schedule)
 
@@ -179,8 +186,8 @@ class _Search:
             if self._compiled_bytes(candidate) <= self.limit:
                 least, misses = candidate, 0
             self._learn(candidate)
-        nearly = lambda c: self._simulated_bytes(c) <= _NEAR * self.limit
-        cheaper = [c for plans in self.fronts for c in plans.cheaper(least, nearly)]
+        nearly_fits = lambda c: self._simulated_bytes(c) <= _NEAR * self.limit
+        cheaper = [c for plans in self.fronts for c in plans.cheaper(least, nearly_fits)]
         # If the policy dissolves remat regions, the program with its author's regions comes first.
         order = lambda c: (c.regions == self.problem.regions, self._expected_bytes(c))
         misses = 0
@@ -234,10 +241,10 @@ class _Search:
         result is a lower bound.
         """
         backend, outside_bytes = self.problem.device.backend, self.problem.outside_bytes
-        least = self.scale * (peak_lower_bound(candidate.schedule, backend) + outside_bytes)
-        if least > _NEAR * self.limit:
-            return least
-        return max(least, self.scale * self._peak(candidate))
+        bound = self.scale * (peak_lower_bound(candidate.schedule, backend) + outside_bytes)
+        if bound > _NEAR * self.limit:
+            return bound
+        return max(bound, self.scale * self._peak(candidate))
 
     def _peak(self, candidate: Candidate) -> int:
         """Return the simulated peak of a plan, with the bytes outside the derivative."""

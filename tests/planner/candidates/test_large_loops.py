@@ -12,8 +12,8 @@ from xform.planner.candidates.large_loops import (
     large_loops,
     loop_nodes,
     loops_around,
-    nodes_at,
     planned_loops,
+    reshaped_nodes,
 )
 from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.decide import schedule
@@ -90,9 +90,9 @@ def test_a_loop_in_a_region_is_an_inner_one() -> None:
 def test_in_other_shapes_the_outermost_stand_for_those_that_they_were() -> None:
     shapes = {1: ((3, 4),), 3: ((2,), (3,))}
     now = most(reshape_loops(PROG, shapes))
-    found = nodes_at(now, PROG, shapes, {1, 3})
+    found = reshaped_nodes(now, PROG, shapes, {1, 3})
     assert [node.iterations for node in found] == [3, 2, 3]
-    inner = nodes_at(now, PROG, shapes, {4})
+    inner = reshaped_nodes(now, PROG, shapes, {4})
     assert [node.iterations for node in inner] == [12, 12]
 
 

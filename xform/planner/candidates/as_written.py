@@ -25,9 +25,9 @@ from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
 
 # Integer programs find the least recomputation at these fractions of the range of saved bytes.
-# SMALL: programs of up to _MAX_SMALL equations; LOOPED: small programs with a loop (plans with
-# split loops fill the gaps); MEDIUM: programs of up to _MAX_MEDIUM equations. Larger programs get
-# no integer programs, and only the first _N_OPTIONS_LARGE of the _CUT_OPTIONS.
+# SMALL: programs of up to _MAX_SMALL equations; LOOPED: small programs with a loop, whose split
+# plans fill the gaps; MEDIUM: programs of up to _MAX_MEDIUM equations. Larger programs get no
+# integer programs, and only the first _N_OPTIONS_LARGE of the _CUT_OPTIONS.
 _FRACTIONS_SMALL, _MAX_SMALL = tuple(i / 32 for i in range(1, 32)), 400
 _FRACTIONS_LOOPED = tuple(i / 8 for i in range(1, 8))
 _FRACTIONS_MEDIUM, _MAX_MEDIUM = (1 / 4, 1 / 2), 1_500
@@ -47,14 +47,14 @@ _SWITCH_POINTS = (1 / 4, 1 / 2, 3 / 4)
 _PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
 # Pairs (MinCut.fused_save_price, MinCut.bottleneck_stride). The first is an extra price of saving a
 # value that XLA would fuse, for each byte. It makes a cut save the product that the value is
-# computed from, which is in memory in any case. The second says at which bottlenecks the values are
+# computed from, which is in memory in any case. The second selects the bottlenecks whose values are
 # saved: 0 for none, n for every n-th.
 _CUT_OPTIONS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1),
                 (0.0, 4), (1 / 128, 4))  # fmt: skip
 
 
 def cut_schedules(problem: Problem) -> list[Schedule]:
-    """Return Schedules in the order of their recomputed FLOPs, which begins with the most bytes.
+    """Return many Schedules, sorted by recomputed FLOPs, then by saved bytes.
 
     They are of three kinds:
 
@@ -111,7 +111,9 @@ def _cuts_at_prices(plan: Callable[[MinCut], Schedule], fused_price: float, stri
     `plan` returns the Schedule of a cut. `fused_price` and `stride` are one of the _CUT_OPTIONS.
     `in_regions`: the cuts decide inside remat regions without a policy too.
     """
-    cut_at = lambda price, late, at: plan(MinCut(price, late, at, fused_price, stride, in_regions))
+    cut_at = lambda early, late, switch_at: plan(
+        MinCut(early, late, switch_at, fused_price, stride, in_regions)
+    )
     schedules = _at_prices(lambda price: cut_at(price, price, 1.0), _PRICES)
     by_bytes = {saved_bytes(p): (price, p) for price, p in zip(_PRICES, schedules, strict=True)}
     chosen = _evenly_spaced(sorted(by_bytes))
@@ -121,8 +123,9 @@ def _cuts_at_prices(plan: Callable[[MinCut], Schedule], fused_price: float, stri
 
 
 def _at_prices(cut_at: Callable[[float], Schedule], prices: Sequence[float]) -> list[Schedule]:
-    """Return the cuts at some falling prices. If the first and last are equal, so are all between.
+    """Return the cut at each of some falling prices.
 
+    If the cuts at the first and the last price are equal, so are all between, which saves time.
     The saved set of a minimum cut only shrinks as the price falls: Gallo, Grigoriadis and Tarjan,
     "A fast parametric maximum flow algorithm and applications", 1989, section 2.
     """

@@ -92,7 +92,7 @@ def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
 def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """Return the large loops inside other loops or remat regions, by index.
 
-    Such a loop saves a large share of all the bytes that are saved if as little as possible is.
+    Their share is of the bytes that the plan with the fewest saved bytes holds.
     """
     planned = planned_loops(problem.schedule(MinCut()), problem.program)
     inner = {i: loop for i, loop in planned.items() if loop.inner}
@@ -110,7 +110,7 @@ def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, N
     return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(loops_inside(prog, i))}
 
 
-def nodes_at(
+def reshaped_nodes(
     current: Schedule, prog: Program, shapes: Shapes, indices: Container[int]
 ) -> list[Node]:
     """Return the nodes that some loops of `prog` have after a split or nesting of loops.

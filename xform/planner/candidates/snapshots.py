@@ -24,8 +24,8 @@ from xform.planner.candidates.large_loops import (
     large_loops,
     loop_nodes,
     loops_around,
-    nodes_at,
     planned_loops,
+    reshaped_nodes,
 )
 from xform.planner.candidates.states import Change, all_states
 from xform.planner.costs.outcome import saved_bytes
@@ -77,7 +77,7 @@ def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
         base = problem.schedule(MinCut(), shapes)
         decide = lambda slots, base=base, p=policy: edit_decision(base, all_states(p, slots))
         for indices in (inner, {**inner, **around}) if around else (inner,):
-            loops = nodes_at(base, prog, shapes, indices)
+            loops = reshaped_nodes(base, prog, shapes, indices)
             yield _decreasing_slots(problem, loops, shapes, decide)
 
 

@@ -39,8 +39,8 @@ def outer_states(node: Node, current: Schedule) -> Decision | None:
 def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
     """Return the Change that makes loops inside other loops or regions follow `body_policy`.
 
-    The loops around them save their states only. Loops in `slots` store that many states and
-    nothing else.
+    The loops around them save their states only. `slots` maps some loops to a number: such a loop
+    stores that many states and nothing else.
     """
 
     def change_inside(node: Node, current: Schedule) -> Decision | None:

@@ -52,7 +52,7 @@ class OffloadableValues:
 def offloadable_values(top: Schedule, link: HostLink | None) -> OffloadableValues:
     """Return the values of a whole program's Schedule that may be offloaded over a link.
 
-    Without a link there are none.
+    Without a link, no value may be offloaded.
 
     Cost: linear in the number of equations.
     """

@@ -74,8 +74,9 @@ def _bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
 def roots_of(joint: Joint) -> dict[Var, Var]:
     """Map each forward value to its root: the value that it is a view of, or the value itself.
 
-    A value that `checkpoint_name` returns has the root of its operand. Values that are computed
-    from inputs by equations that XLA fuses, such as a slice of a parameter, are not in the map.
+    A value and its views have one root, so their bytes count once. A value that `checkpoint_name`
+    returns has the root of its operand. Values that are computed from inputs by equations that XLA
+    fuses, such as a slice of a parameter, are not in the map.
     """
     roots: dict[Var, Var] = {}
     for eqn in joint.forward:

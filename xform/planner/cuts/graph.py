@@ -12,9 +12,11 @@ vertices of the graph, beside a source and a sink:
 - an edge from each value that the backward pass reads to the sink is never cut.
 
 A value is saved if the edge from its equation is cut. The equations on the sink's side of the cut
-are recomputed. Source: Horace He and Shangdi Yu, "Transcending runtime-memory
-tradeoffs in checkpointing by being fusion aware", MLSys 2023. The price of work is as in Picard,
-"Maximal closure of a graph", 1976 (project selection).
+are recomputed.
+
+Source: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
+fusion aware", MLSys 2023. The price of work is as in Picard, "Maximal closure of a graph", 1976
+(project selection).
 
 The planner cuts one program at about a hundred prices, so the graph is built once. A price changes
 capacities only. If it changes none, the earlier cut is returned.
@@ -110,9 +112,9 @@ class CutGraph:
         Args:
           prices: for each of the `equations`, the price of recomputing it, in bytes; infinite if it
             must not be recomputed.
-          sizes: the price of saving a value, if it is not the bytes of its type. Two kinds have
-            such a price: tokens, which stand for all values saved inside a node, and inputs whose
-            reading costs something. Other inputs cost nothing.
+          sizes: the price of saving a value, if it is not the bytes of its type. A token has one,
+            because it stands for all values saved inside a node. An input has one if reading it
+            costs something; other inputs cost nothing.
           fused_save_price: extra price, for each byte, of saving a value that would otherwise be
             fused.
         """

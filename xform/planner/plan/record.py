@@ -94,7 +94,7 @@ class _RecordWriter:
     def __init__(self) -> None:
         self.programs: list[tuple[str, ...]] = []
         self.decisions: list[dict[str, Any]] = []
-        # The indices of what was added: by text, and by object to save time.
+        # Indices in these lists: by text, and by object to save time.
         self._index_of_program: dict[Any, int] = {}
         self._index_of_decision: dict[Any, int] = {}
         self._index_of_joint: dict[Joint, int] = {}

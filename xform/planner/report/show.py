@@ -24,7 +24,8 @@ def show_schedule(schedule: Schedule, lines: bool = False, word: str = "backward
     """Return the text of a whole function's Joint and its Schedule.
 
     A note after a forward equation says whether its value is saved, and why. A note after an
-    equation of the backward part says whether it is recomputed.
+    equation of the backward part says whether it is recomputed; "for free" marks constants and
+    views.
 
     Args:
       schedule: the plan of the function.
