@@ -24,7 +24,9 @@ HERE = Path(__file__).parent
 # XLA:CPU drops the barriers that separate jax.checkpoint's recompute from the forward pass.
 # Without this pass it keeps them, and JAX recomputes the same values as xform.
 KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-DECODER = LlamaConfig(width=256, depth=6, heads=8, kv_heads=4, hidden=768, context=256, tied=True)
+DECODER = LlamaConfig(
+    width=256, depth=6, heads=8, kv_heads=4, mlp_width=768, context=256, tie_embeddings=True
+)
 DEEP_MLP = MLPConfig(depth=12)
 
 Loss = Callable[..., jax.Array]
@@ -32,7 +34,7 @@ Loss = Callable[..., jax.Array]
 
 def mlp(scan: bool, policy: str | None) -> tuple[Loss, tuple[Any, Any]]:
     """Return a residual MLP's mean square output, with its parameters and a batch of 1024."""
-    config = dataclasses.replace(DEEP_MLP, scan=scan, remat=policy)
+    config = dataclasses.replace(DEEP_MLP, scan_layers=scan, remat=policy)
     graphdef, params = nnx.split(MLP(config, rngs=nnx.Rngs(0)))
     batch = jax.random.normal(jax.random.key(1), (1024, config.inputs))
     return lambda p, x: jnp.mean(nnx.merge(graphdef, p)(x) ** 2), (params, batch)
@@ -40,7 +42,7 @@ def mlp(scan: bool, policy: str | None) -> tuple[Loss, tuple[Any, Any]]:
 
 def transformer(scan: bool, policy: str | None, depth: int = DECODER.depth):
     """Return a decoder's loss, with its parameters and a batch of four windows."""
-    config = dataclasses.replace(DECODER, scan=scan, remat=policy, depth=depth)
+    config = dataclasses.replace(DECODER, scan_layers=scan, remat=policy, depth=depth)
     graphdef, params = nnx.split(Llama(config, rngs=nnx.Rngs(0)))
     tokens = jax.random.randint(jax.random.key(1), (4, config.context + 1), 0, config.vocab)
     return lambda p, t: nnx.merge(graphdef, p).loss(t, chunk=None), (params, tokens)

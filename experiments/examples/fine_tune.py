@@ -25,7 +25,7 @@ BUDGET, BATCH, CONTEXT, STEPS = 4 * 2**30, 4, 512, 2
 def main() -> tuple[int, int, list[float]]:
     """Return the bytes of the step with the plan and with the default, and the losses."""
     config: Any = dataclasses.replace(PRESETS["gpt2-124m"], context=CONTEXT, dropout=0.0)
-    optim = OptimConfig(learning_rate=1e-4, warmup=0)
+    optim = OptimConfig(learning_rate=1e-4, warmup_steps=0)
 
     def step(state: Any, tokens: jax.Array, policy: Any = None) -> Any:
         return make_step(config, optim, policy)(state, tokens)

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 MODELS: dict[str, Any] = {
     "GPT-2, 4 layers of 256": GPT2Config(256, 256, 256, 4, 4, dropout=0.0),
     "Llama, 3 layers of 192, unrolled": LlamaConfig(
-        256, 128, 192, 3, 4, kv_heads=2, hidden=512, scan=False
+        256, 128, 192, 3, 4, kv_heads=2, mlp_width=512, scan_layers=False
     ),
 }
 BATCH, PAIRS = 4, 15

@@ -178,10 +178,12 @@ def leaky(x: Any) -> Any:
 
 
 _GPT2 = GPT2Config(vocab=64, context=32, width=64, depth=4, heads=4, dropout=0.0)
-_LLAMA = LlamaConfig(vocab=64, context=32, width=64, depth=3, heads=4, hidden=128, tied=True)
+_LLAMA = LlamaConfig(
+    vocab=64, context=32, width=64, depth=3, heads=4, mlp_width=128, tie_embeddings=True
+)
 _MLP = MLPConfig(inputs=32, width=64, hidden=128, outputs=CLASSES, depth=12)
 _RESNET = ResNetConfig(8, (8, 16), (2, 2), CLASSES, bottleneck=False, small_pictures=True)
-_VIT = ViTConfig(16, 4, 64, 3, 4, 128, CLASSES, epsilon=1e-6)
+_VIT = ViTConfig(16, 4, 64, 3, 4, 128, CLASSES, norm_epsilon=1e-6)
 
 PRESETS: dict[str, Callable[[], Preset]] = {
     "perceptron, 3 x 256, ReLU, He": lambda: perceptron(256, 3, jax.nn.relu, 2**0.5),
@@ -200,7 +202,10 @@ PRESETS: dict[str, Callable[[], Preset]] = {
     "transformer, plain JAX": lambda: network("transformer", 1e-3),
     "GPT-2, scanned, Flax NNX": lambda: flax(_GPT2, words(64, 33), predicted, 3e-3),
     "GPT-2, unrolled, remat": lambda: flax(
-        dataclasses.replace(_GPT2, scan=False, remat="save_nothing"), words(64, 33), predicted, 3e-3
+        dataclasses.replace(_GPT2, scan_layers=False, remat="save_nothing"),
+        words(64, 33),
+        predicted,
+        3e-3,
     ),
     "Llama, SwiGLU, tied": lambda: flax(_LLAMA, words(64, 33), predicted, 3e-3),
     "residual MLP, 12 blocks, scanned": lambda: flax(_MLP, vectors(32), classified),

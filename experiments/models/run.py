@@ -28,8 +28,8 @@ MIB = 2**20
 HEAD = ["model", "parameters", "jax.grad: temp MiB", "GFLOP", "default: temp MiB", "GFLOP again",
         "half the bytes, MiB", "all MiB", "temp MiB", "GFLOP again"]  # fmt: skip
 SIZES: dict[str, Any] = {"vocab": 8192, "context": 512, "width": 256, "depth": 8, "heads": 8}
-LLAMA: dict[str, Any] = {**SIZES, "kv_heads": 2, "hidden": 704}
-MIXTRAL: dict[str, Any] = {**LLAMA, "depth": 4, "hidden": 256, "experts": 8}
+LLAMA: dict[str, Any] = {**SIZES, "kv_heads": 2, "mlp_width": 704}
+MIXTRAL: dict[str, Any] = {**LLAMA, "depth": 4, "mlp_width": 256, "experts": 8}
 
 Case = tuple[Callable[..., jax.Array], tuple[Any, ...]]
 
@@ -72,7 +72,7 @@ def series(config: Any, *shape: int) -> Case:
 
 CASES: dict[str, Callable[[], tuple[Any, Case]]] = {
     "GPT-2, 8 layers of 256": lambda: (c := GPT2Config(**SIZES), text(c)),
-    "the same, unrolled": lambda: (c := GPT2Config(**SIZES, scan=False), text(c)),
+    "the same, unrolled": lambda: (c := GPT2Config(**SIZES, scan_layers=False), text(c)),
     "Llama, 8 layers of 256": lambda: (c := LlamaConfig(**LLAMA), text(c)),
     "Mixtral, 4 layers of 256": lambda: (c := LlamaConfig(**MIXTRAL), text(c, 1)),
     "ViT-S": lambda: (c := PRESETS["vit-s"], classes(c, 8, 224, 224, 3)),

@@ -25,9 +25,17 @@ from xform import policies
 HERE = Path(__file__).parent
 HEAD = ["what is timed", "program", "xform / JAX (median)", "quartiles", "ms, xform", "ms, JAX"]
 # Small enough that arithmetic takes no time. The rest is Python.
-SMALL_MLP = MLPConfig(inputs=8, width=8, hidden=16, outputs=8, depth=4, scan=False)
+SMALL_MLP = MLPConfig(inputs=8, width=8, hidden=16, outputs=8, depth=4, scan_layers=False)
 SMALL_TRANSFORMER = LlamaConfig(
-    vocab=16, context=8, width=16, depth=2, heads=4, kv_heads=2, hidden=16, scan=False, tied=True
+    vocab=16,
+    context=8,
+    width=16,
+    depth=2,
+    heads=4,
+    kv_heads=2,
+    mlp_width=16,
+    scan_layers=False,
+    tie_embeddings=True,
 )
 
 Program = tuple[Callable[..., jax.Array], tuple[Any, Any]]

@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 SIZES = ["--width", "32", "--depth", "2", "--heads", "4", "--context", "32", "--batch", "8"]
 TEXT = ["--data", str(Path(asyncio.__file__).parent)]
-OFTEN = ["--save-every", "5", "--eval-every", "25", "--eval-windows", "16"]
+OFTEN = ["--save-every", "5", "--validate-every", "25", "--validation-examples", "16"]
 # Steps of a killed run on one device, and of runs on meshes.
 STEPS, FEW = 800, 30
 # Devices, in the order in which a run has them.
@@ -40,7 +40,7 @@ MOVES = [(8, "fsdp=8"), (4, "fsdp=4"), (1, "")]
 
 def flags(folder: Path, steps: int, mesh: str = "") -> list[str]:
     """Return the flags of a run. All runs share their compiled programs."""
-    cache = ["--cache", str(folder / "cache")]
+    cache = ["--compilation-cache", str(folder / "cache")]
     return [*SIZES, *TEXT, *OFTEN, *cache, "--steps", str(steps), "--mesh", mesh]
 
 

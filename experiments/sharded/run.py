@@ -61,8 +61,15 @@ def trained(processes: int, devices: int, mesh: str, folder: Path) -> list[float
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "models", "train", *SIZES, "--out", str(out), "--mesh", mesh,
-               "--steps", str(STEPS), "--eval-every", "1000", "--save-every", "1000"]  # fmt: skip
-    several = ["--coordinator", f"localhost:{port}", "--processes", str(processes), "--process"]
+               "--steps", str(STEPS), "--validate-every", "1000",
+               "--save-every", "1000"]  # fmt: skip
+    several = [
+        "--coordinator-address",
+        f"localhost:{port}",
+        "--num-processes",
+        str(processes),
+        "--process-id",
+    ]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu",
                    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}  # fmt: skip
     started = [

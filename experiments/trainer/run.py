@@ -31,11 +31,11 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 MIB = 2**20
 STEPS = 20
-OPTIM = OptimConfig(steps=STEPS, warmup=5, learning_rate=1e-3)
+OPTIM = OptimConfig(steps=STEPS, warmup_steps=5, learning_rate=1e-3)
 GPT2 = GPT2Config(vocab=8192, context=512, width=256, depth=8, heads=8, dropout=0.0)
 MODELS: dict[str, Any] = {
     "gpt2-scanned": GPT2,
-    "gpt2-unrolled": dataclasses.replace(GPT2, scan=False),
+    "gpt2-unrolled": dataclasses.replace(GPT2, scan_layers=False),
     "resnet20": PRESETS["resnet20"],
 }
 BATCHES = {"gpt2-scanned": 4, "gpt2-unrolled": 4, "resnet20": 128}
@@ -103,7 +103,7 @@ def trainers(run: RunConfig) -> dict[str, Trainer]:
     """Return all trainers with the same first state, except those whose budget is refused."""
     model = run.model
     if isinstance(model, GPT2Config):
-        whole = dataclasses.replace(model, chunk=model.context)
+        whole = dataclasses.replace(model, query_chunk_size=model.context)
         usual = plain(run, of_text(whole, chunk=None))
         found = {PLAIN: usual, CHUNKED: plain(run, of_text(model, chunk=128))}
     else:

@@ -134,7 +134,7 @@ class Files:
                 first = first or picture.size
                 if picture.size != first:
                     raise InputError(f"{file} has {picture.size} pixels, but others have {first}:"
-                                     " give --size to resize all of them")  # fmt: skip
+                                     " give --resize to resize all of them")  # fmt: skip
 
     def _in_bytes(self, picture: Any, file: Path) -> Any:
         """Convert a picture to 8 bits. Of 16 bits the upper 8 are kept, as Pillow does for RGB."""

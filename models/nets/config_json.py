@@ -43,7 +43,7 @@ def _gpt2(config: Json) -> GPT2Config:
         width=width,
         depth=config["n_layer"],
         heads=config["n_head"],
-        epsilon=config.get("layer_norm_epsilon", 1e-5),
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
         dropout=config.get("resid_pdrop", 0.1),
     )
 
@@ -58,7 +58,7 @@ def _write_gpt2(config: GPT2Config) -> dict[str, Any]:
         "n_embd": config.width,
         "n_layer": config.depth,
         "n_head": config.heads,
-        "layer_norm_epsilon": config.epsilon,
+        "layer_norm_epsilon": config.norm_epsilon,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "attn_pdrop": 0.0,
@@ -79,11 +79,11 @@ def _llama(config: Json) -> LlamaConfig:
         width=width,
         depth=config["num_hidden_layers"],
         heads=heads,
-        epsilon=config["rms_norm_eps"],
+        norm_epsilon=config["rms_norm_eps"],
         kv_heads=config.get("num_key_value_heads") or heads,
-        hidden=config["intermediate_size"],
+        mlp_width=config["intermediate_size"],
         head_width=0 if each in (None, width // heads) else each,
-        tied=config.get("tie_word_embeddings", False),
+        tie_embeddings=config.get("tie_word_embeddings", False),
         experts=config.get("num_local_experts", 0),
         experts_per_token=config.get("num_experts_per_tok", 2),
         **_positions(config),
@@ -96,16 +96,16 @@ def _positions(config: Json) -> dict[str, Any]:
     base = rope.get("rope_theta") or config.get("rope_theta", 10_000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
-        return {"rope_base": base}
+        return {"rope_theta": base}
     if kind != "llama3":
         raise InputError(f"config.json has rotary positions of type {kind}, which is not supported:"
                          " use default or llama3")  # fmt: skip
     return {
-        "rope_base": base,
+        "rope_theta": base,
         "rope_factor": rope["factor"],
-        "rope_low": rope["low_freq_factor"],
-        "rope_high": rope["high_freq_factor"],
-        "rope_context": rope["original_max_position_embeddings"],
+        "rope_low_freq_factor": rope["low_freq_factor"],
+        "rope_high_freq_factor": rope["high_freq_factor"],
+        "rope_original_context": rope["original_max_position_embeddings"],
     }
 
 
@@ -115,9 +115,9 @@ def _write_llama(config: LlamaConfig) -> dict[str, Any]:
         rope = {
             "rope_type": "llama3",
             "factor": config.rope_factor,
-            "low_freq_factor": config.rope_low,
-            "high_freq_factor": config.rope_high,
-            "original_max_position_embeddings": config.rope_context,
+            "low_freq_factor": config.rope_low_freq_factor,
+            "high_freq_factor": config.rope_high_freq_factor,
+            "original_max_position_embeddings": config.rope_original_context,
         }
     written = {
         "architectures": ["MixtralForCausalLM" if config.experts else "LlamaForCausalLM"],
@@ -126,18 +126,18 @@ def _write_llama(config: LlamaConfig) -> dict[str, Any]:
         "vocab_size": config.vocab,
         "max_position_embeddings": config.context,
         "hidden_size": config.width,
-        "intermediate_size": config.hidden,
+        "intermediate_size": config.mlp_width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.each_head,
-        "rms_norm_eps": config.epsilon,
-        "rope_parameters": rope | {"rope_theta": config.rope_base},
-        "tie_word_embeddings": config.tied,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_parameters": rope | {"rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
     }
     experts = {"num_local_experts": config.experts, "num_experts_per_tok": config.experts_per_token}
     # `transformers` before version 5 reads the next two.
-    older: dict[str, Any] = {"rope_theta": config.rope_base}
+    older: dict[str, Any] = {"rope_theta": config.rope_theta}
     older |= {"rope_scaling": rope} if config.rope_factor != 1 else {}
     return written | older | (experts if config.experts else {})
 

@@ -25,21 +25,29 @@ from models.settings import setting
 class DecoderConfig:
     """Settings of every decoder: sizes, and options of the computation.
 
-    `attention.py` explains `chunk`, and `layers.py` explains `scan` and `remat`.
+    `attention.py` explains `query_chunk_size`, and `layers.py` explains `scan_layers` and `remat`.
     """
 
     vocab: int = setting(256, "Vocabulary size; by default that of the tokenizer.", **SIZE)
     context: int = setting(128, "Context length in tokens.", **SIZE)
-    width: int = setting(128, "Width of the model (residual stream or state).", **SIZE)
+    width: int = setting(128, "Width of the residual stream, or of the state.", **SIZE)
     depth: int = setting(4, "Number of layers.", **SIZE)
-    heads: int = setting(4, "Number of attention heads (of queries).", **SIZE)
-    epsilon: float = setting(1e-5, "Constant added to variances in norms.", above=0, change="never")
-    chunk: int = setting(256, "Queries whose attention scores are in memory at once.", least=1)
-    scan: bool = setting(True, "Loop over stacked layers, or unroll them.", change="never")
+    heads: int = setting(4, "Number of query heads in attention.", **SIZE)
+    norm_epsilon: float = setting(
+        1e-5, "Constant added to the variance in each norm.", above=0, change="never"
+    )
+    query_chunk_size: int = setting(
+        256, "Number of queries whose attention scores are in memory at once.", least=1
+    )
+    scan_layers: bool = setting(
+        True,
+        "Run the layers in a loop (scan) over stacked parameters, or unrolled.",
+        change="never",
+    )
     remat: str | None = setting(
         None,
-        "Policy of a remat region around each layer, such as save_dots or saved:1MiB; without it"
-        " there are no regions.",
+        "Make each layer a remat region (jax.checkpoint) with this policy, such as save_dots or"
+        " saved:1MiB; by default none is.",
     )
     z_loss: float = setting(
         0.0, "Weight of the z-loss, the mean square of log(sum(exp(logits))).", least=0

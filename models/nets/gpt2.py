@@ -44,15 +44,15 @@ class GPT2(Decoder):
             4 * c.width,
             jax.nn.gelu,
             causal=True,
-            epsilon=c.epsilon,
+            epsilon=c.norm_epsilon,
             dropout=c.dropout,
-            chunk=c.chunk,
+            chunk=c.query_chunk_size,
             dtype=c.dtype,
             rngs=rngs,
             out_stddev=NORMAL * (2 * c.depth) ** -0.5,
         )
-        self.layers = Layers(make, c.depth, scan=c.scan, remat=c.remat, rngs=rngs)
-        self.norm = layer_norm(c.width, c.epsilon, **common)
+        self.layers = Layers(make, c.depth, scan=c.scan_layers, remat=c.remat, rngs=rngs)
+        self.norm = layer_norm(c.width, c.norm_epsilon, **common)
 
     def enter(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> Any:
         """Return the sum of token and position embeddings, with dropout, and no angles."""

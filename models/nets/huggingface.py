@@ -65,7 +65,8 @@ def load(
     Args:
       path: the folder.
       put: makes a JAX array, possibly sharded, from a parameter's name and value.
-      **changes: fields of the configuration that `config.json` does not have: scan, remat, dtype.
+      **changes: fields of the configuration that `config.json` does not have, such as
+        `scan_layers`, `remat` and `dtype`.
 
     Returns:
       The model, with float32 parameters.

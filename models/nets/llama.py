@@ -31,31 +31,49 @@ ANY: dict[str, Any] = {"above": 0, "change": "never"}
 class LlamaConfig(DecoderConfig):
     """Settings of a Llama, or with experts of a Mixtral. `rotary.py` explains the positions."""
 
-    kv_heads: int = setting(2, "Number of heads of keys and values.", **SIZE)
-    hidden: int = setting(384, "Hidden width of the perceptrons.", **SIZE)
-    head_width: int = setting(0, "Width of a head; 0 for width / heads.", least=0, change="never")
-    tied: bool = setting(False, "Use the embedding as the output matrix.", change="never")
+    kv_heads: int = setting(2, "Number of key and value heads; query heads share them.", **SIZE)
+    mlp_width: int = setting(384, "Width of the hidden layer of each MLP.", **SIZE)
+    head_width: int = setting(
+        0, "Width of each attention head; 0 for width / heads.", least=0, change="never"
+    )
+    tie_embeddings: bool = setting(
+        False, "Use the token embedding as the output matrix too.", change="never"
+    )
     experts: int = setting(
-        0, "Number of experts in each layer; 0 for no mixture.", least=0, change="never"
+        0,
+        "Number of experts in each layer; 0 for one MLP without a router.",
+        least=0,
+        change="never",
     )
-    experts_per_token: int = setting(2, "Number of experts for each token.", **SIZE)
-    balance: float = setting(
-        0.01, "Weight of the load-balancing loss, the imbalance of the experts.", least=0
+    experts_per_token: int = setting(2, "Number of experts that process each token.", **SIZE)
+    balance_loss: float = setting(
+        0.01,
+        "Weight of the load-balancing loss, which is lowest if all experts are used equally.",
+        least=0,
     )
-    rope_base: float = setting(
-        10_000.0, "Base of the rotary frequencies (RoPE theta).", above=1, change="never"
+    rope_theta: float = setting(
+        10_000.0, "Base of the rotary position frequencies (RoPE theta).", above=1, change="never"
     )
     rope_factor: float = setting(
-        1.0, "Divisor of low rotary frequencies, as in Llama 3.1.", least=1, change="never"
+        1.0,
+        "Divisor of low rotary frequencies, as in Llama 3.1; 1 for no scaling.",
+        least=1,
+        change="never",
     )
-    rope_low: float = setting(
-        1.0, "A frequency is low below this many periods in --rope-context.", **ANY
+    rope_low_freq_factor: float = setting(
+        1.0,
+        "A rotary frequency is low if --rope-original-context holds fewer periods than this.",
+        **ANY,
     )
-    rope_high: float = setting(
-        4.0, "A frequency is unchanged above this many periods in --rope-context.", **ANY
+    rope_high_freq_factor: float = setting(
+        4.0,
+        "A rotary frequency is unchanged if --rope-original-context holds more periods than this.",
+        **ANY,
     )
-    rope_context: int = setting(
-        8192, "Context length before low frequencies were divided by --rope-factor.", **SIZE
+    rope_original_context: int = setting(
+        8192,
+        "Context length of the training before low frequencies were divided by --rope-factor.",
+        **SIZE,
     )
 
     def __post_init__(self) -> None:
@@ -79,9 +97,14 @@ class LlamaConfig(DecoderConfig):
     def rotary(self) -> Rotary:
         """The rotary positions of these settings."""
         if self.rope_factor == 1:
-            return Rotary(self.rope_base)
-        stretch = Stretch(self.rope_factor, self.rope_low, self.rope_high, self.rope_context)
-        return Rotary(self.rope_base, stretch)
+            return Rotary(self.rope_theta)
+        stretch = Stretch(
+            self.rope_factor,
+            self.rope_low_freq_factor,
+            self.rope_high_freq_factor,
+            self.rope_original_context,
+        )
+        return Rotary(self.rope_theta, stretch)
 
 
 class Block(nnx.Module):
@@ -90,7 +113,7 @@ class Block(nnx.Module):
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         c = config
         common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
-        self.attention_norm = rms_norm(c.width, c.epsilon, **common)
+        self.attention_norm = rms_norm(c.width, c.norm_epsilon, **common)
         self.attention = SelfAttention(
             c.width,
             c.heads,
@@ -98,14 +121,14 @@ class Block(nnx.Module):
             c.each_head,
             causal=True,
             bias=False,
-            chunk=c.chunk,
+            chunk=c.query_chunk_size,
             **common,
         )
-        self.mlp_norm = rms_norm(c.width, c.epsilon, **common)
+        self.mlp_norm = rms_norm(c.width, c.norm_epsilon, **common)
         if c.experts:
-            self.mixture = Mixture(c.width, c.hidden, c.experts, c.experts_per_token, **common)
+            self.mixture = Mixture(c.width, c.mlp_width, c.experts, c.experts_per_token, **common)
         else:
-            self.mlp = GatedPerceptron(c.width, c.hidden, **common)
+            self.mlp = GatedPerceptron(c.width, c.mlp_width, **common)
         self.mixes = bool(c.experts)
 
     def __call__(self, x: jax.Array, own: Any, context: Context) -> Any:
@@ -130,10 +153,10 @@ class Llama(Decoder):
         common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
         self.embed = embedding({"vocab": c.vocab}, c.width, **common)
         make = lambda rngs: Block(c, rngs=rngs)
-        self.layers = Layers(make, c.depth, scan=c.scan, remat=c.remat, rngs=rngs)
-        self.norm = rms_norm(c.width, c.epsilon, **common)
+        self.layers = Layers(make, c.depth, scan=c.scan_layers, remat=c.remat, rngs=rngs)
+        self.norm = rms_norm(c.width, c.norm_epsilon, **common)
         sides = {"embed": c.width}, {"vocab": c.vocab}
-        self.head = None if c.tied else dense(*sides, stddev=NORMAL, **common)
+        self.head = None if c.tie_embeddings else dense(*sides, stddev=NORMAL, **common)
 
     def enter(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> Any:
         """Return the token embeddings, and the angles of the positions. There is no dropout."""

@@ -23,7 +23,7 @@ class MLPConfig:
     hidden: int = 1024
     outputs: int = 256
     depth: int = 16
-    scan: bool = True
+    scan_layers: bool = True
     remat: str | None = None
     dtype: str = "float32"  # the dtype of the computation; parameters are float32
 
@@ -51,7 +51,7 @@ class MLP(nnx.Module):
         common: dict[str, Any] = {"bias": True, "dtype": c.dtype, "rngs": rngs}
         self.enter = dense({"channels_in": c.inputs}, {"channels": c.width}, **common)
         make = lambda rngs: Block(c, rngs=rngs)
-        self.layers = Layers(make, c.depth, scan=c.scan, remat=c.remat, rngs=rngs)
+        self.layers = Layers(make, c.depth, scan=c.scan_layers, remat=c.remat, rngs=rngs)
         self.leave = dense({"embed": c.width}, {"classes": c.outputs}, **common)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -35,7 +35,7 @@ def next_token(model: Any, tokens: jax.Array, key: jax.Array | None, training: b
     """
     config, more = model.config, {}
     if training:
-        more = {"balance": getattr(config, "balance", 0.0), "z": config.z_loss}
+        more = {"balance": getattr(config, "balance_loss", 0.0), "z": config.z_loss}
     tokens, packed = unpacked(tokens)
     return model.loss(tokens, key=key, **more, **packed), {}
 

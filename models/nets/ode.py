@@ -25,10 +25,16 @@ from models.settings import setting
 class ODEConfig:
     """Settings of the field and its integration."""
 
-    width: int = setting(64, "Width of the state; by default the features of the data.", **SIZE)
-    hidden: int = setting(256, "Hidden width of the field's perceptron.", **SIZE)
-    integration_steps: int = setting(200, "Number of integration steps.", **SIZE)
-    integration_time: float = setting(1.0, "Integration time.", above=0, change="never")
+    width: int = setting(
+        64, "Width of the state; by default the number of features in the data.", **SIZE
+    )
+    mlp_width: int = setting(256, "Width of the hidden layer of each MLP.", **SIZE)
+    integration_steps: int = setting(
+        200, "Number of integration steps (RK4) of a neural ODE.", **SIZE
+    )
+    integration_time: float = setting(
+        1.0, "Integration time of a neural ODE.", above=0, change="never"
+    )
     dtype: str = dtype_setting()
 
 
@@ -54,9 +60,11 @@ class NeuralODE(nnx.Module):
 
     def __init__(self, config: ODEConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
-        sides = {"embed": c.width + 1}, {"mlp": c.hidden}
+        sides = {"embed": c.width + 1}, {"mlp": c.mlp_width}
         self.enter = dense(*sides, bias=True, dtype=c.dtype, rngs=rngs)
-        self.out = dense({"mlp": c.hidden}, {"embed": c.width}, bias=True, dtype=c.dtype, rngs=rngs)
+        self.out = dense(
+            {"mlp": c.mlp_width}, {"embed": c.width}, bias=True, dtype=c.dtype, rngs=rngs
+        )
 
     def field(self, t: Any, x: jax.Array) -> jax.Array:
         """Return the time derivative of states `[..., D]` at time `t`."""

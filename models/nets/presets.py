@@ -40,26 +40,26 @@ def _llama(
     return LlamaConfig(vocab, context, width, depth, heads, **more)
 
 
-_LLAMA3 = {"kv_heads": 8, "rope_base": 500_000.0}
+_LLAMA3 = {"kv_heads": 8, "rope_theta": 500_000.0}
 _LLAMA31 = {**_LLAMA3, "rope_factor": 8.0}
 PRESETS: dict[str, Any] = {
     # The first four are small enough for a laptop and read text as bytes. `tiny-vit` and
     # `tiny-unet` are small models of pictures.
     "tiny": GPT2Config(dropout=0.0),
-    "tiny-llama": LlamaConfig(tied=True),
-    "tiny-mixtral": LlamaConfig(tied=True, experts=4),
+    "tiny-llama": LlamaConfig(tie_embeddings=True),
+    "tiny-mixtral": LlamaConfig(tie_embeddings=True, experts=4),
     "small": GPT2Config(256, 512, 384, 8, 6, dropout=0.0),
     "gpt2-124m": _gpt2(768, 12, 12),
     "gpt2-355m": _gpt2(1024, 24, 16),
     "gpt2-774m": _gpt2(1280, 36, 20),
     "gpt2-1.5b": _gpt2(1600, 48, 25),
-    "tinyllama-1.1b": _llama(32_000, 2048, 2048, 22, 32, kv_heads=4, hidden=5632),
-    "llama2-7b": _llama(32_000, 4096, 4096, 32, 32, kv_heads=32, hidden=11_008),
-    "llama2-13b": _llama(32_000, 4096, 5120, 40, 40, kv_heads=40, hidden=13_824),
-    "llama2-70b": _llama(32_000, 4096, 8192, 80, 64, kv_heads=8, hidden=28_672),
-    "llama3-8b": _llama(128_256, 8192, 4096, 32, 32, hidden=14_336, **_LLAMA3),
-    "llama3-70b": _llama(128_256, 8192, 8192, 80, 64, hidden=28_672, **_LLAMA3),
-    "llama3.1-8b": _llama(128_256, 131_072, 4096, 32, 32, hidden=14_336, **_LLAMA31),
+    "tinyllama-1.1b": _llama(32_000, 2048, 2048, 22, 32, kv_heads=4, mlp_width=5632),
+    "llama2-7b": _llama(32_000, 4096, 4096, 32, 32, kv_heads=32, mlp_width=11_008),
+    "llama2-13b": _llama(32_000, 4096, 5120, 40, 40, kv_heads=40, mlp_width=13_824),
+    "llama2-70b": _llama(32_000, 4096, 8192, 80, 64, kv_heads=8, mlp_width=28_672),
+    "llama3-8b": _llama(128_256, 8192, 4096, 32, 32, mlp_width=14_336, **_LLAMA3),
+    "llama3-70b": _llama(128_256, 8192, 8192, 80, 64, mlp_width=28_672, **_LLAMA3),
+    "llama3.1-8b": _llama(128_256, 131_072, 4096, 32, 32, mlp_width=14_336, **_LLAMA31),
     "mixtral-8x7b": _llama(
         32_000,
         32_768,
@@ -67,8 +67,8 @@ PRESETS: dict[str, Any] = {
         32,
         32,
         kv_heads=8,
-        hidden=14_336,
-        rope_base=1e6,
+        mlp_width=14_336,
+        rope_theta=1e6,
         experts=8,
     ),
     "resnet20": ResNetConfig(
@@ -76,11 +76,11 @@ PRESETS: dict[str, Any] = {
     ),
     "resnet50": ResNetConfig(64, (256, 512, 1024, 2048), (3, 4, 6, 3), 1000, bottleneck=True),
     "tiny-vit": ViTConfig(),
-    "vit-s": ViTConfig(224, 16, 384, 12, 6, 1536, 1000, epsilon=1e-6),
+    "vit-s": ViTConfig(224, 16, 384, 12, 6, 1536, 1000, norm_epsilon=1e-6),
     "tiny-unet": UNetConfig(),
     "unet": UNetConfig(1, (64, 128, 256, 512, 1024), 2),
-    "lstm": RecurrentConfig("lstm", 64, 128, head=True),
-    "gru": RecurrentConfig("gru", 64, 128, head=True),
+    "lstm": RecurrentConfig("lstm", 64, 128, output_layer=True),
+    "gru": RecurrentConfig("gru", 64, 128, output_layer=True),
     "ode": ODEConfig(64, 256, 200),
     "mlp": MLPConfig(),
 }

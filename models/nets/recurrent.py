@@ -22,14 +22,18 @@ class RecurrentConfig:
     """Settings of a stack of recurrent layers."""
 
     cell: str = setting(
-        "lstm", "Type of the recurrent layers.", choices=("lstm", "gru"), change="never"
+        "lstm", "Kind of the recurrent layers.", choices=("lstm", "gru"), change="never"
     )
-    inputs: int = setting(64, "Number of features; by default those of the data.", **SIZE)
+    features: int = setting(
+        64, "Number of features of the series; by default that of the data.", **SIZE
+    )
     width: int = setting(128, "Width of the recurrent state.", **SIZE)
     depth: int = setting(1, "Number of layers.", **SIZE)
     dtype: str = dtype_setting()
-    head: bool = setting(
-        False, "Map each state to the input features by a linear layer.", change="never"
+    output_layer: bool = setting(
+        False,
+        "Add a linear layer that maps each state to the features; training needs it.",
+        change="never",
     )
 
 
@@ -82,11 +86,11 @@ class Recurrent(nnx.Module):
 
     def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
-        widths = [c.inputs, *[c.width] * (c.depth - 1)]
+        widths = [c.features, *[c.width] * (c.depth - 1)]
         kind = CELLS[c.cell]
         self.layers = nnx.List([kind(n, c.width, dtype=c.dtype, rngs=rngs) for n in widths])
-        sides = {"embed": c.width}, {"classes": c.inputs}
-        self.head = dense(*sides, bias=True, dtype=c.dtype, rngs=rngs) if c.head else None
+        sides = {"embed": c.width}, {"classes": c.features}
+        self.head = dense(*sides, bias=True, dtype=c.dtype, rngs=rngs) if c.output_layer else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map series `[B, T, inputs]` to the last layer's states `[B, T, width]`.

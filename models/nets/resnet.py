@@ -25,33 +25,44 @@ from models.settings import setting
 class ResNetConfig:
     """Settings of a ResNet. Each stage has a width and a number of blocks."""
 
-    stem: int = setting(16, "Channels of the first convolution.", **SIZE)
-    widths: tuple[int, ...] = setting((16, 32, 64), "Channels of each stage.", **SIZE)
-    depths: tuple[int, ...] = setting((3, 3, 3), "Number of blocks in each stage.", **SIZE)
-    classes: int = setting(10, "Number of classes; by default those of the data.", **SIZE)
+    stem_channels: int = setting(16, "Number of channels of the first convolution.", **SIZE)
+    stage_channels: tuple[int, ...] = setting(
+        (16, 32, 64), "Number of channels of each stage.", **SIZE
+    )
+    stage_blocks: tuple[int, ...] = setting((3, 3, 3), "Number of blocks in each stage.", **SIZE)
+    classes: int = setting(10, "Number of classes; by default that of the data.", **SIZE)
     bottleneck: bool = setting(
-        False, "Blocks of three convolutions with a narrow middle, not of two.", change="never"
+        False,
+        "Make blocks of three convolutions (the middle one narrow), not of two.",
+        change="never",
     )
     small_pictures: bool = setting(
         False,
-        "For small pictures: a stem without stride, and shortcuts without parameters.",
+        "Use the variant for small pictures: no stride in the first convolution, and shortcuts"
+        " without parameters.",
         change="never",
     )
-    channels: int = setting(3, "Channels of a picture; by default those of the data.", **SIZE)
+    channels: int = setting(
+        3, "Number of channels of the pictures; by default that of the data.", **SIZE
+    )
     dtype: str = dtype_setting()
 
     def __post_init__(self) -> None:
-        if not self.widths or len(self.widths) != len(self.depths):
+        if not self.stage_channels or len(self.stage_channels) != len(self.stage_blocks):
             raise ValueError(
-                f"widths {self.widths} and depths {self.depths} must have one entry per stage each"
+                f"stage_channels {self.stage_channels} and stage_blocks {self.stage_blocks} must"
+                " have one entry per stage each"
             )
-        if self.bottleneck and any(width % 4 for width in self.widths):
-            raise ValueError(f"widths {self.widths} of bottlenecks must be multiples of 4")
-        channels = (self.stem, *self.widths)
+        if self.bottleneck and any(width % 4 for width in self.stage_channels):
+            raise ValueError(
+                f"stage_channels {self.stage_channels} of bottlenecks must be multiples of 4"
+            )
+        channels = (self.stem_channels, *self.stage_channels)
         if self.small_pictures and any(b < a for a, b in itertools.pairwise(channels)):
             raise ValueError(
-                f"stem {self.stem} and widths {self.widths}: with small = true no stage may be"
-                " narrower than the one before it, because shortcuts only add channels of zeros"
+                f"stem_channels {self.stem_channels} and stage_channels {self.stage_channels}: with"
+                " small_pictures no stage may be narrower than the one before it, because shortcuts"
+                " only add channels of zeros"
             )
 
 
@@ -100,10 +111,10 @@ class ResNet(nnx.Module):
         c = self.config = config
         common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
         size, stride = (3, 1) if c.small_pictures else (7, 2)
-        self.stem = NormedConvolution(c.channels, c.stem, size, stride=stride, **common)
+        self.stem = NormedConvolution(c.channels, c.stem_channels, size, stride=stride, **common)
         stages: list[nnx.List] = []
-        width = c.stem
-        for i, (out, depth) in enumerate(zip(c.widths, c.depths, strict=True)):
+        width = c.stem_channels
+        for i, (out, depth) in enumerate(zip(c.stage_channels, c.stage_blocks, strict=True)):
             before = [width, *[out] * (depth - 1)]
             strides = [2 if i else 1, *[1] * (depth - 1)]
             blocks = [Block(c, a, out, s, rngs=rngs) for a, s in zip(before, strides, strict=True)]

@@ -12,4 +12,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def dtype_setting() -> Any:
     """Make the setting for the dtype of a model's computation. Parameters are float32."""
-    return setting("float32", "dtype of the computation; parameters are float32.", choices=DTYPES)
+    return setting(
+        "float32", "dtype of the computation; the stored parameters are float32.", choices=DTYPES
+    )

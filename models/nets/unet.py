@@ -23,14 +23,18 @@ from models.settings import setting
 class UNetConfig:
     """Settings of a U-Net. Each level has half the side length of the one before."""
 
-    channels: int = setting(3, "Channels of a picture; by default those of the data.", **SIZE)
-    widths: tuple[int, ...] = setting((16, 32, 64), "Channels of each level.", **SIZE)
-    classes: int = setting(2, "Number of classes; by default those of the data.", **SIZE)
+    channels: int = setting(
+        3, "Number of channels of the pictures; by default that of the data.", **SIZE
+    )
+    level_channels: tuple[int, ...] = setting(
+        (16, 32, 64), "Number of channels of each level.", **SIZE
+    )
+    classes: int = setting(2, "Number of classes; by default that of the data.", **SIZE)
     dtype: str = dtype_setting()
 
     def __post_init__(self) -> None:
-        if not self.widths:
-            raise ValueError("widths is empty: it must have an entry for each level")
+        if not self.level_channels:
+            raise ValueError("level_channels is empty: it must have an entry for each level")
 
 
 class Pair(nnx.Module):
@@ -55,15 +59,15 @@ class UNet(nnx.Module):
         c = self.config = config
         common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
         metadata = {"kernel_metadata": KERNEL, "bias_metadata": named("channels")}
-        above = [c.channels, *c.widths[:-1]]
-        levels = list(zip(above, c.widths, strict=True))
+        above = [c.channels, *c.level_channels[:-1]]
+        levels = list(zip(above, c.level_channels, strict=True))
         self.down = nnx.List([Pair(a, b, **common) for a, b in levels])
         enlarge = lambda a, b: nnx.ConvTranspose(
             b, a, (2, 2), strides=2, padding="VALID", transpose_kernel=False, **metadata, **common
         )
         self.enlarge = nnx.List([enlarge(a, b) for a, b in levels[:0:-1]])
         self.up = nnx.List([Pair(2 * a, a, **common) for a, _ in levels[:0:-1]])
-        self.head = nnx.Conv(c.widths[0], c.classes, (1, 1), **metadata, **common)
+        self.head = nnx.Conv(c.level_channels[0], c.classes, (1, 1), **metadata, **common)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Map images `[B, height, width, channels]` to logits `[B, height, width, classes]`.

@@ -29,30 +29,42 @@ from models.settings import setting
 class ViTConfig:
     """Settings of a vision transformer: sizes, and options of the computation."""
 
-    image: int = setting(32, "Side of a picture in pixels; by default that of the data.", **SIZE)
-    patch: int = setting(4, "Side of a patch in pixels.", **SIZE)
-    width: int = setting(128, "Width of the model (residual stream or state).", **SIZE)
+    image_size: int = setting(
+        32, "Side of the (square) pictures in pixels; by default that of the data.", **SIZE
+    )
+    patch_size: int = setting(4, "Side of the (square) patches in pixels.", **SIZE)
+    width: int = setting(128, "Width of the residual stream, or of the state.", **SIZE)
     depth: int = setting(4, "Number of layers.", **SIZE)
-    heads: int = setting(4, "Number of attention heads (of queries).", **SIZE)
-    hidden: int = setting(512, "Hidden width of the perceptrons.", **SIZE)
-    classes: int = setting(10, "Number of classes; by default those of the data.", **SIZE)
-    channels: int = setting(3, "Channels of a picture; by default those of the data.", **SIZE)
-    epsilon: float = setting(
-        1e-12, "Constant added to variances in norms.", above=0, change="never"
+    heads: int = setting(4, "Number of query heads in attention.", **SIZE)
+    mlp_width: int = setting(512, "Width of the hidden layer of each MLP.", **SIZE)
+    classes: int = setting(10, "Number of classes; by default that of the data.", **SIZE)
+    channels: int = setting(
+        3, "Number of channels of the pictures; by default that of the data.", **SIZE
+    )
+    norm_epsilon: float = setting(
+        1e-12, "Constant added to the variance in each norm.", above=0, change="never"
     )
     dropout: float = setting(0.0, "Dropout rate in training.", least=0, most=1)
-    chunk: int = setting(256, "Queries whose attention scores are in memory at once.", least=1)
-    scan: bool = setting(True, "Loop over stacked layers, or unroll them.", change="never")
+    query_chunk_size: int = setting(
+        256, "Number of queries whose attention scores are in memory at once.", least=1
+    )
+    scan_layers: bool = setting(
+        True,
+        "Run the layers in a loop (scan) over stacked parameters, or unrolled.",
+        change="never",
+    )
     remat: str | None = setting(
         None,
-        "Policy of a remat region around each layer, such as save_dots or saved:1MiB; without it"
-        " there are no regions.",
+        "Make each layer a remat region (jax.checkpoint) with this policy, such as save_dots or"
+        " saved:1MiB; by default none is.",
     )
     dtype: str = dtype_setting()
 
     def __post_init__(self) -> None:
-        if self.image % self.patch:
-            raise ValueError(f"patch {self.patch} does not divide image {self.image}")
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"patch_size {self.patch_size} does not divide image_size {self.image_size}"
+            )
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
         check_remat(self.remat)
@@ -67,31 +79,31 @@ class ViT(nnx.Module):
         self.patches = nnx.Conv(
             c.channels,
             c.width,
-            (c.patch, c.patch),
-            strides=c.patch,
+            (c.patch_size, c.patch_size),
+            strides=c.patch_size,
             padding="VALID",
             kernel_metadata=named("height", "width", "channels_in", "embed"),
             bias_metadata=named("embed"),
             **common,
         )
-        tokens = (c.image // c.patch) ** 2 + 1
+        tokens = (c.image_size // c.patch_size) ** 2 + 1
         drawn = NORMAL * jax.random.normal(rngs.params(), (tokens, c.width))
         self.first = nnx.Param(jnp.zeros((1, c.width)), **named("position", "embed"))
         self.positions = nnx.Param(drawn, **named("position", "embed"))
         make = lambda rngs: Block(
             c.width,
             c.heads,
-            c.hidden,
+            c.mlp_width,
             functools.partial(jax.nn.gelu, approximate=False),
             causal=False,
-            epsilon=c.epsilon,
+            epsilon=c.norm_epsilon,
             dropout=c.dropout,
-            chunk=c.chunk,
+            chunk=c.query_chunk_size,
             dtype=c.dtype,
             rngs=rngs,
         )
-        self.layers = Layers(make, c.depth, scan=c.scan, remat=c.remat, rngs=rngs)
-        self.norm = layer_norm(c.width, c.epsilon, **common)
+        self.layers = Layers(make, c.depth, scan=c.scan_layers, remat=c.remat, rngs=rngs)
+        self.norm = layer_norm(c.width, c.norm_epsilon, **common)
         self.head = dense(
             {"embed": c.width}, {"classes": c.classes}, bias=True, stddev=NORMAL, **common
         )

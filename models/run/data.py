@@ -20,18 +20,21 @@ class DataOptions:
     """Settings of the command."""
 
     data: Path | None = setting(
-        None, "Text, JSON lines, Parquet or Arrow file (.gz and .zst too), or a folder of them;"
-        " by default the source files of Python's standard library.",
+        None, "Text, JSON lines, Parquet or Arrow file (.gz and .zst too), or a folder of them."
+        " The default is the source of Python's standard library.",
     )  # fmt: skip
     out: Path | None = setting(None, "Folder to create.")
     tokenizer: str = setting(
-        "bytes", "Tokenizer: bytes, bpe:8192 to train one, or the path of a tokenizer.json."
+        "bytes",
+        "bytes, bpe:8192 to train a tokenizer of that size, or the path of a tokenizer.json.",
     )
-    column: str = setting(COLUMN, "Column of tables, or field of JSON lines, with the text.")
+    column: str = setting(COLUMN, "Column of tables, or field of JSON lines, that holds the text.")
     validation_share: float = setting(
         VALIDATION, "Share of documents for validation.", above=0, most=0.5
     )
-    shard_tokens: int = setting(SHARD, "Approximate number of tokens in a file.", least=1)
+    shard_tokens: int = setting(
+        SHARD, "Approximate number of tokens in each file of the folder.", least=1
+    )
 
 
 def main(arguments: list[str]) -> int:

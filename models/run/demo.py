@@ -40,7 +40,7 @@ from models.train.step import make_loss, make_step
 from models.train.text import TextRun
 
 MODEL: Any = dataclasses.replace(TRAINED["tiny"], vocab=2048)
-OPTIM = OptimConfig(optimizer="muon", learning_rate=1e-2, warmup=30)
+OPTIM = OptimConfig(optimizer="muon", learning_rate=1e-2, warmup_steps=30)
 BATCH = 16
 
 
@@ -48,9 +48,11 @@ BATCH = 16
 class Demo:
     """Settings of the command."""
 
-    out: Path = setting(Path("experiments/demo"), "Folder for plots and numbers.")
+    out: Path = setting(Path("runs/demo"), "Folder for plots and numbers.")
     steps: int = setting(300, "Number of training steps.", least=1)
-    policy: str = setting("budget:100MiB", "What the backward pass saves, as for `train`.")
+    policy: str = setting(
+        "budget:100MiB", "Which values are saved for the backward pass, as for `train`."
+    )
     max_seconds: float = setting(360.0, "Stop training after this many seconds.", least=1)
 
 
@@ -94,7 +96,7 @@ def main(arguments: list[str]) -> int:
             out=Path(folder),
             policy=demo.policy,
             batch=BATCH,
-            eval_every=50,
+            validate_every=50,
             save_every=200,
             max_seconds=demo.max_seconds,
         )

@@ -1,4 +1,4 @@
-"""Write a trained model to a folder: `python -m models export --out RUN --to FOLDER`."""
+"""Write a trained model to a folder: `python -m models export --run RUN --to FOLDER`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from models.settings import replaced, setting
 class ExportOptions:
     """Settings of the command."""
 
-    out: Path = setting(Path("runs/tiny"), "Folder of the run.")
+    run: Path = setting(Path("runs/tiny"), "Folder of the training run (--out of `train`).")
     to: Path = setting(Path("exported"), "Folder to create.")
     format: str = setting(
         "huggingface",
-        "huggingface: a folder for `transformers`; jax: a `jax.export` function, which runs without"
-        " the model's code.",
+        "huggingface: a folder that `transformers` can load; jax: a function serialized by"
+        " `jax.export`, which runs without the model's code.",
         choices=("huggingface", "jax"),
     )
     dtype: str = setting("float32", "dtype of the saved weights.", choices=("float32", "bfloat16"))
     platform: tuple[str, ...] = setting(
         (),
-        "Platform of the jax format: cpu, cuda, rocm or tpu; repeat the flag for several. The"
-        " default is the platform of this machine.",
+        "With --format jax, the platform that the function runs on: cpu, cuda, rocm or tpu; repeat"
+        " the flag for several. The default is the platform of this machine.",
     )
 
 
@@ -44,10 +44,10 @@ def main(arguments: list[str]) -> int:
         if options.format == "jax":
             needed("flatbuffers", "--format jax", "train")
             dtype = jnp.dtype(options.dtype)
-            run, model = trained(options.out)
+            run, model = trained(options.run)
             exported.save(model, options.to, dtype, options.platform, run.reads())
         else:
-            model = trained_text(options.out, "--format huggingface")
+            model = trained_text(options.run, "--format huggingface")
             huggingface.save(model, options.to, jnp.dtype(options.dtype))
     except OSError as error:
         raise InputError(f"cannot write {options.to}: {error.strerror}") from None

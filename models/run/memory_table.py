@@ -59,7 +59,7 @@ def measure(config: DecoderConfig, batch: int) -> list[Row]:
     ]
     reports = {
         (name, layout): _report(
-            dataclasses.replace(config, scan=layout == "scanned", remat=policy),
+            dataclasses.replace(config, scan_layers=layout == "scanned", remat=policy),
             batch,
             transform,
         )

@@ -1,4 +1,4 @@
-"""Generate text with a trained model: `python -m models sample --out FOLDER --prompt TEXT`."""
+"""Generate text with a trained model: `python -m models sample --run FOLDER --prompt TEXT`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ BYTES = Bytes()
 class SampleOptions:
     """Settings of the command."""
 
-    out: Path = setting(Path("runs/tiny"), "Folder of the run.")
+    run: Path = setting(Path("runs/tiny"), "Folder of the training run (--out of `train`).")
     prompt: str = setting("def ", "Text to continue.")
     length: int = setting(400, "Number of tokens to generate.", least=1, most=10**9)
     samples: int = setting(1, "Number of continuations, generated together.", least=1, most=10**6)
     temperature: float = setting(
-        0.8, "Temperature of sampling; 0 always takes the most likely token.", least=0
+        0.8, "Divisor of the logits in sampling; 0 always takes the most likely token.", least=0
     )
-    top_k: int = setting(0, "Sample among this many most likely tokens only; 0 for all.", least=0)
+    top_k: int = setting(
+        0, "Sample only among this many of the most likely tokens; 0 for all.", least=0
+    )
     top_p: float = setting(
-        1.0, "Sample among the most likely tokens with this total probability only.",
+        1.0, "Sample only among the most likely tokens that have this total probability.",
         above=0, most=1,
     )  # fmt: skip
     seed: int = setting(0, "Random seed.", least=0, most=LARGEST_SEED)
@@ -54,6 +56,6 @@ def main(arguments: list[str]) -> int:
     options = replaced(SampleOptions(), parser.parse(arguments), by_flag=True)
     if not options.prompt:
         raise InputError("--prompt needs at least one character")
-    words, model = options.out / TOKENIZER, trained_text(options.out, "sample")
+    words, model = options.run / TOKENIZER, trained_text(options.run, "sample")
     print("\n\n".join(texts(model, options, load_words(words) if words.exists() else BYTES)))
     return 0

@@ -39,30 +39,63 @@ SIGNALLED = 128
 def parser() -> Parser:
     """Make the parser of the command."""
     flags = Parser(prog="python -m models train", description=ABOUT)
-    flags.add_argument("--config", metavar="FILE", help="TOML file of settings")
-    flags.add_argument("--from", metavar="FOLDER", dest="origin",
-                       help="start from the GPT-2, Llama or Mixtral in this Hugging Face folder,"
-                       " which takes the place of --preset")  # fmt: skip
     flags.add_argument(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="address of the first process, for a run of several processes",
+        "--config", metavar="FILE", help="TOML file with settings, such as config.toml of a run"
     )
-    flags.add_argument("--processes", type=int, metavar="N", help="number of processes of the run")
-    flags.add_argument("--process", type=int, metavar="I", help="index of this process, from 0")
-    flags.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
-    flags.add_argument("--resume-step", type=int, metavar="N",
-                       help="resume from the checkpoint of this step")  # fmt: skip
-    flags.add_argument("--override", action="append", default=[], metavar="NAME,NAME",
-                       help="settings that may differ from those of the resumed run")  # fmt: skip
-    flags.add_argument("--dry-run", action="store_true",
-                       help="compile the step and print its memory; allocate nothing")  # fmt: skip
-    flags.add_argument("--fit", action="store_true",
-                       help="find the largest batches that fit in memory, and exit")  # fmt: skip
-    flags.add_argument("--target", metavar="T", help="device for --fit and --dry-run, such as"
-                       " tpu:v5e:1x1 or gpu:h100; it need not be present")  # fmt: skip
-    flags.add_argument("--memory", metavar="BYTES",
-                       help="memory to assume for the device, such as 14GiB")  # fmt: skip
+    flags.add_argument(
+        "--from-huggingface",
+        metavar="FOLDER",
+        dest="origin",
+        help="start from the GPT-2, Llama or Mixtral in this Hugging Face folder"
+        " instead of --preset",
+    )
+    flags.add_argument(
+        "--coordinator-address",
+        metavar="HOST:PORT",
+        help="address of the first process, in a run of several processes",
+    )
+    flags.add_argument(
+        "--num-processes", type=int, metavar="N", help="number of processes of the run"
+    )
+    flags.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
+    flags.add_argument(
+        "--resume", action="store_true", help="continue the run in --out from its last checkpoint"
+    )
+    flags.add_argument(
+        "--resume-step",
+        type=int,
+        metavar="N",
+        help="continue the run in --out from the checkpoint of this step",
+    )
+    flags.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="NAME,NAME",
+        help="settings whose values may differ from those of the resumed run",
+    )
+    flags.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="compile the training step, print its memory and exit; allocate nothing",
+    )
+    flags.add_argument(
+        "--largest-batch",
+        action="store_true",
+        help="find the largest batches that fit in memory, by compiling, and exit",
+    )
+    flags.add_argument(
+        "--target",
+        metavar="DEVICE",
+        help="device for --largest-batch and --dry-run,"
+        " such as tpu:v5e:1x1 or gpu:h100; it need not be present",
+    )
+    flags.add_argument(
+        "--capacity",
+        metavar="BYTES",
+        help="memory of each device for --largest-batch"
+        " and --dry-run, such as 14GiB (default: all that the device has)",
+    )
     flags.add_settings(*every_setting())
     return flags
 
@@ -117,20 +150,24 @@ def _read_text(path: Path) -> str:
 def main(arguments: list[str]) -> int:
     """Train, and return the exit code: 0, or 128 plus the number of a signal."""
     given = parser().parse(arguments)
-    begin_processes(*(given.pop(name) for name in ("coordinator", "processes", "process")))
+    begin_processes(
+        *(given.pop(name) for name in ("coordinator_address", "num_processes", "process_id"))
+    )
     console = Output(quiet=jax.process_index() > 0)
-    step, fit, dry = (given.pop(name) for name in ("resume_step", "fit", "dry_run"))
+    step, fit, dry = (given.pop(name) for name in ("resume_step", "largest_batch", "dry_run"))
     resuming = given.pop("resume") or step is not None
     override = [name for names in given.pop("override") for name in names.split(",")]
-    target, memory = given.pop("target"), given.pop("memory")
+    target, memory = given.pop("target"), given.pop("capacity")
     origin = given.pop("origin")
     if origin and (resuming or "preset" in given):
-        raise InputError("--from starts a new run of the model in its folder: leave out --preset,"
-                         " --resume and --resume-step")  # fmt: skip
+        raise InputError(
+            "--from-huggingface starts a new run of the model in its folder: leave out --preset,"
+            " --resume and --resume-step"
+        )
     loaded = load(origin) if origin else None
     run = configured(given, resuming, loaded and loaded.config)
-    if run.cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(run.cache))
+    if run.compilation_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(run.compilation_cache))
     count = parameter_count(abstract(run.model))
     console.print(f"{run.preset}: {count:,} parameters, {run.amount()} per step")
     if fit:

@@ -56,32 +56,38 @@ class RunConfig(abc.ABC):
     model: Any
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     preset: str = setting(
-        "tiny", "Model preset; other flags change sizes.", choices=tuple(TRAINED), change="never"
+        "tiny",
+        "Model and its sizes; other flags change single sizes.",
+        choices=tuple(TRAINED),
+        change="never",
     )
-    out: Path = setting(Path("runs/tiny"), "Folder of the run.", change="free")
+    out: Path = setting(
+        Path("runs/tiny"), "Folder of the run: settings, log, plan and checkpoints.", change="free"
+    )
     data: tuple[str, ...] = setting(
         (),
-        "Text: a text, JSON lines, Parquet or Arrow file, a folder of them, or a folder of `python"
-        " -m models data`; with several, PATH=0.7 sets a weight. Pictures: a folder of them."
-        " Series: a .npy file. The default is the source of Python's standard library, or generated"
-        " pictures and series.",
+        "Data to train on. For text: a text, JSON lines, Parquet or Arrow file, a folder of them,"
+        " or a folder of `python -m models data`; repeat the flag for several, with PATH=0.7 to set"
+        " a weight. For pictures: a folder. For series: a .npy file. The default is the source of"
+        " Python's standard library, or generated pictures or series.",
         change="free",
     )
     policy: str = setting(
         "min_cut",
-        f"What the backward pass of the step saves: {xform.policies.TEXTS}.",
+        f"Which values the backward pass of the step saves: {xform.policies.TEXTS}.",
     )
     mesh: str = setting(
         "",
-        "Number of devices along each mesh axis (data, fsdp, expert, tensor), such as"
-        " data=4,fsdp=2; fsdp also shards the training state. By default one device.",
+        "Number of devices along each mesh axis, such as data=4,fsdp=2; the axes are data, fsdp,"
+        " expert and tensor. fsdp also shards parameters and optimizer state. The default is one"
+        " device.",
         change="free",
     )
     batch: int = setting(
         16, "Examples per batch: sequences, pictures or series.", least=1, change="never"
     )
     accumulate: int = setting(
-        1, "Batches per step, whose gradients are summed.", least=1, change="never"
+        1, "Number of batches in a step; their gradients are averaged.", least=1, change="never"
     )
     seed: int = setting(
         0,
@@ -90,38 +96,45 @@ class RunConfig(abc.ABC):
         most=LARGEST_SEED,
         change="never",
     )
-    eval_every: int = setting(100, "Steps between validations.", least=1, change="free")
-    eval_windows: int = setting(64, "Examples in one validation.", least=1, change="free")
-    save_every: int = setting(100, "Steps between checkpoints.", least=1, change="free")
-    keep: int = setting(3, "Number of newest checkpoints to keep.", least=1, change="free")
+    validate_every: int = setting(
+        100, "Number of steps between validations.", least=1, change="free"
+    )
+    validation_examples: int = setting(
+        64, "Number of examples in a validation.", least=1, change="free"
+    )
+    save_every: int = setting(100, "Number of steps between checkpoints.", least=1, change="free")
+    keep_newest: int = setting(3, "Number of newest checkpoints to keep.", least=1, change="free")
     keep_best: int = setting(
-        1, "Number of checkpoints with the best validations to keep as well.", least=0,
+        1, "Number of checkpoints with the best validations to keep too.", least=0,
         change="free",
     )  # fmt: skip
     background_saves: bool = setting(
         True, "Continue training while a checkpoint is written.", change="free"
     )
-    log_every: int = setting(
-        25, "Steps between printed lines, if the output is not a terminal.", least=1, change="free"
+    print_every: int = setting(
+        25,
+        "Number of steps between printed lines, if the output is not a terminal.",
+        least=1,
+        change="free",
     )
     tensorboard: bool = setting(
         False, "Also write the numbers of the log as TensorBoard events.", change="free"
     )
-    health: int = setting(
+    health_every: int = setting(
         0,
-        "Steps between health reports of all layers, in health.jsonl; 0 for none. A step with a"
-        " report uses the default policy.",
+        "Number of steps between health reports (statistics of each layer's activations and"
+        " gradients, in health.jsonl); 0 for none. A step with a report uses the default policy.",
         least=0,
         change="free",
     )
-    profile: str = setting(
+    profile_steps: str = setting(
         "", "Steps to trace for a profiler, such as 10:13 for 10, 11 and 12.", change="free"
     )
     max_seconds: float = setting(
         math.inf, "Save and stop after this many seconds.", least=0, change="free"
     )
-    cache: Path | None = setting(
-        None, "Folder of JAX's compilation cache, shared by several commands.", change="free"
+    compilation_cache: Path | None = setting(
+        None, "Folder for JAX's compilation cache, which later commands can use too.", change="free"
     )
 
     @property

@@ -29,7 +29,7 @@ class ExamplesRun(RunConfig):
     """A run on elements that all have the same shapes."""
 
     validation_share: float = setting(
-        0.05, "Share of the data for validation, if the data has no separate part for it.",
+        0.05, "Share of the data for validation, if the data has no part of its own for it.",
         above=0, most=0.5, change="never",
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ class ExamplesRun(RunConfig):
 
     def validation(self, data: Examples) -> list[Any]:
         """Return batches of elements that are evenly spaced over the validation part."""
-        return spread(data.parts["validation"], batch=self.batch, count=self.eval_windows)
+        return spread(data.parts["validation"], batch=self.batch, count=self.validation_examples)
 
     def checked(self, data: Examples) -> Examples:
         """Return the data; `InputError` if its elements have other shapes than the model reads."""

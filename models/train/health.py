@@ -1,4 +1,7 @@
-"""Health reports of a run: every `--health` steps, activations and gradients of each layer."""
+"""Health reports of a run: statistics of each layer's activations and gradients.
+
+They are made every `--health-every` steps, by `xform.diagnosis`.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ class Health:
     """The training step with health readings, and the files that they go to.
 
     This step updates the parameters like any other step. It is a second compiled program, which is
-    not made without `--health`.
+    not made without `--health-every`.
     """
 
     def __init__(self, run: RunConfig, mesh: Mesh | None, file: Log, log: Log, display: Display
                  ) -> None:  # fmt: skip
-        self._every, self._file, self._log, self._display = run.health, file, log, display
+        self._every, self._file, self._log, self._display = run.health_every, file, log, display
         if not self._every:
             return
         self._of, batch = diagnosis(run, mesh), types_on(run.batch_type(), mesh, axis=1)

@@ -72,7 +72,7 @@ def train(
     started = time.perf_counter()
     if run.tensorboard:
         check_writer()
-    steps_of(run.profile)  # raises for a mistake before anything is created
+    steps_of(run.profile_steps)  # raises for a mistake before anything is created
     mesh, first = make_mesh(run.mesh, run.optim.offload_optimizer), jax.process_index() == 0
     data = run.load()
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
@@ -85,7 +85,7 @@ def train(
         else:
             start = resume(run, wish, data.fingerprint, store, console, mesh)
             planned = plan_step(run, _policy(run, wish, start), mesh)
-        display = Display(console, first=start.step, total=run.optim.steps, every=run.log_every)
+        display = Display(console, first=start.step, total=run.optim.steps, every=run.print_every)
         display.say(str(planned))
         if first:
             folder.write_whole(run.out / folder.CONFIG, to_toml(run))
@@ -98,7 +98,7 @@ def train(
         log = opened.enter_context(contextlib.closing(Log(path, after=after, sealed=sealed)))
         if first and run.tensorboard:
             log.also(Board(run.out / folder.BOARD, after=after))
-        path = run.out / folder.HEALTH if first and run.health else None
+        path = run.out / folder.HEALTH if first and run.health_every else None
         seen = opened.enter_context(contextlib.closing(Log(path, after=after)))
         with display, Stop(display.say) as stop:
             if origin is not None:
@@ -131,7 +131,7 @@ def _locked_folder(run: RunConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _store(run: RunConfig) -> Iterator[Store]:
-    store = Store(run.out / folder.CHECKPOINTS, keep=run.keep, keep_best=run.keep_best,
+    store = Store(run.out / folder.CHECKPOINTS, keep=run.keep_newest, keep_best=run.keep_best,
                   background=run.background_saves, metric=run.metric)  # fmt: skip
     with contextlib.closing(store):
         yield store
@@ -141,7 +141,10 @@ def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
     """Return the plan of the resumed run, or the policy if a setting that affects it changed."""
     assert start.meta is not None
     before = read_config(start.meta["config"], "the checkpoint")
-    decides = {"policy", "remat", "dtype", "weights", "chunk"} & {*wish.override, *start.changes}
+    decides = {"policy", "remat", "dtype", "weight_dtype", "query_chunk_size"} & {
+        *wish.override,
+        *start.changes,
+    }
     elsewhere = before.optim.offload_optimizer != run.optim.offload_optimizer
     if decides or elsewhere or sizes(before.mesh) != sizes(run.mesh):
         return policy_of(run.policy)
@@ -170,7 +173,7 @@ class _Loop:
         self._reporter = Reporter(run, planned, log, display)
         self._meta = {"config": to_toml(run), "data": data.fingerprint,
                       "plan": checksum_of(planned.plan.to_dict())}  # fmt: skip
-        self._profiler = Profiler(steps_of(run.profile), run.out / folder.PROFILE)
+        self._profiler = Profiler(steps_of(run.profile_steps), run.out / folder.PROFILE)
         self._validated: tuple[int, float] | None = None
 
     def go(self, stopped: Callable[[], bool], out_of_time: Callable[[], bool]) -> None:
@@ -196,7 +199,7 @@ class _Loop:
             self._profiler.done(self.step, self.state)
             out_of_time_now = out_of_time()
             last = self.step == run.optim.steps or out_of_time_now
-            if last or self.step % run.eval_every == 0:
+            if last or self.step % run.validate_every == 0:
                 self._validate()
             if last or self.step % run.save_every == 0:
                 self._save()

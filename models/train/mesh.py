@@ -180,7 +180,9 @@ def begin_processes(coordinator: str | None, processes: int | None, process: int
     """
     given = [x is not None for x in (coordinator, processes, process)]
     if any(given) and not all(given):
-        raise InputError("--coordinator, --processes and --process must be given together")
+        raise InputError(
+            "--coordinator-address, --num-processes and --process-id must be given together"
+        )
     if not any(given) and "JAX_COORDINATOR_ADDRESS" not in os.environ:
         return
     options: dict[str, Any] = {}
@@ -197,7 +199,8 @@ def begin_processes(coordinator: str | None, processes: int | None, process: int
         jax.distributed.initialize(**options)
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"the processes did not find each other: {error}; check --coordinator and --processes"
+            f"the processes did not find each other: {error}; check --coordinator-address and"
+            " --num-processes"
         ) from None
 
 

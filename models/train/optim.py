@@ -65,11 +65,15 @@ class OptimConfig:
     """Settings of the optimizer."""
 
     optimizer: str = setting("adamw", "Optimizer.", choices=tuple(OPTIMIZERS))
-    steps: int = setting(1000, "Number of training steps in the whole run.", least=1)
+    steps: int = setting(1000, "Number of training steps of the whole run.", least=1)
     learning_rate: float = setting(3e-3, "Peak learning rate of the schedule.", above=0, most=1e30)
-    warmup: int = setting(50, "Number of warmup steps of the learning rate.", least=0)
+    warmup_steps: int = setting(
+        50, "Number of steps in which the learning rate rises to its peak.", least=0
+    )
     weight_decay: float = setting(0.1, "Weight decay, applied to matrices only.", least=0)
-    clip: float = setting(1.0, "Clip gradients to this global norm; inf for no clipping.", above=0)
+    clip_norm: float = setting(
+        1.0, "Scale gradients down to at most this global norm; inf for no clipping.", above=0
+    )
     b1: float = setting(
         0.9, "Decay rate of the first moment (mean of gradients); momentum of sgd.", least=0, most=1
     )
@@ -78,38 +82,40 @@ class OptimConfig:
     )
     spike_factor: float = setting(
         100.0,
-        "Skip a step whose gradient norm is more than this many times its moving average.",
+        "Skip a step whose gradient norm is more than this many times the usual one (a moving"
+        " average).",
         above=1,
     )
-    weights: str = setting(
+    weight_dtype: str = setting(
         "float32",
-        "Round the parameters to this dtype in each step; the master weights stay float32.",
+        "dtype to which each step rounds the parameters before it uses them; the stored parameters"
+        " stay float32.",
         choices=DTYPES,
     )
-    loss_scale: float = setting(2.0**15, "Initial loss scale in float16.", least=1, most=2.0**100)
-    loss_scale_steps: int = setting(
-        2000, "Consecutive finite steps after which the loss scale doubles.", least=1
+    loss_scale: float = setting(
+        2.0**15, "Initial factor of the loss in float16.", least=1, most=2.0**100
     )
-    ema: float = setting(
+    loss_scale_steps: int = setting(
+        2000, "Number of consecutive finite steps after which --loss-scale doubles.", least=1
+    )
+    ema_decay: float = setting(
         0.0,
-        "Decay rate of a moving average of the parameters, which is then validated, sampled and"
-        " exported; 0 for none.",
+        "Decay rate of an exponential moving average of the parameters. The average is validated,"
+        " sampled and exported instead of the parameters; 0 for no average.",
         least=0,
         most=1,
     )
     offload_optimizer: bool = setting(
         False,
-        "Keep the optimizer state, and the average of --ema, in host memory between steps.",
+        "Keep the optimizer state, and the average of --ema-decay, in host memory between steps.",
         change="free",
     )
-    max_skips: int = setting(
-        10, "Number of consecutive skipped steps that the run tolerates.", least=0
-    )
+    max_skips: int = setting(10, "Stop if more than this many steps in a row are skipped.", least=0)
 
 
 def schedule(config: OptimConfig) -> optax.Schedule:
-    """Make the schedule: a linear rise for `warmup` steps, then a cosine decay to a tenth."""
-    warmup = min(config.warmup, max(config.steps - 1, 0))
+    """Make the schedule: a linear rise for `warmup_steps` steps, then a cosine decay to a tenth."""
+    warmup = min(config.warmup_steps, max(config.steps - 1, 0))
     return optax.warmup_cosine_decay_schedule(
         init_value=config.learning_rate / (warmup + 1),
         peak_value=config.learning_rate,
@@ -125,7 +131,7 @@ def averaged(config: OptimConfig, mean: Any, params: Any, updates: jax.Array) ->
     While `updates`, the number of updates so far, is small, the decay rate is lower, as in
     TensorFlow's `ExponentialMovingAverage`.
     """
-    decay = jnp.minimum(config.ema, (1 + updates) / (10 + updates))
+    decay = jnp.minimum(config.ema_decay, (1 + updates) / (10 + updates))
     return optax.incremental_update(params, mean, 1 - decay)
 
 
@@ -136,7 +142,7 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
 
 def clipping(config: OptimConfig) -> optax.GradientTransformation:
     """Make the part of the optimizer that needs the gradients of all parameters."""
-    return optax.clip_by_global_norm(config.clip)
+    return optax.clip_by_global_norm(config.clip_norm)
 
 
 def rule(config: OptimConfig) -> optax.GradientTransformation:

@@ -33,23 +33,26 @@ class PictureRun(ExamplesRun):
     unit: ClassVar[str] = "pictures"
 
     batch: int = setting(128, "Pictures per batch.", least=1, change="never")
-    eval_windows: int = setting(1024, "Pictures in one validation.", least=1, change="free")
-    size: tuple[int, ...] = setting(
+    validation_examples: int = setting(
+        1024, "Number of pictures in a validation.", least=1, change="free"
+    )
+    resize: tuple[int, ...] = setting(
         (),
-        "Height and width of pictures, such as 32,32; picture files are resized to it. The default"
-        " is the size of the data.",
+        "Height and width, such as 32,32: picture files are resized to it, and generated pictures"
+        " have it. The default is the size of the data.",
         least=1,
         change="never",
     )
     augment: bool = setting(
         False,
-        "Randomly shift pictures by up to 4 pixels and mirror them, with their pixel labels.",
+        "Randomly shift pictures by up to 4 pixels and mirror them; classes of pixels move with"
+        " them.",
         change="never",
     )
 
     def __post_init__(self) -> None:
-        if len(self.size) not in (0, 2):
-            raise ValueError(f"size {self.size} must be a height and a width")
+        if len(self.resize) not in (0, 2):
+            raise ValueError(f"resize {self.resize} must be a height and a width")
         if self.model.classes < 2:
             raise ValueError(f"classes is {self.model.classes}, but must be at least 2")
 
@@ -61,20 +64,20 @@ class PictureRun(ExamplesRun):
     def sides(self) -> tuple[int, ...]:
         """Height and width of pictures."""
         if isinstance(self.model, ViTConfig):
-            return self.size or (self.model.image, self.model.image)
-        return self.size or USUAL
+            return self.resize or (self.model.image_size, self.model.image_size)
+        return self.resize or USUAL
 
     def fit_to_data(self, fixed: Collection[str]) -> RunConfig:
         """Return the run with the classes, channels and side of its pictures."""
         if self.path() is None:
-            sized = dataclasses.replace(self, size=self.sides)
-            return resized(sized, {"image": self.sides[0]}, fixed)
-        wanted = self.sides if {"size", "image"} & {*fixed} else None
+            sized = dataclasses.replace(self, resize=self.sides)
+            return resized(sized, {"image_size": self.sides[0]}, fixed)
+        wanted = self.sides if {"resize", "image_size"} & {*fixed} else None
         data = self._read(wanted, self.model.channels if "channels" in fixed else 3)
         *sides, channels = data.element()["image"].shape
-        sizes = {"classes": data.classes, "channels": channels, "image": sides[0]}
-        size = self.size if "size" in fixed else tuple(sides)
-        fitted = resized(dataclasses.replace(self, size=size), sizes, fixed)
+        sizes = {"classes": data.classes, "channels": channels, "image_size": sides[0]}
+        resize = self.resize if "resize" in fixed else tuple(sides)
+        fitted = resized(dataclasses.replace(self, resize=resize), sizes, fixed)
         fitted.checked(data)
         return fitted
 
@@ -120,17 +123,18 @@ class PictureRun(ExamplesRun):
 
     def _check_sides(self) -> None:
         model, (height, width) = self.model, self.sides
-        if isinstance(model, ViTConfig) and {height, width} != {model.image}:
+        if isinstance(model, ViTConfig) and {height, width} != {model.image_size}:
             raise InputError(
-                f"pictures are {height} x {width}, but the model reads {model.image} x"
-                f" {model.image}: change --size or --image"
+                f"pictures are {height} x {width}, but the model reads {model.image_size} x"
+                f" {model.image_size}: change --resize or --image-size"
             )
         if isinstance(model, UNetConfig):
-            multiple = 2 ** (len(model.widths) - 1)
+            multiple = 2 ** (len(model.level_channels) - 1)
             if height % multiple or width % multiple:
                 raise InputError(
-                    f"pictures are {height} x {width}, but a U-Net of {len(model.widths)} levels"
-                    f" needs multiples of {multiple}: change --size, or give fewer --widths"
+                    f"pictures are {height} x {width}, but a U-Net of {len(model.level_channels)}"
+                    f" levels needs multiples of {multiple}: change --resize, or give fewer"
+                    " --level-channels"
                 )
 
     def changed(self, elements: grain.MapDataset[Any]) -> Source:

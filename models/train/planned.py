@@ -184,6 +184,6 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
 def _too_large(run: RunConfig, n: int, what: str) -> InputError:
     return InputError(
         f"not enough memory: {what} needs {mebibytes(n)}, and the device has"
-        f" {mebibytes(capacity())}: lower {run.smaller()} (--fit finds the largest batch), or use"
-        " --policy auto"
+        f" {mebibytes(capacity())}: lower {run.smaller()} (--largest-batch finds the largest one),"
+        " or use --policy auto"
     )

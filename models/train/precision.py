@@ -44,11 +44,11 @@ class LossScale:
 
 def first_scale(model: Any, optim: OptimConfig) -> LossScale | None:
     """Return the scale before the first step; None if nothing is in float16."""
-    if "float16" not in (model.dtype, optim.weights):
+    if "float16" not in (model.dtype, optim.weight_dtype):
         return None
     return LossScale(jnp.float32(optim.loss_scale), jnp.int32(0))
 
 
 def rounded(params: Any, optim: OptimConfig) -> Any:
-    """Round the parameters to the dtype `optim.weights`."""
-    return jax.tree.map(lambda leaf: leaf.astype(optim.weights), params)
+    """Round the parameters to the dtype `optim.weight_dtype`."""
+    return jax.tree.map(lambda leaf: leaf.astype(optim.weight_dtype), params)

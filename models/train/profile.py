@@ -13,13 +13,13 @@ from models.errors import InputError
 
 
 def steps_of(text: str) -> range:
-    """Parse `--profile START:STOP` to a range, which excludes STOP. "" is an empty range."""
+    """Parse `--profile-steps START:STOP` to a range, which excludes STOP. "" is an empty range."""
     start, colon, stop = text.partition(":")
     if not text:
         return range(0)
     if not (colon and start.isdecimal() and stop.isdecimal() and 0 < int(start) < int(stop)):
         raise InputError(
-            f"--profile {text}: give two steps START:STOP, such as 10:13 for 10, 11 and 12"
+            f"--profile-steps {text}: give two steps START:STOP, such as 10:13 for 10, 11 and 12"
         )
     return range(int(start), int(stop))
 

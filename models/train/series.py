@@ -26,11 +26,15 @@ class SeriesRun(ExamplesRun):
     unit: ClassVar[str] = "moments"
     length_name: ClassVar[str] = "window"
 
-    window: int = setting(64, "Window length in moments.", least=1, change="never")
+    window: int = setting(
+        64, "Number of moments (time steps of the series) in an example.", least=1, change="never"
+    )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, ODEConfig) and not self.model.head:
-            raise ValueError("the model needs a head to predict the next moment: give --head")
+        if not isinstance(self.model, ODEConfig) and not self.model.output_layer:
+            raise ValueError(
+                "the model needs an output layer to predict the next moment: give --output-layer"
+            )
 
     @property
     def length(self) -> int:
@@ -44,13 +48,13 @@ class SeriesRun(ExamplesRun):
     @property
     def features(self) -> int:
         """Number of features of each moment."""
-        return self.model.width if isinstance(self.model, ODEConfig) else self.model.inputs
+        return self.model.width if isinstance(self.model, ODEConfig) else self.model.features
 
     def fit_to_data(self, fixed: Collection[str]) -> RunConfig:
         """Return the run with the number of features of its series."""
         if (path := self.path()) is None:
             return self
-        of = "width" if isinstance(self.model, ODEConfig) else "inputs"
+        of = "width" if isinstance(self.model, ODEConfig) else "features"
         return resized(self, {of: features(path)}, fixed)
 
     def element(self) -> jax.ShapeDtypeStruct:

@@ -49,7 +49,7 @@ class TrainState:
       skipped_in_row: number of skipped steps since the last one that was not skipped.
       usual_norm: moving average of the gradient norm; infinite before the first update.
       loss_scale: the factor of the loss; None if nothing is in float16.
-      average: moving average of the parameters and the statistics; None without `--ema`.
+      average: moving average of the parameters and the statistics; None without `--ema-decay`.
       statistics: running statistics of the model, such as those of batch norms; may be empty.
     """
 
@@ -94,7 +94,7 @@ def _first(model: Any, optim: OptimConfig, seed: int) -> TrainState:
         none,
         no_norm,
         first_scale(model, optim),
-        jax.tree.map(jnp.copy, nnx.merge_state(params, statistics)) if optim.ema else None,
+        jax.tree.map(jnp.copy, nnx.merge_state(params, statistics)) if optim.ema_decay else None,
         statistics,
     )
 

@@ -210,7 +210,7 @@ def train_step(model: Any, state: TrainState, tokens: jax.Array, *,
 
 
 def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
-           dtype: str = "bfloat16", scan: bool = True, mesh: str = ""
+           dtype: str = "bfloat16", scan_layers: bool = True, mesh: str = ""
            ) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
     """Return the types of the arguments of `train_step` for a model of text.
 
@@ -218,7 +218,9 @@ def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
     of a run, and the layers of the model follow them.
     """
     base: Any = TRAINED[preset]
-    config = dataclasses.replace(base, context=context or base.context, dtype=dtype, scan=scan)
+    config = dataclasses.replace(
+        base, context=context or base.context, dtype=dtype, scan_layers=scan_layers
+    )
     devices = abstract_mesh(mesh)
     tokens = jax.ShapeDtypeStruct((1, batch, config.context + 1), jnp.uint8)
     if devices.size == 1:

@@ -31,8 +31,8 @@ class TextRun(RunConfig):
 
     tokenizer: str | None = setting(
         None,
-        "Tokenizer: bytes, bpe:8192 to train one, or the path of a tokenizer.json. The default is"
-        " the tokenizer of prepared data, or bytes.",
+        "bytes, bpe:8192 to train a tokenizer of that size, or the path of a tokenizer.json. The"
+        " default is the tokenizer of a folder of `python -m models data`, else bytes.",
         change="never",
     )
     vocab_multiple: int = setting(
@@ -43,7 +43,7 @@ class TextRun(RunConfig):
         change="free",
     )
     column: str = setting(
-        "text", "Column of tables, or field of JSON lines, with the text.", change="never"
+        "text", "Column of tables, or field of JSON lines, that holds the text.", change="never"
     )
 
     def fit_to_data(self, fixed: Collection[str]) -> RunConfig:
@@ -92,7 +92,7 @@ class TextRun(RunConfig):
     def validation(self, data: Corpus) -> list[Any]:
         """Return batches of validation windows, `[<= batch, context + 1]`."""
         return data.validation(
-            window=self.model.context, batch=self.batch, windows=self.eval_windows
+            window=self.model.context, batch=self.batch, windows=self.validation_examples
         )
 
     def validation_result(self, data: Corpus, found: Sequence[dict[str, float]],

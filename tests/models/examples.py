@@ -26,11 +26,11 @@ MODELS: dict[str, Any] = {
     "resnet": RESNET,
     "vit": ViTConfig(SIDE, 4, 16, 2, 2, 32, CLASSES),
     "unet": UNetConfig(3, (4, 6), CLASSES),
-    "lstm": RecurrentConfig("lstm", FEATURES, 8, head=True),
-    "gru": RecurrentConfig("gru", FEATURES, 8, head=True),
+    "lstm": RecurrentConfig("lstm", FEATURES, 8, output_layer=True),
+    "gru": RecurrentConfig("gru", FEATURES, 8, output_layer=True),
     "ode": ODEConfig(FEATURES, 8, 3),
 }
-OPTIM = OptimConfig(steps=6, warmup=2, learning_rate=1e-2)
+OPTIM = OptimConfig(steps=6, warmup_steps=2, learning_rate=1e-2)
 
 
 def data(folder: Path, model: Any) -> Path:
@@ -52,15 +52,15 @@ def data(folder: Path, model: Any) -> Path:
 def run(folder: Path, model: Any = RESNET, **changes: Any) -> RunConfig:
     """Return a run of six steps in `folder`, on data that is written there."""
     base: dict[str, Any] = {"optim": OPTIM, "out": folder / "run", "batch": 8}
-    base |= {"data": (str(data(folder, model)),), "eval_every": 3, "save_every": 2}
+    base |= {"data": (str(data(folder, model)),), "validate_every": 3, "save_every": 2}
     one: Any = of_model(model)
     known = {field.name for field in dataclasses.fields(one)}
-    if "size" in known:
-        base["size"] = (SIDE, SIDE)
+    if "resize" in known:
+        base["resize"] = (SIDE, SIDE)
     if "window" in known:
         base["window"] = WINDOW
     return dataclasses.replace(
-        one, **(base | {"eval_windows": 8, "validation_share": 0.2} | changes)
+        one, **(base | {"validation_examples": 8, "validation_share": 0.2} | changes)
     )
 
 

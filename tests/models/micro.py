@@ -11,8 +11,8 @@ from models.train.text import TextRun
 
 TEXT = b"def square(x):\n    return x * x\n\n\nfor i in range(10):\n    print(square(i))\n" * 60
 SIZES = {"context": 16, "width": 32, "depth": 2, "heads": 4}
-SETTINGS = {**SIZES, "batch": 4, "eval-windows": 8, "warmup": 4}
-OPTIM = OptimConfig(steps=12, warmup=4)
+SETTINGS = {**SIZES, "batch": 4, "validation-examples": 8, "warmup-steps": 4}
+OPTIM = OptimConfig(steps=12, warmup_steps=4)
 FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
 MODEL: Any = dataclasses.replace(TRAINED["tiny"], **SIZES)
 
@@ -27,8 +27,8 @@ def run(folder: Path, **changes: Any) -> TextRun:
         out=folder / "run",
         data=(str(text),),
         batch=4,
-        eval_every=6,
-        eval_windows=8,
+        validate_every=6,
+        validation_examples=8,
         save_every=4,
     )
     return dataclasses.replace(base, **changes)

@@ -113,7 +113,7 @@ def test_pictures_are_brought_to_a_size(tmp_path: Path) -> None:
     }
     # At once, and not when it is read in the middle of an epoch.
     with pytest.raises(
-        InputError, match=r"png has \(\d, \d\) pixels, but others have .*: give --size"
+        InputError, match=r"png has \(\d, \d\) pixels, but others have .*: give --resize"
     ):
         load_images(folder)
 

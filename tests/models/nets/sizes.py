@@ -13,11 +13,11 @@ from models.nets.presets import abstract
 
 SIZES: dict[str, Any] = {"vocab": 61, "context": 24, "width": 32, "depth": 2, "heads": 4}
 # Of the waves of 8 elements, turned by these: one stays, one is slowed, two are blends or slow.
-LLAMA3 = {"rope_base": 500.0, "rope_factor": 4.0, "rope_context": 64}
+LLAMA3 = {"rope_theta": 500.0, "rope_factor": 4.0, "rope_original_context": 64}
 DECODERS: dict[str, Any] = {
-    "gpt2": GPT2Config(**SIZES, chunk=5),
-    "llama": LlamaConfig(**SIZES, kv_heads=2, hidden=48, **LLAMA3, chunk=5),
-    "mixtral": LlamaConfig(**SIZES, kv_heads=2, hidden=48, experts=4, chunk=5),
+    "gpt2": GPT2Config(**SIZES, query_chunk_size=5),
+    "llama": LlamaConfig(**SIZES, kv_heads=2, mlp_width=48, **LLAMA3, query_chunk_size=5),
+    "mixtral": LlamaConfig(**SIZES, kv_heads=2, mlp_width=48, experts=4, query_chunk_size=5),
 }
 
 

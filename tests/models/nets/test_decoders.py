@@ -98,7 +98,7 @@ def test_gradients_are_those_of_jax(kind: str) -> None:
 
 def unrolled(kind: str) -> Any:
     """The same model with a module for each layer."""
-    graphdef, state = nnx.split(abstract(dataclasses.replace(DECODERS[kind], scan=False)))
+    graphdef, state = nnx.split(abstract(dataclasses.replace(DECODERS[kind], scan_layers=False)))
     values = nnx.to_pure_dict(nnx.state(model(kind)))
     parts = values["layers"]["each"]
     each = [jax.tree.map(lambda x, i=i: x[i], parts) for i in range(SIZES["depth"])]

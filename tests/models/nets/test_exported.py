@@ -13,9 +13,9 @@ from models.nets.presets import TRAINED, build, parameter_count
 from tests.models.micro import MODEL
 
 CONFIGS = {
-    "gpt2": dataclasses.replace(MODEL, chunk=8),
+    "gpt2": dataclasses.replace(MODEL, query_chunk_size=8),
     "llama": dataclasses.replace(
-        TRAINED["tiny-llama"], context=16, width=32, depth=2, heads=4, scan=False
+        TRAINED["tiny-llama"], context=16, width=32, depth=2, heads=4, scan_layers=False
     ),
 }
 TOKENS = np.random.default_rng(0).integers(0, 256, (5, 16), dtype=np.int32)

@@ -30,10 +30,10 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_what_is_written_is_read_back(saved: tuple[Any, Path]) -> None:
     model, folder = saved
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
-    back = load(folder, chunk=5)
+    back = load(folder, query_chunk_size=5)
     assert back.config == model.config
     chex.assert_trees_all_equal(nnx.state(back), nnx.state(model))
-    unrolled = load(folder, scan=False)
+    unrolled = load(folder, scan_layers=False)
     first = nnx.to_pure_dict(nnx.state(unrolled.layers.each[1]))
     expected = jax.tree.map(lambda x: x[1], nnx.to_pure_dict(nnx.state(model.layers.each)))
     chex.assert_trees_all_equal(first, expected)

@@ -19,7 +19,7 @@ from tests.models.nets.sizes import drawn
 
 SMALL: dict[str, tuple[Any, int]] = {
     "resnet": (ResNetConfig(4, (4, 8), (1, 1), 3, bottleneck=False, small_pictures=True), 8),
-    "vit": (ViTConfig(8, 4, 8, 2, 2, 12, 3, dropout=0.1, chunk=2), 8),
+    "vit": (ViTConfig(8, 4, 8, 2, 2, 12, 3, dropout=0.1, query_chunk_size=2), 8),
     "unet": (UNetConfig(3, (4, 6), 3), 8),
 }
 

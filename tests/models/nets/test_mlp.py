@@ -27,7 +27,7 @@ def x() -> jax.Array:
 
 def test_scanned_equals_unrolled(x: jax.Array) -> None:
     scanned = MLP(MICRO, rngs=nnx.Rngs(0))
-    unrolled = MLP(dataclasses.replace(MICRO, scan=False), rngs=nnx.Rngs(0))
+    unrolled = MLP(dataclasses.replace(MICRO, scan_layers=False), rngs=nnx.Rngs(0))
     chex.assert_trees_all_close(scanned(x), unrolled(x), rtol=1e-6)
     each = [nnx.to_pure_dict(nnx.state(module)) for module in unrolled.layers.each]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
@@ -38,7 +38,7 @@ def test_scanned_equals_unrolled(x: jax.Array) -> None:
     "scan", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["scanned", "unrolled"]
 )
 def test_gradients_at_every_policy_are_those_of_jax(scan: bool, x: jax.Array) -> None:
-    config = dataclasses.replace(MICRO, scan=scan)
+    config = dataclasses.replace(MICRO, scan_layers=scan)
     plain = MLP(config, rngs=nnx.Rngs(0))
     expected = nnx.jit(nnx.grad(loss))(plain, x)
     for policy in POLICIES:

@@ -75,7 +75,7 @@ def test_logits_and_loss_are_those_of_transformers_both_ways(kind: str, tmp_path
     )
     assert (tmp_path / "theirs/model.safetensors.index.json").exists() == (kind == "llama3")
 
-    ours = load(tmp_path / "theirs", chunk=5)
+    ours = load(tmp_path / "theirs", query_chunk_size=5)
     np.testing.assert_allclose(ours(ids), expected.logits.numpy(), **CLOSE)
     balance = 0.001 if kind == "mixtral" else 0.0  # their default
     loss = ours.loss(ids, chunk=5, balance=balance)

@@ -90,7 +90,7 @@ def test_vit(tmp_path: Path) -> None:
         twin.vit.embeddings.position_embeddings.normal_()
     twin.save_pretrained(tmp_path)  # files use the common names
     source = load_file(tmp_path / "model.safetensors")
-    ours = fill(build(ViTConfig(32, 8, 32, 2, 4, 48, 5, chunk=5)), names.VIT, source)
+    ours = fill(build(ViTConfig(32, 8, 32, 2, 4, 48, 5, query_chunk_size=5)), names.VIT, source)
     np.testing.assert_allclose(ours(images(32)), answer(twin, images(32)), **CLOSE)
 
 

@@ -5,15 +5,41 @@ from pathlib import Path
 from tests.models.examples import MODELS, data
 from tests.models.micro import FLAGS, TEXT
 
-COMMON = ["--batch", "8", "--validation-share", "0.2", "--eval-windows", "8", "--warmup", "4"]
+COMMON = [
+    "--batch",
+    "8",
+    "--validation-share",
+    "0.2",
+    "--validation-examples",
+    "8",
+    "--warmup-steps",
+    "4",
+]
 # Everything that depends on seed and step, or accumulates during the run.
-RESNET20 = ["--preset", "resnet20", *COMMON, "--augment", "--ema", "0.5", "--data", "pictures"]
+RESNET20 = [
+    "--preset",
+    "resnet20",
+    *COMMON,
+    "--augment",
+    "--ema-decay",
+    "0.5",
+    "--data",
+    "pictures",
+]
 EACH = {
     "text": [*FLAGS, "--data", "text"],
     "resnet20": RESNET20,
-    "resnet": [*RESNET20, "--stem", "4", "--widths", "4,8", "--depths", "1,1"],
+    "resnet": [
+        *RESNET20,
+        "--stem-channels",
+        "4",
+        "--stage-channels",
+        "4,8",
+        "--stage-blocks",
+        "1,1",
+    ],
     "gru": [
-        *["--preset", "gru", *COMMON, "--window", "12", "--width", "8", "--ema", "0.5"],
+        *["--preset", "gru", *COMMON, "--window", "12", "--width", "8", "--ema-decay", "0.5"],
         *["--data", "series.npy"],
     ],
 }

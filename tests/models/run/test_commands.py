@@ -79,7 +79,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data", "text", "--batch", "x"], "invalid int value"),
         (["--data", "text", "--batch", "100000000"], "lower --batch or --context"),
         (["--data", "text", "--width", "2000000000"], "the state with one batch needs"),
-        (["--data", "text", "--clip", "0"], "--clip is 0.0, but must be above 0"),
+        (["--data", "text", "--clip-norm", "0"], "--clip-norm is 0.0, but must be above 0"),
         (["--data", "text", "--learning-rate", "nan"], "--learning-rate is nan, but must be above"),
         (["--data", "text", "--seed", 2**64], "but must be at most 4294967295"),
         (["--data", "text", "--policy", "budget:3apples"], "not a number of bytes"),
@@ -89,7 +89,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data", "text", "--policy", "plan:text"], "the file holds no plan"),
         (["--data", "text", "--config", "none.toml"], "cannot read none.toml"),
         (["--data", "text", "--config", "text"], "text is not valid TOML"),
-        (["--data", "text", "--target", "tpu:v9", "--fit"], "no such target"),
+        (["--data", "text", "--target", "tpu:v9", "--largest-batch"], "no such target"),
     ],
 )  # fmt: skip
 def test_unusable_input_is_one_line(
@@ -136,7 +136,7 @@ def test_every_setting_is_written_and_read_again() -> None:
         ("[optmi]\nsteps = 1", "did you mean optim"),
         ("batch = 1.5", "must be an integer"),
         ("batch = true", "must be an integer"),
-        ("[model]\nscan = 1", "must be true or false"),
+        ("[model]\nscan_layers = 1", "must be true or false"),
         ("optim = 3", "which is not a setting"),
         ("preset = 'big'", "there is no preset 'big'"),
         ("out = 3", "must be a path"),
@@ -195,7 +195,7 @@ def test_a_seven_billion_model_is_weighed_without_being_made(
 
 @pytest.mark.slow
 def test_the_largest_batch_is_found(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("--fit", "--memory", "4MiB", "--context", "2") == 0
+    assert train("--largest-batch", "--capacity", "4MiB", "--context", "2") == 0
     said = capsys.readouterr().out
     assert "context 2: batch " in said
     assert "context 1: batch " in said
@@ -204,7 +204,7 @@ def test_the_largest_batch_is_found(text: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_no_room_for_one_window(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("--fit", "--memory", "10KiB", "--context", "1") == 2
+    assert train("--largest-batch", "--capacity", "10KiB", "--context", "1") == 2
     assert "no room for one window" in capsys.readouterr().err
 
 
@@ -236,7 +236,7 @@ def test_train_and_sample_by_words(text: Path, capsys: pytest.CaptureFixture[str
     assert train(*flags, "--out", "run") == 0
     assert read_config(Path("run/config.toml").read_text(), "run").model.vocab == 384
     capsys.readouterr()
-    assert main(["sample", "--out", "run", "--length", "20", "--temperature", "0"]) == 0
+    assert main(["sample", "--run", "run", "--length", "20", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.startswith("def ")
 
 
@@ -278,7 +278,7 @@ def test_sampling_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(text: Path) -> None:
     whole, killed = text.parent / "whole", text.parent / "killed"
-    flags = ["--data", str(text), "--steps", "600", "--save-every", "20", "--eval-every", "100"]
+    flags = ["--data", str(text), "--steps", "600", "--save-every", "20", "--validate-every", "100"]
     subprocess.run([*COMMAND, *flags, "--out", str(whole)], check=True, capture_output=True)
     process = subprocess.Popen([*COMMAND, *flags, "--out", str(killed)], stdout=subprocess.DEVNULL)
     while not (killed / "log.jsonl").exists() or len(losses(killed)) < 110:

@@ -20,7 +20,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[str]) -> None:
     path = data(Path(), MODELS["resnet"])
-    sizes = ["--stem", "4", "--widths", "4,8", "--depths", "1", "--depths", "1", "--batch", "8"]
+    sizes = [
+        "--stem-channels",
+        "4",
+        "--stage-channels",
+        "4,8",
+        "--stage-blocks",
+        "1",
+        "--stage-blocks",
+        "1",
+        "--batch",
+        "8",
+    ]
     flags = [
         *sizes,
         "--steps",
@@ -35,7 +46,7 @@ def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[
     assert main(["train", "--preset", "resnet20", *flags]) == 0
     assert "8 pictures per step" in capsys.readouterr().out
     assert main(["train", "--out", "run", "--resume"]) == 0
-    assert main(["export", "--out", "run", "--to", "ours", "--format", "jax"]) == 0
+    assert main(["export", "--run", "run", "--to", "ours", "--format", "jax"]) == 0
     run, model = trained(Path("run"))
     images = np.random.default_rng(0).integers(0, 256, (3, *run.reads().shape), np.uint8)
     model.eval()
@@ -46,8 +57,8 @@ def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[
     np.testing.assert_allclose(said(images[:1]), expected[:1], rtol=1e-5, atol=1e-6)
     capsys.readouterr()
     for arguments, complaint in (
-        (["sample", "--out", "run"], "sample needs a model of text, but the run in run is on"),
-        (["export", "--out", "run", "--to", "x"], "--format huggingface needs a model of text"),
+        (["sample", "--run", "run"], "sample needs a model of text, but the run in run is on"),
+        (["export", "--run", "run", "--to", "x"], "--format huggingface needs a model of text"),
     ):
         assert main(arguments) == 2
         said_ = capsys.readouterr().err
@@ -71,8 +82,8 @@ def test_what_is_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) 
         (["--config", "flat.toml"], "flat.toml has model, which is not a setting"),
         (["--augment"], "models of pictures, but tiny is a model of text"),
         (["--preset", "gru", "--data", "none.npy"], "no such file or folder: none.npy"),
-        (["--preset", "vit-s", "--size", "30,30"], "patch 16 does not divide image 30"),
-        (["--preset", "unet", "--size", "30,30", "--dry-run"], "needs multiples of 16"),
+        (["--preset", "vit-s", "--resize", "30,30"], "patch_size 16 does not divide image_size 30"),
+        (["--preset", "unet", "--resize", "30,30", "--dry-run"], "needs multiples of 16"),
     ):
         assert main(["train", *arguments]) == 2
         said = capsys.readouterr().err

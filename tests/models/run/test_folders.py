@@ -28,9 +28,14 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_is_trained_and_written_back(kind: str) -> None:
     model = drawn(DECODERS[kind])
     save(model, "theirs")
-    flags = ["--data", "text", "--batch", "2", "--eval-windows", "2", "--out", "run"]
-    assert main(["train", "--from", "theirs", "--steps", "1", "--max-seconds", "0", *flags]) == 0
-    assert main(["export", "--out", "run", "--to", "ours"]) == 0
+    flags = ["--data", "text", "--batch", "2", "--validation-examples", "2", "--out", "run"]
+    assert (
+        main(
+            ["train", "--from-huggingface", "theirs", "--steps", "1", "--max-seconds", "0", *flags]
+        )
+        == 0
+    )
+    assert main(["export", "--run", "run", "--to", "ours"]) == 0
     back = load("ours")
     _, model_of_run = trained(Path("run"))
     assert back.config == model_of_run.config
@@ -42,9 +47,9 @@ def test_a_folder_is_trained_and_written_back(kind: str) -> None:
 
 @pytest.mark.usefixtures("text")
 def test_a_run_is_written_for_jax_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*FLAGS, "--data", "text", "--steps", "1", "--ema", "0.5", "--out", "run"]
+    flags = [*FLAGS, "--data", "text", "--steps", "1", "--ema-decay", "0.5", "--out", "run"]
     assert main(["train", *flags]) == 0
-    given = ["export", "--out", "run", "--to", "ours", "--format", "jax"]
+    given = ["export", "--run", "run", "--to", "ours", "--format", "jax"]
     assert main(given) == 0
     rows = np.zeros((3, 16), np.int32)
     _, model = trained(Path("run"))
@@ -59,10 +64,16 @@ def test_a_run_is_written_for_jax_alone(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_cannot_begin_or_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     save(drawn(DECODERS["gpt2"]), "theirs")
     for arguments, complaint in (
-        (["train", "--from", "none"], "cannot read none"),
-        (["train", "--from", "theirs", "--preset", "tiny"], "leave out --preset, --resume"),
-        (["train", "--from", "theirs", "--data", "text", "--width", "64"], "make another model"),
-        (["export", "--out", "theirs"], "no checkpoints in theirs"),
+        (["train", "--from-huggingface", "none"], "cannot read none"),
+        (
+            ["train", "--from-huggingface", "theirs", "--preset", "tiny"],
+            "leave out --preset, --resume",
+        ),
+        (
+            ["train", "--from-huggingface", "theirs", "--data", "text", "--width", "64"],
+            "make another model",
+        ),
+        (["export", "--run", "theirs"], "no checkpoints in theirs"),
     ):
         assert main(arguments) == 2
         said = capsys.readouterr().err

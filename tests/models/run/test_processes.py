@@ -30,7 +30,15 @@ def start(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     written(tmp_path)
-    command = [sys.executable, "-m", "models", "train", *EACH[request.param], "--cache", "cache"]
+    command = [
+        sys.executable,
+        "-m",
+        "models",
+        "train",
+        *EACH[request.param],
+        "--compilation-cache",
+        "cache",
+    ]
 
     def begin(*flags: str, **options: Any) -> subprocess.Popen[str]:
         given = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
@@ -78,7 +86,9 @@ def test_a_second_command_changes_nothing(start: Start) -> None:
 
 
 def test_a_closed_pipe_saves(start: Start) -> None:
-    process = start("--out", "run", "--steps", "100000", "--log-every", "1", stdout=subprocess.PIPE)
+    process = start(
+        "--out", "run", "--steps", "100000", "--print-every", "1", stdout=subprocess.PIPE
+    )
     until_trained(Path("run"), 30, process)
     assert process.stdout is not None
     process.stdout.close()
@@ -101,7 +111,7 @@ def test_an_output_that_is_full_is_one_line(start: Start) -> None:
 
 @pytest.mark.timeout(1800)
 def test_kills_at_any_moment_change_nothing(start: Start) -> None:
-    flags = ["--steps", "400", "--save-every", "5", "--eval-every", "50"]
+    flags = ["--steps", "400", "--save-every", "5", "--validate-every", "50"]
     whole = start("--out", "whole", *flags)
     assert (whole.communicate()[1], whole.returncode) == ("", 0)
     began = time.monotonic()

@@ -71,7 +71,9 @@ class Begun(Exception):
     """The run is at its first step."""
 
 
-@pytest.mark.parametrize("extra", [[], ["--tokenizer", "bpe:300"], ["--health", "1"]], ids=str)
+@pytest.mark.parametrize(
+    "extra", [[], ["--tokenizer", "bpe:300"], ["--health-every", "1"]], ids=str
+)
 def test_each_write_at_the_start_of_a_run_on_a_full_disk(
     extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -22,7 +22,7 @@ from tests.models.run.kinds import EACH, written
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parent.parent.parent.parent
 COMMAND = [sys.executable, "-m", "models", "train"]
-STEPS = ["--steps", "6", "--save-every", "3", "--eval-every", "3"]
+STEPS = ["--steps", "6", "--save-every", "3", "--validate-every", "3"]
 
 
 def together(processes: int, devices: int, *flags: str) -> None:
@@ -45,10 +45,10 @@ def begun(processes: int, devices: int, *flags: str) -> Iterator[list[subprocess
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
-    several = ["--coordinator", f"localhost:{port}", "--processes", str(processes)]
+    several = ["--coordinator-address", f"localhost:{port}", "--num-processes", str(processes)]
     started = [
         subprocess.Popen(
-            [*COMMAND, *flags, *([*several, "--process", str(i)] if processes > 1 else [])],
+            [*COMMAND, *flags, *([*several, "--process-id", str(i)] if processes > 1 else [])],
             env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )
         for i in range(processes)
@@ -113,7 +113,7 @@ def test_a_checkpoint_goes_on_in_other_numbers_of_processes(kind: str) -> None:
     """Two processes, then four, then one; with the optimizer's state on the host at first."""
     flags, stop = [*EACH[kind], *STEPS, "--batch", "8"], ["--max-seconds", "0"]
     together(1, 1, *flags, "--out", "one")
-    never = ["--eval-every", "100"]
+    never = ["--validate-every", "100"]
     together(2, 2, *flags, *stop, *never, "--out", "run", "--mesh", "fsdp=4", "--offload-optimizer")
     resume = ["--out", "run", "--resume", *never]
     together(4, 2, *resume, *stop, "--mesh", "fsdp=4,tensor=2")

@@ -23,7 +23,7 @@ from models.train.state import abstract_state, init_state
 from models.train.step import make_step
 from tests.models.micro import MODEL, OPTIM, losses, run
 
-EMA = dataclasses.replace(OPTIM, ema=0.5)
+EMA = dataclasses.replace(OPTIM, ema_decay=0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (1, 4, MODEL.context + 1), dtype=np.uint8)
 
 

@@ -47,7 +47,7 @@ def test_a_step_that_reads_layers_updates_as_any_other(tmp_path: Path, accumulat
 
 
 def test_a_run_writes_its_health(tmp_path: Path) -> None:
-    one = run(tmp_path, health=5)
+    one = run(tmp_path, health_every=5)
     console = Output(quiet=True)
     train(dataclasses.replace(one, optim=dataclasses.replace(OPTIM, steps=6)), console)
     records = read_records(one.out / "health.jsonl")
@@ -62,5 +62,5 @@ def test_a_run_writes_its_health(tmp_path: Path) -> None:
 
 
 def test_how_often_is_no_negative_number(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--health is -1"):
-        replaced(run(tmp_path), {"health": -1}, by_flag=True)
+    with pytest.raises(InputError, match="--health-every is -1"):
+        replaced(run(tmp_path), {"health_every": -1}, by_flag=True)

@@ -37,7 +37,7 @@ SLOW = pytest.mark.slow
 )
 def test_a_model_learns_and_its_run_goes_on(name: str, tmp_path: Path) -> None:
     optim = dataclasses.replace(OPTIM, steps=16)
-    config = run(tmp_path, MODELS[name], optim=optim, eval_every=100, save_every=100)
+    config = run(tmp_path, MODELS[name], optim=optim, validate_every=100, save_every=100)
     shown = io.StringIO()
     train(dataclasses.replace(config, max_seconds=0), Console(file=shown))
     assert quiet(config, Resume()).step == 16
@@ -87,16 +87,16 @@ def test_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     assert fitted(tmp_path, "unet", "tiny-unet").model.classes == CLASSES
     assert fitted(tmp_path, "lstm", "lstm", window=WINDOW).model.inputs == FEATURES
     assert fitted(tmp_path, "lstm", "ode", window=WINDOW).model.width == FEATURES
-    made = replaced(of_preset("tiny-vit"), {"size": "16,16"}).fit_to_data({"size"})
+    made = replaced(of_preset("tiny-vit"), {"resize": "16,16"}).fit_to_data({"resize"})
     assert (made.model.image, made.size) == (16, (16, 16))
 
 
 def test_sizes_that_are_said_are_not_those_of_other_data(tmp_path: Path) -> None:
     """A size is asked for, and arrays have another: that is said before anything is weighed."""
     with pytest.raises(InputError, match=r"for train are uint8 \[8, 8, 3\] .* \[4, 4, 3\]"):
-        fitted(tmp_path, "resnet", "resnet20", size="4,4")
+        fitted(tmp_path, "resnet", "resnet20", resize="4,4")
     with pytest.raises(InputError, match="pictures are 8 x 8, but the model reads 4 x 4"):
-        fitted(tmp_path, "resnet", "tiny-vit", image=4)
+        fitted(tmp_path, "resnet", "tiny-vit", image_size=4)
 
 
 def test_each_part_is_of_the_form_that_the_model_takes(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         "resnet", lambda c: widened(c, classes=2), "has 3 classes, but the model has 2: use",
     ),
     "side": (
-        "resnet", lambda c: dataclasses.replace(c, size=(4, 8)),
+        "resnet", lambda c: dataclasses.replace(c, resize=(4, 8)),
         r"are uint8 \[8, 8, 3\] and int32 \[\], but the model reads uint8 \[4, 8, 3\]",
     ),
     "masks": (
@@ -130,10 +130,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         r"int32 \[8, 8\], but the model reads .* int32 \[\]",
     ),
     "square": (
-        "vit", lambda c: dataclasses.replace(c, size=(4, 8)), "pictures are 4 x 8, but the model",
+        "vit", lambda c: dataclasses.replace(c, resize=(4, 8)), "pictures are 4 x 8, but the model",
     ),
     "levels": (
-        "unet", lambda c: widened(c, widths=(1,) * 5), "levels needs multiples of 16: change",
+        "unet", lambda c: widened(c, level_channels=(1,) * 5),
+        "levels needs multiples of 16: change",
     ),
     "several": (
         "lstm", lambda c: dataclasses.replace(c, data=("a", "b")), "2 times: give one path of",
@@ -158,15 +159,15 @@ def test_data_of_another_form_is_one_line(case: str, tmp_path: Path) -> None:
 
 def test_settings_that_cannot_be_are_one_line() -> None:
     for preset, given, complaint in (
-        ("resnet20", {"size": "32"}, "must be a height and a width"),
-        ("resnet20", {"size": "32,x"}, "must be integers"),
-        ("resnet20", {"size": "32,0"}, "must be at least 1"),
-        ("resnet20", {"widths": [16, 32]}, "must have one entry per stage"),
+        ("resnet20", {"resize": "32"}, "must be a height and a width"),
+        ("resnet20", {"resize": "32,x"}, "must be integers"),
+        ("resnet20", {"resize": "32,0"}, "must be at least 1"),
+        ("resnet20", {"stage_channels": [16, 32]}, "must have one entry per stage"),
         ("resnet20", {"classes": 1}, "must be at least 2"),
-        ("tiny-vit", {"patch": 5}, "patch 5 does not divide image 32"),
-        ("lstm", {"head": False}, "give --head"),
-        ("resnet50", {"widths": "6,8,8,8"}, "must be multiples of 4"),
-        ("resnet20", {"widths": "8,16,32"}, "no stage may be narrower"),
+        ("tiny-vit", {"patch_size": 5}, "patch_size 5 does not divide image_size 32"),
+        ("lstm", {"output_layer": False}, "give --output-layer"),
+        ("resnet50", {"stage_channels": "6,8,8,8"}, "must be multiples of 4"),
+        ("resnet20", {"stage_channels": "8,16,32"}, "no stage may be narrower"),
     ):
         with pytest.raises(InputError, match=complaint):
             replaced(of_preset(preset), given)
@@ -220,7 +221,7 @@ def test_a_process_reads_no_more_than_its_share(name: str, tmp_path: Path) -> No
 
 def test_health_is_of_all_layers_of_a_network_with_norms(tmp_path: Path) -> None:
     optim = dataclasses.replace(OPTIM, steps=1)
-    quiet(run(tmp_path, optim=optim, health=1, eval_every=100))
+    quiet(run(tmp_path, optim=optim, health_every=1, validate_every=100))
     (record,) = read_records(tmp_path / "run" / "health.jsonl")
     rows = [row for row in record["rows"] if row["kind"] == "layer"]
     # The stem, two blocks of two convolutions, and the head.

@@ -22,7 +22,7 @@ from models.train.state import abstract_state, device_bytes, init_state
 from models.train.step import compile_step
 from tests.models.micro import MODEL, OPTIM, SIZES, losses, run
 
-SMALL = {**SIZES, "experts": 4, "hidden": 48}
+SMALL = {**SIZES, "experts": 4, "mlp_width": 48}
 MIXTRAL = dataclasses.replace(TRAINED["tiny-mixtral"], **SMALL)
 MESHES = ["data=8", "fsdp=8", "tensor=4", "data=2,fsdp=2,tensor=2"]
 

@@ -49,8 +49,10 @@ def test_a_run_is_the_same_bit_for_bit(
     tmp_path: Path, mesh: str, accumulate: int, ema: float
 ) -> None:
     given = {"mesh": mesh, "accumulate": accumulate}
-    plain, expected = trained(tmp_path / "plain", dataclasses.replace(OPTIM, ema=ema), **given)
-    found, state = trained(tmp_path / "host", dataclasses.replace(OFFLOAD, ema=ema), **given)
+    plain, expected = trained(
+        tmp_path / "plain", dataclasses.replace(OPTIM, ema_decay=ema), **given
+    )
+    found, state = trained(tmp_path / "host", dataclasses.replace(OFFLOAD, ema_decay=ema), **given)
     assert found == plain
     chex.assert_trees_all_equal(*jax.device_get((state, expected)))
     waits = jax.tree.leaves((state.opt_state, state.average))
@@ -66,8 +68,8 @@ def test_a_run_goes_on_with_its_state_elsewhere(
     tmp_path: Path, before: OptimConfig, after: OptimConfig, mesh: str
 ) -> None:
     whole, expected = trained(tmp_path / "whole", OPTIM, mesh="fsdp=2")
-    trained(tmp_path / "run", before, mesh="fsdp=2", max_seconds=0.0, eval_every=100)
-    found, state = trained(tmp_path / "run", after, Resume(), mesh=mesh, eval_every=100)
+    trained(tmp_path / "run", before, mesh="fsdp=2", max_seconds=0.0, validate_every=100)
+    found, state = trained(tmp_path / "run", after, Resume(), mesh=mesh, validate_every=100)
     of = lambda records: [loss for _, loss, _ in records if loss is not None]
     if mesh:
         assert of(found) == of(whole)
@@ -78,7 +80,7 @@ def test_a_run_goes_on_with_its_state_elsewhere(
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_parameters_in_turn_are_updated_as_at_once(name: str) -> None:
-    optim = dataclasses.replace(OPTIM, optimizer=name, clip=0.5)
+    optim = dataclasses.replace(OPTIM, optimizer=name, clip_norm=0.5)
     state, rng = init_state(MODEL, optim, 0), np.random.default_rng(0)
     grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), state.params)
     states = []
@@ -134,7 +136,7 @@ def test_what_waits_is_parted_as_its_parameter_is() -> None:
 def test_what_is_put_back_lies_as_it_did(tmp_path: Path, name: str) -> None:
     """Of batch norms too: the mean of their statistics waits whole, parameters parted."""
     model, mesh = examples.MODELS[name], make_mesh("fsdp=4,tensor=2")
-    optim = dataclasses.replace(OFFLOAD, ema=0.5)
+    optim = dataclasses.replace(OFFLOAD, ema_decay=0.5)
     batch = types_on(examples.run(tmp_path, model).batch_type(), mesh, axis=1)
     after, _ = compile_step(model, optim, batch, mesh=mesh).output_shardings
     state = abstract_state(model, optim, mesh)

@@ -24,7 +24,9 @@ PARAMS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_loss_falls(name: str) -> None:
-    config = OptimConfig(optimizer=name, steps=100, warmup=5, learning_rate=0.1, clip=10.0)
+    config = OptimConfig(
+        optimizer=name, steps=100, warmup_steps=5, learning_rate=0.1, clip_norm=10.0
+    )
     waves = lambda x: jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
     goal = jax.tree.map(waves, PARAMS)
     loss = lambda p: optax.tree.norm(jax.tree.map(jnp.subtract, p, goal)) ** 2
@@ -43,7 +45,7 @@ def test_a_loss_falls(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_only_matrices_decay(name: str) -> None:
-    config = OptimConfig(optimizer=name, steps=10, warmup=0, weight_decay=0.5)
+    config = OptimConfig(optimizer=name, steps=10, warmup_steps=0, weight_decay=0.5)
     transform = optimizer(config)
     updates, _ = transform.update(
         jax.tree.map(jnp.zeros_like, PARAMS), transform.init(PARAMS), PARAMS
@@ -54,7 +56,7 @@ def test_only_matrices_decay(name: str) -> None:
 
 
 def test_the_schedule_rises_and_falls() -> None:
-    config = OptimConfig(steps=100, warmup=10, learning_rate=1.0)
+    config = OptimConfig(steps=100, warmup_steps=10, learning_rate=1.0)
     rates = [float(schedule(config)(i)) for i in range(101)]
     assert rates[0] == pytest.approx(1 / 11)
     assert max(rates) == rates[10] == 1.0
@@ -64,7 +66,7 @@ def test_the_schedule_rises_and_falls() -> None:
 def test_muon_takes_each_gate_of_a_recurrent_layer_as_a_matrix() -> None:
     kernel = jax.random.normal(jax.random.key(0), (8, 4, 8))
     params = {"layers": {"0": {"recur": {"kernel": kernel}}}}
-    transform = optimizer(OptimConfig(optimizer="muon", steps=10, warmup=0, weight_decay=0))
+    transform = optimizer(OptimConfig(optimizer="muon", steps=10, warmup_steps=0, weight_decay=0))
     updates, _ = transform.update(params, transform.init(params), params)
     (update,) = jax.tree.leaves(updates)
     spread = lambda x: np.ptp(np.log(np.linalg.svd(np.moveaxis(x, 1, 0), compute_uv=False)), 1)

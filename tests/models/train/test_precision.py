@@ -39,7 +39,7 @@ def found(folder: Path, **changes: Any) -> list[float]:
 @pytest.mark.parametrize("weights", ["bfloat16", "float16"])
 def test_losses_are_near_those_of_float32(weights: str, tmp_path: Path) -> None:
     model = dataclasses.replace(MODEL, dtype=weights)
-    optim = dataclasses.replace(OPTIM, weights=weights)
+    optim = dataclasses.replace(OPTIM, weight_dtype=weights)
     expected = found(tmp_path / "one")
     np.testing.assert_allclose(
         found(tmp_path / "two", model=model, optim=optim), expected, atol=5e-2
@@ -52,7 +52,7 @@ def test_losses_are_near_those_of_float32(weights: str, tmp_path: Path) -> None:
 def test_losses_of_each_kind_are_near_too(name: str, weights: str, tmp_path: Path) -> None:
     model, ends = examples.MODELS[name], list[Any]()
     for of in ("float32", weights):
-        optim = dataclasses.replace(examples.OPTIM, weights=of, ema=0.5)
+        optim = dataclasses.replace(examples.OPTIM, weight_dtype=of, ema_decay=0.5)
         changed = dataclasses.replace(model, dtype=of)
         (tmp_path / of).mkdir()
         config = examples.run(tmp_path / of, changed, optim=optim, accumulate=2)
@@ -68,7 +68,7 @@ def test_losses_of_each_kind_are_near_too(name: str, weights: str, tmp_path: Pat
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "float16"])
 def test_masters_and_sums_of_gradients_are_of_float32(weights: str) -> None:
-    optim = dataclasses.replace(OPTIM, weights=weights)
+    optim = dataclasses.replace(OPTIM, weight_dtype=weights)
     state = abstract_state(MODEL, optim)
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
     read = jax.eval_shape(lambda params: rounded(params, optim), state.params)
@@ -82,7 +82,7 @@ def test_masters_and_sums_of_gradients_are_of_float32(weights: str) -> None:
 
 def test_a_plan_is_of_the_rounded_parameters(tmp_path: Path) -> None:
     wide, config = (
-        run(tmp_path, batch=1, optim=dataclasses.replace(OPTIM, weights=weights))
+        run(tmp_path, batch=1, optim=dataclasses.replace(OPTIM, weight_dtype=weights))
         for weights in ("float32", "bfloat16")
     )
     planned = plan_step(config, policy_of("min_cut"))

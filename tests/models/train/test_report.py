@@ -97,7 +97,7 @@ def test_events_without_the_package_are_one_line(
 
 
 def test_steps_are_traced(tmp_path: Path) -> None:
-    quiet(run(tmp_path, optim=SHORT, profile="2:4"))
+    quiet(run(tmp_path, optim=SHORT, profile_steps="2:4"))
     (trace,) = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
     data = jax.profiler.ProfileData.from_file(str(trace))
     names = [event for plane in data.planes for line in plane.lines for event in line.events]
@@ -118,6 +118,6 @@ def test_operations_name_their_part_of_a_step() -> None:
 @pytest.mark.parametrize("text", ["3", "3:3", "0:2", "a:b", "5:2"])
 def test_steps_that_are_none_are_one_line(text: str, tmp_path: Path) -> None:
     assert steps_of("") == range(0)
-    with pytest.raises(InputError, match=f"--profile {text}: give two steps"):
-        quiet(run(tmp_path, profile=text))
+    with pytest.raises(InputError, match=f"--profile-steps {text}: give two steps"):
+        quiet(run(tmp_path, profile_steps=text))
     assert not (tmp_path / "run").exists()

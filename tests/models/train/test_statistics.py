@@ -71,7 +71,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainState]:
     return folder, quiet(run(folder, accumulate=2, **MORE)).state
 
 
-MORE: dict[str, Any] = {"augment": True, "optim": dataclasses.replace(OPTIM, ema=0.5)}
+MORE: dict[str, Any] = {"augment": True, "optim": dataclasses.replace(OPTIM, ema_decay=0.5)}
 
 
 def test_resuming_repeats_every_bit(whole: tuple[Path, TrainState], tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_those_that_are_not_finite_skip_a_step_and_are_not_saved(tmp_path: Path)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_they_stay_float32_beside_a_computation_of_16_bits(tmp_path: Path, dtype: str) -> None:
     model = dataclasses.replace(RESNET, dtype=dtype)
-    optim = dataclasses.replace(OPTIM, weights=dtype)
+    optim = dataclasses.replace(OPTIM, weight_dtype=dtype)
     types = abstract_state(model, optim), run(tmp_path, model).batch_type()
     after, metrics = jax.eval_shape(make_step(model, optim), *types)
     chex.assert_trees_all_equal_shapes_and_dtypes(after.statistics, types[0].statistics)

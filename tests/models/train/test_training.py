@@ -53,8 +53,8 @@ Run = Callable[..., RunConfig]
 
 def of_examples(name: str, **more: Any) -> Run:
     """Runs of as many steps, in which more is a function of seed and step, or gathered."""
-    optim = dataclasses.replace(OPTIM, ema=0.5, learning_rate=1e-2)
-    base = {"optim": optim, "eval_every": 6, "save_every": 4, **more}
+    optim = dataclasses.replace(OPTIM, ema_decay=0.5, learning_rate=1e-2)
+    base = {"optim": optim, "validate_every": 6, "save_every": 4, **more}
     return lambda folder, **changes: examples.run(
         folder, examples.MODELS[name], **{**base, **changes}
     )
@@ -200,13 +200,13 @@ def test_a_run_is_not_overwritten(kind: Run, copied: Path) -> None:
 
 
 def test_a_setting_is_refused_unless_it_is_overridden(kind: Run, copied: Path) -> None:
-    optim = dataclasses.replace(kind(copied).optim, steps=13, clip=0.5)
+    optim = dataclasses.replace(kind(copied).optim, steps=13, clip_norm=0.5)
     with pytest.raises(InputError, match=r"clip was 1.0, not 0.5; .* --override steps,clip"):
         resumed(kind(copied, optim=optim))
     with pytest.raises(InputError, match="of another run: seed 0 is now 1"):
         resumed(kind(copied, seed=1), override=("seed",))
-    resumed(kind(copied, optim=optim), override=("steps", "clip"))
-    changed = {"step": 12, "override": {"steps": [12, 13], "clip": [1.0, 0.5]}}
+    resumed(kind(copied, optim=optim), override=("steps", "clip_norm"))
+    changed = {"step": 12, "override": {"steps": [12, 13], "clip_norm": [1.0, 0.5]}}
     assert changed in read_records(copied / "run" / "log.jsonl")
 
 
@@ -215,7 +215,7 @@ def test_a_setting_is_refused_unless_it_is_overridden(kind: Run, copied: Path) -
     ("changes", "complaint"),
     [
         ({"model": dataclasses.replace(MODEL, heads=2)}, "heads 4 is now 2"),
-        ({"model": dataclasses.replace(MODEL, scan=False)}, "scan True is now False"),
+        ({"model": dataclasses.replace(MODEL, scan_layers=False)}, "scan_layers True is now False"),
         ({"batch": 8}, "batch 4 is now 8"),
         ({"seed": 1}, "seed 0 is now 1"),
     ],
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_run_is_refused(
 
 
 @of_text
-@pytest.mark.parametrize(("name", "value"), [("optimizer", "lion"), ("ema", 0.9)])
+@pytest.mark.parametrize(("name", "value"), [("optimizer", "lion"), ("ema_decay", 0.9)])
 def test_a_setting_that_keeps_other_arrays_is_refused(copied: Path, name: str, value: Any) -> None:
     config = run(copied, optim=dataclasses.replace(OPTIM, **{name: value}))
     with pytest.raises(InputError, match=f"{name} cannot change, because the checkpoints"):
@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_points_to_an_intact_one(
 
 
 def test_steps_that_are_not_finite_change_nothing_and_then_stop_the_run(tmp_path: Path) -> None:
-    optim = OptimConfig(steps=12, warmup=0, learning_rate=1e30, max_skips=2)
+    optim = OptimConfig(steps=12, warmup_steps=0, learning_rate=1e30, max_skips=2)
     with pytest.raises(InputError, match=r"3 steps in a row were skipped.*lower --learning-rate"):
         quiet(run(tmp_path, optim=optim, save_every=1))
     records = read_records(tmp_path / "run" / "log.jsonl")

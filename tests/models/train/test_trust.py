@@ -75,7 +75,7 @@ class Pipe(io.StringIO):
 
 def test_an_output_that_nobody_reads_ends_the_run_after_a_save(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write to standard output: Broken pipe; saved"):
-        train(run(tmp_path, log_every=1), Output(file=Pipe()))
+        train(run(tmp_path, print_every=1), Output(file=Pipe()))
     logged = [step for step, loss, _ in losses(tmp_path / "run") if loss is not None]
     saved = [int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir()]
     assert 0 < len(logged) < 12
@@ -197,7 +197,7 @@ def test_damage_in_any_file_changes_nothing(
     """The state is what was saved, or it is refused, and nothing is said beside that."""
     beside: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", beside.append)
-    optim, rng = dataclasses.replace(OPTIM, ema=0.5), random.Random(0)
+    optim, rng = dataclasses.replace(OPTIM, ema_decay=0.5), random.Random(0)
     model, folder, refused = examples.MODELS[name], tmp_path / "checkpoints", 0
     state, meta = init_state(model, optim, seed=0), {"data_state": {"next_index": 8}}
     like = abstract_state(model, optim)
