@@ -99,21 +99,21 @@ def test_inputs() -> None:
 @pytest.mark.usefixtures("model")
 def test_policies() -> None:
     for name in ("min_cut", "save_everything", "save_dots", "save_nothing"):
-        assert function.policy(name) is getattr(policies, name)
-    assert function.policy("budget:8GiB") == policies.budget("8 GiB")
-    assert function.policy("saved:1000") == policies.budget(1000, of="saved")
+        assert function.read_policy(name) is getattr(policies, name)
+    assert function.read_policy("budget:8GiB") == policies.budget("8 GiB")
+    assert function.read_policy("saved:1000") == policies.budget(1000, of="saved")
     assert kept("written:loss", "--policy", "save_nothing")["total_bytes"] == 0
     assert kept("written:loss", "--policy", "save_dots")["total_bytes"] == 4 * 8 * 4
     with pytest.raises(
         WrongArgument, match=r"--policy some\n.*no policy has the name 'some'\n.*budget:6GiB"
     ):
-        function.policy("some")
+        function.read_policy("some")
     with pytest.raises(WrongArgument, match=r"^--policy budget:8 apples\n"):
-        function.policy("budget:8 apples")
+        function.read_policy("budget:8 apples")
     for before, now in (("default", "min_cut"), ("full", "save_nothing"), ("dots", "save_dots"),
                         ("everything", "save_everything")):  # fmt: skip
         with pytest.raises(WrongArgument, match=f"\n  remedy:  did you mean '{now}'"):
-            function.policy(before)
+            function.read_policy(before)
 
 
 @pytest.mark.usefixtures("model")

@@ -151,7 +151,7 @@ def test_a_module(
 
 
 def test_a_comparison_with_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = run(PROGRAM, options=("--compare", "--policy", "save_nothing"))
+    code, out, err = run(PROGRAM, options=("--compare-with-jax", "--policy", "save_nothing"))
     assert (code, out.splitlines()[-1]) == (0, "6.0 8.0")
     table, told = err.split("largest relative difference from JAX:\n")
     assert "value_and_grad" in table
@@ -162,7 +162,7 @@ def test_a_comparison_with_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
     wrong = lambda *args, **options: lambda *xs: (jnp.float32(1.0), jnp.float32(3.0))
     monkeypatch.setitem(everywhere._OURS, "value_and_grad", wrong)
-    _, _, err = run("import jax\njax.grad(lambda x: x * x)(2.0)", options=("--compare",))
+    _, _, err = run("import jax\njax.grad(lambda x: x * x)(2.0)", options=("--compare-with-jax",))
     assert err.endswith("<lambda> (program.py:2): value 0.75, gradient 0.25\n")
 
 

@@ -1,4 +1,9 @@
-"""Composable function transforms for JAX, with control over the residuals of the backward pass."""
+"""Composable function transforms for JAX, with control over the residuals of the backward pass.
+
+`xform.grad`, `vjp`, `jvp` and the other transforms have the names and the meaning of JAX's. Their
+`policy=` decides which values are saved for the backward pass. `xform.plan` and
+`xform.memory_analysis` show the plan and the compiled memory before anything runs.
+"""
 
 import importlib as _importlib
 import typing as _typing
@@ -52,8 +57,8 @@ __all__ = [
 
 __version__ = _packages.own_version()
 
-# The modules of these functions are imported on first use: together they take a third of the
-# import time.
+# Functions, and the modules that define them. Such a module is imported on first use: together they
+# take a third of the import time.
 _LAZY_FUNCTIONS = {
     "compare": "xform.transforms.compare",
     "fits": "xform.memory.capacity",

@@ -1,9 +1,13 @@
 """xform's transforms for functions of Equinox modules, such as `xform.equinox.filter_grad(loss)`.
 
 The names, arguments and meaning are the same as in `equinox`. Equinox's own transforms use JAX's
-automatic differentiation; these use xform's. Transforms with a backward pass take a `policy`. In a
-pytree, arrays of floats or complex numbers are differentiated. Everything else (functions, strings,
-integers) is held constant, and is None in gradients and tangents.
+automatic differentiation; these use xform's. Transforms with a backward pass take a `policy`, which
+decides the values that are saved for it. In a pytree, arrays of floats or complex numbers are
+differentiated. Everything else (functions, strings, integers) is held constant, and is None in
+gradients and tangents.
+
+Each transform divides its pytrees with `eqx.partition` into the part that is differentiated, `wrt`,
+and the constant rest, `held`. xform's own transform gets a function of `wrt` alone.
 """
 
 from __future__ import annotations
@@ -56,6 +60,8 @@ class _TransformedFunction(eqx.Module):
 
 
 class _ValueAndGrad(_TransformedFunction):
+    """The function that `filter_value_and_grad` returns."""
+
     _has_aux: bool = eqx.field(static=True)
     _policy: Any = eqx.field(static=True)
     _holomorphic: bool = eqx.field(static=True)
@@ -79,12 +85,16 @@ class _ValueAndGrad(_TransformedFunction):
 
 
 class _Grad(_ValueAndGrad):
+    """The function that `filter_grad` returns."""
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         value, gradient = super().__call__(*args, **kwargs)
         return (gradient, value[1]) if self._has_aux else gradient
 
 
 class _FilterJacobian(_TransformedFunction):
+    """The function that `filter_jacfwd` or `filter_jacrev` returns; `_transform` is xform's."""
+
     _has_aux: bool = eqx.field(static=True)
     _transform: Function = eqx.field(static=True)
 
@@ -95,25 +105,32 @@ class _FilterJacobian(_TransformedFunction):
 
 
 class _Checkpoint(_TransformedFunction):
+    """The function that `filter_checkpoint` returns."""
+
     _prevent_cse: bool = eqx.field(static=True)
     _policy: Any = eqx.field(static=True)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         arrays, held = eqx.partition((self._fun, args, kwargs), eqx.is_array)
-        rest: list[Tree] = []
+        held_outputs: list[Tree] = []
 
         def region(arrays: Tree) -> Tree:
             fun, args, kwargs = eqx.combine(arrays, held)
-            outputs, other = eqx.partition(fun(*args, **kwargs), eqx.is_array)
-            rest[:] = [other]
-            return outputs
+            array_outputs, other_outputs = eqx.partition(fun(*args, **kwargs), eqx.is_array)
+            held_outputs[:] = [other_outputs]
+            return array_outputs
 
-        outputs = checkpoint(region, prevent_cse=self._prevent_cse, policy=self._policy)(arrays)
-        return eqx.combine(outputs, rest[0])
+        array_outputs = checkpoint(region, prevent_cse=self._prevent_cse, policy=self._policy)(
+            arrays
+        )
+        return eqx.combine(array_outputs, held_outputs[0])
 
 
 def _decorator(transform: D) -> D:
-    """Make a transform return a decorator if it is called with options only."""
+    """Let a transform return a decorator if it is called with options only.
+
+    The function that it returns gets the name and the docstring of the given function.
+    """
 
     @functools.wraps(transform)
     def call(fun: Function | None = None, **options: Any) -> Any:
@@ -133,7 +150,7 @@ def filter_value_and_grad(fun: Function, *, has_aux: bool = False, policy: Any =
       fun: function that returns a scalar. Its first argument, any pytree, is differentiated.
         Without `fun`, a decorator is returned.
       has_aux: whether `fun` returns a pair `(value, auxiliary)`.
-      policy: what is saved for the backward pass: a policy of `xform.policies` or
+      policy: which values are saved for the backward pass: a policy of `xform.policies` or
         `jax.checkpoint_policies`.
       holomorphic: whether `fun` is complex-differentiable; inputs and output must be complex.
 
@@ -142,8 +159,10 @@ def filter_value_and_grad(fun: Function, *, has_aux: bool = False, policy: Any =
       `((value, auxiliary), gradient)`. The gradient has the structure of the first argument.
 
     Raises:
-      WrongArgument: there is no positional argument.
-      NotScalar, WrongDtype, MissingRule: as `xform.value_and_grad`.
+      WrongArgument: the returned function is called without a positional argument.
+      NotScalar: `fun` does not return a scalar.
+      WrongDtype: an input or the output has a dtype that does not suit `holomorphic`.
+      MissingRule: a primitive in `fun` has no derivative rule.
 
     Cost: three to four times the FLOPs of `fun`, plus what the policy recomputes.
 
@@ -162,8 +181,8 @@ def filter_grad(fun: Function, *, has_aux: bool = False, policy: Any = None,
                 holomorphic: bool = False) -> Function:  # fmt: skip
     """Return a function that computes the gradient of a scalar function.
 
-    Arguments, errors and cost are the same as for `filter_value_and_grad`. With `has_aux` the
-    result is a pair `(gradient, auxiliary)`.
+    Arguments, errors and cost are the same as for `filter_value_and_grad`. The returned function
+    returns the gradient only, or with `has_aux` a pair `(gradient, auxiliary)`.
 
     >>> g = xform.equinox.filter_grad(lambda tree: tree[0] ** 2)((jnp.float32(3.0), "a name"))
     >>> float(g[0]), g[1]
@@ -175,8 +194,24 @@ def filter_grad(fun: Function, *, has_aux: bool = False, policy: Any = None,
 def filter_vjp(fun: Function, *primals: Tree, has_aux: bool = False, policy: Any = None) -> Any:
     """Evaluate a function and return the map that pulls cotangents back through it.
 
-    Errors and cost are the same as for `xform.vjp`. The cotangents of the output and of the primals
-    have their structure, with None for everything but arrays of floats and complex numbers.
+    Args:
+      fun: function of any pytrees.
+      *primals: the point, the arguments of `fun`.
+      has_aux: whether `fun` returns a pair `(output, auxiliary)`.
+      policy: which values are saved for the backward pass: a policy of `xform.policies` or
+        `jax.checkpoint_policies`.
+
+    Returns:
+      `(output, pull)`, or `(output, pull, auxiliary)` with `has_aux`. `pull` maps a cotangent of
+      the output to a tuple with the cotangent of each primal. Cotangents have the structure of
+      their values, with None for everything but arrays of floats and complex numbers.
+
+    Raises:
+      MissingRule: a primitive in `fun` has no derivative rule.
+      WrongCotangent: the cotangent given to `pull` does not match the output.
+
+    Cost: one evaluation of `fun`, and for each call of `pull` two to three times its FLOPs, plus
+    what the policy recomputes.
 
     >>> y, pull = xform.equinox.filter_vjp(lambda tree: (tree[0] * 2, tree[1]), (jnp.ones(2), "a"))
     >>> pull((jnp.ones(2), None))[0][0].tolist(), y[1]
@@ -203,7 +238,7 @@ def filter_jvp(
     Args:
       fn: function of any pytrees.
       primals: the point, a sequence of arguments.
-      tangents: a tangent, or None, for each leaf of `primals`.
+      tangents: a tangent for each leaf of `primals`, or None to hold the leaf constant.
       **kwargs: keyword arguments of `fn`, held constant.
 
     Returns:
@@ -213,9 +248,10 @@ def filter_jvp(
     Raises:
       WrongArgument: `primals` or `tangents` is not a tuple or list.
       WrongTangent: `tangents` does not have the structure of `primals`.
-      MissingRule, NotDifferentiable: as `xform.jvp`.
+      MissingRule: a primitive in `fn` has no derivative rule.
+      NotDifferentiable: `fn` calls a `custom_vjp` function, which has no forward mode.
 
-    Cost: the same as for `xform.jvp`.
+    Cost: two to three times the FLOPs of `fn`; memory about twice that of `fn`.
 
     >>> y, dy = xform.equinox.filter_jvp(lambda x, y: (x * y, y, "a"), (2.0, 3.0), (1.0, None))
     >>> float(dy[0]), dy[1], dy[2]
@@ -223,35 +259,39 @@ def filter_jvp(
     """
     primals = as_tuple(primals, "primals", "filter_jvp")
     tangents = as_tuple(tangents, "tangents", "filter_jvp")
-    none = lambda x: x is None
-    trees = [jax.tree.structure(t, is_leaf=none) for t in (primals, tangents)]
-    if trees[0] != trees[1]:
+    is_none = lambda x: x is None
+    primals_tree, tangents_tree = (
+        jax.tree.structure(t, is_leaf=is_none) for t in (primals, tangents)
+    )
+    if primals_tree != tangents_tree:
         raise WrongTangent(
             "filter_jvp",
-            f"the tangents have the structure {trees[1]}, the primals {trees[0]}",
+            f"the tangents have the structure {tangents_tree}, the primals {primals_tree}",
             "",
             "pass a tangent, or None, for each leaf of the primals",
         )
-    still = jax.tree.map(none, tangents, is_leaf=none)
-    held, wrt = eqx.partition(primals, still)
+    is_held = jax.tree.map(is_none, tangents, is_leaf=is_none)
+    held, wrt = eqx.partition(primals, is_held)
     leaves, tree = jax.tree.flatten(wrt)
 
     def pure(*leaves: Any) -> Any:
+        """Return the outputs that have a tangent, and the other outputs."""
         trace: Any = current_trace()
         tag = trace.tag
         out = fn(*eqx.combine(jax.tree.unflatten(tree, leaves), held), **kwargs)
-        moves = lambda x: isinstance(x, TangentTracer) and x._trace.tag is tag
-        moving, rest = eqx.partition(out, moves)
-        return moving, rest
+        has_tangent = lambda x: isinstance(x, TangentTracer) and x._trace.tag is tag
+        return eqx.partition(out, has_tangent)
 
-    y, pushed, rest = forward.jvp(pure, leaves, jax.tree.leaves(tangents), has_aux=True)
-    return eqx.combine(y, rest), pushed
+    y, tangent, constant = forward.jvp(pure, leaves, jax.tree.leaves(tangents), has_aux=True)
+    return eqx.combine(y, constant), tangent
 
 
 def filter_jacfwd(fun: Function, has_aux: bool = False) -> Function:
     """Return a function that computes the Jacobian by the first argument, in forward mode.
 
-    The output of `fun` must consist of arrays. Errors and cost are the same as for `xform.jacfwd`.
+    `fun` maps any pytree to a pytree of arrays, or with `has_aux` to a pair of that and an
+    auxiliary output, which is returned too. Errors and cost are the same as for `xform.jacfwd`: one
+    jvp for each element of the input.
 
     >>> jacobian = xform.equinox.filter_jacfwd(lambda tree: tree[0] ** 2)
     >>> jacobian((jnp.array([1.0, 2.0]), "a"))[0].tolist()
@@ -263,7 +303,9 @@ def filter_jacfwd(fun: Function, has_aux: bool = False) -> Function:
 def filter_jacrev(fun: Function, has_aux: bool = False) -> Function:
     """Return a function that computes the Jacobian by the first argument, in reverse mode.
 
-    The output of `fun` must consist of arrays. Errors and cost are the same as for `xform.jacrev`.
+    `fun` maps any pytree to a pytree of arrays, or with `has_aux` to a pair of that and an
+    auxiliary output, which is returned too. Errors and cost are the same as for `xform.jacrev`: one
+    pullback for each element of the output.
 
     >>> xform.equinox.filter_jacrev(lambda tree: tree[0].sum())((jnp.ones(2), "a"))[0].tolist()
     [1.0, 1.0]
@@ -274,7 +316,8 @@ def filter_jacrev(fun: Function, has_aux: bool = False) -> Function:
 def filter_hessian(fun: Function, has_aux: bool = False) -> Function:
     """Return a function that computes the Hessian by the first argument, forward over reverse.
 
-    The output of `fun` must consist of arrays. Errors and cost are the same as for `xform.hessian`.
+    `fun` maps any pytree to a pytree of arrays, or with `has_aux` to a pair of that and an
+    auxiliary output, which is returned too. Errors and cost are the same as for `xform.hessian`.
 
     >>> h = xform.equinox.filter_hessian(lambda tree: tree[0] ** 3)((jnp.float32(2.0), "a"))
     >>> float(h[0][0])
@@ -287,8 +330,20 @@ def filter_hessian(fun: Function, has_aux: bool = False) -> Function:
 def filter_checkpoint(fun: Function, *, prevent_cse: bool = True, policy: Any = None) -> Function:
     """Return a function like `fun` whose intermediate values are recomputed in the backward pass.
 
-    `fun` takes and returns any pytrees. Without `fun`, a decorator is returned. The other arguments
-    and the cost are the same as for `xform.checkpoint`.
+    Args:
+      fun: function that takes and returns any pytrees. Without `fun`, a decorator is returned.
+      prevent_cse: whether to keep the compiler from merging the recomputed operations with those of
+        the forward pass.
+      policy: which intermediate values are saved nevertheless: a policy of `xform.policies` or
+        `jax.checkpoint_policies`; None saves none of them.
+
+    Returns:
+      A function with the arguments and results of `fun`.
+
+    Raises:
+      WrongArgument: `policy` is not a policy, or is a budget of the peak memory.
+
+    Cost: in reverse mode, about one more evaluation of `fun`, less what the policy saves.
 
     >>> twice, policy = lambda x, f: f(f(x)), xform.policies.save_dots
     >>> layer = xform.equinox.filter_checkpoint(twice, policy=policy)

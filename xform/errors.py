@@ -1,8 +1,8 @@
 """The exceptions of xform.
 
-A message has four parts: the request, the problem, the line of the user's code, the remedy. Each
-exception is also an instance of the type that JAX raises in the same situation, so code that
-catches `TypeError` or `ValueError` keeps working.
+A message has four parts: the request, the problem, the line of the user's code, the remedy. An
+exception is also an instance of the type that JAX raises in the same situation, such as
+`TypeError`. So code that catches JAX's exceptions catches xform's too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class XformError(Exception):
     Args:
       request: what the user asked for, such as "derivative of sort".
       problem: why it cannot be done.
-      where: the line of the user's code, as `file:line (function)`; empty if unknown.
+      where: the line of the user's code, as `file:line (function)`; "" if unknown.
       remedy: what to do about it.
     """
 
@@ -34,16 +34,16 @@ class XformError(Exception):
         return type(self), (self.request, self.problem, self.where, self.remedy)
 
     def at(self, where: str) -> XformError:
-        """The same error with another `where`."""
+        """Return the same error with another `where`."""
         return type(self)(self.request, self.problem, where, self.remedy)
 
 
 class MissingRule(XformError, NotImplementedError):
-    """A primitive has no rule."""
+    """A primitive has no derivative rule."""
 
 
 class UnsupportedParam(XformError, NotImplementedError):
-    """A primitive has a parameter that its rule does not support."""
+    """A primitive has a parameter value that its derivative rule does not support."""
 
 
 class NotDifferentiable(XformError, TypeError, ValueError):
@@ -75,11 +75,14 @@ class WrongArgument(XformError, TypeError, ValueError):
 
 
 class NotOneDerivative(WrongArgument):
-    """A step passes its policy to no derivative, or to derivatives of several functions."""
+    """A training step passes its policy to no derivative, or to derivatives of several functions.
+
+    Planning such a step needs exactly one function that is differentiated under the policy.
+    """
 
 
 class UnknownShardings(WrongArgument):
-    """A budget is per device, but the sharding of the values is unknown."""
+    """A budget counts bytes on each device, but the sharding of the values is unknown."""
 
 
 class NotLinear(XformError, TypeError, NotImplementedError):
@@ -87,14 +90,14 @@ class NotLinear(XformError, TypeError, NotImplementedError):
 
 
 class WrongRule(XformError, AssertionError):
-    """A declared rule contradicts itself or its primitive."""
+    """A declared derivative rule contradicts itself or its primitive."""
 
 
 class BudgetInfeasible(XformError, ValueError):
-    """No plan fits the budget.
+    """No plan, that is no choice of the values that the backward pass saves, fits the budget.
 
     Attributes:
-      floor_bytes: bytes of the plan with the lowest memory.
+      floor_bytes: bytes of the plan with the lowest memory, the smallest budget that can be met.
     """
 
     def __init__(self, request: str, problem: str, where: str, remedy: str, floor_bytes: int = 0):
@@ -106,11 +109,11 @@ class BudgetInfeasible(XformError, ValueError):
 
 
 class NotSolved(XformError, RuntimeError):
-    """A solver stopped before it proved its result."""
+    """A solver of an optimization problem stopped before it proved its result."""
 
 
 class OtherProgram(XformError, ValueError):
-    """A plan was made for another program."""
+    """A saved plan was made for another program than the one that it is used for."""
 
 
 class MissingExtra(XformError, ImportError):
@@ -122,7 +125,7 @@ class CompilationFailed(XformError, RuntimeError):
 
 
 class FailedFunction(XformError):
-    """A function named on the command line, or the function for its inputs, failed."""
+    """A function named on the command line, or the function that makes its arguments, failed."""
 
 
 class FileNotWritten(XformError, OSError):
@@ -130,4 +133,4 @@ class FileNotWritten(XformError, OSError):
 
 
 class BrokenPass(XformError, AssertionError):
-    """A pass returned an invalid program, or one with other types or effects."""
+    """A program pass returned an invalid program, or one with other types or effects."""

@@ -1,10 +1,10 @@
 """Replace JAX's transforms by xform's in every module: `install`, `uninstall`, `is_installed`.
 
-A module with one of JAX's transforms under any name gets xform's instead. Modules that are imported
-later get it too, because `jax.grad` itself is then xform's. JAX's own modules, `jax._src`, keep
-JAX's transforms. Some libraries look up JAX's transforms when they are called (Flax's `nnx.grad`
-and `nn.remat`, Equinox's `filter_grad`, Haiku's, Optax's). xform then differentiates for them, and
-nothing else is needed.
+`install` looks for JAX's transforms in the names of all loaded modules, under any name, and puts
+xform's in their place. Modules that are imported later get xform's too, because `jax.grad` itself
+is then xform's. JAX's own modules, `jax._src`, keep JAX's transforms. Libraries that look up JAX's
+transforms when they are called, such as Flax (`nnx.grad`), Equinox (`filter_grad`), Haiku and
+Optax, are then differentiated by xform too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ _OURS: dict[str, Transform] = {
 # The transforms that take a policy for the whole function; a remat region has its own policy.
 _PLANNED = ("grad", "value_and_grad", "vjp", "fwd_and_bwd")
 
+# JAX's transforms, as far as this version of JAX has them.
 THEIRS: dict[str, Transform] = {n: getattr(jax, n) for n in _OURS if hasattr(jax, n)}
-# The transforms that modules have now instead of JAX's.
-_now = dict(THEIRS)
+# For each name in `THEIRS`, the transform that modules have at present: JAX's, or a replacement.
+_current = dict(THEIRS)
 
 
 def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
@@ -69,11 +70,12 @@ def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
       A context manager for the `with` statement; ignore it after a plain call.
 
     Raises:
-      WrongArgument: `policy` is not a policy; then no module is changed. After the call, JAX's
-        names raise xform's errors, such as `BudgetInfeasible`. `python -m xform run` continues
-        after such errors instead.
+      WrongArgument: `policy` is not a policy; then no module is changed.
 
-    Cost: one pass over the names of all modules, some hundredths of a second.
+    After the call, JAX's names raise xform's errors, such as `BudgetInfeasible`. (`python -m xform
+    run` calls JAX's transform after such an error instead.)
+
+    Cost: some hundredths of a second, to look through the names of all modules.
 
     >>> with xform.install(policy=xform.policies.save_dots):
     ...     print(float(jax.grad(jnp.sin)(0.0)), xform.is_installed())
@@ -81,10 +83,10 @@ def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
     >>> xform.is_installed()
     False
     """
-    before, end = dict(_now), contextlib.ExitStack()
+    before, with_block = dict(_current), contextlib.ExitStack()
     replace_transforms(replacements(policy))
-    end.callback(replace_transforms, before)
-    return end
+    with_block.callback(replace_transforms, before)
+    return with_block
 
 
 def uninstall() -> None:
@@ -103,52 +105,66 @@ def is_installed() -> bool:
     >>> xform.is_installed()
     False
     """
-    return _now != THEIRS
+    return _current != THEIRS
 
 
 def replacements(policy: Any = None) -> dict[str, Transform]:
-    """For each of JAX's transforms, by name, a function with its arguments that calls xform's."""
+    """Return, for each of JAX's transforms by name, a function that takes its place.
+
+    It takes the arguments of JAX's transform and calls xform's. `policy` is the policy of calls
+    without one; None keeps the default of each transform.
+
+    Raises:
+      WrongArgument: `policy` is not a policy.
+    """
     policy = parse(policy)
     return {name: _replacement(name, policy) for name in THEIRS}
 
 
 def _replacement(name: str, policy: Any) -> Transform:
+    """Return the function that takes the place of JAX's transform `name`."""
     ours, theirs = _OURS[name], THEIRS[name]
-    taken = inspect.signature(ours).parameters
-    function, *options = inspect.signature(theirs).parameters
-    dropped = [k for k in options if k not in taken]
-    fixed = {"policy": policy} if policy is not None and name in _PLANNED else {}
+    our_parameters = inspect.signature(ours).parameters
+    function_parameter, *their_options = inspect.signature(theirs).parameters
+    dropped = [k for k in their_options if k not in our_parameters]
+    default = {"policy": policy} if policy is not None and name in _PLANNED else {}
 
     @functools.wraps(theirs)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if function in kwargs:
-            args = (kwargs.pop(function), *args)
+        if function_parameter in kwargs:
+            args = (kwargs.pop(function_parameter), *args)
         for k in dropped:  # such as `reduce_axes`, which JAX accepts if it is empty
             if k in kwargs and not kwargs[k]:
                 del kwargs[k]
-        return ours(*args, **fixed | kwargs)
+        return ours(*args, **default | kwargs)
 
     replacement.__module__ = "jax"  # so that pickle finds it
     return replacement
 
 
 def replace_transforms(transforms: Mapping[str, Transform]) -> None:
-    """Replace the transforms that modules have now by these, in all modules or in none."""
-    first = [n for n in transforms if _now[n] is THEIRS[n]]
-    new = {id(_now[n]): x for n, x in transforms.items()}
-    keep = {id(THEIRS[n]) for n in first}
+    """Replace the transforms that modules have at present by `transforms`, a mapping by name.
+
+    If this fails, no module is changed. Modules of JAX's internals and of xform keep JAX's own.
+    """
+    new = {id(_current[name]): transform for name, transform in transforms.items()}
+    originals = {id(THEIRS[name]) for name in transforms if _current[name] is THEIRS[name]}
     changes: list[tuple[dict[str, Any], str, Any]] = []
-    for name, names in loaded_modules():
-        own = name.partition(".")[0] in ("xform", "jaxlib") or f"{name}.".startswith("jax._src.")
-        changes += [(names, key, value) for key, value in list(names.items())
-                    if id(value) in new and not (own and id(value) in keep)]  # fmt: skip
-    done = 0
+    for module, names in loaded_modules():
+        package = module.partition(".")[0]
+        keeps_originals = package in ("xform", "jaxlib") or f"{module}.".startswith("jax._src.")
+        changes += [
+            (names, key, value)
+            for key, value in list(names.items())
+            if id(value) in new and not (keeps_originals and id(value) in originals)
+        ]
+    changed = 0
     try:
         for names, key, value in changes:
             names[key] = new[id(value)]
-            done += 1
-    except BaseException:  # also for an interrupt by the user
-        for names, key, value in changes[:done]:
+            changed += 1
+    except BaseException:  # also an interrupt by the user
+        for names, key, value in changes[:changed]:
             names[key] = value
         raise
-    _now.update(transforms)
+    _current.update(transforms)

@@ -1,4 +1,4 @@
-"""Declare derivative rules for your own primitives, in the same way as xform's own rules.
+"""Declare derivative rules for your own JAX primitives, in the same way as xform's own rules.
 
 >>> import jax
 >>> from jax import lax
@@ -10,22 +10,23 @@
 >>> float(xform.grad(cube_p.bind)(jnp.float32(2.0)))
 12.0
 
-Each function declares one kind of rule:
+Each function declares one kind of rule, from one or more formulas. In them `x` are the inputs of
+the primitive, `y` is its output, and `ct` is the cotangent of the output:
 
-- `pointwise` takes partial derivatives `di(y, *x)`;
-- `linear` takes a transpose `(ct, *x)`;
-- `bilinear` takes one transpose for each side;
+- `pointwise` takes a formula `(y, *x)` for the partial derivative by each input;
+- `linear` takes the transpose `(ct, *x)`;
+- `bilinear` takes one transpose for each of the two inputs;
 - `constant` takes any number of primitives, whose derivatives are zero;
 - `composite` takes a jvp written in JAX operations, and xform derives the pullback from it. The jvp
   must return the primitive's outputs, bit for bit, or None; for None, the primitive is bound.
 
-Formulas take the primitive's parameters as keyword-only arguments. Some formula must take every
-parameter that is not None, False or empty. A subclass of `Structured` describes a primitive that
-contains programs. Test your rules with `xform.testing.check_rule`.
+Formulas take the primitive's parameters as keyword-only arguments. Every parameter that is not
+None, False or empty must be taken by a formula. For a primitive that contains programs, such as a
+loop, write a subclass of `Structured`. Test your rules with `xform.testing.check_rule`.
 
-A rule belongs to the Primitive object, whatever its name. `traits` has further facts for the
-planner and the passes: `Traits(fusion="elementwise")` says that XLA fuses the primitive, `flops=`
-gives its cost, and `random=True` forbids recomputing it.
+A rule belongs to the Primitive object, not to its name. The argument `traits` gives further facts:
+`Traits(fusion="elementwise")` says that XLA fuses the primitive with its neighbours, `flops=` gives
+its cost, and `random=True` forbids recomputing it.
 """
 
 from xform.interpret.node import Node, Structured

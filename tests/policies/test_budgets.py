@@ -149,7 +149,7 @@ def test_a_region_is_refused() -> None:
 
 
 def test_on_the_command_line() -> None:
-    assert function.policy("auto") == policies.fit()
+    assert function.read_policy("auto") == policies.fit()
     words = [f"{__name__}:looped", "--target", "cpu"]
     assert "auto, min_cut, on cpu" in commands.run(["plan", *words, "--policy", "auto"])
     (entry,) = xform.compare(looped, *inputs(), policies=[None])

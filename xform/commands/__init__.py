@@ -1,9 +1,14 @@
-"""The commands of `python -m xform`. Each command is a file in this folder.
+"""The command line `python -m xform COMMAND`. Each command is a file in this folder.
 
-The file has `run(args)`, which takes the parsed arguments and returns the text to print, and
-`arguments(parser)`, which adds the options. The docstring of `run` is the command's help. The
-command is named like the file, with `-` for `_`. To add a command, add a file. `function.py` reads
-the options that commands share: a function, its inputs and a policy.
+A command's file defines two functions:
+
+- `arguments(parser)` adds the options to an `argparse` parser;
+- `run(args)` takes the parsed options and returns the text to print. It may set `args.status`, the
+  exit status. Its docstring is the command's help.
+
+The command is named like its file, with `-` for `_`. A new file is a new command. Options that
+several commands share are in `function.py` (a function, its inputs and a policy), `transform.py`
+and `reports.py` (devices and output files).
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import inspect
 import os
 import pkgutil
 import sys
@@ -28,19 +34,23 @@ COMMANDS: dict[str, Any] = {
     m.__name__.rpartition(".")[2].replace("_", "-"): m for m in _MODULES if hasattr(m, "run")
 }
 
-# Paths of code that is not the user's.
-_OTHERS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+# Beginnings of the file names of code that is not the user's: xform, Python, generated code.
+_NOT_USER_CODE = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
            sysconfig.get_path("stdlib") + os.sep, "<")  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line, print its text and return the exit status.
 
-    The status is 0, or 1 after an error in the request or in the user's code. A command line that
-    cannot be parsed exits with 2. `fits` returns 3 if the function does not fit.
+    The status is 0, or 1 after an error in the request or in the user's code. `fits` returns 3 if
+    the function does not fit, and `run` the status of its program. `SystemExit(2)` is raised for a
+    command line that cannot be parsed.
+
+    Args:
+      argv: the words after `python -m xform`; None for those of this process.
     """
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] != ["run"]:  # there the program initializes JAX itself
+    if words[:1] != ["run"]:  # the program that `run` runs initializes JAX itself
         with contextlib.suppress(RuntimeError), hide_stderr():
             jax.devices()
     try:
@@ -71,7 +81,7 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
     parser = argparse.ArgumentParser(prog="python -m xform", allow_abbrev=False)
     commands: Any = parser.add_subparsers(required=True, metavar="command")
     for name, module in COMMANDS.items():
-        about = module.run.__doc__
+        about = inspect.getdoc(module.run) or ""
         sub = commands.add_parser(
             name, help=about.splitlines()[0], description=about, allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -88,9 +98,9 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
     except XformError:
         raise
     except Exception as error:
-        where = _blamed(error)
+        where = _user_line(error)
         if not where and not isinstance(error, OSError):
-            _blame_inputs(error, args)
+            _check_returned_arrays(error, args)
             raise
         kind = type(error).__name__
         raise FailedFunction(
@@ -102,7 +112,11 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
 
 
 def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str | None]:
-    """`--name value`, `--name=value` and `--name` as a dict; the value of a bare name is None."""
+    """Parse the options for `inputs`: those of `--arg`, and the unknown words in `rest`.
+
+    `rest` may hold `--name value`, `--name=value` and `--name`. The result maps names to values;
+    the value of a bare `--name` is None.
+    """
     values: dict[str, str | None] = {}
     for word in args.options:
         name, equals, value = word.partition("=")
@@ -123,26 +137,25 @@ def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str | None]
     return values
 
 
-def _blamed(error: BaseException) -> str:
-    """The line of the user's code that an error came from; empty if it came from elsewhere."""
+def _user_line(error: BaseException) -> str:
+    """Return the line of the user's code that raised an error; "" if other code raised it."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_OTHERS)]
+    own = [f for f in frames if not f.filename.startswith(_NOT_USER_CODE)]
     own = [f for f in own if f"{os.sep}site-packages{os.sep}" not in f.filename]
     return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else ""
 
 
-def _blame_inputs(error: Exception, args: argparse.Namespace) -> None:
-    """Raise `WrongArgument` if `inputs` returned something other than arrays, after a failure.
+def _check_returned_arrays(error: Exception, args: argparse.Namespace) -> None:
+    """After a failure, raise `WrongArgument` if `inputs` returned anything but arrays.
 
-    A configuration is not an array either, but correct for a static argument. So this is checked
-    only after a failure.
+    Only then, because other values are correct for static arguments, such as a configuration.
     """
-    on = getattr(args, "bound", None)
-    if isinstance(error, TypeError | ValueError) and on and (others := on.no_arrays()):
+    bound = getattr(args, "bound", None)
+    if isinstance(error, TypeError | ValueError) and bound and (others := bound.non_arrays()):
         raise WrongArgument(
-            f"the arguments of {on.name}, by {on.source}",
+            f"the arguments of {bound.name}, by {bound.source}",
             f"{type(error).__name__}: {_first_lines(str(error))}",
             "",
             "return arrays or ShapeDtypeStructs, except for static arguments of a jitted function; "
@@ -151,6 +164,6 @@ def _blame_inputs(error: Exception, args: argparse.Namespace) -> None:
 
 
 def _first_lines(text: str) -> str:
-    """The first lines of an error message; JAX's messages are long."""
+    """Return the first lines of an error message, because JAX's messages are long."""
     head = text.strip().split("\n\n")[0].splitlines()[:8]
     return "\n           ".join(line.strip() for line in head)

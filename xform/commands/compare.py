@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import xform
-from xform.commands.function import add_function, policy, read_function
+from xform.commands.function import add_function, read_function, read_policy
 from xform.commands.reports import (
     add_outputs,
     add_policies,
@@ -22,12 +22,18 @@ def run(args: argparse.Namespace) -> str:
 
 
 def compare_policies(args: argparse.Namespace) -> Any:
-    """The comparison that the command line requests."""
-    on = read_function(args)
-    policies = [policy(text) for text in args.policy or ["min_cut"]]
-    comparison = xform.compare(on.f, *on.args, policies=policies, targets=args.target,
-                               policy_argument=on.policy_argument, **options(args))  # fmt: skip
-    return on.named(comparison, comparison.description.note)
+    """Return the `Comparison` that the command line requests."""
+    bound = read_function(args)
+    policies = [read_policy(text) for text in args.policy or ["min_cut"]]
+    comparison = xform.compare(
+        bound.f,
+        *bound.args,
+        policies=policies,
+        targets=args.target,
+        policy_argument=bound.policy_argument,
+        **options(args),
+    )
+    return bound.with_note(comparison, comparison.description.note)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

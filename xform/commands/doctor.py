@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> str:
 
 
 def _quieter() -> str:
-    """Advice if JAX reports at each start that an installed plugin found no device; else empty."""
+    """Return advice if JAX reports at each start that a plugin found no device; else ""."""
     plugins = [name for name in ("libtpu", "jax-cuda12-plugin") if packages.version(name)]
     if not plugins or jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS"):
         return ""
@@ -56,13 +56,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
-def _target(name: str, compiled: bool) -> dict[str, Any]:
+def _target(name: str, compiles: bool) -> dict[str, Any]:
+    """Return the row of a target: its name, device, memory and state.
+
+    With `compiles`, an installed target must compile a small function to be called working.
+    """
     target = parse_target(name)
     absent = missing(target)
     state = "installed"
     if absent:
         state = f"pip install {install(target)}  (lacks {', '.join(absent)})"
-    elif compiled:
+    elif compiles:
         x = jax.ShapeDtypeStruct((128, 128), "float32")
         compilation = compile_for(lambda x: x @ x, [x], target=target)
         state = f"works: compiled in {compilation.compile_seconds:.1f} s"

@@ -11,7 +11,7 @@ from xform.commands.function import (
     add_policy,
     add_policy_argument,
     read_function,
-    under,
+    under_policy,
 )
 from xform.commands.reports import add_targets, options
 
@@ -22,16 +22,18 @@ OVER = 3
 def run(args: argparse.Namespace) -> str:
     """Check whether a function fits a device. Exits with 3 if it does not.
 
-    Without --policy the function is compiled unchanged, see `memory`.
+    Without --policy the function is compiled unchanged. With it, the function is compiled as
+    `memory --policy` does.
     """
-    on = read_function(args)
-    report = xform.fits(under(on, args.policy), *on.args, target=args.target, **options(args))
+    bound = read_function(args)
+    report = xform.fits(
+        under_policy(bound, args.policy), *bound.args, target=args.target, **options(args)
+    )
     args.status = 0 if report.fits else OVER
     if args.json:
         return json.dumps({"fits": report.fits, **report.to_dict()}, indent=1)
-    return (
-        f"{report.compilation.verdict()}\n{on.named(report, report.description.note).description}"
-    )
+    described = bound.with_note(report, report.description.note)
+    return f"{report.compilation.verdict()}\n{described.description}"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

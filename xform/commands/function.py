@@ -1,9 +1,10 @@
 """Read the function, its arguments and the policy of a command line.
 
-A function is named as `module:name` or `path.py:name`. Its arguments come from a function that
-returns them as a tuple. That is, in this order: `--inputs module:name` (or a path), the attribute
-`inputs` of the function, or the function `inputs` of its module. The arguments are arrays or
-`jax.ShapeDtypeStruct`s (which allocate nothing) in pytrees. Anything else is passed on unchanged.
+A function is named as `module:name` or `path.py:name`. Its arguments come from a second function,
+called `inputs` here, which returns them as a tuple. It is the first of these that exists:
+`--inputs module:name`, the attribute `inputs` of the function, the function `inputs` of its module.
+The arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`s, which allocate nothing. Other
+values are passed on unchanged.
 
 An option `--name value` that the command does not have is a keyword argument of `inputs`. The value
 is read as a Python literal if possible, else as text. `--arg name=value` does the same for any
@@ -40,7 +41,7 @@ from xform.memory.description import describe
 from xform.transforms.inspect import derivative_at
 from xform.transforms.planning_task import with_policy
 
-ABOUT_POLICIES = f"what the backward pass saves: {policies.TEXTS}"
+ABOUT_POLICIES = f"which values the backward pass saves: {policies.TEXTS}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,25 +49,30 @@ class BoundFunction:
     """A function with its arguments.
 
     Attributes:
-      name: the reference to the function.
-      source: the origin of the arguments, such as "inputs()".
-      called: the call that made the arguments.
-      of_batch: `of_batch(batch=n)` makes the arguments for another batch; None if `inputs` has no
-        argument `batch`.
+      name: the function as the user named it, such as "model:loss".
+      f: the function.
+      args: its positional arguments.
+      source: where the arguments come from, for messages, such as "inputs()".
+      inputs_call: the call that made the arguments, such as "inputs(batch=8)".
+      args_of_batch: `args_of_batch(batch=n)` makes the arguments for another batch size; None if
+        `inputs` has no argument `batch`.
       policy_argument: the name of the argument that takes the policy of the derivatives inside the
-        function; None for a loss.
+        function, for a training step; None for a loss.
     """
 
     name: str
     f: Callable[..., Any]
     args: tuple[Any, ...]
     source: str
-    called: str
-    of_batch: Callable[..., tuple[Any, ...]] | None = None
+    inputs_call: str
+    args_of_batch: Callable[..., tuple[Any, ...]] | None = None
     policy_argument: str | None = None
 
     def transformed(self, args: argparse.Namespace, policy: Any = None) -> BoundFunction:
-        """The transform that the command line names, with its arguments."""
+        """Return the transform that the command line names, bound to its arguments.
+
+        `policy` is the default of the transform's argument `policy`.
+        """
         if self.policy_argument is not None:
             raise WrongArgument(
                 f"--transform {args.transform} of {self.name}",
@@ -74,40 +80,50 @@ class BoundFunction:
                 "",
                 "drop one of the two options, or name the loss",
             )
-        f, values, of_batch = self.f, self.args, self.of_batch
+        f, values, args_of_batch = self.f, self.args, self.args_of_batch
         argnums, has_aux = getattr(args, "argnums", 0), getattr(args, "has_aux", False)
-        if args.transform not in ("grad", "value_and_grad") and self.no_arrays():
+        if args.transform not in ("grad", "value_and_grad") and self.non_arrays():
             f, values = arrays_alone(f, values)
-            of_batch = None
+            args_of_batch = None
         run, seeds = transformed(args.transform, f, values, argnums, has_aux, policy)
         full = lambda values: (*values, *seeds(values))
         return dataclasses.replace(
             self, name=f"{args.transform} of {self.name}", f=run, args=full(values),
-            of_batch=of_batch and (lambda batch: full(of_batch(batch=batch))),
+            args_of_batch=args_of_batch and (lambda batch: full(args_of_batch(batch=batch))),
             policy_argument="policy" if args.transform in PLANNED else None,
         )  # fmt: skip
 
-    def named(self, report: Any, note: str) -> Any:
-        """A report or comparison, with the call that made the arguments and a note added."""
-        description = dataclasses.replace(report.description, inputs=self.called, note=note)
+    def with_note(self, report: Any, note: str) -> Any:
+        """Return a report or comparison with a note, and with the call that made the arguments."""
+        description = dataclasses.replace(report.description, inputs=self.inputs_call, note=note)
         return dataclasses.replace(report, description=description)
 
-    def headed(self, table: Any, argnums: int | Sequence[int] | None) -> str:
-        """A table of a derivative, with lines after its title that describe the arguments."""
-        by = range(len(self.args)) if argnums is None else argnums
-        by = by if isinstance(by, Sequence) else (by,)
-        about = f"differentiated by argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
+    def with_heading(self, table: Any, argnums: int | Sequence[int] | None) -> str:
+        """Return the text of a table, with lines after its title that describe the arguments.
+
+        Args:
+          table: a plan, or a table of residuals.
+          argnums: positions of the differentiated arguments; None for all.
+        """
+        wrt = range(len(self.args)) if argnums is None else argnums
+        wrt = wrt if isinstance(wrt, Sequence) else (wrt,)
+        about = f"differentiated by argument{'s' * (len(wrt) != 1)} {', '.join(map(str, wrt))}"
         if self.policy_argument is not None:
             about = (
                 f"planned: the derivative inside it, through its argument {self.policy_argument}; "
                 "bytes are of the whole function"
             )
-        arguments = dataclasses.replace(describe(self.f, self.args, {}), inputs=self.called).given
+        arguments = dataclasses.replace(
+            describe(self.f, self.args, {}), inputs=self.inputs_call
+        ).given
         title, _, rest = str(table).partition("\n")
         return f"{title}\n{about}\narguments: {arguments}\n{rest}"
 
     def in_specs(self, specs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """A tuple with the PartitionSpec of each argument, from specs by name; None for others."""
+        """Return the PartitionSpec of each argument; None for arguments that `specs` lacks.
+
+        `specs` maps names of arguments to PartitionSpecs.
+        """
         names = argument_names(self.f, len(self.args))
         if unknown := [name for name in specs if name not in names]:
             raise WrongArgument(
@@ -118,8 +134,8 @@ class BoundFunction:
             )
         return tuple(specs.get(name) for name in names)
 
-    def no_arrays(self) -> str:
-        """The arguments that are not arrays, as text: configurations or mistakes."""
+    def non_arrays(self) -> str:
+        """Describe the leaves of the arguments that are neither arrays nor numbers; "" if none."""
         others = [(path, x) for path, x in jax.tree.leaves_with_path(self.args)
                   if not (hasattr(x, "dtype") or isinstance(x, numbers.Number))]  # fmt: skip
         return ", ".join(f"{jax.tree_util.keystr(p)} is {type(x).__name__}" for p, x in others)
@@ -139,7 +155,7 @@ def add_function(parser: argparse.ArgumentParser) -> None:
 
 def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut") -> None:
     """Add the option `--policy`; `policy` reads it."""
-    parser.add_argument("--policy", default=default, metavar="P", help=ABOUT_POLICIES)
+    parser.add_argument("--policy", default=default, metavar="POLICY", help=ABOUT_POLICIES)
 
 
 def add_policy_argument(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +166,10 @@ def add_policy_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_argnums(parser: argparse.ArgumentParser, default: int | None = 0) -> None:
-    """Add the options `--argnums` and `--has-aux` of a derivative; None differentiates by all."""
+    """Add the options `--argnums` and `--has-aux` of a derivative.
+
+    `default` is the default of `--argnums`; None differentiates by all arguments.
+    """
     shown = "all" if default is None else default
     parser.add_argument(
         "--argnums",
@@ -159,11 +178,13 @@ def add_argnums(parser: argparse.ArgumentParser, default: int | None = 0) -> Non
         metavar="0,1",
         help=f"positions of the arguments to differentiate, or all (default: {shown})",
     )
-    parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
+    parser.add_argument("--has-aux", action="store_true",
+                        help="FUNC returns (output, auxiliary); only output is "
+                        "differentiated")  # fmt: skip
 
 
 def read_function(args: argparse.Namespace) -> BoundFunction:
-    """The function that the command line names, or its transform, with its arguments."""
+    """Return the function of the command line with its arguments, after `--transform` if given."""
     args.bound = read_untransformed(args)
     if args.transform:
         args.bound = args.bound.transformed(args)
@@ -171,14 +192,14 @@ def read_function(args: argparse.Namespace) -> BoundFunction:
 
 
 def read_untransformed(args: argparse.Namespace) -> BoundFunction:
-    """The function that the command line names, without its transform, with its arguments."""
+    """Return the function of the command line with its arguments; `--transform` is ignored."""
     f = resolve(args.function)
     if not callable(f):
         raise WrongArgument(
             args.function, f"it is {type(f).__name__}, not a function", "", "name a function"
         )
     source = f"--inputs {args.inputs}" if args.inputs else "inputs()"
-    make = _maker(args, f, source)
+    make = _inputs_function(args, f, source)
     options = {k: True if text is None else _value(text) for k, text in args.options.items()}
     bare = {name for name, text in args.options.items() if text is None}
     parameters = _check_options(args.function, make, options, bare, source)
@@ -193,18 +214,21 @@ def read_untransformed(args: argparse.Namespace) -> BoundFunction:
             "give positions of these arguments, from 0",
         )
     words = ", ".join(f"{k}={v!r}" for k, v in options.items())
-    called = f"{args.inputs or 'inputs'}({words})"
-    of_batch = None
+    inputs_call = f"{args.inputs or 'inputs'}({words})"
+    args_of_batch = None
     if "batch" in parameters:
-        of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
-    takes_policy = getattr(args, "policy_argument", None)
-    if takes_policy is not None:
-        check_parameter(f, n, takes_policy, f"{args.function} --policy-argument {takes_policy}")
-    return BoundFunction(args.function, f, values, source, called, of_batch, takes_policy)
+        args_of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
+    policy_argument = getattr(args, "policy_argument", None)
+    if policy_argument is not None:
+        request = f"{args.function} --policy-argument {policy_argument}"
+        check_parameter(f, n, policy_argument, request)
+    return BoundFunction(
+        args.function, f, values, source, inputs_call, args_of_batch, policy_argument
+    )
 
 
-def _maker(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
-    """The function that makes the arguments, see the docstring of this module."""
+def _inputs_function(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
+    """Return the function that makes the arguments of `f`: `--inputs`, or else `inputs`."""
     its_own = getattr(f, "inputs", getattr(module_of(args.function), "inputs", None))
     make = resolve(args.inputs) if args.inputs else its_own
     if make is None:
@@ -230,7 +254,12 @@ def _check_options(
 ) -> Mapping[str, inspect.Parameter]:
     """Check that `inputs` takes these options, and return its parameters.
 
-    The options in `bare` were given without a value.
+    Args:
+      name: the function whose arguments are made, for messages.
+      make: the function `inputs`.
+      options: its keyword arguments.
+      bare: names of the options that were given without a value.
+      source: the name of `make` in messages.
     """
     signature = inspect.signature(make)
     try:
@@ -250,7 +279,7 @@ def _check_options(
 
 
 def _arguments(name: str, values: Any, source: str) -> tuple[Any, ...]:
-    """The arguments, after checking that they are a tuple and have valid shapes."""
+    """Check that `inputs` returned a tuple with valid shapes, and return it."""
     if not isinstance(values, tuple | list):
         raise WrongArgument(
             f"the arguments of {name}, by {source}",
@@ -285,7 +314,7 @@ def _check_call(name: str, f: Callable[..., Any], values: tuple[Any, ...], sourc
 
 
 def _size(n: Any) -> bool:
-    """Whether this can be a size in a shape; symbolic sizes are allowed."""
+    """Tell whether this can be a size in a shape; symbolic sizes are allowed."""
     if isinstance(n, int | np.integer):
         return bool(n >= 0)
     return bool(jax.export.is_symbolic_dim(n))
@@ -318,23 +347,30 @@ def _check_option(name: str, value: Any, parameter: inspect.Parameter | None, so
         )
 
 
-def policy(text: str) -> Any:
-    """The policy that `--policy` names."""
+def read_policy(text: str) -> Any:
+    """Return the policy that `--policy` names."""
     return policies.parse(text, f"--policy {text}")
 
 
-def under(on: BoundFunction, text: str | None) -> Callable[..., Any]:
-    """The function under the policy of `--policy`; unchanged if there is none."""
+def under_policy(bound: BoundFunction, text: str | None) -> Callable[..., Any]:
+    """Return the function under the policy that `text` names; unchanged if it is None.
+
+    A training step gets the policy as its `policy_argument`. Any other function is taken as a loss,
+    and its `value_and_grad` is returned.
+
+    Raises:
+      WrongArgument: the function is neither a loss nor a step with a `policy_argument`.
+    """
     if text is None:
-        return on.f
-    if on.policy_argument is None:
-        derivative_at(f"--policy {text}", on.f, on.args, 0, False)  # an error for a step
-    f, options = with_policy(on.f, policy(text), 0, on.policy_argument)
+        return bound.f
+    if bound.policy_argument is None:
+        derivative_at(f"--policy {text}", bound.f, bound.args, 0, False)  # an error for a step
+    f, options = with_policy(bound.f, read_policy(text), 0, bound.policy_argument)
     return functools.partial(f, **options) if options else f
 
 
 def positions(text: str) -> int | Sequence[int] | None:
-    """Read positions of arguments: `0`, `0,2`, or `all`, which is None."""
+    """Parse positions of arguments: `0`, `0,2`, or `all`, for which None is returned."""
     if text == "all":
         return None
     try:
@@ -345,6 +381,7 @@ def positions(text: str) -> int | Sequence[int] | None:
 
 
 def _value(text: str) -> Any:
+    """Read a text as a Python literal if possible; else return it unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -13,7 +13,7 @@ from xform.commands.function import (
     add_policy_argument,
     positions,
     read_function,
-    under,
+    under_policy,
 )
 from xform.commands.reports import add_targets, options
 
@@ -21,17 +21,18 @@ from xform.commands.reports import add_targets, options
 def run(args: argparse.Namespace) -> str:
     """Find the largest batch that fits a device, by compiling. Nothing is run.
 
-    If `inputs` has an argument `batch`, it is called for the arguments of each batch. Otherwise, or
-    with --batch-axis or --batch-argnums, one axis of the arguments is resized. Without
-    --batch-argnums, every argument with the same size on that axis as the last one is resized.
-    Without --policy the function is compiled unchanged, see `memory`.
+    If `inputs` has an argument `batch`, it is called for the arguments of each batch size.
+    Otherwise, or with --batch-axis or --batch-argnums, one axis of the arguments is resized.
+    Without --batch-argnums these are the arguments that have the same size on that axis as the last
+    one. Without --policy the function is compiled unchanged. With it, the function is compiled as
+    `memory --policy` does.
     """
-    on = read_function(args)
+    bound = read_function(args)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
-    inputs = None if by_axis else on.of_batch
+    inputs = None if by_axis else bound.args_of_batch
     batch = xform.memory.max_batch(
-        under(on, args.policy),
-        *(() if inputs else on.args),
+        under_policy(bound, args.policy),
+        *(() if inputs else bound.args),
         target=args.target,
         inputs=inputs,
         batch_axis=args.batch_axis or 0,
@@ -51,12 +52,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_policy(parser, None)
     add_policy_argument(parser)
     parser.add_argument("--batch-axis", type=int, metavar="N",
-                        help="axis of the batch in these arguments (default: 0)")  # fmt: skip
+                        help="axis of the arguments that is the batch (default: 0)")  # fmt: skip
     parser.add_argument("--batch-argnums", type=_argnums, default="auto", metavar="1,2",
-                        help="positions of the arguments that have a batch, or all (default: "
-                        "found from their sizes)")  # fmt: skip
+                        help="positions of the arguments that have a batch axis, or all "
+                        "(default: found from their sizes)")  # fmt: skip
     parser.add_argument("--multiple-of", type=int, default=1, metavar="N",
-                        help="try only multiples of N")  # fmt: skip
+                        help="try only batch sizes that are multiples of N")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 

@@ -6,7 +6,7 @@ import argparse
 
 import xform
 from xform.commands.compare import compare_policies
-from xform.commands.function import add_function, policy, read_function
+from xform.commands.function import add_function, read_function, read_policy
 from xform.commands.reports import (
     add_outputs,
     add_policies,
@@ -23,23 +23,29 @@ def run(args: argparse.Namespace) -> str:
     The device need not be attached. Without --policy the function is compiled unchanged. With
     --policy, the function is a loss, and its value_and_grad is compiled under the policy. With
     --policy-argument too, it is a training step, which gets the policy as that argument. The first
-    lines of the report say what was compiled. Several policies or targets make a table.
+    lines of the report say what was compiled. Several policies or targets are compared in a table.
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
         return render(compare_policies(args), args)
-    on, (target,) = read_function(args), args.target
+    bound, (target,) = read_function(args), args.target
     if args.policy:
-        report = report_on(target, on.f, on.args, policy(args.policy[0]),
-                           policy_argument=on.policy_argument, **options(args))  # fmt: skip
+        report = report_on(
+            target,
+            bound.f,
+            bound.args,
+            read_policy(args.policy[0]),
+            policy_argument=bound.policy_argument,
+            **options(args),
+        )
     else:
-        report = xform.memory_analysis(on.f, *on.args, target=target, **options(args))
+        report = xform.memory_analysis(bound.f, *bound.args, target=target, **options(args))
     note = report.description.note
     if not args.policy and not report.description.transform:
-        what = "under that policy"
-        if on.policy_argument is None:
-            what = "its value_and_grad (a training step needs --policy-argument too)"
-        note = f"with --policy min_cut: {what}\n{note}".strip()
-    return render(on.named(report, note), args)
+        compiled = "under that policy"
+        if bound.policy_argument is None:
+            compiled = "its value_and_grad (a training step needs --policy-argument too)"
+        note = f"with --policy min_cut: {compiled}\n{note}".strip()
+    return render(bound.with_note(report, note), args)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`python -m xform plan`: choose what the backward pass saves, and check with the compiler."""
+"""`python -m xform plan`: choose the values that the backward pass saves, and verify the plan."""
 
 from __future__ import annotations
 
@@ -13,32 +13,39 @@ from xform.commands.function import (
     add_function,
     add_policy,
     add_policy_argument,
-    policy,
     positions,
     read_function,
+    read_policy,
 )
 from xform.commands.reports import file, picture, write_file
 
 
 def run(args: argparse.Namespace) -> str:
     """Choose the values that the backward pass saves, and compile to verify the plan."""
-    on = read_function(args)
-    # A transform in reverse mode has used these options already.
-    used = args.transform and on.policy_argument is not None
+    bound = read_function(args)
+    # A transform in reverse mode has used --argnums and --has-aux already.
+    used = args.transform and bound.policy_argument is not None
     argnums, has_aux = (0, False) if used else (args.argnums, args.has_aux)
-    plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=argnums, has_aux=has_aux,
-                      policy_argument=on.policy_argument, target=args.target,
-                      donate_argnums=args.donate,
-                      verify=not args.no_verify)  # fmt: skip
+    plan = xform.plan(
+        bound.f,
+        *bound.args,
+        policy=read_policy(args.policy),
+        argnums=argnums,
+        has_aux=has_aux,
+        policy_argument=bound.policy_argument,
+        target=args.target,
+        donate_argnums=args.donate,
+        verify=not args.no_verify,
+    )
     write_file(args.save, plan.save, args)
     write_file(args.png, plan.plot, args)
     if args.json:
         return json.dumps(_data(plan), indent=1)
-    return on.headed(plan, argnums)
+    return bound.with_heading(plan, argnums)
 
 
 def _data(plan: xform.Plan) -> dict[str, Any]:
-    """A plan as plain data, without the record that applies it to a program."""
+    """Return a plan as JSON data: its numbers, and a row for each value."""
     numbers = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
                if f.name not in ("rows", "record", "live", "saved")}  # fmt: skip
     return {**numbers, "rows": [dataclasses.asdict(row) for row in plan]}
@@ -51,11 +58,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_policy_argument(parser)
     add_argnums(parser)
     parser.add_argument("--donate", type=_several, default=(), metavar="0,1",
-                        help="positions of the arguments whose memory may be reused")  # fmt: skip
-    parser.add_argument("--target", default=None,
+                        help="positions of the arguments whose memory the results may reuse (as "
+                        "donate_argnums of jax.jit)")  # fmt: skip
+    parser.add_argument("--target", default=None, metavar="DEVICE",
                         help="device to plan for (default: JAX's default device)")  # fmt: skip
     parser.add_argument(
-        "--no-verify", action="store_true", help="do not compile the plan to check its bytes"
+        "--no-verify", action="store_true", help="do not compile; report predicted bytes only"
     )
     parser.add_argument(
         "--png",
@@ -64,11 +72,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write a plot of the live bytes at each step of the program",
     )
     parser.add_argument("--save", type=file, metavar="FILE",
-                        help="write the plan to a file, for `Plan.load`")  # fmt: skip
+                        help="write the plan to a file that xform.Plan.load reads")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON object with rows")
 
 
 def _several(text: str) -> tuple[int, ...]:
+    """Parse `0` or `0,1` to a tuple of positions."""
     argnums = positions(text)
     if argnums is None:
         raise argparse.ArgumentTypeError("name positions, as 0,1")

@@ -1,8 +1,9 @@
 """Record the functions that a program differentiates: their lines, saved bytes and failures.
 
-`DerivativeRecorder.replacements` are the transforms of `everywhere`, with two additions. They
-record each use. And a program that runs without xform still runs: if planning fails, everything is
-saved, and if a transform of xform fails, JAX's transform is called.
+`python -m xform run` uses this. `DerivativeRecorder.replacements` returns functions that take the
+place of `jax.grad` and JAX's other transforms. Each calls xform's transform of the same name and
+records the use in a `FunctionRecord`, a row of the table. A failure of xform does not stop the
+program: if planning fails, everything is saved, and if a transform fails, JAX's is called.
 """
 
 from __future__ import annotations
@@ -36,31 +37,39 @@ from xform.program.source import frame
 from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
 
-# The transforms that return a function, which does the work when it is called.
-_LATER = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "checkpoint",
-          "remat")  # fmt: skip
-# These are not derivatives: the table has them only if they were left to JAX.
+# The transforms that return a function, which does the work when it is called. The other
+# transforms, such as `vjp`, do the work themselves.
+_RETURN_FUNCTIONS = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian",
+                     "checkpoint", "remat")  # fmt: skip
+# These are not derivatives: the table shows them only if they were left to JAX.
 _REGIONS = ("checkpoint", "remat")
-# The parts of a result that are compared, from the first; of other transforms the whole result.
+# For each transform, names for the first parts of its result, which are compared with JAX's. Of
+# other transforms the whole result is compared.
 _PARTS = {"value_and_grad": ("value", "gradient"), "jvp": ("value", "tangent"), "vjp": ("value",),
           "linearize": ("value",)}  # fmt: skip
-# The most wrappers of a function that are followed: a function may claim to wrap itself.
-_DEEPEST = 16
+# The most wrappers of a function that are followed, because a function may claim to wrap itself.
+_MAX_WRAPPERS = 16
 _HEAD = ("function", "line", "transform", "traced", "eager", "JAX saves", "xform saves",
          "recomputed", "policy")  # fmt: skip
 
 
 @dataclasses.dataclass
 class FunctionRecord:
-    """One function under one transform.
+    """What was recorded for one function under one transform.
 
     Attributes:
+      name: the name of the function.
+      where: its file and line.
+      transform: the name of the transform.
+      detailed: whether `saved_table` is wanted.
       traced: how often it was traced.
       eager: how often it ran operation by operation.
-      jax_bytes: bytes saved for the backward pass if everything is saved.
+      jax_bytes: bytes saved for the backward pass if everything is saved, as JAX does; None before
+        it was planned.
       bytes: bytes that xform saves for the backward pass.
-      recompute_flops: recomputed FLOPs.
-      left_to_jax: how often it was left to JAX.
+      recompute_flops: FLOPs that the backward pass recomputes.
+      left_to_jax: how often JAX's transform was called, because xform's failed.
+      policy: the name of the policy; "" before it was planned.
       saved_table: the table of saved values, if `detailed`.
       planned_types: the input types that it was planned for.
       notes: problems, and how often each occurred.
@@ -85,7 +94,11 @@ class FunctionRecord:
     differences: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
     def plan(self, problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
-        """Plan, or save everything if that fails, and record the figures of the largest program."""
+        """Plan a derivative of this function and record its bytes; planners call this.
+
+        If planning fails, everything is saved. The record has the figures of the largest program
+        that was planned.
+        """
         try:
             chosen = plan_program(problem, policy, compiler)
         except Exception as error:  # the program must go on
@@ -96,13 +109,17 @@ class FunctionRecord:
         if types not in self.planned_types:  # a function that runs eagerly is planned at each call
             self.planned_types.add(types)
             everything = plan_program(problem, save_everything)
-            self._measure(chosen.schedule, residual_bytes(everything.schedule), policy)
+            self._record_bytes(chosen.schedule, residual_bytes(everything.schedule), policy)
         return chosen
 
-    def _measure(self, schedule: Schedule, every: int, policy: Policy) -> None:
-        if self.jax_bytes is not None and every < self.jax_bytes:
+    def _record_bytes(self, schedule: Schedule, all_bytes: int, policy: Policy) -> None:
+        """Record a planned program, unless a larger one is recorded.
+
+        `all_bytes` are its residuals if everything is saved.
+        """
+        if self.jax_bytes is not None and all_bytes < self.jax_bytes:
             return
-        self.jax_bytes, self.bytes = every, residual_bytes(schedule)
+        self.jax_bytes, self.bytes = all_bytes, residual_bytes(schedule)
         self.recompute_flops, self.policy = (
             int(recompute_flops(schedule)),
             policy_name(resolve_fit(policy)),
@@ -112,21 +129,23 @@ class FunctionRecord:
             names = [f"input {i}" for i, _ in enumerate(schedule.joint.inputs)]
             self.saved_table = str(residuals_of(schedule, names, title))
 
-    def record_difference(self, by: Any, what: str) -> None:
-        """Record a difference from JAX."""
-        self.differences[what] = max(self.differences.get(what, 0.0), float(by))
+    def record_difference(self, difference: Any, part: str) -> None:
+        """Record a difference from JAX in a part of the result, such as "gradient"."""
+        self.differences[part] = max(self.differences.get(part, 0.0), float(difference))
 
     @property
     def place(self) -> str:
-        """The function and its line."""
+        """The function and its line, as text."""
         return f"{self.name} ({shorten_place(self.where) or 'unknown line'})"
 
     def cells(self) -> tuple[str, ...]:
-        """The cells of this row in the table."""
+        """Return the cells of this row, in the order of the table's head."""
         size = lambda n: "" if n is None else human_bytes(n)
         recompute = "" if self.recompute_flops is None else human_flops(self.recompute_flops)
-        whose = "JAX's" if self.left_to_jax == self.traced + self.eager else "not planned: eager"
-        policy = self.policy or whose
+        unplanned = (
+            "JAX's" if self.left_to_jax == self.traced + self.eager else "not planned: eager"
+        )
+        policy = self.policy or unplanned
         return (
             self.name,
             shorten_place(self.where),
@@ -146,13 +165,13 @@ class _TransformUse:
 
     Attributes:
       name: the transform that the program uses.
-      by: the transform that is called for it.
+      called: the transform that is called for it; for `grad` it may be `value_and_grad`.
       f: the function.
-      ours, theirs: do the work, by xform or by JAX.
+      ours, theirs: functions that do the work, by xform or by JAX.
     """
 
     name: str
-    by: str
+    called: str
     f: Any
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
@@ -164,7 +183,9 @@ class DerivativeRecorder:
     Args:
       policy: the policy for all of them, as for `xform.install`.
       compared: whether JAX's transforms are called too, and the results compared.
-      detailed: whether the saved values of each function are listed, for `save_html`.
+      detailed: whether the saved values of each function are recorded too, for `save_html`.
+
+    Its text is the table of all functions, with notes on failures.
     """
 
     def __init__(self, policy: Any = None, compared: bool = False, detailed: bool = False):
@@ -172,70 +193,82 @@ class DerivativeRecorder:
         self._policy, self._compared, self._detailed = policy, compared, detailed
 
     def replacements(self) -> dict[str, Callable[..., Any]]:
-        """The recording transforms that replace JAX's, by name."""
+        """Return the recording transforms that replace JAX's, by name."""
         ours = everywhere.replacements(self._policy)
         replacements = {name: self._replacement(name, name, ours[name]) for name in ours}
-        if self._compared:  # to compare the value too, which `grad` does not return
+        if self._compared:  # `grad` returns no value, and the value is compared too
             both = "value_and_grad"
             replacements["grad"] = _without_value(self._replacement("grad", both, ours[both]))
         return replacements
 
-    def _replacement(self, name: str, by: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-        theirs = everywhere.THEIRS[by]
+    def _replacement(self, name: str, called: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that takes the place of JAX's transform `name`.
+
+        It calls `ours`, xform's transform `called`, or JAX's transform `called` if that fails.
+        """
+        theirs = everywhere.THEIRS[called]
 
         @functools.wraps(theirs)
         def replacement(*args: Any, **options: Any) -> Any:
             f = args[0] if args else next(iter(options.values()), None)
-            if by == "fwd_and_bwd":
-                return self._passes(f, ours, theirs, args, options)
-            if by not in _LATER:
-                return self._call(_TransformUse(name, by, f, ours, theirs), args, options)
-            jaxs = theirs(*args, **options)  # raises JAX's errors at once
-            mine = lambda *xs, **named: ours(*args, **options)(*xs, **named)
-            use = _TransformUse(name, by, f, mine, jaxs)
+            if called == "fwd_and_bwd":
+                return self._forward_and_backward(f, ours, theirs, args, options)
+            if called not in _RETURN_FUNCTIONS:
+                return self._call(_TransformUse(name, called, f, ours, theirs), args, options)
+            their_function = theirs(*args, **options)  # raises JAX's errors at once
+            our_function = lambda *xs, **kwargs: ours(*args, **options)(*xs, **kwargs)
+            use = _TransformUse(name, called, f, our_function, their_function)
 
-            @functools.wraps(jaxs, updated=())
-            def derived(*xs: Any, **named: Any) -> Any:
-                return self._call(use, xs, named)
+            @functools.wraps(their_function, updated=())
+            def derivative(*xs: Any, **kwargs: Any) -> Any:
+                return self._call(use, xs, kwargs)
 
-            return derived
+            return derivative
 
         replacement.__module__ = "jax"
         return replacement
 
-    def _passes(self, f: Any, ours: Any, theirs: Any, args: Any, options: Any) -> Any:
-        """The two passes of `fwd_and_bwd`; if JAX does the forward pass, it does the other too."""
-        mine, jaxs = ours(*args, **options), theirs(*args, **options)
-        left = [False]
+    def _forward_and_backward(
+        self, f: Any, ours: Any, theirs: Any, args: Any, options: Any
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return the two functions of `fwd_and_bwd`.
 
-        def theirs_forward(*xs: Any, **named: Any) -> Any:
-            left[0] = True
-            return jaxs[0](*xs, **named)
+        If JAX has to run the forward pass, it runs the backward pass too.
+        """
+        our_passes, their_passes = ours(*args, **options), theirs(*args, **options)
+        is_left_to_jax = [False]
 
-        use = _TransformUse("fwd_and_bwd", "fwd_and_bwd", f, mine[0], theirs_forward)
+        def theirs_forward(*xs: Any, **kwargs: Any) -> Any:
+            is_left_to_jax[0] = True
+            return their_passes[0](*xs, **kwargs)
 
-        def forward(*xs: Any, **named: Any) -> Any:
-            return self._call(use, xs, named, compared=False)
+        use = _TransformUse("fwd_and_bwd", "fwd_and_bwd", f, our_passes[0], theirs_forward)
+
+        def forward(*xs: Any, **kwargs: Any) -> Any:
+            return self._call(use, xs, kwargs, compared=False)
 
         def backward(*xs: Any) -> Any:
-            return (jaxs if left[0] else mine)[1](*xs)
+            return (their_passes if is_left_to_jax[0] else our_passes)[1](*xs)
 
         return forward, backward
 
-    def _call(self, use: _TransformUse, xs: Any, named: Any, compared: bool = True) -> Any:
-        """Do the work by xform; if that fails, by JAX, whose errors pass through."""
-        row, result, why = self._row(use), None, ""
+    def _call(self, use: _TransformUse, xs: Any, kwargs: Any, compared: bool = True) -> Any:
+        """Call xform's transform, or JAX's if that fails, and record the use.
+
+        Errors of JAX's transform are the program's own, and pass through.
+        """
+        row, result, note = self._row(use), None, ""
         try:
             with use_planner(row.plan):
-                result = use.ours(*xs, **named)
+                result = use.ours(*xs, **kwargs)
         except Exception as error:
-            why = f"left to JAX: {_line(error)}"
-        if why:
-            result = use.theirs(*xs, **named)
+            note = f"left to JAX: {_line(error)}"
+        if note:
+            result = use.theirs(*xs, **kwargs)
             row.left_to_jax += 1
-            row.notes[why] += 1
-        elif compared and self._compared and use.by not in (*_REGIONS, "linear_transpose"):
-            _compare(row, use.by, result, use.theirs(*xs, **named))
+            row.notes[note] += 1
+        elif compared and self._compared and use.called not in (*_REGIONS, "linear_transpose"):
+            _compare(row, use.called, result, use.theirs(*xs, **kwargs))
         if staging():
             row.traced += 1
         else:
@@ -243,6 +276,7 @@ class DerivativeRecorder:
         return result
 
     def _row(self, use: _TransformUse) -> FunctionRecord:
+        """Return the record of a function under a transform, which is made at the first use."""
         name, where = _place(use.f)
         key = name, where, use.name
         if key not in self.rows:
@@ -250,6 +284,7 @@ class DerivativeRecorder:
         return self.rows[key]
 
     def _shown(self) -> list[FunctionRecord]:
+        """Return the records that the table shows."""
         return [r for r in self.rows.values() if r.transform not in _REGIONS or r.notes]
 
     def __str__(self) -> str:
@@ -259,32 +294,33 @@ class DerivativeRecorder:
         lines = [columns([_HEAD, *(r.cells() for r in rows)], right=(3, 4, 5, 6, 7))]
         lines += [f"{r.place}, {r.transform}, {n}x {note}"
                   for r in rows for note, n in r.notes.items()]  # fmt: skip
-        apart = [f"{r.place}: " + ", ".join(f"{k} {x:.2g}" for k, x in r.differences.items())
-                 for r in rows if r.differences]  # fmt: skip
+        differences = [f"{r.place}: " + ", ".join(f"{k} {x:.2g}" for k, x in r.differences.items())
+                       for r in rows if r.differences]  # fmt: skip
         if self._compared:
-            lines += ["largest relative difference from JAX:", *(apart or ["nothing compared"])]
+            title = "largest relative difference from JAX:"
+            lines += [title, *(differences or ["nothing compared"])]
         return "\n".join(lines)
 
     def save_html(self, path: Path) -> None:
         """Write an HTML page with the table and the saved values of each function."""
-        kept = [f"<h2>{html.escape(r.place)}</h2>\n<pre>{html.escape(r.saved_table)}</pre>"
-                for r in self._shown() if r.saved_table]  # fmt: skip
+        saved = [f"<h2>{html.escape(r.place)}</h2>\n<pre>{html.escape(r.saved_table)}</pre>"
+                 for r in self._shown() if r.saved_table]  # fmt: skip
         head = '<!doctype html>\n<meta charset="utf-8">\n<title>Values saved by the program</title>'
-        page = "\n".join([head, f"<pre>{html.escape(str(self))}</pre>", *kept, ""])
+        page = "\n".join([head, f"<pre>{html.escape(str(self))}</pre>", *saved, ""])
         with atomic_write(path) as partial:
             partial.write_text(page, encoding="utf-8")
 
 
 def _without_value(both: Callable[..., Any]) -> Callable[..., Any]:
-    """`grad`, made from `value_and_grad`."""
+    """Make `grad` from `both`, a `value_and_grad`."""
 
     @functools.wraps(everywhere.THEIRS["grad"])
     def grad(*args: Any, **options: Any) -> Any:
         with_value = both(*args, **options)
 
         @functools.wraps(with_value)
-        def gradient(*xs: Any, **named: Any) -> Any:
-            value, g = with_value(*xs, **named)
+        def gradient(*xs: Any, **kwargs: Any) -> Any:
+            value, g = with_value(*xs, **kwargs)
             return (g, value[1]) if isinstance(value, tuple) else g
 
         return gradient
@@ -293,8 +329,11 @@ def _without_value(both: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place(f: Any) -> tuple[str, str]:
-    """A function's name and line; for a library's function, the user's line that calls it."""
-    for _ in range(_DEEPEST):
+    """Return a function's name and its line.
+
+    For a function of an installed library it is the line of the program that called the transform.
+    """
+    for _ in range(_MAX_WRAPPERS):
         f = f.func if isinstance(f, functools.partial) else getattr(f, "__wrapped__", f)
     name = function_name(f)
     code = getattr(f, "__code__", None)
@@ -304,43 +343,45 @@ def _place(f: Any) -> tuple[str, str]:
 
 
 def _line(error: Exception) -> str:
-    """An error in one line: its type, and the problem that it names."""
+    """Format an error as one line: its type, and its problem or first line."""
     text = getattr(error, "problem", None) or str(error)
     return " ".join([f"{type(error).__name__}:", *text.strip().splitlines()[:1]])
 
 
 def _compare(row: FunctionRecord, name: str, ours: Any, theirs: Any) -> None:
-    """Record by how much results differ, as soon as they are computed."""
+    """Record by how much the results of a transform differ, as soon as they are computed."""
     parts = _PARTS.get(name)
     pairs = zip(parts, ours, theirs, strict=False) if parts else [("derivative", ours, theirs)]
     try:
-        for what, a, b in pairs:
-            record = functools.partial(row.record_difference, what=what)
+        for part, a, b in pairs:
+            record = functools.partial(row.record_difference, part=part)
             jax.debug.callback(record, largest_difference(jax.tree.leaves(a), jax.tree.leaves(b)))
     except Exception as error:  # the program goes on
         row.notes[f"could not be compared: {_line(error)}"] += 1
 
 
 def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
-    """The largest difference of two lists of arrays, relative to the largest number in its array.
+    """Return the largest difference between arrays of two lists, as a float32 scalar.
 
-    A difference up to the rounding error of the largest number of all arrays counts as 0. For
-    example, the gradient of a bias that softmax cancels is zero except for rounding, and two such
-    gradients have no digit in common.
+    The difference of two arrays is relative to the largest number in JAX's array. A difference up
+    to the rounding error of the largest number of all arrays counts as 0. For example, the gradient
+    of a bias that softmax cancels is zero except for rounding, so two such gradients have no digit
+    in common.
     """
     differences: list[Any] = []
     for a, b in zip(ours, theirs, strict=True):
         if not jnp.issubdtype(getattr(b, "dtype", jax.dtypes.float0), jnp.inexact) or not b.size:
             continue
         a, b = map(jax.lax.stop_gradient, (jnp.asarray(a), jnp.asarray(b)))
-        same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
-        size = jnp.max(jnp.where(jnp.isfinite(b), jnp.abs(b), 0))
+        is_equal = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+        scale = jnp.max(jnp.where(jnp.isfinite(b), jnp.abs(b), 0))
         differences.append(
-            (jnp.max(jnp.where(same, 0, jnp.abs(a - b))), size, jnp.finfo(b.dtype).eps)
+            (jnp.max(jnp.where(is_equal, 0, jnp.abs(a - b))), scale, jnp.finfo(b.dtype).eps)
         )
-    largest = functools.reduce(jnp.maximum, [size for _, size, _ in differences], 0.0)
-    most: Any = 0.0
-    for by, size, eps in differences:
-        by = jnp.where(by <= eps * largest, 0, by) / jnp.where(size == 0, 1, size)
-        most = jnp.maximum(most, by.astype(jnp.float32))
-    return most
+    largest_scale = functools.reduce(jnp.maximum, [scale for _, scale, _ in differences], 0.0)
+    largest: Any = 0.0
+    for difference, scale, eps in differences:
+        counted = jnp.where(difference <= eps * largest_scale, 0, difference)
+        relative = counted / jnp.where(scale == 0, 1, scale)
+        largest = jnp.maximum(largest, relative.astype(jnp.float32))
+    return largest

@@ -1,4 +1,4 @@
-"""Resolve references on a command line, `module:name` or `path.py:name`, to objects."""
+"""Find the object that a command line names as `module:name` or `path.py:name` (a reference)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORM = "module:name or path.py:name"
 
 
 def reference(text: str) -> str:
-    """Check the form of a reference; used as the type of an argument of argparse."""
+    """Check the form of a reference and return it. For `type=` of an argparse option."""
     module, _, name = text.rpartition(":")
     parts = [] if module.endswith(".py") else module.split(".")
     if not all(part.isidentifier() for part in (*parts, *name.split("."))):
@@ -28,7 +28,11 @@ def reference(text: str) -> str:
 
 
 def resolve(text: str) -> Any:
-    """The object that a reference names."""
+    """Return the object that a reference names.
+
+    Raises:
+      WrongArgument: there is no such module, file or object.
+    """
     owner, name = module_of(text), text.rpartition(":")[2]
     with contextlib.suppress(AttributeError):
         return operator.attrgetter(name)(owner)
@@ -42,7 +46,7 @@ def resolve(text: str) -> Any:
 
 
 def module_of(text: str) -> Any:
-    """The module that a reference names, imported."""
+    """Import and return the module that a reference names."""
     module = text.rpartition(":")[0]
     if module.endswith(".py"):
         return _from_file(text, os.path.realpath(module))

@@ -1,4 +1,4 @@
-"""Options and output that the commands about compiled memory share."""
+"""Options and output that the commands about compiled memory share: devices, tables and files."""
 
 from __future__ import annotations
 
@@ -18,44 +18,50 @@ from xform.planner.report.picture import figure_module
 
 
 def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
-    """Add the options of the target: devices, mesh, shardings, capacity and donation."""
-    about = "device, such as cpu, tpu:v5e:2x2, gpu:h100 or gpu:h100:8; see `python -m xform doctor`"
+    """Add the options for the device: target, mesh, shardings, capacity and donation."""
+    about = (
+        "device to compile for, such as cpu, tpu:v5e:2x2, gpu:h100 or gpu:h100:8; "
+        "`python -m xform doctor` lists them"
+    )
     if several:
         parser.add_argument(
-            "--target", type=split_commas, default=[None], metavar="T,T", help=about
-        )
+            "--target", type=split_commas, default=[None], metavar="DEVICE,DEVICE",
+            help=f"{about}; several are compared",
+        )  # fmt: skip
     else:
-        parser.add_argument("--target", required=True, metavar="T", help=about)
+        parser.add_argument("--target", required=True, metavar="DEVICE", help=about)
     parser.add_argument("--mesh", type=_mesh, metavar="data=4,model=4",
                         help="axes of the device mesh, with their sizes")  # fmt: skip
     parser.add_argument("--in-specs", type=_specs, metavar="w=,x=data",
-                        help="shardings of arguments, by name: the mesh axis for each array axis. "
+                        help="shardings of arguments by name, as the mesh axis of each array axis: "
                         "x=data shards the first axis of x, x=:data the second, x=data:model both, "
                         "and x=data+model the first over two mesh axes; other arguments are "
                         "replicated")  # fmt: skip
     parser.add_argument("--capacity", metavar="14GiB",
                         help="usable memory of each device (default: all of it)")  # fmt: skip
     parser.add_argument("--donate", type=_numbers, default=(), metavar="0,1",
-                        help="positions of the arguments whose memory may be reused")  # fmt: skip
+                        help="positions of the arguments whose memory the results may reuse (as "
+                        "donate_argnums of jax.jit)")  # fmt: skip
 
 
 def add_policies(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add the options for several policies of a function that may be a training step."""
+    """Add the option `--policy` for one or several policies, and `--policy-argument`."""
     names = split_commas(default) if default else None
-    parser.add_argument("--policy", type=split_commas, default=names, metavar="P,P",
-                        help=ABOUT_POLICIES)  # fmt: skip
+    parser.add_argument("--policy", type=split_commas, default=names, metavar="POLICY,POLICY",
+                        help=f"{ABOUT_POLICIES}. Several are compared")  # fmt: skip
     add_policy_argument(parser)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     """Add the options for other forms of output."""
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
-    parser.add_argument("--png", type=picture, metavar="FILE", help="write a plot (PNG, SVG, PDF)")
-    parser.add_argument("--html", type=file, metavar="FILE", help="write an HTML page")
+    parser.add_argument("--png", type=picture, metavar="FILE",
+                        help="write a plot to this file (.png, .svg or .pdf)")  # fmt: skip
+    parser.add_argument("--html", type=file, metavar="FILE", help="write an HTML page to this file")
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `memory_analysis` on the command line, except for the target."""
+    """Return the keyword arguments for `memory_analysis`, except `target`, from a command line."""
     specs = None if args.in_specs is None else args.bound.in_specs(args.in_specs)
     values: dict[str, Any] = {"capacity": args.capacity, "mesh": args.mesh, "in_specs": specs}
     values = {k: v for k, v in values.items() if v is not None}
@@ -91,7 +97,10 @@ def write_file(path: Path | None, write: Callable[[Path], None], args: argparse.
 
 
 def file(text: str) -> Path:
-    """The path of an output file; checked before the work starts, as a type of argparse."""
+    """Return the path of an output file, after a check that it can be written.
+
+    As `type=` of an argparse option it fails before the work starts.
+    """
     path = Path(text)
     if not text or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a file")
@@ -106,7 +115,7 @@ def file(text: str) -> Path:
 
 
 def picture(text: str) -> Path:
-    """The path of a plot; its suffix selects the format."""
+    """Return the path of a plot, after the checks of `file`; its suffix selects the format."""
     path = file(text)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, .svg or .pdf")
@@ -123,6 +132,7 @@ def split_commas(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    """Parse `0` or `0,1` to a tuple of integers."""
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
@@ -130,6 +140,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _specs(text: str) -> dict[str, PartitionSpec]:
+    """Parse `w=,x=data:model` to PartitionSpecs by argument; the help of `--in-specs` explains."""
     specs: dict[str, PartitionSpec] = {}
     for word in split_commas(text):
         name, equals, axes = word.partition("=")
@@ -142,6 +153,7 @@ def _specs(text: str) -> dict[str, PartitionSpec]:
 
 
 def _mesh(text: str) -> dict[str, int]:
+    """Parse `data=4,model=4` to the size of each mesh axis."""
     axes: dict[str, int] = {}
     for word in split_commas(text):
         name, equals, size = word.partition("=")

@@ -6,17 +6,28 @@ import argparse
 import json
 
 import xform
-from xform.commands.function import add_argnums, add_function, add_policy, policy, read_function
+from xform.commands.function import (
+    add_argnums,
+    add_function,
+    add_policy,
+    read_function,
+    read_policy,
+)
 
 
 def run(args: argparse.Namespace) -> str:
-    """List the values saved for the backward pass of a function: bytes, trip counts, lines."""
-    on = read_function(args)
-    kept = xform.residuals(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
-                           has_aux=args.has_aux)  # fmt: skip
+    """List the values saved for the backward pass of a function, with their bytes and lines."""
+    bound = read_function(args)
+    table = xform.residuals(
+        bound.f,
+        *bound.args,
+        policy=read_policy(args.policy),
+        argnums=args.argnums,
+        has_aux=args.has_aux,
+    )
     if args.json:
-        return json.dumps(kept.to_dict(), indent=1)
-    return on.headed(kept, args.argnums)
+        return json.dumps(table.to_dict(), indent=1)
+    return bound.with_heading(table, args.argnums)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,9 @@
-"""`python -m xform rules`: list the primitives, with their derivative rules and tests."""
+"""`python -m xform rules`: list the primitives, with their derivative rules and tests.
+
+A row of the table has the primitive and the word that declares its rule (such as `linear`). For
+each direction of differentiation (jvp, pull for vjp, transpose) it says whether the rule has it.
+Then come the file that tests it and its traits, which are facts for the planner.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from xform.terminal.text import columns
 # How each primitive is tested. tests/rules/tested.py writes the file from the cases in tests/rules.
 TESTED = Path(__file__).with_name("tested.json")
 
-# For each word of a rule: whether it can be pushed forward (jvp), pulled back, and transposed.
+# For each word that declares a rule: whether jvp, vjp and transpose are possible.
 _DIRECTIONS = {
     "pointwise": ("yes", "yes", "if linear"),
     "linear": ("yes", "yes", "yes"),
@@ -38,7 +43,16 @@ _COLUMNS = ("primitive", "word", "jvp", "pull", "transpose", "tested", "traits")
 
 @dataclasses.dataclass(frozen=True)
 class RuleRow:
-    """The rule of one primitive; `reason` says why a direction, or the rule, is missing."""
+    """The row of one primitive.
+
+    Attributes:
+      primitive: its name.
+      word: the word that declares its rule; "-" without a rule.
+      jvp, pull, transpose: whether it can be pushed forward, pulled back and transposed.
+      tested: the test file; or "no".
+      traits: its traits, separated by commas.
+      reason: why the rule or a direction is missing; "" if nothing is.
+    """
 
     primitive: str
     word: str
@@ -51,8 +65,8 @@ class RuleRow:
 
 
 def rows() -> list[RuleRow]:
-    """A row for each primitive, with its rule or with the reason why it has none."""
-    tried, rules = json.loads(TESTED.read_text()), rules_by_name()
+    """Return a row for each primitive, with its rule or with the reason why it has none."""
+    test_files, rules = json.loads(TESTED.read_text()), rules_by_name()
     table = []
     for name in sorted(
         {*rules, *UNSUPPORTED, *registered()} - {"xform_fork", "xform_join", "xform_refused"}
@@ -63,7 +77,7 @@ def rows() -> list[RuleRow]:
             continue
         word = rules[name].word
         untested = "no derivative" if word == "constant" else "no"
-        tested = tried.get(name, untested)
+        tested = test_files.get(name, untested)
         directions = dict(zip(("jvp", "pull", "transpose"), _DIRECTIONS[word], strict=True))
         missing, reason = ONE_WAY.get(name, ("", ""))
         directions |= {missing: "no"} if missing else {}
@@ -72,17 +86,17 @@ def rows() -> list[RuleRow]:
     return table
 
 
-def _holder(primitive: Primitive) -> str:
-    """The first loaded module, by name, that has a primitive as an attribute; `-` if none has."""
+def _module_of(primitive: Primitive) -> str:
+    """Return the first loaded module, by name, that has a primitive as an attribute, or "-"."""
     modules = sorted(name for name, names in loaded_modules()
                      if any(x is primitive for x in list(names.values())))  # fmt: skip
     return modules[0] if modules else "-"
 
 
 def foreign(modules: Sequence[str]) -> str:
-    """The table of other libraries' primitives, with the rules that the libraries gave to JAX.
+    """Return the table of other libraries' primitives, and which of JAX's rules they have.
 
-    The `modules` are imported first.
+    `modules` are imported first, because a primitive exists only in a loaded library.
     """
     for name in modules:
         try:
@@ -97,13 +111,13 @@ def foreign(modules: Sequence[str]) -> str:
     primitives = foreign_primitives()
     yes = lambda table, p: "yes" if p in table else "no"
     head = ("primitive", "module", "jvp", "transpose")
-    cells = [head, *[(p.name, _holder(p), yes(ad.primitive_jvps, p),
+    cells = [head, *[(p.name, _module_of(p), yes(ad.primitive_jvps, p),
                       yes(ad.primitive_transposes, p)) for p in primitives]]  # fmt: skip
     return f"{columns(cells)}\n\n{len(primitives)} with a rule of another library."
 
 
 def run(args: argparse.Namespace) -> str:
-    """List the derivative rules, or the rules of other libraries' primitives."""
+    """List the primitives with their derivative rules, or the primitives of other libraries."""
     if args.foreign is not None:
         return foreign(args.foreign)
     every = rows()
@@ -136,11 +150,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "filter",
         nargs="?",
         default="",
-        help="part of a primitive's name, or a kind of rule, such as linear",
+        help="show only primitives with this in their names, or with this kind of rule, such as "
+        "linear",
     )
     parser.add_argument(
         "--foreign", nargs="*", metavar="MODULE",
-        help="list the primitives of other libraries, and whether these gave JAX a rule for them; "
-        "the modules are imported first",
+        help="list the primitives of other libraries instead, and whether JAX has a jvp and a "
+        "transpose rule of that library for each; the MODULEs are imported first",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")

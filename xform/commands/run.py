@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from xform import everywhere
-from xform.commands.function import ABOUT_POLICIES, policy
+from xform.commands.function import ABOUT_POLICIES, read_policy
 from xform.commands.record import DerivativeRecorder
 from xform.commands.reports import file, write_file
 from xform.memory.targets import parse_target
@@ -27,33 +27,36 @@ def run(args: argparse.Namespace) -> str:
 
     PROGRAM is a script, or with -m a module, with its arguments; options of `run` come before it.
     The program's output and exit code do not change. At its end, also after an error, a table of
-    the functions that it differentiated is printed to stderr: how often each was traced or ran
-    operation by operation, how many bytes JAX would save for the backward pass (everything) and how
-    many xform saves, the recomputed work, the policy, and the functions that were left to JAX, with
-    the reason. Without --policy, a traced function is planned by the default policy, and a function
-    that runs operation by operation is not planned.
+    the functions that it differentiated is printed to stderr. A row says how often the function was
+    traced, or ran operation by operation ("eager"). It has the bytes that JAX would save for the
+    backward pass (everything) and those that xform saves, the recomputed FLOPs and the policy.
+    Lines below the table list the functions that were left to JAX, with the reason. Without
+    --policy, a traced function is planned by the default policy, and a function that runs operation
+    by operation is not planned.
     """
-    module, words = args.module is not None, args.module or args.program
+    is_module, words = args.module is not None, args.module or args.program
     if not words:
         args.parser.error("name a program: script.py, or -m module")
-    if not module and not Path(words[0]).exists():
+    if not is_module and not Path(words[0]).exists():
         args.parser.error(f"there is no file {words[0]!r}")
-    if not module and Path(words[0]).is_dir() and not Path(words[0], "__main__.py").is_file():
+    if not is_module and Path(words[0]).is_dir() and not Path(words[0], "__main__.py").is_file():
         args.parser.error(f"{words[0]!r} is a folder without a __main__.py: name a script in it, "
                           "or a module with -m")  # fmt: skip
-    by = None if args.policy is None else policy(args.policy)
-    recorder = DerivativeRecorder(by, compared=args.compare, detailed=args.report is not None)
-    goal = None if args.target is None else parse_target(args.target)
+    policy = None if args.policy is None else read_policy(args.policy)
+    recorder = DerivativeRecorder(
+        policy, compared=args.compare_with_jax, detailed=args.report is not None
+    )
+    target = None if args.target is None else parse_target(args.target)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_as_python_would(module, words))
-        stack.enter_context(_late_options())
-        stack.enter_context(_in_place(recorder))
-        if goal is not None:
-            stack.enter_context(goal.planned_for())
+        stack.enter_context(_argv_and_path(is_module, words))
+        stack.enter_context(_jax_options_from_environment())
+        stack.enter_context(_recording(recorder))
+        if target is not None:
+            stack.enter_context(target.planned_for())
         # This warning asks for `batch=` of a budget, which the text of a policy cannot give.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "under vmap, budget")
-        if module:
+        if is_module:
             start = lambda: runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
             start = lambda: runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
@@ -69,15 +72,15 @@ def run(args: argparse.Namespace) -> str:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
-    parser.add_argument("--policy", metavar="P", help=ABOUT_POLICIES)
-    parser.add_argument("--target", metavar="T",
+    parser.add_argument("--policy", metavar="POLICY", help=ABOUT_POLICIES)
+    parser.add_argument("--target", metavar="DEVICE",
                         help="device to plan for (default: the one that it runs on)")  # fmt: skip
     parser.add_argument("--report", type=file, metavar="FILE",
-                        help="write an HTML page with the saved values of each "
+                        help="write an HTML page with the table and the saved values of each "
                         "function")  # fmt: skip
-    parser.add_argument("--compare", action="store_true",
-                        help="also run JAX's transforms, and print the largest "
-                        "difference")  # fmt: skip
+    parser.add_argument("--compare-with-jax", action="store_true",
+                        help="run JAX's transforms too, and print the largest difference of their "
+                        "results")  # fmt: skip
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
                         help="a module and its arguments, instead of a script")  # fmt: skip
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM ...",
@@ -101,7 +104,7 @@ def _status(start: Callable[[], Any]) -> int:
 
 
 def _own(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that belongs to the program."""
+    """Return the part of a traceback that belongs to the program."""
     ours = (__file__, "<frozen runpy>", runpy.__file__)
     while trace and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
@@ -109,8 +112,8 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
 
 
 @contextlib.contextmanager
-def _in_place(recorder: DerivativeRecorder) -> Generator[None]:
-    """Replace JAX's transforms by the recording ones."""
+def _recording(recorder: DerivativeRecorder) -> Generator[None]:
+    """Replace JAX's transforms by the recorder's within the context."""
     everywhere.replace_transforms(recorder.replacements())
     try:
         yield
@@ -119,12 +122,12 @@ def _in_place(recorder: DerivativeRecorder) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _as_python_would(module: bool, words: list[str]) -> Generator[None]:
-    """Set `sys.argv` and `sys.path` as Python does for a script or a module."""
+def _argv_and_path(is_module: bool, words: list[str]) -> Generator[None]:
+    """Set `sys.argv` and `sys.path` within the context as Python does for a script or a module."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = list(words)
     if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(words[0]))
+        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
     try:
         yield
     finally:
@@ -132,21 +135,21 @@ def _as_python_would(module: bool, words: list[str]) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _late_options() -> Generator[None]:
-    """Apply JAX's options that the program puts into the environment before it imports JAX.
+def _jax_options_from_environment() -> Generator[None]:
+    """Within the context, apply JAX's options that the program puts into the environment.
 
-    JAX reads the environment when it is imported. Here that is before the program starts.
+    JAX reads the environment only when it is imported. Here that is before the program starts.
     """
-    put = os.putenv
+    original_putenv = os.putenv
 
     def putenv(name: Any, value: Any) -> None:
-        put(name, value)
+        original_putenv(name, value)
         key, text = os.fsdecode(name).lower(), os.fsdecode(value)
-        now = getattr(jax.config, key, None) if key.startswith("jax_") else None
-        if isinstance(now, bool):
+        current = getattr(jax.config, key, None) if key.startswith("jax_") else None
+        if isinstance(current, bool):
             jax.config.update(key, text.lower() in ("y", "yes", "t", "true", "on", "1"))
-        elif isinstance(now, int | float):
-            jax.config.update(key, type(now)(text))
+        elif isinstance(current, int | float):
+            jax.config.update(key, type(current)(text))
         elif key.startswith("jax_") and hasattr(jax.config, key):
             jax.config.update(key, text)
 
@@ -154,4 +157,4 @@ def _late_options() -> Generator[None]:
     try:
         yield
     finally:
-        os.putenv = put
+        os.putenv = original_putenv

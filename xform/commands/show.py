@@ -1,4 +1,7 @@
-"""`python -m xform show`: print the program of a function, as traced, planned or compiled."""
+"""`python -m xform show`: print the program of a function, as traced, planned or compiled.
+
+The joint program, which `--transform` adds, is the forward and the backward pass as one program.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from xform.commands.function import (
     add_argnums,
     add_function,
     add_policy,
-    policy,
+    read_policy,
     read_untransformed,
 )
 from xform.commands.reports import split_commas
@@ -59,8 +62,8 @@ def run(args: argparse.Namespace) -> str:
     arguments of --argnums passes through them, yellow if it is stopped (stop_gradient, integers),
     and dim if they are constant. The environment variable NO_COLOR turns colours off.
     """
-    on = read_untransformed(args)
-    flat = _transformed(on, args)
+    bound = read_untransformed(args)
+    flat = _transformed(bound, args)
     steps: list[PassResult] = []
     if args.passes:
         pipeline = Pipeline([PASSES[name]() for name in args.passes])
@@ -70,15 +73,15 @@ def run(args: argparse.Namespace) -> str:
         return stablehlo_text(flat.f, flat.types)
     if args.hlo:
         return compiled_text(flat.f, flat.types, args.target)
-    return "\n\n".join(_sections(on, args, flat, steps))
+    return "\n\n".join(_sections(bound, args, flat, steps))
 
 
-def _sections(on: BoundFunction, args: argparse.Namespace, flat: _ArrayFunction,
+def _sections(bound: BoundFunction, args: argparse.Namespace, flat: _ArrayFunction,
               steps: Sequence[PassResult]) -> Iterator[str]:  # fmt: skip
-    called = f"{args.transform} of {on.name}" if args.transform else on.name
+    called = f"{args.transform} of {bound.name}" if args.transform else bound.name
     if args.transform in ("grad", "value_and_grad", "vjp", "linearize"):
-        yield _joint(on, args)
-    text = lambda prog: f"{_count(prog)}\n{_listing(on, args, prog)}"
+        yield _joint(bound, args)
+    text = lambda prog: f"{_count(prog)}\n{_listing(bound, args, prog)}"
     if not steps:
         yield f"{called}: {text(trace(flat.f, *flat.types))}"
         return
@@ -94,16 +97,17 @@ def _sections(on: BoundFunction, args: argparse.Namespace, flat: _ArrayFunction,
     yield columns([["pass", "equations before", "after", "ms"], *rows], right=(1, 2, 3))
 
 
-def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
-    """The program as text; if colours are on, with a legend."""
+def _listing(bound: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
+    """Return the program as text. If colours are on, values are coloured, and a legend follows."""
     if not _in_colour(args.color):
         return listing(prog, args.lines)
-    given = FlatArguments(on.args)
-    n, argnums = len(given.arrays()), _argnums(on, args.argnums)
+    given = FlatArguments(bound.args)
+    n, argnums = len(given.arrays()), _argnums(bound, args.argnums)
     if args.transform not in (None, "grad", "value_and_grad"):
-        argnums = range(len(on.args))
-    at = of_call(argnums, len(on.args), "show --argnums")
-    active = {*given.indices(at), *range(n, len(prog.inputs))}  # and cotangents and tangents
+        argnums = range(len(bound.args))
+    wrt = of_call(argnums, len(bound.args), "show --argnums")
+    # Inputs after the arguments are cotangents or tangents.
+    active = {*given.indices(wrt), *range(n, len(prog.inputs))}
     inputs: list[Activity] = [
         "active" if i in active and differentiable(v.aval) else "constant"
         for i, v in enumerate(prog.inputs)
@@ -114,49 +118,53 @@ def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
     return f"{text}\ncolours {' '.join(painted(c, c) for c in reversed(ACTIVITIES))}"
 
 
-def _in_colour(asked: bool | None) -> bool:
-    """Whether to print in colour: as requested, else on a terminal unless NO_COLOR is set."""
-    if asked is not None:
-        return asked
+def _in_colour(requested: bool | None) -> bool:
+    """Tell whether to print in colour: as requested, else on a terminal unless NO_COLOR is set."""
+    if requested is not None:
+        return requested
     no = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not no
 
 
 def _count(prog: Program) -> str:
+    """Return the number of equations as text, such as "5 equations"."""
     n = size(prog)
     return f"{n} equation{'s' * (n != 1)}"
 
 
-def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
-    """The joint program of the requested transform, under its policy."""
+def _joint(bound: BoundFunction, args: argparse.Namespace) -> str:
+    """Return the text of the joint program of the requested transform, under its policy."""
     if args.transform in ("grad", "value_and_grad"):
-        at = derivative_at("show", on.f, on.args, args.argnums, args.has_aux)
+        traced = derivative_at("show", bound.f, bound.args, args.argnums, args.has_aux)
     else:
-        flat = _of_arrays(on)
-        at = derivative_at("show", flat.f, flat.types, None, args.has_aux)
+        flat = _of_arrays(bound)
+        traced = derivative_at("show", flat.f, flat.types, None, args.has_aux)
     if args.transform == "linearize":
-        fun = at.function
-        pushed = schedule(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
-        text = show_schedule(pushed, args.lines, "tangents")
-        return f"joint program of {on.name}, linearized\n{text}"
-    by = policy(args.policy or "min_cut")
-    decided = at.planned(by).schedule
-    return f"joint program of {on.name}, {policy_name(by)}\n{show_schedule(decided, args.lines)}"
+        fun = traced.function
+        linearized = schedule(
+            analyze(fun.program, fun.active(), fun.differentiable(), push=True), None
+        )
+        text = show_schedule(linearized, args.lines, "tangents")
+        return f"joint program of {bound.name}, linearized\n{text}"
+    policy = read_policy(args.policy or "min_cut")
+    text = show_schedule(traced.planned(policy).schedule, args.lines)
+    return f"joint program of {bound.name}, {policy_name(policy)}\n{text}"
 
 
-def _of_arrays(on: BoundFunction) -> _ArrayFunction:
-    """A function of only the arrays among the arguments; the other arguments are fixed."""
-    return _ArrayFunction(*arrays_alone(on.f, on.args))
+def _of_arrays(bound: BoundFunction) -> _ArrayFunction:
+    """Return the function as one of only its array arguments; the other arguments are fixed."""
+    return _ArrayFunction(*arrays_alone(bound.f, bound.args))
 
 
-def _transformed(on: BoundFunction, args: argparse.Namespace) -> _ArrayFunction:
-    """The transformed function, of arrays only, without outputs of dtype float0.
+def _transformed(bound: BoundFunction, args: argparse.Namespace) -> _ArrayFunction:
+    """Return the function after `--transform`, as one of arrays only.
 
-    `vjp` returns only the cotangents.
+    Its outputs are a flat list of arrays. Those of dtype float0 are left out, and of `vjp` the
+    outputs are only the cotangents.
     """
     if args.transform:
-        on = on.transformed(args, policy(args.policy) if args.policy else None)
-    flat = _of_arrays(on)
+        bound = bound.transformed(args, read_policy(args.policy) if args.policy else None)
+    flat = _of_arrays(bound)
 
     def program(*xs: Any) -> list[Any]:
         return [y for y in jax.tree.leaves(flat.f(*xs)) if y.dtype != jax.dtypes.float0]
@@ -164,8 +172,9 @@ def _transformed(on: BoundFunction, args: argparse.Namespace) -> _ArrayFunction:
     return dataclasses.replace(flat, f=program)
 
 
-def _argnums(on: BoundFunction, argnums: int | Sequence[int] | None) -> int | Sequence[int]:
-    return tuple(range(len(on.args))) if argnums is None else argnums
+def _argnums(bound: BoundFunction, argnums: int | Sequence[int] | None) -> int | Sequence[int]:
+    """Return `argnums`, or the positions of all arguments for None."""
+    return tuple(range(len(bound.args))) if argnums is None else argnums
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,8 +182,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_policy(parser, default=None)
     add_argnums(parser)
-    parser.add_argument("--passes", type=_passes, default=(), metavar="P,Q",
-                        help=f"passes to run, in this order: {', '.join(PASSES)}")  # fmt: skip
+    parser.add_argument("--passes", type=_passes, default=(), metavar="PASS,PASS",
+                        help=f"passes to run, in the given order: {', '.join(PASSES)}")  # fmt: skip
     parser.add_argument("--print-after-all", action="store_true",
                         help="show the program after each pass")  # fmt: skip
     parser.add_argument(
@@ -190,10 +199,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--hlo", action="store_true", help="show the compiler's output, as optimized HLO"
     )
-    parser.add_argument("--target", help="device to compile for with --hlo; it need not be present")
+    parser.add_argument("--target", metavar="DEVICE",
+                        help="device to compile for with --hlo; it need not be "
+                        "present")  # fmt: skip
 
 
 def _passes(text: str) -> tuple[str, ...]:
+    """Parse names of passes, separated by commas."""
     names = split_commas(text)
     if unknown := [n for n in names if n not in PASSES]:
         known = ", ".join(PASSES)

@@ -1,4 +1,8 @@
-"""The option `--transform`: a command works on a transform of its function."""
+"""The option `--transform`: a command works on a transform of its function.
+
+A transform may have more arguments than the function: the cotangents of `vjp`, or the tangents of
+`jvp` and `linearize`. They are called seeds here.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ from xform.introspection.callables import argument_names, function_name
 from xform.transforms.inspect import FlatArguments
 
 TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat")
-# The transforms that take the command's policy.
+# The transforms whose result has an argument `policy`.
 PLANNED = ("grad", "value_and_grad", "vjp")
+# Maps the arguments of a function to the types of its seeds.
 Seeds = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
@@ -29,48 +34,60 @@ def add_transform(parser: argparse.ArgumentParser) -> None:
 
 def transformed(name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Any, has_aux: bool,
                 policy: Any = None) -> tuple[Callable[..., Any], Seeds]:  # fmt: skip
-    """A transform of a function, and a function that makes its extra arguments.
+    """Return a transform of a function, and a function that makes its seeds.
 
-    The extra arguments are cotangents or tangents, as types, for given arguments of the function.
-    The transforms in reverse mode have an argument `policy`, whose default is `policy`.
+    The transform takes the arguments of the function and then the seeds, all by position. For
+    `grad`, `value_and_grad` and `vjp` it has a keyword argument `policy`.
+
+    Args:
+      name: the transform, one of `TRANSFORMS`.
+      f: the function.
+      args: its arguments, as arrays or types.
+      argnums: positions of the arguments that `grad` and `value_and_grad` differentiate; None for
+        all.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`.
+      policy: the default of the argument `policy`.
     """
     n = len(args)
     argnums = tuple(range(n)) if argnums is None else argnums
-    none: Seeds = lambda xs: ()
+    no_seeds: Seeds = lambda xs: ()
     tangents: Seeds = lambda xs: tuple(jax.tree.map(_tangent, x) for x in xs)
     match name:
         case "grad":
-            call = lambda xs, by: xform.grad(f, argnums, has_aux, policy=by)(*xs)
-            return _named(name, f, n, call, (), policy), none
+            call = lambda xs, policy: xform.grad(f, argnums, has_aux, policy=policy)(*xs)
+            return _named(name, f, n, call, (), policy), no_seeds
         case "value_and_grad":
-            call = lambda xs, by: xform.value_and_grad(f, argnums, has_aux, policy=by)(*xs)
-            return _named(name, f, n, call, (), policy), none
+            call = lambda xs, policy: xform.value_and_grad(f, argnums, has_aux, policy=policy)(*xs)
+            return _named(name, f, n, call, (), policy), no_seeds
         case "vjp":
-            pull = lambda xs, by: xform.vjp(f, *xs, has_aux=has_aux, policy=by)[1]
-            call = lambda xs, by: pull(xs[:n], by)(xs[n])
+            pull = lambda xs, policy: xform.vjp(f, *xs, has_aux=has_aux, policy=policy)[1]
+            call = lambda xs, policy: pull(xs[:n], policy)(xs[n])
             output = lambda xs: (lambda y: y[0] if has_aux else y)(jax.eval_shape(f, *xs))
             seeds = lambda xs: (jax.tree.map(_tangent, output(xs)),)
             return _named(name, f, n, call, ("cotangents",), policy), seeds
         case "jvp":
-            call = lambda xs, by: xform.jvp(f, xs[:n], xs[n:], has_aux)
+            call = lambda xs, policy: xform.jvp(f, xs[:n], xs[n:], has_aux)
         case "linearize":
 
-            def call(xs: Any, by: Any) -> Any:
+            def call(xs: Any, policy: Any) -> Any:
                 y, push, *_ = xform.linearize(f, *xs[:n], has_aux=has_aux)
                 return y, push(*xs[n:])
 
         case _:
             # By default `remat` saves nothing.
             return _named(
-                name, f, n, lambda xs, by: xform.remat(f, policy=by)(*xs), (), policy
-            ), none
+                name, f, n, lambda xs, policy: xform.remat(f, policy=policy)(*xs), (), policy
+            ), no_seeds
     more = [f"tangent_{i}" for i in range(n)]
     return _named(name, f, n, call, more, policy), tangents
 
 
 def arrays_alone(f: Callable[..., Any], args: Sequence[Any]
                  ) -> tuple[Callable[..., Any], list[Any]]:  # fmt: skip
-    """A function of only the arrays in `args`, with other arguments fixed; and their types."""
+    """Return `f` as a function of only the arrays in `args`, and the types of these arrays.
+
+    The other values in `args` are fixed.
+    """
     flat = FlatArguments(args)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
              for x in map(jax.typeof, flat.arrays())]  # fmt: skip
@@ -84,7 +101,10 @@ def arrays_alone(f: Callable[..., Any], args: Sequence[Any]
 
 def _named(name: str, f: Any, n: int, call: Callable[[Any, Any], Any], more: Sequence[str],
            policy: Any) -> Callable[..., Any]:  # fmt: skip
-    """A function that calls `call`, with a readable name and with names of its arguments."""
+    """Return a function that calls `call(arguments, policy)`, with a readable name and signature.
+
+    The names of its arguments are those of `f`, and then those in `more`.
+    """
 
     def run(*xs: Any, policy: Any = policy) -> Any:
         return call(xs, policy)
@@ -100,5 +120,6 @@ def _named(name: str, f: Any, n: int, call: Callable[[Any, Any], Any], more: Seq
 
 
 def _tangent(x: Any) -> Any:
+    """Return the type of the tangent of an array or type."""
     aval = tangent_aval(jax.typeof(x))
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -10,7 +10,7 @@ from xform.commands.function import (
     add_policy,
     add_policy_argument,
     read_function,
-    under,
+    under_policy,
 )
 from xform.commands.reports import add_targets, options
 
@@ -18,11 +18,12 @@ from xform.commands.reports import add_targets, options
 def run(args: argparse.Namespace) -> str:
     """Explain why a function does not fit a device: the buffers at its peak, and advice.
 
-    Without --policy the function is compiled unchanged, see `memory`.
+    Without --policy the function is compiled unchanged. With it, the function is compiled as
+    `memory --policy` does.
     """
-    on = read_function(args)
-    f = under(on, args.policy)
-    return str(xform.memory.why_oom(f, *on.args, target=args.target, **options(args)))
+    bound = read_function(args)
+    f = under_policy(bound, args.policy)
+    return str(xform.memory.why_oom(f, *bound.args, target=args.target, **options(args)))
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,10 @@
-"""Checks for derivative rules, both xform's own and a user's.
+"""Checks for derivative rules, both xform's own and a user's: `check_rule` and `check_grads`.
 
-A check compares the forward-mode derivative with central differences and with JAX's derivative. It
-compares the reverse-mode derivative with the transpose of the forward-mode one. It does both for
-every set of active inputs, for second derivatives, and under `jit`, `vmap` and `scan`. It also
-checks that the rule under test is the rule that ran. Differences are meaningless at a kink; use
+`check_rule` compares the forward-mode derivative with central differences and with JAX's
+derivative. It checks that the reverse-mode derivative is the transpose of the forward-mode one. It
+does so for every set of active inputs (those that are differentiated; the others are held
+constant), for second derivatives, and under `jit`, `vmap` and `scan`. It also checks that the rule
+under test is the rule that ran. Differences are meaningless at a kink; use
 `Case(differences=False)` there.
 """
 
@@ -42,6 +43,7 @@ from xform.testing.watch import watch
 __all__ = ["MODES", "Case", "cast", "check_grads", "check_rule"]
 
 MODES = ("first", "eager", "second", "jit", "vmap", "scan")
+# Tolerances by dtype; that of other dtypes is 6e-2.
 TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 3e-4, "complex64": 1e-3}
 
 
@@ -53,7 +55,7 @@ class Case:
       primitive: its name, as in a printed jaxpr; empty skips the check that its rule ran.
       fun: function of `args` that returns one array or a tuple of arrays.
       args: float64 arrays, which are cast to each dtype in turn; integers and bools are not cast.
-      label: what is special about this use, for the name of the test.
+      label: a word for this use of the primitive, for the name of the test.
       complex: whether to also run with complex arguments.
       bfloat16: whether to also run in bfloat16.
       differences: whether to compare with central differences; False only at kinks.
@@ -75,22 +77,23 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The name of a test: the primitive, else the function, and the label."""
+        """The name of a test: the primitive (or else the function), and the label."""
         return "-".join(filter(None, (self.primitive or function_name(self.fun), self.label)))
 
 
 def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64", "float32"),
                modes: Collection[str] = MODES, **fields: Any) -> None:  # fmt: skip
-    """Check the derivative rules that `case` uses, in all `dtypes` and `modes`.
+    """Check the derivative rules that a function uses, in all `dtypes` and `modes`.
 
     Args:
-      case: a `Case`; or a function, with the `args` and `fields` of its `Case`.
-      *args: the point, as float64 arrays; integers are held constant.
+      case: a function of arrays; or a `Case`, which holds a function and its arguments.
+      *args: the point, as float64 arrays; integers are held constant. None with a `Case`.
       dtypes: floating or complex dtypes, by name.
-      modes: for each set of active inputs, "first" derivatives (compiled) and "eager" ones
-        (operation by operation). For all inputs together, "second" derivatives, and first
-        derivatives under "jit", under "vmap" and in a "scan".
-      **fields: fields of the `Case`. `primitive="my_primitive"` also checks that its rule ran.
+      modes: what to check. For each set of active inputs: "first" derivatives (compiled) and
+        "eager" ones (operation by operation). For all inputs together: "second" derivatives, and
+        first derivatives under "jit", under "vmap" and in a "scan".
+      **fields: further fields of the `Case` that is made from a function. `primitive=` names the
+        primitive whose rule must run.
 
     Raises:
       WrongRule: a check failed; the message names the primitive, the dtype, the active inputs and
@@ -121,7 +124,11 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
 
 
 def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
-    """Check one case in one dtype."""
+    """Check one case in one dtype.
+
+    In this file `seeds` is a pair `(tangents, cotangents)`: a tangent for each active input, and a
+    cotangent for the output. The derivatives are applied to them.
+    """
     args = tuple(cast(x, dtype, i) for i, x in enumerate(case.args))
     check_point(f"check_rule of {case.id} in {dtype}", args)
     check_outputs(f"check_rule of {case.id}", jax.eval_shape(case.fun, *args))
@@ -133,15 +140,15 @@ def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
             case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2)
         )
         f, xs = with_fixed_arguments(case.fun, args, active), tuple(args[i] for i in active)
-        d, all_active = directions(f, xs), len(active) == len(inexact)
+        seeds, all_active = directions(f, xs), len(active) == len(inexact)
         first = None
         if {"first", "eager"} & set(modes):
-            first = _check_first(case, f, xs, d, modes, checker)
+            first = _check_first(case, f, xs, seeds, modes, checker)
             if all_active and len(args) > len(active):  # integers must get float0 derivatives
                 run = functools.partial(_first, xform, case.fun)
                 _check_types(_run(run, args, directions(case.fun, args)), args, checker)
         if all_active and set(modes) - {"first", "eager"}:
-            _check_compiled(case, f, xs, d, first, modes, checker)
+            _check_compiled(case, f, xs, seeds, first, modes, checker)
 
 
 def _run(f: Fun, *xs: Any) -> Any:
@@ -149,60 +156,65 @@ def _run(f: Fun, *xs: Any) -> Any:
     return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})(*xs)
 
 
-def _first(ad: Any, f: Fun, xs: Any, d: Any) -> dict[str, Any]:
-    """All first derivatives, by `ad`, which is xform or jax."""
-    dxs, cts = d
-    y, dy = ad.jvp(f, xs, dxs)
-    y_of_vjp, pull = ad.vjp(f, *xs)
+def _first(library: Any, f: Fun, xs: Any, seeds: Any) -> dict[str, Any]:
+    """Return all first derivatives of `f`, computed by `library`, which is xform or jax."""
+    dxs, cts = seeds
+    y, dy = library.jvp(f, xs, dxs)
+    y_of_vjp, pull = library.vjp(f, *xs)
     return {"output of jvp": y, "output of vjp": y_of_vjp, "jvp": dy, "vjp": pull(cts)}
 
 
-def _pulled(ad: Any, f: Fun, xs: Any) -> tuple[Fun, Any]:
-    """The pullback as a function of cotangents and inputs, and a point to differentiate at."""
-    leaves, tree = jax.tree.flatten(direction(jax.eval_shape(f, *xs), 3))
-    on = [differentiable(jax.typeof(ct)) for ct in leaves]
+def _pullback(library: Any, f: Fun, xs: Any) -> tuple[Fun, Any]:
+    """Return the pullback of `f` as a function `(cotangents, *xs)`, and a point for it.
 
-    def pulled(live: Any, *xs: Any) -> Any:
-        rest = iter(live)
-        cts = [next(rest) if o else ct for ct, o in zip(leaves, on, strict=True)]
-        return ad.vjp(f, *xs)[1](jax.tree.unflatten(tree, cts))
-
-    return pulled, ([ct for ct, o in zip(leaves, on, strict=True) if o], *xs)
-
-
-def _second(ad: Any, f: Fun, xs: Any) -> dict[str, Any]:
-    """Second derivatives: forward over reverse and reverse over reverse.
-
-    They are derivatives by the inputs and by the cotangent.
+    `cotangents` is the list of those that are not float0.
     """
-    g, args = _pulled(ad, f, xs)
-    dy = ad.jvp(g, args, direction(args, 4))[1]
-    return {"jvp of vjp": dy, "vjp of vjp": ad.vjp(g, *args)[1](direction(xs, 5))}
+    leaves, tree = jax.tree.flatten(direction(jax.eval_shape(f, *xs), 3))
+    is_float = [differentiable(jax.typeof(ct)) for ct in leaves]
+
+    def pullback(cotangents: Any, *xs: Any) -> Any:
+        given = iter(cotangents)
+        cts = [next(given) if is_f else ct for ct, is_f in zip(leaves, is_float, strict=True)]
+        return library.vjp(f, *xs)[1](jax.tree.unflatten(tree, cts))
+
+    return pullback, ([ct for ct, is_f in zip(leaves, is_float, strict=True) if is_f], *xs)
+
+
+def _second(library: Any, f: Fun, xs: Any) -> dict[str, Any]:
+    """Return second derivatives: forward over reverse, and reverse over reverse.
+
+    They are derivatives of the pullback by the inputs and by the cotangent.
+    """
+    pullback, args = _pullback(library, f, xs)
+    tangent = library.jvp(pullback, args, direction(args, 4))[1]
+    cotangents = library.vjp(pullback, *args)[1](direction(xs, 5))
+    return {"jvp of vjp": tangent, "vjp of vjp": cotangents}
 
 
 def _check_first(
-    case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], checker: CaseChecker
+    case: Case, f: Fun, xs: Any, seeds: Any, modes: Collection[str], checker: CaseChecker
 ) -> Any:
-    """Check first derivatives, compiled together with their references, and eagerly if requested.
+    """Check first derivatives: compiled, and also eagerly (operation by operation) if requested.
+
+    JAX's derivatives and the differences are computed in the same compiled program.
 
     Returns:
-      The compiled derivatives.
+      The compiled derivatives of xform.
     """
-    dxs, cts = d
+    dxs, cts = seeds
 
     def everything(*xs: Any) -> tuple[Any, ...]:
-        by_jax = _first(jax, f, xs, d) if case.jax else None
+        by_jax = _first(jax, f, xs, seeds) if case.jax else None
         slope = differences(f, xs, dxs) if case.differences and in_64_bits(xs) else None
-        return _first(xform, f, xs, d), f(*xs), by_jax, slope
+        return _first(xform, f, xs, seeds), f(*xs), by_jax, slope
 
     with watch(case.primitive, f, xs, checker.fail):
         compiled, y, by_jax, slope = _run(everything, *xs)
-    eager = [_first(xform, f, xs, d)] if "eager" in modes else []
+    eager = [_first(xform, f, xs, seeds)] if "eager" in modes else []
     for results in eager:
-        own = f(*xs)
-        checker.same(
-            "output, bit for bit", [results["output of jvp"], results["output of vjp"]], [own] * 2
-        )
+        output = f(*xs)
+        outputs = [results["output of jvp"], results["output of vjp"]]
+        checker.same("output, bit for bit", outputs, [output] * 2)
     for results in [compiled, *eager]:
         checker.close("output", [results["output of jvp"], results["output of vjp"]], [y, y])
         checker.close(
@@ -218,46 +230,48 @@ def _check_first(
 
 
 def _check_types(results: Any, xs: Any, checker: CaseChecker) -> None:
+    """Check that tangents and cotangents have the shapes and dtypes of their values."""
     checker.same_types("tangent of the output", results["jvp"], results["output of jvp"])
     checker.same_types("cotangents of the inputs", results["vjp"], xs)
 
 
-def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Collection[str],
+def _check_compiled(case: Case, f: Fun, xs: Any, seeds: Any, first: Any, modes: Collection[str],
                     checker: CaseChecker) -> None:  # fmt: skip
-    """Check all other modes, in one computation.
+    """Check the modes "jit", "vmap", "scan" and "second", in one compiled program.
 
-    In vmap and scan there are two directions. The second one is -1/2 times the first.
+    `first` are the first derivatives, if they are computed already. In vmap and scan the batch has
+    two entries. Their tangents and cotangents differ by the factor -1/2.
     """
     in_scan = lambda *xs: lax.scan(lambda n, xs: (n + np.int32(1), f(*xs)), np.int32(0), xs)[1]
-    one = lambda xs, d: _first(xform, f, xs, d)
-    work: dict[str, Fun] = {
-        "jit": lambda *xs: _first(xform, jax.jit(f), xs, d),
-        "vmap": lambda *xs: jax.vmap(one)(stack_pair(xs, 1.0), stack_pair(d)),
-        "scan": lambda *xs: _first(xform, in_scan, stack_pair(xs, 1.0), stack_pair(d)),
+    derivatives = lambda xs, seeds: _first(xform, f, xs, seeds)
+    by_mode: dict[str, Fun] = {
+        "jit": lambda *xs: _first(xform, jax.jit(f), xs, seeds),
+        "vmap": lambda *xs: jax.vmap(derivatives)(stack_pair(xs, 1.0), stack_pair(seeds)),
+        "scan": lambda *xs: _first(xform, in_scan, stack_pair(xs, 1.0), stack_pair(seeds)),
         "second": lambda *xs: _second(xform, f, xs),
     }
-    has = {"second": case.second, "vmap": case.vmap}
-    wanted = [m for m in work if m in modes and has.get(m, True)]
+    possible = {"second": case.second, "vmap": case.vmap}
+    wanted = [m for m in by_mode if m in modes and possible.get(m, True)]
 
     def everything(*xs: Any) -> dict[str, Any]:
-        results = {m: work[m](*xs) for m in wanted}
+        results = {m: by_mode[m](*xs) for m in wanted}
         if case.jax:
-            results["JAX"] = _first(jax, f, xs, d)
+            results["JAX"] = _first(jax, f, xs, seeds)
             results["JAX, second"] = _second(jax, f, xs) if "second" in wanted else None
         return results
 
     results = _run(everything, *xs)
-    once = first or results.get("JAX") or _first(xform, f, xs, d)
+    single = first or results.get("JAX") or _first(xform, f, xs, seeds)
     factors = {"output of jvp": 1.0, "output of vjp": 1.0, "jvp": -0.5, "vjp": -0.5}
-    double = {key: stack_pair(once[key], factor) for key, factor in factors.items()}
+    double = {key: stack_pair(single[key], factor) for key, factor in factors.items()}
     for m in wanted:
         if m != "second":
-            checker.close(f"under {m}", results[m], once if m == "jit" else double)
+            checker.close(f"under {m}", results[m], single if m == "jit" else double)
             _check_types(results[m], xs if m == "jit" else stack_pair(xs), checker)
         elif case.jax:
             checker.close("against JAX", results[m], results["JAX, second"])
         elif case.differences and in_64_bits(xs):
-            g, args = _pulled(xform, f, xs)
+            pullback, args = _pullback(xform, f, xs)
             loose = dataclasses.replace(checker, tolerance=1e-6)
-            expected = differences(g, args, direction(args, 4))
+            expected = differences(pullback, args, direction(args, 4))
             loose.close("against differences: jvp of vjp", results[m]["jvp of vjp"], expected)

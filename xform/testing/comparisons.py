@@ -1,4 +1,4 @@
-"""Points, directions and comparisons of derivatives."""
+"""Tools for checks of derivatives: arguments, random tangents and cotangents, and comparisons."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class CaseChecker:
 
     Attributes:
       case: the name of the case.
-      setting: the dtype and the active inputs, or the order.
-      tolerance: relative to the largest element, and absolute below 1.
+      setting: what is checked, such as the dtype and the differentiated inputs, for messages.
+      tolerance: the allowed difference, relative to the largest element, and absolute if that is
+        below 1.
       remedy: the remedy in the errors.
     """
 
@@ -72,9 +73,11 @@ class CaseChecker:
 
 
 def cast(x: Any, dtype: str, i: int) -> jax.Array:
-    """An argument in another dtype; a real one gets imaginary parts for a complex dtype.
+    """Convert an argument to a dtype. Integers and bools are not converted.
 
-    The imaginary parts depend on the position `i` of the argument and of the element.
+    For a complex dtype a real argument gets imaginary parts, which depend on `i`, the position of
+    the argument, and on the position of the element. A complex argument stays complex for a real
+    dtype: it becomes complex64 for float32, else complex128.
     """
     x = np.asarray(x)
     if not np.issubdtype(x.dtype, np.inexact):
@@ -88,68 +91,76 @@ def cast(x: Any, dtype: str, i: int) -> jax.Array:
 
 
 def with_fixed_arguments(fun: Fun, args: Sequence[Any], active: Sequence[int]) -> Fun:
-    """A function of the active arguments, with all other arguments fixed."""
+    """Return `fun` as a function of the arguments at the positions `active`; others are fixed."""
 
     def f(*xs: Any) -> Any:
-        moving = dict(zip(active, xs, strict=True))
-        return fun(*(moving.get(i, x) for i, x in enumerate(args)))
+        active_args = dict(zip(active, xs, strict=True))
+        return fun(*(active_args.get(i, x) for i, x in enumerate(args)))
 
     return f
 
 
 def direction(tree: Any, seed: int) -> Any:
-    """A tangent or cotangent for a tree of arrays (or types): random numbers, or float0 zeros.
+    """Make a tangent or cotangent for a tree of arrays or types.
 
-    The numbers depend only on the seed. They are multiples of 1/16, which every dtype represents
-    exactly.
+    It has random numbers for floats, and float0 zeros for integers. The numbers depend only on the
+    seed. They are multiples of 1/16, which every dtype represents exactly.
     """
     random = np.random.default_rng(seed)
 
-    def one(x: Any) -> Any:
+    def draw(x: Any) -> Any:
         if not differentiable(x):
             return float0_zeros(x.shape)
         re, im = np.round(16 * random.standard_normal((2, *x.shape))) / 16
-        wave = np.issubdtype(x.dtype, np.complexfloating)
-        return jnp.asarray(re + 1j * im if wave else re, x.dtype)
+        is_complex = np.issubdtype(x.dtype, np.complexfloating)
+        return jnp.asarray(re + 1j * im if is_complex else re, x.dtype)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(draw, tree)
 
 
 def directions(f: Fun, xs: Any) -> tuple[Any, Any]:
-    """A tangent for the inputs of a function, and a cotangent for its outputs."""
+    """Make a tangent for the inputs of a function, and a cotangent for its outputs."""
     return direction(xs, 1), direction(jax.eval_shape(f, *xs), 2)
 
 
 def stack_pair(tree: Any, factor: float = -0.5) -> Any:
-    """Each array, stacked with `factor` times itself; integer arrays, stacked with themselves."""
+    """Stack each array with `factor` times itself, and each integer array with itself."""
 
-    def one(x: Any) -> Any:
+    def stack(x: Any) -> Any:
         if not differentiable(x):
             return np.stack([x, x])
         return jnp.stack([x, x * jnp.asarray(factor, x.dtype)])
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(stack, tree)
 
 
 def in_64_bits(xs: Any) -> bool:
-    """Whether all arrays have 64 bits, so that finite differences are accurate enough."""
+    """Tell whether all arrays have 64 bits, so that finite differences are accurate enough."""
     return all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs))
 
 
 def differences(f: Fun, xs: Any, dxs: Any) -> Any:
-    """The slope of `f` along `dxs`, by central differences; zero for integer outputs."""
+    """Compute the derivative of `f` along `dxs` by central differences.
 
-    def moved(h: float) -> Any:
+    It is float0 zeros for integer outputs.
+    """
+
+    def value_at(h: float) -> Any:
         return f(*jax.tree.map(lambda x, dx: x + h * dx if differentiable(x) else x, xs, dxs))
 
-    def slope(b: Any, a: Any) -> Any:
-        return (b - a) / (2 * STEP) if differentiable(a) else float0_zeros(a.shape)
+    def slope(after: Any, before: Any) -> Any:
+        return (
+            (after - before) / (2 * STEP) if differentiable(before) else float0_zeros(before.shape)
+        )
 
-    return jax.tree.map(slope, moved(STEP), moved(-STEP))
+    return jax.tree.map(slope, value_at(STEP), value_at(-STEP))
 
 
 def dot(cts: Any, xs: Any) -> Any:
-    """The pairing of cotangents and tangents: the real part of Σ ct·dx, without conjugation."""
+    """Compute the pairing of cotangents and tangents: the real part of Σ ct·dx.
+
+    Nothing is conjugated.
+    """
     wide = lambda x: np.asarray(x).astype(complex)
     pairs = zip(jax.tree.leaves(cts), jax.tree.leaves(xs), strict=True)
     terms = [np.sum(wide(ct) * wide(dx)).real for ct, dx in pairs if differentiable(dx)]

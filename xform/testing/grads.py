@@ -15,8 +15,8 @@ from xform.testing.comparisons import CaseChecker, Fun, differences, direction, 
 from xform.testing.validate import check_modes, check_outputs, check_point, check_precision
 from xform.transforms.function import as_tuple
 
-# The remedy for a function whose derivatives disagree.
-_OF_A_FUNCTION = (
+# The remedy in the error for a function whose derivatives disagree.
+_REMEDY = (
     "correct the formula of a custom rule that it calls; or choose a point without a kink nearby, "
     "and compute in 64 bits throughout"
 )
@@ -24,7 +24,7 @@ _OF_A_FUNCTION = (
 
 def check_grads(f: Fun, args: Sequence[Any], order: int = 2, modes: Sequence[str] = ("jvp", "vjp"),
                 tolerance: float = 1e-5) -> None:  # fmt: skip
-    """Compare derivatives of `f` with central differences, up to an order.
+    """Compare all derivatives of `f` up to an order with central differences.
 
     Args:
       f: function of pytrees of arrays.
@@ -32,7 +32,8 @@ def check_grads(f: Fun, args: Sequence[Any], order: int = 2, modes: Sequence[str
         differences of float32 numbers are too inexact.
       order: how many times to differentiate.
       modes: "jvp", "vjp", or both. With both, all compositions of the two are checked.
-      tolerance: relative to the largest element, and absolute below 1.
+      tolerance: the allowed difference, relative to the largest element, and absolute if that is
+        below 1.
 
     Raises:
       WrongRule: a derivative is wrong; the message names the mode and the order.
@@ -60,9 +61,10 @@ def check_grads(f: Fun, args: Sequence[Any], order: int = 2, modes: Sequence[str
 
 def _check_grads(name: str, f: Fun, args: tuple[Any, ...], order: int, modes: Sequence[str],
                  tolerance: float) -> None:  # fmt: skip
+    """Check the derivatives of `f`, and recursively those of its derivatives."""
     dxs = direction(args, order)
     slope = differences(f, args, dxs)
-    checker = CaseChecker(name, f"order {order}", tolerance, _OF_A_FUNCTION)
+    checker = CaseChecker(name, f"order {order}", tolerance, _REMEDY)
     for mode in modes:
         if mode == "jvp":
             derivative = lambda *xs: xform.jvp(f, xs, dxs)[1]

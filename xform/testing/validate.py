@@ -1,4 +1,7 @@
-"""Reject checks that would test nothing, or could not tell a wrong rule from rounding."""
+"""Refuse checks that would test nothing, or that rounding errors would make meaningless.
+
+In each function `caller` names the check in the error, such as "check_grads".
+"""
 
 from __future__ import annotations
 

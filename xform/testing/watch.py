@@ -1,4 +1,7 @@
-"""Check that the rule under test is the rule that ran."""
+"""Check that a derivative used the rule of the primitive under test.
+
+Within `watch` the rule is replaced by a copy that records which of its attributes are read.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from xform.registry.table import RULES, Rule, rule_of
 @contextmanager
 def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], None]
           ) -> Generator[None]:  # fmt: skip
-    """Context that checks that a program has a primitive, and that the primitive's rule is used.
+    """Context that checks that a function uses a primitive, and its derivative the rule of it.
 
     Args:
       name: the primitive's name; an empty name checks nothing.
-      f: the function.
+      f: the function, which is differentiated inside the context.
       xs: its arguments.
-      fail: called with the check and the problem.
+      fail: reports a failed check; called with the check and the problem.
     """
     if not name:
         yield
@@ -34,27 +37,29 @@ def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], 
     rule = rule_of(primitives[name])
     if rule is None:
         return fail("the table", f"no rule is declared for {name}")
-    seen: set[str] = set()
-    RULES[primitives[name]] = _recording(rule, seen)
+    read: set[str] = set()
+    RULES[primitives[name]] = _recording(rule, read)
     try:
         yield
     finally:
         RULES[primitives[name]] = rule
-    carries = lambda variables: any(differentiable(v.aval) for v in variables)
+    has_float = lambda variables: any(differentiable(v.aval) for v in variables)
     # Only at the top level, since inner programs may have been analyzed before.
     eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
+    # A derivative reads one of these attributes of the rule.
     derive = {"push", "pull", "call", "jvp", "vjp", "node"}
     expected = {"active"} if rule.word == "constant" else derive
-    if not seen & expected and any(carries(eqn.invars) and carries(eqn.outvars) for eqn in eqns):
+    needs_rule = any(has_float(eqn.invars) and has_float(eqn.outvars) for eqn in eqns)
+    if needs_rule and not read & expected:
         fail("the rule that ran", f"the rule of {name} was not used for the derivative")
 
 
-def _recording(rule: Rule, seen: set[str]) -> Rule:
-    """A copy of a rule that records the names of the attributes that are read."""
+def _recording(rule: Rule, read: set[str]) -> Rule:
+    """Return a copy of a rule that adds the name of each attribute that is read to `read`."""
 
     class Recording(type(rule)):
         def __getattribute__(self, name: str) -> Any:
-            seen.add(name)
+            read.add(name)
             return super().__getattribute__(name)
 
     copy = object.__new__(Recording)
@@ -63,6 +68,7 @@ def _recording(rule: Rule, seen: set[str]) -> Rule:
 
 
 def _primitives(program: Any) -> dict[str, Primitive]:
+    """Return all primitives of a jaxpr and of the programs nested in it, by name."""
     primitives: dict[str, Primitive] = {}
     for eqn in program.eqns:
         primitives[eqn.primitive.name] = eqn.primitive

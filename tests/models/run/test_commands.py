@@ -222,7 +222,7 @@ def test_train_resume_and_sample(text: Path, capsys: pytest.CaptureFixture[str])
 
     def draw(temperature: float) -> str:
         capsys.readouterr()
-        flags = ["--out", str(out), "--length", "20", "--temperature", str(temperature)]
+        flags = ["--run", str(out), "--length", "20", "--temperature", str(temperature)]
         assert main(["sample", *flags]) == 0
         return capsys.readouterr().out
 
@@ -264,7 +264,7 @@ def test_a_changed_setting_is_refused_or_overridden_and_recorded(
 
 def test_sampling_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, complaint in (
-        (["--out", str(tmp_path)], "no checkpoints in"),
+        (["--run", str(tmp_path)], "no checkpoints in"),
         (["--prompt", ""], "--prompt needs at least one character"),
         (["--prompt", "\udcff"], "which is not UTF-8"),
         (["--temperature", "-1"], "must be at least 0"),

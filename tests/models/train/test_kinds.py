@@ -80,15 +80,15 @@ def fitted(folder: Path, model: str, preset: str, **given: Any) -> Any:
 
 def test_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     resnet = fitted(tmp_path, "resnet", "resnet20")
-    assert (resnet.model.classes, resnet.model.channels, resnet.size) == (CLASSES, 3, (SIDE, SIDE))
+    assert (resnet.model.classes, resnet.model.channels, resnet.resize) == (CLASSES, 3, (SIDE, SIDE))
     assert fitted(tmp_path, "resnet", "resnet20", classes=7).model.classes == 7
     vit = fitted(tmp_path, "resnet", "tiny-vit")
-    assert (vit.model.image, vit.model.patch, vit.size) == (SIDE, 4, (SIDE, SIDE))
+    assert (vit.model.image_size, vit.model.patch_size, vit.resize) == (SIDE, 4, (SIDE, SIDE))
     assert fitted(tmp_path, "unet", "tiny-unet").model.classes == CLASSES
-    assert fitted(tmp_path, "lstm", "lstm", window=WINDOW).model.inputs == FEATURES
+    assert fitted(tmp_path, "lstm", "lstm", window=WINDOW).model.features == FEATURES
     assert fitted(tmp_path, "lstm", "ode", window=WINDOW).model.width == FEATURES
     made = replaced(of_preset("tiny-vit"), {"resize": "16,16"}).fit_to_data({"resize"})
-    assert (made.model.image, made.size) == (16, (16, 16))
+    assert (made.model.image_size, made.resize) == (16, (16, 16))
 
 
 def test_sizes_that_are_said_are_not_those_of_other_data(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         "resnet", lambda c: dataclasses.replace(c, out=Path(c.data[0]) / "x"), "is inside --data",
     ),
     "features": (
-        "gru", lambda c: widened(c, inputs=5),
+        "gru", lambda c: widened(c, features=5),
         r"series of .* are float32 \[13, 2\], but the model reads float32 \[13, 5\]",
     ),
 }  # fmt: skip
