@@ -19,7 +19,9 @@ from models.settings import replaced, setting
 class ExportOptions:
     """Settings of the command."""
 
-    run: Path = setting(Path("runs/tiny"), "Folder of the training run (--out of `train`).")
+    run: Path = setting(
+        Path("runs/tiny"), "Folder of a run, the --out of `python -m models train`."
+    )
     to: Path = setting(Path("exported"), "Folder to create.")
     format: str = setting(
         "huggingface",

@@ -22,7 +22,9 @@ BYTES = Bytes()
 class SampleOptions:
     """Settings of the command."""
 
-    run: Path = setting(Path("runs/tiny"), "Folder of the training run (--out of `train`).")
+    run: Path = setting(
+        Path("runs/tiny"), "Folder of a run, the --out of `python -m models train`."
+    )
     prompt: str = setting("def ", "Text to continue.")
     length: int = setting(400, "Number of tokens to generate.", least=1, most=10**9)
     samples: int = setting(1, "Number of continuations, generated together.", least=1, most=10**6)

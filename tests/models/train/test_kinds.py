@@ -80,7 +80,11 @@ def fitted(folder: Path, model: str, preset: str, **given: Any) -> Any:
 
 def test_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     resnet = fitted(tmp_path, "resnet", "resnet20")
-    assert (resnet.model.classes, resnet.model.channels, resnet.resize) == (CLASSES, 3, (SIDE, SIDE))
+    assert (resnet.model.classes, resnet.model.channels, resnet.resize) == (
+        CLASSES,
+        3,
+        (SIDE, SIDE),
+    )
     assert fitted(tmp_path, "resnet", "resnet20", classes=7).model.classes == 7
     vit = fitted(tmp_path, "resnet", "tiny-vit")
     assert (vit.model.image_size, vit.model.patch_size, vit.resize) == (SIDE, 4, (SIDE, SIDE))

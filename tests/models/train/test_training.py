@@ -201,7 +201,9 @@ def test_a_run_is_not_overwritten(kind: Run, copied: Path) -> None:
 
 def test_a_setting_is_refused_unless_it_is_overridden(kind: Run, copied: Path) -> None:
     optim = dataclasses.replace(kind(copied).optim, steps=13, clip_norm=0.5)
-    with pytest.raises(InputError, match=r"clip was 1.0, not 0.5; .* --override steps,clip"):
+    with pytest.raises(
+        InputError, match=r"clip_norm was 1.0, not 0.5; .* --override steps,clip_norm"
+    ):
         resumed(kind(copied, optim=optim))
     with pytest.raises(InputError, match="of another run: seed 0 is now 1"):
         resumed(kind(copied, seed=1), override=("seed",))
