@@ -10,10 +10,10 @@ from models.errors import InputError
 
 COMMANDS = {
     "data": "tokenize documents once, for use in many runs",
-    "train": "train a model, or resume a run",
+    "train": "train a model, or continue a training run",
     "sample": "generate text with a trained model",
     "export": "write a trained model to a folder, for `transformers` or as a JAX function",
-    "demo": "measure memory, train, sample and plot in a few minutes",
+    "demo": "train a small GPT-2 in a few minutes: memory table, training, a sample, plots",
 }
 INPUT_ERROR = 2
 INTERRUPTED = 130
@@ -40,7 +40,10 @@ def main(arguments: list[str]) -> int:
 
 
 def script() -> int:
-    """Run the command of `sys.argv`. A failed write to standard output is one line and code 2."""
+    """Run the command of `sys.argv` and return the exit code.
+
+    A failed write to standard output becomes one line on standard error and exit code 2.
+    """
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()

@@ -1,8 +1,12 @@
 """Settings: trees of frozen dataclasses, checked, read from TOML and flags, and written as TOML.
 
-`setting` makes a field with a help text and the values that are allowed. A field that holds another
-such dataclass is a section: `[optim]` in TOML. Names are unique in the whole tree, so each setting
-has its own flag: `learning_rate` in `[optim]` is `--learning-rate`.
+A settings dataclass has two kinds of fields:
+
+- a setting, made by `setting`, with a help text and the values that are allowed;
+- a section, which holds another settings dataclass, such as `optim`: `[optim]` in TOML.
+
+Names of settings are unique in the whole tree, so each has its own flag: `learning_rate` in
+`[optim]` is `--learning-rate`. A wrong name or value raises `InputError`, a one-line message.
 """
 
 from __future__ import annotations
@@ -45,18 +49,29 @@ class About:
 
 
 def setting(default: Any, help: str, **about: Any) -> Any:
-    """Return a dataclass field with a default and an `About`.
+    """Return a dataclass field for a setting.
 
-    A setting may be None only if its default is None, because `to_toml` leaves None out.
+    Args:
+      default: its default. A setting may be None only if its default is None, because `to_toml`
+        leaves None out.
+      help: its line in `--help`.
+      **about: further fields of its `About`, such as `least=1`.
     """
     return dataclasses.field(default=default, metadata={"about": About(help, **about)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A setting in a tree: its name, the sections around it, and its value.
+    """A setting of a particular tree, with its value.
 
-    `kind` is the type of the value. For a tuple, `item` is the type of each element.
+    Attributes:
+      name: its name, such as "learning_rate".
+      sections: the names of the sections around it, from the outermost.
+      kind: the type of the value.
+      item: the type of each element, if the value is a tuple.
+      optional: whether the value may be None.
+      about: its description.
+      value: its value in the tree.
     """
 
     name: str
@@ -73,19 +88,25 @@ class Leaf:
         return "--" + self.name.replace("_", "-")
 
     def checked(self, given: Any, called: str) -> Any:
-        """Return `given` converted to the setting's type, or raise an `InputError`.
+        """Convert a given value to the setting's type, and check that it is allowed.
 
-        `called` is the name of the setting in the message.
+        Args:
+          given: a value from TOML, or the text of a flag.
+          called: the name of the setting in messages, such as "--batch".
+
+        Raises:
+          InputError: the value has another type or is not allowed.
         """
         if self.kind is tuple and self.item is int:
             return self._numbers(given, called)
         if self.kind is tuple:
             return self._texts(given, called)
         value = self._typed(given, called)
-        self._bounded(value, called)
+        self._check_allowed(value, called)
         return value
 
-    def _bounded(self, value: Any, called: str) -> None:
+    def _check_allowed(self, value: Any, called: str) -> None:
+        """Check choices and bounds."""
         about = self.about
         if about.choices and value not in about.choices:
             near = nearest(str(value), about.choices)
@@ -97,6 +118,7 @@ class Leaf:
                 raise InputError(f"{called} is {value}, but must be {words} {bound}")
 
     def _numbers(self, given: Any, called: str) -> tuple[int, ...]:
+        """Convert integers, texts such as "16,32", or a list of them to a tuple of integers."""
         parts = [
             part
             for one in (given if isinstance(given, list | tuple) else [given])
@@ -109,10 +131,11 @@ class Leaf:
         if not all(type(n) is int for n in numbers):
             raise InputError(f"{called} is {given!r}, but must be integers, such as 16,32")
         for n in numbers:
-            self._bounded(n, called)
+            self._check_allowed(n, called)
         return numbers
 
     def _texts(self, given: Any, called: str) -> tuple[str, ...]:
+        """Convert a text or a list of texts to a tuple."""
         given = [given] if isinstance(given, str) else given
         if not isinstance(given, list | tuple) or not all(isinstance(x, str) for x in given):
             raise InputError(f"{called} is {given!r}, but must be a list of strings")
@@ -121,6 +144,7 @@ class Leaf:
         return tuple(given)
 
     def _typed(self, value: Any, called: str) -> Any:
+        """Convert a value that is not a tuple to the setting's type."""
         if isinstance(value, str):
             if not _is_utf8(value):
                 raise InputError(f"{called} is {value!r}, which is not UTF-8")
@@ -131,29 +155,29 @@ class Leaf:
         if self.kind is float and type(value) is int:
             return float(str(value))  # `float(value)` raises where the value overflows
         if type(value) is not self.kind and not (self.kind is Path and isinstance(value, Path)):
-            raise InputError(f"{called} is {value!r}, but must be {_WANTED[self.kind]}")
+            raise InputError(f"{called} is {value!r}, but must be {_TYPE_NAMES[self.kind]}")
         return value
 
 
-_WANTED = {int: "an integer", float: "a number", bool: "true or false", str: "a string",
-           Path: "a path"}  # fmt: skip
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string",
+               Path: "a path"}  # fmt: skip
 
 
 def leaves(tree: Any, sections: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Iterate over all settings of a tree. A section's own settings come before its subsections."""
     hints = typing.get_type_hints(type(tree))
-    inner: list[tuple[str, Any]] = []
+    subsections: list[tuple[str, Any]] = []
     for field in dataclasses.fields(tree):
         value = getattr(tree, field.name)
         if dataclasses.is_dataclass(value):
-            inner.append((field.name, value))
+            subsections.append((field.name, value))
             continue
         hint = hints[field.name]
-        args, several = typing.get_args(hint), typing.get_origin(hint) is tuple
+        args, is_tuple = typing.get_args(hint), typing.get_origin(hint) is tuple
         kinds = [k for k in args if k is not types.NoneType] or [hint]
-        kind, about = tuple if several else kinds[0], field.metadata["about"]
+        kind, about = tuple if is_tuple else kinds[0], field.metadata["about"]
         yield Leaf(field.name, sections, kind, kinds[0], types.NoneType in args, about, value)
-    for name, value in inner:
+    for name, value in subsections:
         yield from leaves(value, (*sections, name))
 
 
@@ -179,6 +203,7 @@ def replaced(tree: Tree, values: Mapping[str, Any], by_flag: bool = False) -> Tr
 
 
 def _replaced(tree: Any, values: Mapping[str, Any]) -> Any:
+    """Return the tree with new values, which are already checked."""
     own = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
     new = {
         name: _replaced(value, values) if dataclasses.is_dataclass(value) else values[name]
@@ -200,22 +225,35 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def from_toml(tree: Tree, data: Mapping[str, Any], where: str) -> Tree:
-    """Return the tree with the values of a TOML document. Unknown names raise an `InputError`."""
+    """Return the tree with the values of a TOML document.
+
+    Args:
+      tree: the settings.
+      data: the parsed document.
+      where: its name in messages, such as "run.toml".
+
+    Raises:
+      InputError: an unknown name, or a value that is not allowed.
+    """
     known = {(*leaf.sections, leaf.name): leaf for leaf in leaves(tree)}
     sections = {path[:n] for path in known for n in range(1, len(path))}
     values: dict[str, Any] = {}
 
-    def read(table: Mapping[str, Any], at: tuple[str, ...]) -> None:
+    def read(table: Mapping[str, Any], outer: tuple[str, ...]) -> None:
         for name, value in table.items():
-            path = (*at, name)
+            path = (*outer, name)
             if path in sections and isinstance(value, Mapping):
                 read(value, path)
             elif path in known:
                 values[name] = known[path].checked(value, f"{name} in {where}")
             else:
                 names = [".".join(p) for p in (*known, *sections)]
-                homes = [".".join(p) for p in known if p[-1] == name]
-                near = f": did you mean {homes[0]}?" if homes else nearest(".".join(path), names)
+                same_name = [".".join(p) for p in known if p[-1] == name]
+                near = (
+                    f": did you mean {same_name[0]}?"
+                    if same_name
+                    else nearest(".".join(path), names)
+                )
                 raise InputError(f"{where} has {'.'.join(path)}, which is not a setting{near}")
 
     read(data, ())

@@ -13,7 +13,7 @@ from models.data.batches import Source
 from models.data.files import readable
 from models.errors import InputError
 
-# The first byte of a pickle.
+# The first byte of a pickle, which holds Python objects.
 _PICKLE = b"\x80"
 
 
@@ -32,15 +32,15 @@ def mapped(path: Path) -> np.ndarray:
             reason = str(error).splitlines()[0]
             # NumPy's message names `allow_pickle`, which is not an option of our commands.
             if isinstance(error, EOFError) or "allow_pickle" in reason:
-                reason = _foreign(path)
+                reason = _why_not_numeric(path)
             raise InputError(f"{path} cannot be read as a NumPy array: {reason}") from None
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays: save each in its own .npy file")
     return array
 
 
-def _foreign(path: Path) -> str:
-    """Say why a file that NumPy takes for a pickle cannot be read."""
+def _why_not_numeric(path: Path) -> str:
+    """Return the reason why a file that NumPy takes for a pickle cannot be read."""
     with path.open("rb") as file:
         head = file.read(len(MAGIC_PREFIX))
     if head == MAGIC_PREFIX or head[:1] == _PICKLE:
@@ -49,23 +49,23 @@ def _foreign(path: Path) -> str:
 
 
 class Subset:
-    """The elements of a source at the indices `numbers`, in that order."""
+    """The elements of a source at `indices`, in that order."""
 
-    def __init__(self, source: Source, numbers: Sequence[int] | np.ndarray) -> None:
-        self._source, self._numbers = source, numbers
+    def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
+        self._source, self._indices = source, indices
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._indices)
 
     def __getitem__(self, index: int) -> Any:
-        return self._source[int(self._numbers[index])]
+        return self._source[int(self._indices[index])]
 
 
 def halves(source: Source, fraction: float, seed: int = 0) -> dict[str, Source]:
     """Split a source at random into the parts "train" and "validation".
 
     Args:
-      source: at least two elements.
+      source: the elements, at least two.
       fraction: the share of elements for validation; each part gets at least one element.
       seed: of the random split.
 
@@ -75,5 +75,5 @@ def halves(source: Source, fraction: float, seed: int = 0) -> dict[str, Source]:
     if len(source) < 2:
         raise InputError(f"a split needs at least two elements, and there are {len(source)}")
     order = np.random.default_rng(seed).permutation(len(source))
-    held = min(len(source) - 1, max(1, int(len(source) * fraction)))
-    return {"train": Subset(source, order[held:]), "validation": Subset(source, order[:held])}
+    count = min(len(source) - 1, max(1, int(len(source) * fraction)))
+    return {"train": Subset(source, order[count:]), "validation": Subset(source, order[:count])}

@@ -1,4 +1,8 @@
-"""Batches of any source through Grain: mixed, shuffled, shared among processes, resumable.
+"""Batches of any data through the package Grain: mixed, shuffled, shared by processes, resumable.
+
+A source is a random-access sequence of elements, such as pictures. `mixed` shuffles and mixes
+sources without end, and `batches` iterates over batches of the result. An item of that iterator
+holds `slices` batches, because a training step may accumulate the gradients of several.
 
 The elements of batch i depend only on the sources, weights, sizes, seed and i. They do not depend
 on the number of processes: each process reads its own part of every batch.
@@ -16,7 +20,8 @@ import numpy as np
 
 from models.errors import InputError
 
-FOR_EVER = 2**60
+# Number of elements of an endless mix.
+ENDLESS = 2**60
 
 
 class Source(Protocol):
@@ -40,6 +45,7 @@ class Share:
     processes: int = 1
 
 
+# The share of a single process: whole batches.
 ALONE = Share()
 
 
@@ -70,7 +76,7 @@ def share_of(sharding: jax.sharding.Sharding, batch: int) -> Share:
 
 
 def mixed(sources: Sequence[Source], weights: Sequence[float], seed: int) -> grain.MapDataset[Any]:
-    """Return an endless mix of the sources, in proportion to the weights.
+    """Return a mix of the sources without end, in proportion to the weights.
 
     Each source has its own shuffled order. It is reshuffled whenever all its elements are used up,
     independently of the other sources.
@@ -84,14 +90,15 @@ def mixed(sources: Sequence[Source], weights: Sequence[float], seed: int) -> gra
         )
         shuffled = grain.MapDataset.source(source).seed(own).shuffle()
         # Not `repeat()`: its length is Python's largest, and batches of one would overflow it.
-        parts.append(shuffled.repeat(FOR_EVER // len(source)))
+        parts.append(shuffled.repeat(ENDLESS // len(source)))
     return parts[0] if len(parts) == 1 else grain.MapDataset.mix(parts, weights)
 
 
-class _Part:
+class _ProcessPart:
     """The elements of all batches that one process reads, in order."""
 
     def __init__(self, whole: Source, batch: int, share: Share) -> None:
+        # This process reads `_own` elements of each batch, from the one at `_first`.
         self._whole, self._batch, self._own = whole, batch, batch // share.processes
         self._first = share.process * self._own
 
@@ -126,8 +133,9 @@ def batches(
       ahead: number of items to prefetch.
 
     Returns:
-      An iterator over pytrees with arrays `[slices, batch, ...]`. With a `sharding` they are whole
-        batches; without it, they are this process's part.
+      An iterator over pytrees of arrays `[slices, batch, ...]`. With a `sharding` they are global
+      arrays of whole batches. Without it they are `[slices, batch / processes, ...]`, this
+      process's part.
 
     Raises:
       InputError: `batch` is not a multiple of the number of processes.
@@ -138,17 +146,17 @@ def batches(
             " choose another --batch"
         )
     own = batch // share.processes
-    read = grain.MapDataset.source(_Part(whole, batch, share)).batch(own).batch(slices)
+    read = grain.MapDataset.source(_ProcessPart(whole, batch, share)).batch(own).batch(slices)
     # One thread is enough: slicing arrays in memory is little work.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)
-    there = read.to_iter_dataset(options)
+    items = read.to_iter_dataset(options)
     if sharding is not None:
-        there = there.map(lambda tree: _placed(tree, sharding, batch))
-        there = grain.experimental.ThreadPrefetchIterDataset(there, prefetch_buffer_size=ahead)
-    return iter(there)
+        items = items.map(lambda tree: _global_arrays(tree, sharding, batch))
+        items = grain.experimental.ThreadPrefetchIterDataset(items, prefetch_buffer_size=ahead)
+    return iter(items)
 
 
-def _placed(tree: Any, sharding: jax.sharding.Sharding, batch: int) -> Any:
+def _global_arrays(tree: Any, sharding: jax.sharding.Sharding, batch: int) -> Any:
     """Make global arrays `[slices, batch, ...]` from the part that this process read."""
 
     def place(x: np.ndarray) -> jax.Array:
@@ -167,5 +175,5 @@ def spread(source: Source, *, batch: int, count: int) -> list[Any]:
     size = min(batch, count)
     picked = np.linspace(0, len(source) - 1, count).astype(int)
     elements = [source[int(i)] for i in picked]
-    some = [elements[i : i + size] for i in range(0, count - size + 1, size)]
-    return [jax.tree.map(lambda *leaves: np.stack(leaves), *few) for few in some]
+    groups = [elements[i : i + size] for i in range(0, count - size + 1, size)]
+    return [jax.tree.map(lambda *leaves: np.stack(leaves), *group) for group in groups]

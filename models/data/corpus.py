@@ -1,4 +1,8 @@
-"""The training data of a language model: one or more weighted texts, split into two parts."""
+"""The training data of a language model: one or more weighted texts, split into two parts.
+
+`load_corpus` makes a `Corpus`. A row is `window + 1` consecutive tokens: the first `window` are the
+model's input, and the last `window` are its targets. (`window` is the model's context length.)
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from models.data.sources import prepared, weighted
 from models.errors import InputError
 from models.machine import machine_memory
 
+# The largest x for which exp(x) does not overflow.
 LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
@@ -40,7 +45,7 @@ class Corpus:
       token_bytes: bytes of text for each token, float64 `[vocab]`.
       dtype: dtype of the rows: uint8 for plain bytes, int32 for tokens of documents, in which the
         first token of a document is marked (see `Rows`).
-      words: the content of `tokenizer.json`; None if tokens are bytes.
+      tokenizer_json: the content of `tokenizer.json`; None if tokens are bytes.
       fingerprint: a hash that identifies the content.
     """
 
@@ -49,7 +54,7 @@ class Corpus:
     weights: Sequence[float]
     token_bytes: np.ndarray
     dtype: Any
-    words: bytes | None
+    tokenizer_json: bytes | None
     fingerprint: str
 
     @property
@@ -80,49 +85,49 @@ class Corpus:
         sources = self.rows("validation", window)
         total = sum(self.weights)
         counts = [max(1, round(windows * weight / total)) for weight in self.weights]
-        some = [
+        rows = [
             row
             for source, count in zip(sources, counts, strict=True)
             for (row,) in spread(source, batch=1, count=count)
         ]
-        return spread(some, batch=batch, count=len(some))
+        return spread(rows, batch=batch, count=len(rows))
 
-    def bits_per_byte(self, losses: Sequence[float], some: Sequence[np.ndarray]) -> float:
-        """Compute the bits per byte of predicted text.
+    def bits_per_byte(self, losses: Sequence[float], batches: Sequence[np.ndarray]) -> float:
+        """Compute the loss in bits per byte of predicted text.
 
         Args:
           losses: the mean loss of each batch, in nats per token.
-          some: the batches.
+          batches: the batches.
         """
-        nats, _, size = self._totals(losses, some)
-        return nats / math.log(2) / size
+        nats, _, text_bytes = self._totals(losses, batches)
+        return nats / math.log(2) / text_bytes
 
-    def perplexity(self, losses: Sequence[float], some: Sequence[np.ndarray]) -> float:
+    def perplexity(self, losses: Sequence[float], batches: Sequence[np.ndarray]) -> float:
         """Compute the perplexity per token, from the arguments of `bits_per_byte`.
 
         Unlike bits per byte, perplexities of different tokenizers cannot be compared.
         """
-        nats, tokens, _ = self._totals(losses, some)
+        nats, tokens, _ = self._totals(losses, batches)
         return math.exp(nats / tokens) if nats / tokens < LARGEST_EXPONENT else math.inf
 
     def _totals(
-        self, losses: Sequence[float], some: Sequence[np.ndarray]
+        self, losses: Sequence[float], batches: Sequence[np.ndarray]
     ) -> tuple[float, float, float]:
         """Return the total loss in nats, and the numbers of predicted tokens and bytes."""
-        counts = [count_targets(batch, self.token_bytes) for batch in some]
+        counts = [count_targets(batch, self.token_bytes) for batch in batches]
         nats = math.fsum(loss * tokens for loss, (tokens, _) in zip(losses, counts, strict=True))
         return nats, sum(tokens for tokens, _ in counts), sum(size for _, size in counts)
 
     def rows(self, part: str, window: int) -> list[Any]:
         """Return the rows of a part, one source per text; `InputError` if a text has no row."""
-        found = self.parts[part](window)
-        for source in found:
+        sources = self.parts[part](window)
+        for source in sources:
             if not len(source):
                 raise InputError(
                     f"{self.name} has too few tokens in its {part} part for a window of {window}:"
                     " add text, or lower --context"
                 )
-        return found
+        return sources
 
 
 def load_corpus(
@@ -146,16 +151,17 @@ def load_corpus(
         means the source files of the Python standard library.
       window: context length of the model, in tokens.
       vocab: size of the model's vocabulary.
-      tokenizer: as for `tokenizer_of`. None means the tokenizer of the prepared folders, or bytes.
+      tokenizer: "bytes", "bpe:8192" to train one, or the path of a `tokenizer.json`. None means the
+        tokenizer of the prepared folders, or bytes.
       column: the column of tables, or the field of JSON lines, that holds the text.
-      work: the folder for prepared folders.
+      work: the folder in which prepared folders are made.
       without: a folder whose files are skipped, such as the folder of the run.
 
     Raises:
       InputError: a text cannot be used, is too short, is too large for this machine's memory, or
         has more distinct tokens than the model.
     """
-    sources = [weighted(one) for one in data] or [(None, 1.0)]
+    sources = [weighted(text) for text in data] or [(None, 1.0)]
     paths, weights = [path for path, _ in sources], [weight for _, weight in sources]
     name = " and ".join(str(path or STANDARD_LIBRARY) for path in paths)
     if rows_dtype(data, tokenizer, without) == np.uint8:
@@ -184,7 +190,7 @@ def rows_dtype(data: Sequence[str], tokenizer: str | None, without: Path | None 
 
 
 def _from_bytes(path: Path | None, name: str, without: Path | None) -> Corpus:
-    """Make a corpus of the concatenated bytes of files. The end of them is for validation."""
+    """Make a corpus of the concatenated bytes of files. Their last bytes are for validation."""
     files = files_of(path, without)
     with readable():
         if (size := sum(file.stat().st_size for file in files)) > machine_memory() // 2:
@@ -197,30 +203,33 @@ def _from_bytes(path: Path | None, name: str, without: Path | None) -> Corpus:
         raise InputError(f"{name} is empty: name files that contain text")
     array = np.frombuffer(text, np.uint8)
 
-    def part(window: int, held: bool) -> list[Any]:
+    def part(window: int, is_validation: bool) -> list[Any]:
         size = max(window + 1, int(len(text) * VALIDATION))
         if len(text) < 2 * (window + 1):
             raise InputError(
                 f"{name} has {len(text)} bytes, and a window of {window} needs at least"
                 f" {2 * (window + 1)}: add text, or lower --context"
             )
-        return [Windows(array[-size:] if held else array[:-size], window)]
+        return [Windows(array[-size:] if is_validation else array[:-size], window)]
 
     parts = {"train": lambda w: part(w, False), "validation": lambda w: part(w, True)}
-    mark = hashlib.sha256(text).hexdigest()[:16]
-    return Corpus(name, parts, [1.0], np.ones(int(array.max()) + 1), np.uint8, None, mark)
+    fingerprint = hashlib.sha256(text).hexdigest()[:16]
+    token_bytes = np.ones(int(array.max()) + 1)
+    return Corpus(name, parts, [1.0], token_bytes, np.uint8, None, fingerprint)
 
 
 def _from_folders(name: str, folders: Sequence[Prepared], weights: Sequence[float]) -> Corpus:
     """Make a corpus of the documents in prepared folders."""
     first, size = folders[0], len(folders[0].token_bytes)
     for other in folders[1:]:
-        if (other.words, len(other.token_bytes)) != (first.words, size):
+        if (other.tokenizer_json, len(other.token_bytes)) != (first.tokenizer_json, size):
             raise InputError(
                 f"{other.name} and {first.name} have different tokenizers: prepare both with the"
                 " same one"
             )
-    marks = [(folder.fingerprint, weight) for folder, weight in zip(folders, weights, strict=True)]
+    identity = [
+        (folder.fingerprint, weight) for folder, weight in zip(folders, weights, strict=True)
+    ]
     return Corpus(
         name,
         {
@@ -230,6 +239,6 @@ def _from_folders(name: str, folders: Sequence[Prepared], weights: Sequence[floa
         weights,
         first.token_bytes,
         np.int32,
-        first.words,
-        hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:16],
+        first.tokenizer_json,
+        hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
     )

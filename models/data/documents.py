@@ -1,4 +1,8 @@
-"""Read documents from text files, JSON lines and tables."""
+"""Read documents from text files, JSON lines and tables.
+
+A document is an independent piece of text, such as a web page, as bytes. A file of JSON lines or a
+table holds many documents, and any other file is one document.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from models.data.extras import needed
+from models.data.extras import optional_module
 from models.data.files import PICTURES, files_of, readable
 from models.data.tables import TABLES, no_column, reason, rows
 from models.errors import InputError
@@ -19,9 +23,9 @@ from models.machine import machine_memory
 
 LINES = (".jsonl", ".ndjson")
 ARRAYS = (".npy", ".npz")
-COLUMN = "text"
+COLUMN = "text"  # the default name of the column or field with the text
 LONGEST_LINE = 2**28  # bytes of JSON
-BLOCK = 2**20
+BLOCK = 2**20  # bytes that are read at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +46,10 @@ def documents(path: Path | None, column: str = COLUMN, without: Path | None = No
     folder holds tables or JSON lines, its other files are skipped.
 
     Args:
-      path: a file or folder, as for `files_of`.
+      path: a file, or a folder whose files are read recursively; None for the source files of
+        Python's standard library.
       column: the field or column that holds the text.
-      without: as for `files_of`.
+      without: a folder whose files are skipped, such as the folder of the run.
 
     Raises:
       InputError: a file cannot be read, does not have the format of its suffix, or lacks the
@@ -58,15 +63,23 @@ def documents(path: Path | None, column: str = COLUMN, without: Path | None = No
 
 
 def is_plain(path: Path | None, without: Path | None = None) -> bool:
-    """Return whether all files are plain text: no tables, no JSON lines, nothing compressed."""
+    """Return whether all files of a path are plain text.
+
+    That is, there are no tables, no JSON lines and no compressed files. The arguments are those of
+    `text_files`.
+    """
     return all(_kind(f) == "" and f == _uncompressed(f) for f in text_files(path, without))
 
 
 def text_files(path: Path | None, without: Path | None = None) -> list[Path]:
     """List the files of a path, and refuse pictures and arrays.
 
+    Args:
+      path: a file or folder; None for the source files of Python's standard library.
+      without: a folder whose files are skipped.
+
     Raises:
-      InputError: as for `files_of`, or a file is a picture or an array.
+      InputError: the path cannot be read, or a file is a picture or an array.
     """
     files = files_of(path, without)
     structured = any(_kind(file) for file in files)  # files beside tables are skipped
@@ -86,21 +99,24 @@ def _kind(file: Path) -> str:
 
 
 def _uncompressed(file: Path) -> Path:
+    """Return the name of a file without `.gz` or `.zst`."""
     return file.with_suffix("") if file.suffix in (".gz", ".zst") else file
 
 
 def _read_file(file: Path, column: str) -> Iterator[Document]:
+    """Iterate over the documents of one file."""
     kind = _kind(file)
     if kind in TABLES:
         for value, where in rows(file, column):
-            yield from _text(value, where)
+            yield from _document_of(value, where)
     elif kind in LINES:
-        yield from _lines(file, column)
+        yield from _json_lines(file, column)
     else:
         yield from _one_document(file)
 
 
 def _one_document(file: Path) -> Iterator[Document]:
+    """Read a file as one document, unless it is empty."""
     most = machine_memory() // 4  # tokenizing needs at least as much again
     content = bytearray()
     with _opened(file) as stream:
@@ -123,7 +139,7 @@ def _opened(file: Path) -> Iterator[IO[bytes]]:
             with gzip.open(file) as stream:
                 yield stream  # type: ignore[misc]
         elif file.suffix == ".zst":
-            arrow = needed("pyarrow", str(file))
+            arrow = optional_module("pyarrow", str(file))
             with file.open("rb") as raw, arrow.CompressedInputStream(raw, "zstd") as stream:
                 yield stream
         else:
@@ -135,7 +151,8 @@ def _opened(file: Path) -> Iterator[IO[bytes]]:
         raise InputError(f"{file} is damaged or not compressed: {reason(error)}") from None
 
 
-def _lines(file: Path, column: str) -> Iterator[Document]:
+def _json_lines(file: Path, column: str) -> Iterator[Document]:
+    """Iterate over the documents of a file of JSON lines."""
     with _opened(file) as stream:
         for number, line in enumerate(_split(stream, file), start=1):
             where = f"{file}:{number}"
@@ -149,7 +166,7 @@ def _lines(file: Path, column: str) -> Iterator[Document]:
                 raise InputError(f"{where} is not a JSON object with a field {column!r}")
             if column not in row:
                 raise InputError(no_column(where, column, list(row)))
-            yield from _text(row[column], where)
+            yield from _document_of(row[column], where)
 
 
 def _split(stream: IO[bytes], file: Path) -> Iterator[bytes]:
@@ -164,7 +181,8 @@ def _split(stream: IO[bytes], file: Path) -> Iterator[bytes]:
     yield rest
 
 
-def _text(value: Any, where: str) -> Iterator[Document]:
+def _document_of(value: Any, where: str) -> Iterator[Document]:
+    """Yield the document in a cell or field; nothing if it is empty or None."""
     if isinstance(value, str):
         try:
             value = value.encode()

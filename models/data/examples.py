@@ -14,7 +14,7 @@ import numpy as np
 from models.data.batches import Source
 
 # Number of array elements that are hashed at once.
-_SOME = 2**24
+_HASHED_ELEMENTS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Examples:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the content. Computing it reads all of the content."""
-        mark = hashlib.sha256()
+        digest = hashlib.sha256()
         for part in self.content():
             if isinstance(part, str):
-                mark.update(part.encode())
+                digest.update(part.encode())
                 continue
-            mark.update(f"{part.dtype.str} {part.shape}".encode())
-            rows = max(1, _SOME * len(part) // max(part.size, 1))
+            digest.update(f"{part.dtype.str} {part.shape}".encode())
+            rows = max(1, _HASHED_ELEMENTS * len(part) // max(part.size, 1))
             for start in range(0, len(part), rows):
-                mark.update(np.ascontiguousarray(part[start : start + rows]).data)
-        return mark.hexdigest()[:16]
+                digest.update(np.ascontiguousarray(part[start : start + rows]).data)
+        return digest.hexdigest()[:16]
 
     def element(self, part: str = "train") -> Any:
-        """Return an element of a part as a pytree of `jax.ShapeDtypeStruct`."""
+        """Return the type of a part's elements, as a pytree of `jax.ShapeDtypeStruct`."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.parts[part][0])

@@ -8,7 +8,7 @@ from typing import Any
 from models.errors import InputError
 
 
-def needed(module: str, by: str, extra: str = "data") -> Any:
+def optional_module(module: str, by: str, extra: str = "data") -> Any:
     """Import a module of an optional package.
 
     Args:

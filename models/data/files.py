@@ -1,4 +1,7 @@
-"""List the files of a path, in an order that is the same on every machine."""
+"""List the files of a path, in an order that is the same on every machine.
+
+`readable` turns errors of the file system into one-line messages.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ STANDARD_LIBRARY = "the Python standard library"
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """Turn an `OSError` into an `InputError` with a one-line message."""
+    """Context that turns an `OSError` into an `InputError` with a one-line message."""
     try:
         yield
     except FileNotFoundError as error:
@@ -58,10 +61,15 @@ def files_of(path: Path | None, without: Path | None = None) -> list[Path]:
 
 
 def _order(root: Path, file: Path) -> str:
+    """Return the sort key of a file: a hash of its name relative to `root`."""
     return hashlib.sha256(os.fsencode(file.relative_to(root).as_posix())).hexdigest()
 
 
 def _within(folder: Path, above: tuple[Path, ...], skipped: Path | None) -> Iterator[Path]:
+    """Iterate over the files in a folder and its subfolders, except those in `skipped`.
+
+    `above` are the folders around it, to detect a link that leads back to one of them.
+    """
     real = folder.resolve()
     if real in above:
         raise InputError(f"{folder} is a link to a folder that contains it: remove the link")

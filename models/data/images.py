@@ -13,15 +13,15 @@ import numpy as np
 from models.data.arrays import halves, mapped
 from models.data.batches import Source
 from models.data.examples import Examples
-from models.data.extras import needed
+from models.data.extras import optional_module
 from models.data.files import PICTURES, files_of, readable
 from models.data.picture import Picture
 from models.data.synthetic import SyntheticMasks, SyntheticPictures
 from models.errors import InputError
 
-VALIDATION = ("validation", "val", "test")
-_CIFAR = (32, 32, 3)
-_MODES = {1: "L", 3: "RGB"}
+VALIDATION = ("validation", "val", "test")  # names of a folder with the validation part
+_CIFAR = (32, 32, 3)  # height, width and channels of CIFAR's pictures
+_MODES = {1: "L", 3: "RGB"}  # Pillow's names of pixel formats, by number of channels
 
 
 class Arrays:
@@ -31,8 +31,8 @@ class Arrays:
     `[N]`, or `[N, height, width]` for a class per pixel.
 
     Attributes:
-      classes: the largest label plus one.
-      alike: whether all labels are equal.
+      classes: number of classes: the largest label plus one.
+      has_one_class: whether all labels are equal.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, name: str) -> None:
@@ -55,7 +55,7 @@ class Arrays:
         if least < 0:
             raise InputError(f"the smallest label of {name} is {least}: labels must start at 0")
         self._images, self._labels = images, labels
-        self.classes, self.alike = most + 1, least == most
+        self.classes, self.has_one_class = most + 1, least == most
 
     def content(self) -> Iterator[np.ndarray | str]:
         """Iterate over the arrays that define the data."""
@@ -76,7 +76,7 @@ class Files:
     Attributes:
       names: the names of the classes, sorted; a label is an index into them.
       classes: number of classes.
-      alike: whether all pictures are of the same class.
+      has_one_class: whether all pictures are of the same class.
     """
 
     def __init__(self, folder: Path, size: tuple[int, int] | None, channels: int = 3) -> None:
@@ -84,7 +84,7 @@ class Files:
             folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
         self.names = [path.name for path in folders if not path.name.startswith(".")]
         self.classes = len(self.names)
-        self._library: Any = needed("PIL.Image", str(folder))
+        self._library: Any = optional_module("PIL.Image", str(folder))
         if channels not in _MODES:
             raise InputError(f"the model reads pictures of {channels} channels, but the files in"
                              f" {folder} have 1 or 3")  # fmt: skip
@@ -103,8 +103,8 @@ class Files:
                     f"{file} is not directly in the folder of its class: move it there. Folders for"
                     " the two parts of the data are named train and validation, val or test"
                 )
-        self.alike = len({number for _, number in self._found}) == 1
-        self._to = size
+        self.has_one_class = len({number for _, number in self._found}) == 1
+        self._resize_to = size
         if size is None:
             self._check_sizes()
 
@@ -121,8 +121,10 @@ class Files:
     def __getitem__(self, index: int) -> Picture:
         file, label = self._found[index]
         with self._opened(file) as picture:
-            pixels = self._in_bytes(picture, file).convert(self._mode)
-            pixels = np.asarray(pixels if self._to is None else pixels.resize(self._to))
+            pixels = self._as_8_bits(picture, file).convert(self._mode)
+            pixels = np.asarray(
+                pixels if self._resize_to is None else pixels.resize(self._resize_to)
+            )
         pixels = pixels if pixels.ndim == 3 else pixels[..., None]
         return {"image": pixels, "label": np.asarray(label, np.int32)}
 
@@ -136,7 +138,7 @@ class Files:
                     raise InputError(f"{file} has {picture.size} pixels, but others have {first}:"
                                      " give --resize to resize all of them")  # fmt: skip
 
-    def _in_bytes(self, picture: Any, file: Path) -> Any:
+    def _as_8_bits(self, picture: Any, file: Path) -> Any:
         """Convert a picture to 8 bits. Of 16 bits the upper 8 are kept, as Pillow does for RGB."""
         if picture.has_transparency_data:
             opaque, _ = picture.convert("RGBA").getchannel("A").getextrema()
@@ -191,9 +193,9 @@ def load_images(
                 " class, or images.npy and labels.npy, or use a --preset for text or series"
             )
         names = {entry.name for entry in path.iterdir()}
-    apart = [name for name in VALIDATION if name in names]
-    if "train" in names and apart:
-        folders = [path / name for name in ("train", apart[0])]
+    validation = [name for name in VALIDATION if name in names]
+    if "train" in names and validation:
+        folders = [path / name for name in ("train", validation[0])]
         return _two_parts(path, [_source(folder, size, channels) for folder in folders])
     if "data_batch_1" in names:
         raise InputError(f"{path} holds pickles, which can run any code when they are read: use the"
@@ -201,41 +203,42 @@ def load_images(
     if train := sorted(n for n in names if n.startswith(("data_batch_", "train.")) and _is_bin(n)):
         test = sorted(n for n in names if n.startswith("test") and _is_bin(n))
         return _two_parts(path, [_cifar(path, train), _cifar(path, test)])
-    whole = _with_classes(path, _source(path, size, channels))
+    whole = _check_classes(path, _source(path, size, channels))
     return Examples(str(path), halves(whole, validation_share), whole.content, whole.classes)
 
 
 def generated_images(
     whole: SyntheticPictures | SyntheticMasks, validation_share: float
 ) -> Examples:
-    """Split generated pictures; a random share `validation_share` is for validation."""
+    """Split generated pictures; a random share of `validation_share` is for validation."""
     content = lambda: [repr(whole)]
     return Examples("generated pictures", halves(whole, validation_share), content, whole.classes)
 
 
 def _two_parts(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
     """Combine a training and a validation source. If classes have names, the names must agree."""
-    _with_classes(path, sources[0])
+    _check_classes(path, sources[0])
     names = [source.names for source in sources if isinstance(source, Files)]
     if len(names) == 2 and names[0] != names[1]:
-        odd = sorted({*names[0]} ^ {*names[1]})[0]
+        only_in_one = sorted({*names[0]} ^ {*names[1]})[0]
         raise InputError(
-            f"{path} has pictures of the class {odd!r} in only one of its two parts: give both the"
-            " same classes"
+            f"{path} has pictures of the class {only_in_one!r} in only one of its two parts: give"
+            " both the same classes"
         )
     parts: dict[str, Source] = dict(zip(("train", "validation"), sources, strict=True))
     content = lambda: itertools.chain.from_iterable(source.content() for source in sources)
     return Examples(str(path), parts, content, max(source.classes for source in sources))
 
 
-def _with_classes(path: Path, trained: Arrays | Files) -> Arrays | Files:
-    """Return the training source; `InputError` if all its labels are equal."""
-    if trained.alike:
+def _check_classes(path: Path, training: Arrays | Files) -> Arrays | Files:
+    """Return the training source; raise an `InputError` if it has only one class."""
+    if training.has_one_class:
         raise InputError(f"the training part of {path} has only one class: add another class")
-    return trained
+    return training
 
 
 def _source(path: Path, size: tuple[int, int] | None, channels: int) -> Arrays | Files:
+    """Open a folder of `images.npy` and `labels.npy`, or of one folder of pictures per class."""
     if (path / "images.npy").exists():
         return Arrays(mapped(path / "images.npy"), mapped(path / "labels.npy"), str(path))
     return Files(path, size, channels)

@@ -1,4 +1,7 @@
-"""Tokenize text once, into a folder of shards that appears complete or not at all."""
+"""Tokenize text once into a folder, for use in many runs.
+
+The folder holds the tokens in files (shards, see `shards.py`). It appears complete or not at all.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from models.data.split import Split, split
 from models.data.tokenizer import Tokenizer, tokenizer_of
 from models.errors import InputError
 
-VALIDATION = 0.05
-SHARD = 2**26  # tokens
+VALIDATION = 0.05  # the default share of documents for validation
+SHARD = 2**26  # the default number of tokens in a shard
 _ENCODED_BYTES = 2**22  # bytes of documents that are tokenized together
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Size of a part of a prepared folder."""
+    """The size of a part, "train" or "validation", of a prepared folder."""
 
     documents: int
     tokens: int
@@ -48,9 +51,11 @@ def prepare(
     appears only when it is complete.
 
     Args:
-      source: a file or folder, as for `documents`.
+      source: a file or folder of text, JSON lines or tables; None for the source files of Python's
+        standard library.
       out: the folder to create.
-      tokenizer: a tokenizer, or a name for `tokenizer_of`. It is trained on the part `train` only.
+      tokenizer: a tokenizer, or "bytes", "bpe:8192" or the path of a `tokenizer.json`. It is
+        trained on the part `train` only.
       column: the column of tables, or the field of JSON lines, that holds the text.
       validation_share: the share of documents for validation.
       shard_tokens: approximate number of tokens in a shard.
@@ -67,27 +72,31 @@ def prepare(
     if exists:
         raise InputError(f"{out} already exists: choose another folder, or remove it")
     if isinstance(tokenizer, str):
-        some = training_documents(source, column, without, validation_share)
-        tokenizer = tokenizer_of(tokenizer, some)
+        training = training_documents(source, column, without, validation_share)
+        tokenizer = tokenizer_of(tokenizer, training)
     with _complete_or_absent(out) as folder:
-        read = split(documents(source, column, without), validation_share)
-        return _write(folder, read, tokenizer, shard_tokens, str(source or STANDARD_LIBRARY))
+        parts = split(documents(source, column, without), validation_share)
+        return _write(folder, parts, tokenizer, shard_tokens, str(source or STANDARD_LIBRARY))
 
 
 def training_documents(
     source: Path | None, column: str, without: Path | None, validation_share: float = VALIDATION
 ) -> Iterator[Document]:
     """Iterate over the documents of the part `train`, on which a tokenizer is trained."""
-    read = split(documents(source, column, without), validation_share)
-    return (document for part, document in read if part == "train")
+    parts = split(documents(source, column, without), validation_share)
+    return (document for part, document in parts if part == "train")
 
 
-def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard_tokens: int, name: str
+def _write(folder: Path, parts: Iterator[Split], tokenizer: Tokenizer, shard_tokens: int, name: str
            ) -> dict[str, Counts]:  # fmt: skip
+    """Tokenize pairs of a part and a document into a folder, and return the size of each part.
+
+    `name` names the text in messages.
+    """
     dtype = np.min_scalar_type(tokenizer.vocab - 1)
     writers = {part: Writer(folder, part, dtype, shard_tokens) for part in PARTS}
     sizes = tokenizer.token_bytes
-    for batch in _batches(some):
+    for batch in _batches(parts):
         encoded = tokenizer.encode([document for _, document in batch])
         for (part, document), tokens in zip(batch, encoded, strict=True):
             if sizes is not None and sizes[tokens].sum() != len(document.content):
@@ -100,8 +109,9 @@ def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard_toke
         writer.flush()
     counts = {p: Counts(w.documents, w.tokens, w.bytes) for p, w in writers.items()}
     if sizes is None:
-        tokens, read = (sum(getattr(c, x) for c in counts.values()) for x in ("tokens", "bytes"))
-        sizes = np.full(tokenizer.vocab, read / tokens)
+        tokens = sum(count.tokens for count in counts.values())
+        text_bytes = sum(count.bytes for count in counts.values())
+        sizes = np.full(tokenizer.vocab, text_bytes / tokens)
     manifest = {
         "tokenizer": tokenizer.name,
         "end": tokenizer.end,
@@ -112,10 +122,11 @@ def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard_toke
     return counts
 
 
-def _batches(some: Iterator[Split]) -> Iterator[list[Split]]:
+def _batches(parts: Iterator[Split]) -> Iterator[list[Split]]:
+    """Group documents into lists of about `_ENCODED_BYTES` bytes."""
     batch: list[Split] = []
     size = 0
-    for part, document in some:
+    for part, document in parts:
         batch.append((part, document))
         size += len(document.content)
         if size >= _ENCODED_BYTES:

@@ -1,4 +1,8 @@
-"""Rows of tokens for language models, from plain bytes or from packed documents."""
+"""Rows of tokens for language models, from plain bytes or from packed documents.
+
+A row is `window + 1` consecutive tokens: the first `window` are the model's input, and the last
+`window` are its targets.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,11 @@ class Windows:
 
 
 class Rows:
-    """Consecutive windows of packed documents, without padding. Neighbours share one token.
+    """A random-access source of consecutive windows of packed documents, without padding.
 
-    The first token of a document is stored as `~token`, which is negative, unless it is the first
-    of its row. A document that does not end in its row continues in the next row as a separate
-    document: attention never crosses rows.
+    Neighbours share one token. The first token of a document is stored as `~token`, which is
+    negative, unless it is the first of its row. A document that does not end in its row continues
+    in the next row as a separate document: attention never crosses rows.
     """
 
     def __init__(self, stream: Stream, window: int) -> None:

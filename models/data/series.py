@@ -1,4 +1,8 @@
-"""Time series in windows, for models that predict the next moment."""
+"""Time series in windows, for models that predict the next moment.
+
+A moment is one time step of a series: a vector of features. A series is an array
+`[moments, features]`, and a window is `window + 1` consecutive moments of it.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +38,9 @@ class SeriesWindows:
     def __getitem__(self, index: int) -> np.ndarray:
         number, place = divmod(index, self._windows_per_series)
         start = place * self._window
-        some = self._series[number, start : start + self._window + 1]
+        moments = self._series[number, start : start + self._window + 1]
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled = ((some - self._mean) / self._scale).astype(np.float32)
+            scaled = ((moments - self._mean) / self._scale).astype(np.float32)
         if not np.isfinite(scaled).all():
             raise InputError(f"{self._name}: series {number} has numbers in the window from moment"
                              f" {start} that are not finite, or too large")  # fmt: skip
@@ -47,12 +51,13 @@ def load_series(path: Path, window: int, *, validation_share: float = 0.05, seed
                 ) -> Examples:  # fmt: skip
     """Load the series of a `.npy` file as windows in two parts.
 
-    If there is one series, its end is for validation. If there are several, some of them are, drawn
-    at random. Each feature is scaled to mean 0 and standard deviation 1 over the part `train`.
+    If there is one series, its last moments are for validation. If there are several, some of them
+    are for validation, drawn at random. Each feature is scaled to mean 0 and standard deviation 1
+    over the part `train`.
 
     Args:
       path: an array of floats: `[T]`, `[T, F]` or `[N, T, F]`.
-      window: window length of the model, in moments.
+      window: number of moments that the model reads at once.
       validation_share: the share for validation.
       seed: of the random split.
 
@@ -67,29 +72,35 @@ def load_series(path: Path, window: int, *, validation_share: float = 0.05, seed
         )
         parts = {"train": all_series[:, :cut], "validation": all_series[:, cut:]}
     else:
-        numbers = halves(range(len(all_series)), validation_share, seed)
+        indices = halves(range(len(all_series)), validation_share, seed)
         parts = {
-            part: all_series[[few[i] for i in range(len(few))]] for part, few in numbers.items()
+            part: all_series[[chosen[i] for i in range(len(chosen))]]
+            for part, chosen in indices.items()
         }
-    for part, some in parts.items():
-        if some.shape[1] < window + 1:
-            raise InputError(f"the {part} part of {path} has {some.shape[1]} moments, but a window"
-                             f" of {window} needs at least {window + 1}")  # fmt: skip
+    for part, series in parts.items():
+        if series.shape[1] < window + 1:
+            raise InputError(f"the {part} part of {path} has {series.shape[1]} moments, but a"
+                             f" window of {window} needs at least {window + 1}")  # fmt: skip
     mean, scale = _scales(parts["train"], path)
     windows: dict[str, Source] = {
-        part: SeriesWindows(some, window, mean, scale, f"{path} for {part}")
-        for part, some in parts.items()
+        part: SeriesWindows(series, window, mean, scale, f"{path} for {part}")
+        for part, series in parts.items()
     }
     return Examples(str(path), windows, lambda: [array])
 
 
 def features(path: Path) -> int:
-    """Return the number of features per moment in a file. Raises as `load_series` does."""
+    """Return the number of features of the series in a `.npy` file.
+
+    Raises:
+      InputError: the file is not an array of floats `[T]`, `[T, F]` or `[N, T, F]`.
+    """
     array = _floats(path)
     return 1 if array.ndim == 1 else array.shape[-1]
 
 
 def _floats(path: Path) -> np.ndarray:
+    """Map the array of floats in a `.npy` file into memory, after a check of its shape."""
     with readable():
         if path.is_dir():
             raise InputError(
@@ -105,17 +116,20 @@ def _floats(path: Path) -> np.ndarray:
     return array
 
 
-def _scales(some: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and the scale of each feature, float64 `[F]`."""
+def _scales(series: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and the standard deviation of each feature, float64 `[F]`.
+
+    The deviation of a constant feature is set to 1.
+    """
     axes = (0, 1)
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = some.mean(axes, dtype=np.float64)
-        scale = some.std(axes, dtype=np.float64)
+        mean = series.mean(axes, dtype=np.float64)
+        scale = series.std(axes, dtype=np.float64)
     if not np.isfinite([mean, scale]).all():
         raise InputError(f"{path} has numbers that are not finite, or too large to average")
     # A constant feature becomes 0. Its computed deviation is only rounding error.
-    constant = some.min(axes) == some.max(axes)
-    mean, scale = np.where(constant, some[0, 0], mean), np.where(constant, 1.0, scale)
+    constant = series.min(axes) == series.max(axes)
+    mean, scale = np.where(constant, series[0, 0], mean), np.where(constant, 1.0, scale)
     if not scale.all():
         raise InputError(f"{path} has numbers that are too small to scale")
     return mean, scale

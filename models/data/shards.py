@@ -1,8 +1,9 @@
-"""Tokenized documents on disk, in shards with checksums that are mapped into memory.
+"""Tokenized documents on disk, in files with checksums that are mapped into memory.
 
-A prepared folder holds shards for its parts `train` and `validation`. A shard is two NumPy files:
-the tokens of consecutive documents, and the position where each document ends. `manifest.json`
-lists the files with their checksums, and has a checksum of its own. `tokenizer.json` is beside it.
+A prepared folder, which `prepare.py` makes, has two parts, `train` and `validation`. A part is a
+list of shards. A shard is two NumPy files: the tokens of consecutive documents, and the position
+where each document ends. `manifest.json` lists the files with their checksums, and has a checksum
+of its own. `tokenizer.json` and `token_bytes.npy` (the bytes of text of each token) are beside it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import numpy as np
 from models.data.files import readable
 from models.errors import InputError
 
-MANIFEST, WORDS, SIZES = "manifest.json", "tokenizer.json", "token_bytes.npy"
+MANIFEST, TOKENIZER, SIZES = "manifest.json", "tokenizer.json", "token_bytes.npy"
 PARTS = ("train", "validation")
-VERSION = 1
-_BLOCK = 2**24
+VERSION = 1  # of the folder's format
+_BLOCK = 2**24  # bytes that are read at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Prepared:
       name: the path of the folder.
       parts: the shards of each part.
       token_bytes: bytes of text for each token, float64 `[vocab]`.
-      words: the content of `tokenizer.json`; None if tokens are bytes.
+      tokenizer_json: the content of `tokenizer.json`; None if tokens are bytes.
       tokenizer: the name of the tokenizer.
       end: the token that ends a document; None without one.
       fingerprint: a checksum that identifies the content.
@@ -51,7 +52,7 @@ class Prepared:
     name: str
     parts: dict[str, list[Shard]]
     token_bytes: np.ndarray
-    words: bytes | None
+    tokenizer_json: bytes | None
     tokenizer: str
     end: int | None
     fingerprint: str
@@ -66,7 +67,12 @@ def is_prepared(path: Path | None) -> bool:
 
 
 class Writer:
-    """Writes the shards of one part. A shard is written when it has at least `size` tokens."""
+    """Writes the shards of one part. A shard is written when it has at least `size` tokens.
+
+    Attributes:
+      listed: the files of each shard, with sizes and checksums, for the manifest.
+      tokens, documents, bytes: the size of the part so far.
+    """
 
     def __init__(self, folder: Path, part: str, dtype: Any, size: int) -> None:
         self.listed: list[dict[str, Any]] = []
@@ -92,11 +98,12 @@ class Writer:
         name = f"{self._part}-{len(self.listed):05d}"
         ends = np.cumsum([len(tokens) for tokens in self._pending], dtype=np.int64)
         arrays = {f"{name}.tokens.npy": np.concatenate(self._pending), f"{name}.ends.npy": ends}
-        self.listed.append({file: _saved(self._folder / file, x) for file, x in arrays.items()})
+        self.listed.append({file: _save(self._folder / file, x) for file, x in arrays.items()})
         self._pending, self._pending_tokens = [], 0
 
 
-def _saved(path: Path, array: np.ndarray) -> dict[str, int]:
+def _save(path: Path, array: np.ndarray) -> dict[str, int]:
+    """Write an array to disk, and return its entry in the manifest: bytes and checksum."""
     with path.open("wb") as file:
         np.save(file, array)
         file.flush()
@@ -105,6 +112,7 @@ def _saved(path: Path, array: np.ndarray) -> dict[str, int]:
 
 
 def _crc(path: Path) -> int:
+    """Return the CRC-32 of a file."""
     crc = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -113,14 +121,21 @@ def _crc(path: Path) -> int:
 
 
 def write_manifest(
-    folder: Path, manifest: dict[str, Any], token_bytes: np.ndarray, words: str | None
+    folder: Path, manifest: dict[str, Any], token_bytes: np.ndarray, tokenizer_json: str | None
 ) -> None:
-    """Write the manifest file with this content. It must be the last file written."""
-    sizes = {SIZES: _saved(folder / SIZES, token_bytes.astype(np.float64))}
+    """Write the manifest file, and the other files beside the shards. Call it last.
+
+    Args:
+      folder: the prepared folder.
+      manifest: the entries of the manifest for the shards.
+      token_bytes: bytes of text of each token, `[vocab]`.
+      tokenizer_json: the content of `tokenizer.json`; None if tokens are bytes.
+    """
+    sizes = {SIZES: _save(folder / SIZES, token_bytes.astype(np.float64))}
     manifest = {"version": VERSION, "token_bytes": sizes, **manifest}
-    if words is not None:
-        (folder / WORDS).write_text(words, encoding="utf-8")
-        manifest["words"] = zlib.crc32(words.encode())
+    if tokenizer_json is not None:
+        (folder / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
+        manifest["words"] = zlib.crc32(tokenizer_json.encode())
     text = json.dumps({**manifest, "crc32": _manifest_crc(manifest)}, indent=1)
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         file.write(text + "\n")
@@ -140,11 +155,11 @@ def open_prepared(folder: Path) -> Prepared:
     """
     with readable():
         manifest = _manifest(folder)
-        words = None
+        tokenizer_json = None
         if "words" in manifest:
-            words = (folder / WORDS).read_bytes()
-            if zlib.crc32(words) != manifest["words"]:
-                raise InputError(_damaged(folder / WORDS))
+            tokenizer_json = (folder / TOKENIZER).read_bytes()
+            if zlib.crc32(tokenizer_json) != manifest["words"]:
+                raise InputError(_damaged(folder / TOKENIZER))
         (token_bytes,) = _arrays(folder, manifest["token_bytes"])
         parts = {
             part: [Shard(*_arrays(folder, files)) for files in manifest["parts"][part]]
@@ -154,7 +169,7 @@ def open_prepared(folder: Path) -> Prepared:
         str(folder),
         parts,
         token_bytes,
-        words,
+        tokenizer_json,
         manifest["tokenizer"],
         manifest["end"],
         f"{manifest['crc32']:08x}",
@@ -162,7 +177,10 @@ def open_prepared(folder: Path) -> Prepared:
 
 
 def vocabulary(folder: Path) -> int | None:
-    """Return the vocabulary size of a prepared folder; None for bytes. Shards are not read."""
+    """Return the vocabulary size of a prepared folder; None if tokens are bytes.
+
+    The shards are not read.
+    """
     with readable():
         manifest = _manifest(folder)
         (token_bytes,) = _arrays(folder, manifest["token_bytes"])
@@ -170,14 +188,15 @@ def vocabulary(folder: Path) -> int | None:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
+    """Read and verify the manifest."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
         crc = manifest.pop("crc32")
-        whole = crc == _manifest_crc(manifest)
+        is_intact = crc == _manifest_crc(manifest)
     except (ValueError, AttributeError, KeyError, TypeError):
         raise InputError(_damaged(path)) from None
-    if not whole:
+    if not is_intact:
         raise InputError(_damaged(path))
     if manifest["version"] != VERSION:
         raise InputError(f"{path} has format version {manifest['version']}, but this program reads"
@@ -217,13 +236,14 @@ class Stream:
         return tokens, first
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int]]:
-        at = int(np.searchsorted(self._stops, start, side="right"))
+        """Iterate over the shards from token `start` to `stop`, with the range in each shard."""
+        index = int(np.searchsorted(self._stops, start, side="right"))
         while start < stop:
-            shard = self._shards[at]
-            before = int(self._stops[at]) - len(shard.tokens)
-            until = min(stop, int(self._stops[at]))
-            yield shard, start - before, until - before
-            start, at = until, at + 1
+            shard = self._shards[index]
+            shard_start = int(self._stops[index]) - len(shard.tokens)
+            piece_stop = min(stop, int(self._stops[index]))
+            yield shard, start - shard_start, piece_stop - shard_start
+            start, index = piece_stop, index + 1
 
 
 def _begins(ends: np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -1,4 +1,8 @@
-"""The texts named by `--data`: their weights, and a prepared folder for each."""
+"""The texts named by `--data`: their weights, and a prepared folder for each.
+
+A prepared folder holds the tokens of a text, see `shards.py`. A text that is not one is tokenized
+into one first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from models.data import tokenizer as tokenizers
 from models.data.files import readable
 from models.data.prepare import prepare, training_documents
 from models.data.shards import Prepared, is_prepared, open_prepared
-from models.data.tokenizer import Bytes, Tokenizer, parse_words, tokenizer_of
+from models.data.tokenizer import Bytes, Tokenizer, parse_tokenizer, tokenizer_of
 from models.errors import InputError
 
 
@@ -43,7 +47,7 @@ def vocabulary(data: Sequence[str], tokenizer: str | None) -> int | None:
 
     Args:
       data: paths with weights. Prepared folders have their own tokenizer.
-      tokenizer: as for `tokenizer_of`.
+      tokenizer: "bytes", "bpe:8192", the path of a `tokenizer.json`, or None.
 
     Raises:
       InputError: there is no such tokenizer, or a folder is damaged.
@@ -66,12 +70,14 @@ def prepared(
     All folders share one tokenizer. If it has to be trained, it is trained on all texts.
 
     Args:
-      paths: prepared folders, or texts as for `documents`. Texts are prepared in folders under
-        `work`, unless these exist from an earlier call.
-      tokenizer: as for `tokenizer_of`; None for the tokenizer of the prepared folders, or bytes.
-      column: as for `documents`.
+      paths: prepared folders, or texts: a file, a folder, or None for the source files of Python's
+        standard library. Texts are prepared in folders under `work`, unless these exist from an
+        earlier call.
+      tokenizer: "bytes", "bpe:8192" to train one, or the path of a `tokenizer.json`; None for the
+        tokenizer of the prepared folders, or bytes.
+      column: the column of tables, or the field of JSON lines, that holds the text.
       work: the parent of new folders. Each is named by a hash of the arguments.
-      without: as for `documents`.
+      without: a folder whose files are skipped.
 
     Raises:
       InputError: a text or folder cannot be used, or `tokenizer` is given for a prepared folder.
@@ -89,17 +95,18 @@ def prepared(
     opened = {place: open_prepared(place) for place in places if is_prepared(place)}
     missing = {place: p for place, p in zip(places, paths, strict=True) if place not in opened}
     if missing:
-        words = _tokenizer_of_first(list(opened.values()))
-        if words is None:
-            some = (training_documents(p, column, without) for p in missing.values())
-            words = tokenizer_of(tokenizer or "bytes", itertools.chain.from_iterable(some))
+        shared = _tokenizer_of_first(list(opened.values()))
+        if shared is None:
+            training = (training_documents(p, column, without) for p in missing.values())
+            shared = tokenizer_of(tokenizer or "bytes", itertools.chain.from_iterable(training))
         for place, path in missing.items():
-            prepare(path, place, tokenizer=words, column=column, without=without)
+            prepare(path, place, tokenizer=shared, column=column, without=without)
             opened[place] = open_prepared(place)
     return [opened[place] for place in places]
 
 
 def _name(key: str, number: int) -> str:
+    """Return the name of a new prepared folder."""
     return hashlib.sha256(f"{number} {key}".encode()).hexdigest()[:16]
 
 
@@ -107,5 +114,5 @@ def _tokenizer_of_first(opened: Sequence[Prepared]) -> Tokenizer | None:
     """Return the tokenizer of the first prepared folder; None if there are no folders."""
     if not opened:
         return None
-    words = opened[0].words
-    return Bytes() if words is None else parse_words(words, opened[0].name)
+    content = opened[0].tokenizer_json
+    return Bytes() if content is None else parse_tokenizer(content, opened[0].name)

@@ -11,17 +11,18 @@ from collections.abc import Iterable, Iterator
 
 from models.data.documents import Document
 
+# A part, "train" or "validation", and a document of it.
 Split = tuple[str, Document]
 
 
-def split(some: Iterable[Document], fraction: float) -> Iterator[Split]:
+def split(all_documents: Iterable[Document], fraction: float) -> Iterator[Split]:
     """Iterate over pairs of a part, "train" or "validation", and a document.
 
-    Validation gets the documents whose hash is in the lowest `fraction` of the range of hashes, or
-    else the document with the lowest hash. A single document is cut in two, at the end of a line if
-    possible.
+    Validation gets the documents whose hash is in the lowest `fraction` of the range of hashes. If
+    there are none, it gets the document with the lowest hash. A single document is cut in two, at
+    the end of a line if possible.
     """
-    documents = iter(some)
+    documents = iter(all_documents)
     first = list(itertools.islice(documents, 2))
     if len(first) == 1:
         yield from _halves(first[0], fraction)
@@ -50,12 +51,13 @@ def _rank(document: Document) -> float:
 
 
 def _halves(document: Document, fraction: float) -> Iterator[Split]:
+    """Cut a document in two: its last `fraction` is for validation."""
     content = document.content
     cut = len(content) - int(len(content) * fraction)
     line = content.rfind(b"\n", cut - int(len(content) * fraction) // 2, cut) + 1
     cut = line or cut
     while not line and 0 < cut < len(content) and content[cut] & 0xC0 == 0x80:
         cut -= 1  # do not cut within a UTF-8 character
-    for part, some in (("train", content[:cut]), ("validation", content[cut:])):
-        if some:
-            yield part, Document(some, document.where)
+    for part, piece in (("train", content[:cut]), ("validation", content[cut:])):
+        if piece:
+            yield part, Document(piece, document.where)

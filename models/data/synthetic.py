@@ -1,4 +1,4 @@
-"""Generated pictures and series. Element i depends only on the seed and i."""
+"""Generated pictures and series, for runs without data. Element i depends only on seed and i."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class SyntheticPictures:
 
     @cached_property
     def _waves(self) -> np.ndarray:
+        """The sine waves of each class, in [-1, 1]: `[classes, height, width, channels]`."""
         rng = np.random.default_rng(self.seed)
         y, x = (
             np.linspace(0, 2 * np.pi, side, endpoint=False) for side in (self.height, self.width)
@@ -97,5 +98,5 @@ class SyntheticSeries:
         rng = np.random.default_rng([self.seed, index])
         speeds = rng.uniform(0.02, 0.3, (2, features))
         phases = rng.uniform(0, 2 * np.pi, (2, features))
-        moments = np.arange(length)[:, None, None]
-        return np.sin(moments * speeds + phases).mean(axis=1).astype(np.float32)
+        times = np.arange(length)[:, None, None]
+        return np.sin(times * speeds + phases).mean(axis=1).astype(np.float32)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from models.data.extras import needed
+from models.data.extras import optional_module
 from models.errors import InputError
 from models.settings import nearest
 
@@ -20,7 +20,7 @@ def rows(file: Path, column: str) -> Iterator[tuple[Any, str]]:
     Raises:
       InputError: the file does not have the format of its suffix, or has no such text column.
     """
-    arrow: Any = needed("pyarrow", str(file))
+    arrow: Any = optional_module("pyarrow", str(file))
     number = 0
     try:
         for values in _parquet(file, column) if file.suffix == ".parquet" else _arrow(file, column):
@@ -48,12 +48,14 @@ def reason(error: BaseException) -> str:
 
 
 def _is_text(kind: Any, types: Any) -> bool:
+    """Return whether a column type of Arrow is text or bytes. `types` is `pyarrow.types`."""
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     return any(test(kind) for test in tests)
 
 
 def _parquet(file: Path, column: str) -> Iterator[Any]:
-    with needed("pyarrow.parquet", str(file)).ParquetFile(file) as table:
+    """Iterate over pieces of a column of a Parquet file, as Arrow arrays."""
+    with optional_module("pyarrow.parquet", str(file)).ParquetFile(file) as table:
         if column not in (names := table.schema_arrow.names):
             raise InputError(no_column(str(file), column, names))
         for batch in table.iter_batches(batch_size=_ROWS, columns=[column]):
@@ -61,8 +63,9 @@ def _parquet(file: Path, column: str) -> Iterator[Any]:
 
 
 def _arrow(file: Path, column: str) -> Iterator[Any]:
-    ipc: Any = needed("pyarrow.ipc", str(file))
-    with needed("pyarrow", str(file)).memory_map(str(file)) as memory:
+    """Iterate over pieces of a column of an Arrow file, as Arrow arrays."""
+    ipc: Any = optional_module("pyarrow.ipc", str(file))
+    with optional_module("pyarrow", str(file)).memory_map(str(file)) as memory:
         # Hugging Face caches streams; others write files, which have an index at the end.
         if memory.read(6) == b"ARROW1":
             reader = ipc.open_file(memory)

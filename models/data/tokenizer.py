@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from models.data.documents import Document
-from models.data.extras import needed
+from models.data.extras import optional_module
 from models.data.files import readable
 from models.errors import InputError
 
@@ -34,9 +34,9 @@ class Bytes:
     fingerprint = "bytes"
     token_bytes: np.ndarray | None = np.ones(256, np.float64)
 
-    def encode(self, some: Sequence[Document]) -> list[np.ndarray]:
+    def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         """Encode documents, each as an array of integers."""
-        return [np.frombuffer(document.content, np.uint8) for document in some]
+        return [np.frombuffer(document.content, np.uint8) for document in documents]
 
     def prompt(self, text: str) -> np.ndarray:
         """Encode a prompt."""
@@ -52,7 +52,7 @@ class Bytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class SubwordTokenizer:
     """A tokenizer of the package `tokenizers`.
 
     Attributes:
@@ -92,7 +92,7 @@ class Words:
             sizes[token] = 0 if special else len(word.encode() if word in added else word)
         return sizes
 
-    def encode(self, some: Sequence[Document]) -> list[np.ndarray]:
+    def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         """Encode documents, each as an array of integers, with the end token if there is one.
 
         Text that looks like a special token is encoded as ordinary text. A long document is encoded
@@ -101,7 +101,7 @@ class Words:
         Raises:
           InputError: a document is not UTF-8.
         """
-        pieces = [list(_pieces(document)) for document in some]
+        pieces = [list(_pieces(document)) for document in documents]
         flat = self.inner.encode_batch_fast([p for ps in pieces for p in ps],
                                             add_special_tokens=False)  # fmt: skip
         encoded = iter(flat)
@@ -124,10 +124,11 @@ class Words:
         return self.inner.to_str()
 
 
-Tokenizer = Bytes | Words
+Tokenizer = Bytes | SubwordTokenizer
 
 
 def _pieces(document: Document) -> Iterator[str]:
+    """Cut a document into pieces of at most `_PIECE` characters, at line ends if possible."""
     text, start = _decoded(document), 0
     while len(text) - start > _PIECE:
         # No token crosses a newline that has no white space on either side.
@@ -142,6 +143,7 @@ _LINE = re.compile(r"(?<=\S\n)(?=\S)")
 
 
 def _decoded(document: Document) -> str:
+    """Return the text of a document; `InputError` if it is not UTF-8."""
     try:
         return document.content.decode()
     except UnicodeDecodeError as error:
@@ -150,7 +152,7 @@ def _decoded(document: Document) -> str:
         ) from None
 
 
-def train_bpe(vocab: int, some: Iterable[Document]) -> Words:
+def train_bpe(vocab: int, documents: Iterable[Document]) -> SubwordTokenizer:
     """Train a byte-level byte-pair encoding like GPT-2's, with at most `vocab` tokens.
 
     Token 0 ends a document. Every UTF-8 text can be encoded.
@@ -162,7 +164,7 @@ def train_bpe(vocab: int, some: Iterable[Document]) -> Words:
     if not 257 <= vocab <= _LARGEST_VOCAB:
         raise InputError(f"bpe:{vocab}: the vocabulary must have 257 (all bytes and an end token)"
                          f" to {_LARGEST_VOCAB} tokens")  # fmt: skip
-    library = needed("tokenizers", f"bpe:{vocab}")
+    library = optional_module("tokenizers", f"bpe:{vocab}")
     inner = library.Tokenizer(library.models.BPE())
     inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = library.decoders.ByteLevel()
@@ -172,11 +174,11 @@ def train_bpe(vocab: int, some: Iterable[Document]) -> Words:
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    inner.train_from_iterator((piece for one in some for piece in _pieces(one)), trainer)
-    return _words(f"bpe:{vocab}", inner, END)
+    inner.train_from_iterator((piece for one in documents for piece in _pieces(one)), trainer)
+    return _with_end_token(f"bpe:{vocab}", inner, END)
 
 
-def load_words(path: Path) -> Words:
+def load_tokenizer(path: Path) -> SubwordTokenizer:
     """Load a `tokenizer.json`, or the one in a folder.
 
     The end-of-document token is the `eos_token` of a `tokenizer_config.json` beside it, or a token
@@ -185,7 +187,7 @@ def load_words(path: Path) -> Words:
     Raises:
       InputError: a file cannot be read, or is not a tokenizer.
     """
-    library = needed("tokenizers", f"the tokenizer {path}")
+    library = optional_module("tokenizers", f"the tokenizer {path}")
     with readable():
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file() and file.exists():
@@ -193,10 +195,12 @@ def load_words(path: Path) -> Words:
         content = file.read_bytes()
         config = file.with_name("tokenizer_config.json")
         config_bytes = config.read_bytes() if config.is_file() else b"{}"
-    return parse_words(content, str(file), _end_in_config(config_bytes, str(config)), library)
+    return parse_tokenizer(content, str(file), _end_in_config(config_bytes, str(config)), library)
 
 
-def parse_words(content: bytes, where: str, end: str | None = None, library: Any = None) -> Words:
+def parse_tokenizer(
+    content: bytes, where: str, end: str | None = None, library: Any = None
+) -> SubwordTokenizer:
     """Make a tokenizer from the bytes of a `tokenizer.json`.
 
     Args:
@@ -205,7 +209,7 @@ def parse_words(content: bytes, where: str, end: str | None = None, library: Any
       end: the end-of-document token; None to look for common names.
       library: the module `tokenizers`, if it is already imported.
     """
-    library = library or needed("tokenizers", f"the tokenizer {where}")
+    library = library or optional_module("tokenizers", f"the tokenizer {where}")
     try:
         inner = library.Tokenizer.from_str(content.decode())
     # The package raises plain Exceptions.
@@ -217,10 +221,11 @@ def parse_words(content: bytes, where: str, end: str | None = None, library: Any
         raise InputError(f"{where} is a tokenizer with an empty vocabulary")
     inner.no_truncation()
     inner.no_padding()
-    return _words(where, inner, end)
+    return _with_end_token(where, inner, end)
 
 
 def _end_in_config(content: bytes, where: str) -> str | None:
+    """Return the `eos_token` of a `tokenizer_config.json`; None if it has none."""
     try:
         end = json.loads(content).get("eos_token")
     except (ValueError, AttributeError):
@@ -231,57 +236,59 @@ def _end_in_config(content: bytes, where: str) -> str | None:
     return end
 
 
-def _words(name: str, inner: Any, end: str | None) -> Words:
+def _with_end_token(name: str, inner: Any, end: str | None) -> SubwordTokenizer:
+    """Make the tokenizer; its end token is `end`, or else a token with a common name."""
     inner.encode_special_tokens = True
-    found = [t for word in (end, *_ENDS) if word and (t := inner.token_to_id(word)) is not None]
-    return Words(name, inner, found[0] if found else None)
+    ends = [t for word in (end, *_ENDS) if word and (t := inner.token_to_id(word)) is not None]
+    return SubwordTokenizer(name, inner, ends[0] if ends else None)
 
 
-def tokenizer_of(wanted: str, some: Iterable[Document]) -> Tokenizer:
+def tokenizer_of(option: str, documents: Iterable[Document]) -> Tokenizer:
     """Load or train the tokenizer of a `--tokenizer` option.
 
     Args:
-      wanted: "bytes", "bpe:8192" (trained on `some`), or the path of a `tokenizer.json` or of its
-        folder.
-      some: the documents to train on, read only for "bpe:...".
+      option: "bytes", "bpe:8192" (trained on the documents), or the path of a `tokenizer.json` or
+        of its folder.
+      documents: the documents to train on, read only for "bpe:...".
 
     Raises:
-      InputError: `wanted` is not valid, or the tokenizer cannot be loaded or trained.
+      InputError: `option` is not valid, or the tokenizer cannot be loaded or trained.
     """
-    if wanted == "bytes":
+    if option == "bytes":
         return Bytes()
-    if size := _size(wanted):
-        return train_bpe(size, some)
-    return _loaded(wanted)
+    if size := _bpe_size(option):
+        return train_bpe(size, documents)
+    return _load(option)
 
 
-def vocabulary(wanted: str) -> int | None:
+def vocabulary(option: str) -> int | None:
     """Return the vocabulary size of a `--tokenizer` option; None for bytes.
 
     For "bpe:8192" it is the requested size, because nothing is trained.
 
     Raises:
-      InputError: as for `tokenizer_of`.
+      InputError: `option` is not valid, or the tokenizer cannot be loaded.
     """
-    if wanted == "bytes":
+    if option == "bytes":
         return None
-    return _size(wanted) or _loaded(wanted).vocab
+    return _bpe_size(option) or _load(option).vocab
 
 
-def _size(wanted: str) -> int | None:
+def _bpe_size(option: str) -> int | None:
     """Return 8192 for "bpe:8192", and None for another kind of tokenizer."""
-    if not wanted.startswith("bpe:"):
+    if not option.startswith("bpe:"):
         return None
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", size := wanted[4:]):
-        raise InputError(f"{wanted!r} has no valid vocabulary size: use for example bpe:8192")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", size := option[4:]):
+        raise InputError(f"{option!r} has no valid vocabulary size: use for example bpe:8192")
     return int(size)
 
 
-def _loaded(wanted: str) -> Words:
+def _load(option: str) -> SubwordTokenizer:
+    """Load the tokenizer at a path."""
     with readable():
-        there = wanted and Path(wanted).exists()
-    if not there:
+        exists = option and Path(option).exists()
+    if not exists:
         raise InputError(
-            f"{wanted!r} is not a tokenizer: use bytes, bpe:8192, or the path of a tokenizer.json"
+            f"{option!r} is not a tokenizer: use bytes, bpe:8192, or the path of a tokenizer.json"
         )
-    return load_words(Path(wanted))
+    return load_tokenizer(Path(option))

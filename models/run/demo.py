@@ -21,7 +21,7 @@ from flax import nnx
 from rich.panel import Panel
 
 import xform
-from models.data.tokenizer import load_words
+from models.data.tokenizer import load_tokenizer
 from models.errors import InputError
 from models.nets.presets import TRAINED, abstract, parameter_count
 from models.run.flags import Parser
@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
                 f"{error} (options that the demo lacks are options of python -m models train)"
             ) from None
         records = read_records(run.out / LOG)
-        words = load_words(run.out / TOKENIZER)
+        tokenizer = load_tokenizer(run.out / TOKENIZER)
         plan = load_plan(run.out / PLAN)
     if outcome.signal is not None:
         return 128 + outcome.signal
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
         f" {outcome.step} steps ({validated[-1] / validated[0]:.0%})."
     )
     model = nnx.merge(nnx.graphdef(abstract(MODEL)), outcome.state.params)
-    (text,) = texts(model, SampleOptions(temperature=0.7, length=150), words)
+    (text,) = texts(model, SampleOptions(temperature=0.7, length=150), tokenizer)
     console.print(Panel(text, title="sample", highlight=False))
 
     count = parameter_count(model) / 1e6

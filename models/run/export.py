@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from models.data.extras import needed
+from models.data.extras import optional_module
 from models.errors import InputError
 from models.nets import exported, huggingface
 from models.run.flags import Parser
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     options = replaced(ExportOptions(), parser.parse(arguments), by_flag=True)
     try:
         if options.format == "jax":
-            needed("flatbuffers", "--format jax", "train")
+            optional_module("flatbuffers", "--format jax", "train")
             dtype = jnp.dtype(options.dtype)
             run, model = trained(options.run)
             exported.save(model, options.to, dtype, options.platform, run.reads())

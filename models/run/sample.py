@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from models.data.tokenizer import Bytes, Tokenizer, load_words
+from models.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from models.errors import InputError
 from models.nets.generate import Draw, generate
 from models.run.flags import Parser
@@ -58,6 +58,7 @@ def main(arguments: list[str]) -> int:
     options = replaced(SampleOptions(), parser.parse(arguments), by_flag=True)
     if not options.prompt:
         raise InputError("--prompt needs at least one character")
-    words, model = options.run / TOKENIZER, trained_text(options.run, "sample")
-    print("\n\n".join(texts(model, options, load_words(words) if words.exists() else BYTES)))
+    file, model = options.run / TOKENIZER, trained_text(options.run, "sample")
+    tokenizer = load_tokenizer(file) if file.exists() else BYTES
+    print("\n\n".join(texts(model, options, tokenizer)))
     return 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models.data.extras import needed
+from models.data.extras import optional_module
 
 
 def check_writer() -> Any:
     """Import the package that writes events; `InputError` if it is not installed."""
-    return needed("tensorboardX", "--tensorboard", "tensorboard")
+    return optional_module("tensorboardX", "--tensorboard", "tensorboard")
 
 
 class Board:

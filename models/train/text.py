@@ -75,7 +75,7 @@ class TextRun(RunConfig):
 
     def beside(self, data: Corpus) -> dict[str, str]:
         """Return the tokenizer's file, if there is one."""
-        return {} if data.words is None else {TOKENIZER: data.words.decode()}
+        return {} if data.tokenizer_json is None else {TOKENIZER: data.tokenizer_json.decode()}
 
     def batches(self, data: Corpus, share: Share, sharding: Sharding
                 ) -> grain.DatasetIterator[Any]:  # fmt: skip

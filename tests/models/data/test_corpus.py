@@ -33,7 +33,7 @@ def first(corpus: Corpus, count: int, **options: Any) -> np.ndarray:
 def test_plain_text_is_bytes_in_memory(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("".join(LONG))
     corpus = load(tmp_path, tmp_path / "text")
-    assert (corpus.vocab, corpus.dtype, corpus.words) == (0xF0 + 1, np.uint8, None)
+    assert (corpus.vocab, corpus.dtype, corpus.tokenizer_json) == (0xF0 + 1, np.uint8, None)
     assert not (tmp_path / "work").exists()
     batch = first(corpus, 1)
     assert (batch.dtype, batch.shape) == (np.uint8, (1, 4, 17))
@@ -89,7 +89,9 @@ def test_several_texts_share_a_tokenizer_and_have_their_weights(tmp_path: Path) 
     assert abs(share - 0.75) < 0.01
     held = np.concatenate(corpus.validation(window=16, batch=1, windows=8))[:, 1]
     assert [int((held == ord(x)).sum()) for x in "ab"] == [6, 2]
-    words = load(tmp_path, tmp_path / "a", tmp_path / "b", tokenizer="bpe:270", window=1).words
+    words = load(
+        tmp_path, tmp_path / "a", tmp_path / "b", tokenizer="bpe:270", window=1
+    ).tokenizer_json
     assert b'"aa"' in (words or b"")
     assert b'"bb"' in (words or b"")
 
@@ -108,7 +110,7 @@ def test_prepared_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     assert not (tmp_path / "work").exists()
     assert corpus.vocab == len(open_prepared(tmp_path / "out").token_bytes) > 256
     both = load(tmp_path, f"{tmp_path}/out=0.5", f"{path}=0.5")
-    assert both.words == corpus.words
+    assert both.tokenizer_json == corpus.tokenizer_json
     with pytest.raises(InputError, match="--tokenizer bytes: a prepared folder has its own"):
         load(tmp_path, tmp_path / "out", tokenizer="bytes")
     prepare(path, tmp_path / "other", tokenizer="bpe:301")

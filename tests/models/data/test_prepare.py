@@ -16,7 +16,7 @@ from models.data.files import files_of
 from models.data.prepare import prepare
 from models.data.shards import Stream, is_prepared, open_prepared
 from models.data.split import split
-from models.data.tokenizer import Bytes, parse_words
+from models.data.tokenizer import Bytes, parse_tokenizer
 from models.errors import InputError
 from tests.models.data.texts import TEXTS, write
 
@@ -37,8 +37,8 @@ def test_documents_come_back_from_their_tokens(shard: int, source: Path, tmp_pat
     )
     data = open_prepared(tmp_path / "out")
     assert (len(data.parts["train"]) > 3) == (shard == 50)
-    assert data.words is not None
-    words = parse_words(data.words, "there")
+    assert data.tokenizer_json is not None
+    words = parse_tokenizer(data.tokenizer_json, "there")
     read: dict[str, list[str]] = {"train": [], "validation": []}
     for part, shards in data.parts.items():
         for one in shards:
@@ -169,7 +169,7 @@ def test_another_command_may_be_first(
             prepare(source, out)
     else:
         prepare(source, out)
-    assert (open_prepared(out).words is not None) == harm
+    assert (open_prepared(out).tokenizer_json is not None) == harm
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 

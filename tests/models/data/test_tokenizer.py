@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from models.data import tokenizer as module
 from models.data.documents import Document
-from models.data.tokenizer import Bytes, load_words, tokenizer_of, train_bpe
+from models.data.tokenizer import Bytes, load_tokenizer, tokenizer_of, train_bpe
 from models.errors import InputError
 from tests.models.data.texts import TEXTS
 
@@ -63,7 +63,7 @@ def test_a_file_gives_the_same_tokenizer(tmp_path: Path) -> None:
     words = train_bpe(300, SOME)
     (tmp_path / "tokenizer.json").write_text(words.to_json())
     for path in (tmp_path, tmp_path / "tokenizer.json"):
-        again = load_words(path)
+        again = load_tokenizer(path)
         assert (again.end, again.fingerprint) == (0, words.fingerprint)
         np.testing.assert_array_equal(again.encode(SOME)[3], words.encode(SOME)[3])
 
@@ -76,9 +76,9 @@ def test_the_end_is_what_is_said_beside_it(said: str, tmp_path: Path) -> None:
     inner.enable_truncation(2)
     inner.enable_padding(length=9)
     inner.save(str(tmp_path / "tokenizer.json"))
-    assert load_words(tmp_path).end == 3
+    assert load_tokenizer(tmp_path).end == 3
     (tmp_path / "tokenizer_config.json").write_text(said)
-    words = load_words(tmp_path)
+    words = load_tokenizer(tmp_path)
     assert words.end == (1 if "gradient" in said else 2)
     assert words.token_bytes is None
     (tokens,) = words.encode([Document(b"cut cut cut cut", "here")])
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_one_line(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"tokenizer\.json is not a tokenizer of the package"
     ) as caught:
-        load_words(tmp_path)
+        load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -116,7 +116,7 @@ def test_damage_beside_it_is_one_line(tmp_path: Path) -> None:
     for content in ("[]", "{", json.dumps({"eos_token": ["a"]})):
         (tmp_path / "tokenizer_config.json").write_text(content)
         with pytest.raises(InputError, match=r"tokenizer_config\.json"):
-            load_words(tmp_path)
+            load_tokenizer(tmp_path)
 
 
 def test_no_utf8_has_bytes_but_no_words() -> None:
