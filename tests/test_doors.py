@@ -83,7 +83,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "half points": (lambda: xform.pareto(f, X, points=1.5), "not a number of plans"),
     "half a batch": (lambda: xform.memory.max_batch(f, X, multiple_of=1.5, **GIVEN),
         "positive multiple"),
-    "batches": (lambda: xform.memory.max_batch(f, X, most="x", **GIVEN), "positive multiple"),
+    "batches": (lambda: xform.memory.max_batch(f, X, max_size="x", **GIVEN), "positive multiple"),
     "batch axis": (lambda: xform.memory.max_batch(f, X, batch_axis="x", **GIVEN),
         "it is not an integer"),
     "batch of": (lambda: xform.memory.max_batch(f, X, batch_argnums="x", **GIVEN),

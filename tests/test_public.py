@@ -5,6 +5,7 @@ import operator
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -140,3 +141,20 @@ def test_import_needs_only_jax() -> None:
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
         xform.nothing_of_this_name  # noqa: B018
+
+
+PROGRAMS = {"memory_analysis", "fits", "memory.max_batch", "memory.why_oom"}
+DERIVATIVES = {"residuals", "plan", "compare", "pareto", "sparse.sparsity", "adjoints.graph"}
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS | DERIVATIVES))
+def test_questions_take_their_subject_alike(name: str) -> None:
+    ask = operator.attrgetter(name)(xform)
+    first, args, *options = inspect.signature(ask).parameters.values()
+    assert (first.name, args.name, args.kind) == ("f", "args", inspect.Parameter.VAR_POSITIONAL)
+    keywords = [p.name for p in options if p.kind is inspect.Parameter.VAR_KEYWORD]
+    assert len(keywords) == (name in PROGRAMS or name in ("compare", "adjoints.graph"))
+    assert ("argnums" in {p.name for p in options}) == (name in DERIVATIVES)
+    text = (Path(__file__).parent.parent / "docs/transforms.md").read_text()
+    page = text.partition("## What a question is about")[2]
+    assert f"`{name.partition('.')[0] if name in DERIVATIVES else name}`" in page

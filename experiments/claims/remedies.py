@@ -62,7 +62,7 @@ class Network:
         """Return its health report."""
         x = jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
         batch = x, jnp.zeros(ROWS, int)
-        return xform.health(self.loss, self.params(), batch, update=update, iterations=0)
+        return xform.health(self.loss, self.params(), batch, update=update, power_iterations=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -172,7 +172,7 @@ def by_jax() -> Any:
 
 @pytest.mark.parametrize("expand", [0, None])
 def test_nested_programs_opened_and_not(expand: int | None) -> None:
-    g = xform.adjoints.graph(everything, *ARGS, expand=expand)
+    g = xform.adjoints.graph(everything, *ARGS, expand_up_to=expand)
     orders_agree(g)
     want = by_jax()
     close(g["params['w']"].adjoint, want[0]["w"], 1e-9)
@@ -215,7 +215,7 @@ def test_published_test_functions(name: str) -> None:
 
 def test_trips_of_a_loop_backwards() -> None:
     """In a loop that runs in reverse, the last iteration comes first."""
-    g = xform.adjoints.graph(everything, *ARGS, expand=None)
+    g = xform.adjoints.graph(everything, *ARGS, expand_up_to=None)
     trips = [s for op in g.operations for s in op.scope if s.startswith("scan, iteration")]
     assert list(dict.fromkeys(trips)) == [f"scan, iteration {t}" for t in (2, 1, 0)]
 
@@ -341,7 +341,7 @@ def test_the_text_of_a_large_graph_is_short_and_says_so() -> None:
 
 
 def test_graphviz() -> None:
-    text = xform.adjoints.graph(everything, *ARGS, expand=None).to_dot()
+    text = xform.adjoints.graph(everything, *ARGS, expand_up_to=None).to_dot()
     assert text.count("{") == text.count("}")
     assert 'label="scan, iteration 0"' in text
     assert "color=darkorange" in text

@@ -102,7 +102,7 @@ def test_names_that_are_none(names: Any) -> None:
     error(lambda: xform.adjoints.partials(block, names), WrongArgument)
 
 
-@pytest.mark.parametrize("options", [{"via": 0, "shares": True}, {"via": True}, {"via": 1.5}])
+@pytest.mark.parametrize("options", [{"via": 0, "per_use": True}, {"via": True}, {"via": 1.5}])
 def test_options_that_contradict(options: Any) -> None:
     error(lambda: xform.adjoints.partials(block, "h", **options), WrongArgument)
 

@@ -35,7 +35,7 @@ def test_the_share_of_one_use(use: int) -> None:
 
 
 def test_shares_add_up_and_say_whose_they_are() -> None:
-    shares = xform.adjoints.partials(block, "h", shares=True)(X)
+    shares = xform.adjoints.partials(block, "h", per_use=True)(X)
     assert [label.split(",")[0] for label in shares] == [
         "0: exp",
         "1: mul",
@@ -74,7 +74,7 @@ def test_the_share_through_the_next_trip() -> None:
 
 
 def test_shares_in_a_loop_add_up() -> None:
-    shares = jax.jit(xform.adjoints.partials(recurrent, "h", shares=True))(W, X, TAPS)
+    shares = jax.jit(xform.adjoints.partials(recurrent, "h", per_use=True))(W, X, TAPS)
     close(sum(shares.values()), xform.adjoints.partials(recurrent, "h")(W, X, TAPS))
 
 

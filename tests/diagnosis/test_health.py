@@ -24,7 +24,7 @@ def faulty() -> Report:
     """Return a report with a fault in the third layer."""
     ws = weights(5)
     ws[2] = 100 * ws[2]
-    return xform.health(plain, ws, batch(), iterations=2)
+    return xform.health(plain, ws, batch(), power_iterations=2)
 
 
 def test_what_it_prints(faulty: Report) -> None:
@@ -71,10 +71,12 @@ def test_markup_in_names_is_shown_as_text(faulty: Report, tmp_path: Path) -> Non
 
 def test_updates_of_optax_and_by_hand() -> None:
     ws, x = jnp.stack(weights(3, 0.5)), batch()
-    report = xform.health(scanned, ws, x, steps=3, update=optax.sgd(0.1), iterations=0)
+    report = xform.health(scanned, ws, x, steps=3, update=optax.sgd(0.1), power_iterations=0)
     assert len(report.losses) == 3
     assert report.losses[0] > report.losses[-1]
-    by_hand = xform.health(scanned, ws, x, steps=3, update=lambda p, g: p - 0.1 * g, iterations=0)
+    by_hand = xform.health(
+        scanned, ws, x, steps=3, update=lambda p, g: p - 0.1 * g, power_iterations=0
+    )
     np.testing.assert_allclose(report.losses, by_hand.losses, rtol=1e-6)
     ratios = lambda of, name: [getattr(row, name) for row in of if row.kind == "layer"]
     moved = np.asarray(ratios(report, "update_to_weight"))
@@ -93,14 +95,14 @@ def test_what_steps_lead_to_is_seen() -> None:
         return jnp.mean(h)
 
     far = lambda p, g: jax.tree.map(lambda p, g: p - 1e3 * g, p, g)
-    report = xform.health(loss, ws, batch(), steps=3, iterations=0, update=far)
+    report = xform.health(loss, ws, batch(), steps=3, power_iterations=0, update=far)
     assert not report.healthy
 
 
 def test_a_module_of_equinox_is_taken_as_it_is() -> None:
     model = eqx.nn.MLP(WIDTH, 4, 8, 2, key=jax.random.key(0))
     loss = lambda model, x: jnp.mean(jax.vmap(model)(x) ** 2)
-    assert [r.name for r in xform.health(loss, model, batch(), iterations=0)] == [
+    assert [r.name for r in xform.health(loss, model, batch(), power_iterations=0)] == [
         "layers.0", "layers.1", "layers.2"
     ]  # fmt: skip
 
@@ -110,7 +112,7 @@ def test_a_module_of_equinox_is_taken_as_it_is() -> None:
     [
         ({"steps": 3}, "more than one step needs an update"),
         ({"steps": 0}, "steps must be an integer of at least 1"),
-        ({"iterations": -1}, "iterations must be an integer"),
+        ({"power_iterations": -1}, "power_iterations must be an integer"),
         ({"update": 0.1}, "update has type float"),
     ],
 )
@@ -126,7 +128,9 @@ def test_what_is_no_function(loss: Any) -> None:
 
 
 def test_odd_batches() -> None:
-    empty = xform.health(lambda ws, x: jnp.sum(x @ ws[0]), weights(1), batch()[:0], iterations=1)
+    empty = xform.health(
+        lambda ws, x: jnp.sum(x @ ws[0]), weights(1), batch()[:0], power_iterations=1
+    )
     assert empty.rows[0].activation == 0
-    one = xform.health(lambda ws, x: jnp.sum(x @ ws[0]), weights(1), batch()[0], iterations=1)
+    one = xform.health(lambda ws, x: jnp.sum(x @ ws[0]), weights(1), batch()[0], power_iterations=1)
     assert one.rows[0].correlation is None

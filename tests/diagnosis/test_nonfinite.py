@@ -62,7 +62,7 @@ def in_a_loop(ws: Any, x: Any) -> Any:
 )  # fmt: skip
 def test_the_line(loss: Any, trips: tuple[int, ...], back: bool, value: str) -> None:
     ws = weights(6 if loss is in_a_scan else 2)
-    report = xform.health(loss, ws, batch(), iterations=0)
+    report = xform.health(loss, ws, batch(), power_iterations=0)
     assert report.origin is not None
     assert f":{line_of(loss, '# here')}:" in report.origin.where
     assert (report.origin.trips, report.origin.backward) == (trips, back)
@@ -77,7 +77,7 @@ def test_a_mask_of_infinities_is_no_origin() -> None:
         h = jax.nn.softmax(scores) @ ws[1]
         return jnp.mean(jnp.log(h * 0))  # here
 
-    report = xform.health(loss, weights(2), batch(), iterations=0)
+    report = xform.health(loss, weights(2), batch(), power_iterations=0)
     assert report.origin is not None
     assert report.origin.operation == "log"
 
@@ -85,7 +85,7 @@ def test_a_mask_of_infinities_is_no_origin() -> None:
 def test_a_parameter_or_a_batch_that_is_not_finite() -> None:
     ws = weights(2)
     ws[1] = ws[1].at[0, 0].set(jnp.nan)
-    assert "parameter ws.1" in str(xform.health(plain, ws, batch(), iterations=0))
-    report = xform.health(plain, weights(2), batch().at[0, 0].set(jnp.inf), iterations=0)
+    assert "parameter ws.1" in str(xform.health(plain, ws, batch(), power_iterations=0))
+    report = xform.health(plain, weights(2), batch().at[0, 0].set(jnp.inf), power_iterations=0)
     assert "the batch" in str(report)
     assert report.findings[0].name == "ws.0"

@@ -52,7 +52,7 @@ def reference(ws: list[Any], x: Any) -> list[dict[str, Any]]:
 def test_numbers_of_a_perceptron() -> None:
     ws, x = weights(3), batch()
     ws[1] = ws[1].at[:, :4].add(-2.0)
-    report = xform.health(plain, ws, x, iterations=60)
+    report = xform.health(plain, ws, x, power_iterations=60)
     expected = reference(ws, x)
     expected[-1] |= {"activation": report.rows[-1].activation, "gradient": report.rows[-1].gradient,
                      "dead": None, "saturated": None, "sigma": report.rows[-1].sigma,
@@ -75,8 +75,8 @@ def test_each_trip_of_a_scan_is_a_row_as_in_the_same_program_unrolled() -> None:
             h = h + jnp.tanh(h @ w)
         return jnp.mean(h**2)
 
-    rows = xform.health(scanned, ws, x, iterations=0).rows
-    apart = xform.health(unrolled, list(ws), x, iterations=0).rows
+    rows = xform.health(scanned, ws, x, power_iterations=0).rows
+    apart = xform.health(unrolled, list(ws), x, power_iterations=0).rows
     assert [row.trip for row in rows] == [(i,) for i in range(4) for _ in range(2)]
     # The first layer's input is no layer's result, and the loss follows the last layer.
     for a, b in zip(rows[2:6], apart[1:5], strict=True):
@@ -91,7 +91,7 @@ def test_each_trip_of_a_scan_is_a_row_as_in_the_same_program_unrolled() -> None:
 
 def test_the_loss_and_its_gradient_are_those_without_probes() -> None:
     ws, x = jnp.stack(weights(3)), batch()
-    of = Diagnosis(scanned, ws, x, iterations=2)
+    of = Diagnosis(scanned, ws, x, power_iterations=2)
     value, grad, _ = jax.jit(of.value_and_grad)(ws, x, jax.random.key(0))
     expected = jax.jit(xform.value_and_grad(scanned))(ws, x)
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
@@ -106,7 +106,7 @@ def test_other_dtypes(dtype: str, x64: None) -> None:
         return jnp.sum(jnp.abs(x).astype("float32"))
 
     ws = [w.astype(dtype) for w in weights(2)]
-    report = xform.health(loss, ws, batch().astype(dtype), iterations=2)
+    report = xform.health(loss, ws, batch().astype(dtype), power_iterations=2)
     assert all(np.isfinite([r.activation, r.gradient, r.weight or 0.0]).all() for r in report)
     assert report.healthy
 
@@ -123,7 +123,7 @@ def test_trips_of_unknown_number_are_taken_together() -> None:
         body = lambda state: (state[0] + 1, jnp.tanh(state[1] @ ws[0]))
         return jnp.sum(jax.lax.while_loop(lambda s: s[0] < s[1].shape[0] - 5, body, (0, x))[1])
 
-    (row,) = xform.health(loss, weights(1), batch(), iterations=0)
+    (row,) = xform.health(loss, weights(1), batch(), power_iterations=0)
     states = [batch()]
     for _ in range(EXAMPLES - 5):
         states.append(jnp.tanh(states[-1] @ weights(1)[0]))

@@ -138,5 +138,5 @@ def test_gradients_of_neighbours_in_a_chaotic_network(gain: float, shattered: bo
     keys = jax.random.split(jax.random.key(0), 6)
     ws = [jax.random.normal(k, (128, 128)) * 128**-0.5 for k in keys]
     x = jax.random.normal(keys[0], (16, 128))
-    report = xform.health(loss, ws, x, iterations=0)
+    report = xform.health(loss, ws, x, power_iterations=0)
     assert any(row.verdict == "shattered" for row in report) == shattered

@@ -70,7 +70,7 @@ def test_another_axis_several_arguments_and_a_limit() -> None:
     f = lambda w, x, y: jnp.sum(w @ x + y["a"])
     args = f32(8, 8), f32(8, 2), {"a": f32(8, 2)}
     found = xform.memory.max_batch(f, *args, target="cpu", capacity="1 MiB", batch_axis=1,
-                            batch_argnums=(1, 2), most=20)  # fmt: skip
+                            batch_argnums=(1, 2), max_size=20)  # fmt: skip
     assert found.size == 20
     assert found.over is None
 
@@ -146,7 +146,7 @@ def test_a_number_has_no_batch() -> None:
 def test_a_batch_of_all_arguments() -> None:
     f = lambda x, y: x + y
     found = xform.memory.max_batch(f, f32(4, 8), f32(4, 8), target="cpu", capacity="1 MiB",
-                            batch_argnums=None, most=2)  # fmt: skip
+                            batch_argnums=None, max_size=2)  # fmt: skip
     assert found.size == 2
 
 
@@ -159,7 +159,7 @@ def test_a_batch_of_all_arguments() -> None:
         (2, {"batch_argnums": ()}, "has no such axis"),
         (2, {"multiple_of": 0}, "there is no positive multiple"),
         (2, {"multiple_of": -2}, "there is no positive multiple"),
-        (2, {"multiple_of": 8, "most": 4}, "multiple_of=8, most=4"),
+        (2, {"multiple_of": 8, "max_size": 4}, "multiple_of=8, max_size=4"),
     ],
 )
 def test_a_batch_that_cannot_be_asked_for(args: int, options: Any, message: str) -> None:

@@ -87,7 +87,7 @@ def test_custom_rules_are_kept_unless_asked() -> None:
 def test_inline_leaves_large_and_placed_calls() -> None:
     g = jax.jit(lambda x: jnp.sin(jnp.cos(x)))
     assert names(passes.Inline()(g), X) == ["cos", "sin"]
-    assert names(passes.Inline(most=1)(g), X) == ["jit"]
+    assert names(passes.Inline(max_equations=1)(g), X) == ["jit"]
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     assert names(passes.Inline()(jax.jit(jnp.sin, out_shardings=one)), X) == ["jit"]
 
@@ -153,7 +153,7 @@ def test_cse_tells_alike_from_equal() -> None:
 def test_fold_has_a_limit() -> None:
     f = lambda x: x * jnp.sin(jnp.arange(8.0)).sum()
     assert names(passes.Fold()(f), np.float32(1)) == ["mul"]
-    assert "sin" in names(passes.Fold(most_bytes=16)(f), np.float32(1))
+    assert "sin" in names(passes.Fold(max_bytes=16)(f), np.float32(1))
     loop = lambda x: x + lax.fori_loop(0, 3, lambda i, c: c + 1.0, 0.0)
     assert names(passes.Fold()(loop), np.float32(1))[0] in ("scan", "while")
 

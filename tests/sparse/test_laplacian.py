@@ -38,7 +38,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_laplacian_is_the_trace_of_jaxs_hessian(name: str) -> None:
     f, x = FUNCTIONS[name], X.astype(float)
-    y, dy, lap = jax.jit(xform.sparse.laplacian(f, jacobian=True))(x)
+    y, dy, lap = jax.jit(xform.sparse.laplacian(f, return_jacobian=True))(x)
     hessians = jax.jit(jax.jacfwd(jax.jacfwd(f)))(x)
     expected = jax.tree.map(lambda h: jnp.trace(h, axis1=-2, axis2=-1), hessians)
     for a, b in zip(jax.tree.leaves(lap), jax.tree.leaves(expected), strict=True):

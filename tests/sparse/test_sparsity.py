@@ -98,7 +98,7 @@ def test_the_pattern_is(name: str) -> None:
 def test_a_product_with_a_known_array_under_strict_dtypes() -> None:
     weights = jnp.asarray(WEIGHTS)
     with jax.numpy_dtype_promotion("strict"):
-        pattern = xform.sparse.sparsity(lambda x, w: x @ w, np.ones(N), weights, at=np.ones(N))
+        pattern = xform.sparse.sparsity(lambda x, w: x @ w, np.ones(N), weights, at_point=True)
     np.testing.assert_array_equal(pattern.todense(), BAND.T)
 
 
@@ -106,7 +106,7 @@ def test_rows_that_are_not_known_may_be_any() -> None:
     f = lambda x, i: x.reshape(2, 3)[:, i]
     pattern = xform.sparse.sparsity(f, X, jnp.array([2, 0]))
     np.testing.assert_array_equal(pattern.todense(), np.kron(np.eye(2), np.ones((2, 3))))
-    here = xform.sparse.sparsity(f, X, jnp.array([2, 0]), at=X)
+    here = xform.sparse.sparsity(f, X, jnp.array([2, 0]), at_point=True)
     np.testing.assert_array_equal(here.cols, [2, 0, 5, 3])
 
 
@@ -115,14 +115,14 @@ def test_a_point_decides_branches_factors_and_steps() -> None:
     at = X.at[1].set(0.0)
     expected = np.zeros((N, N), bool)
     expected[[0, 2, 3, 4, 5], 1] = True  # a product with zero depends only on the factor
-    np.testing.assert_array_equal(xform.sparse.sparsity(f, at=at).todense(), expected)
-    assert xform.sparse.sparsity(until, at=X + 3).nonzeros == N  # no step runs
+    np.testing.assert_array_equal(xform.sparse.sparsity(f, at, at_point=True).todense(), expected)
+    assert xform.sparse.sparsity(until, X + 3, at_point=True).nonzeros == N  # no step runs
 
 
 def test_other_arguments_count_as_any_values() -> None:
     f = lambda x, m: x * m
     assert xform.sparse.sparsity(f, X, jnp.zeros(N)).nonzeros == N
-    assert xform.sparse.sparsity(f, X, jnp.zeros(N), at=X).nonzeros == 0
+    assert xform.sparse.sparsity(f, X, jnp.zeros(N), at_point=True).nonzeros == 0
     assert xform.sparse.sparsity(f, X, jnp.zeros(N), argnums=(0, 1)).shape == (N, 2 * N)
 
 

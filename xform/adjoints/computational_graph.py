@@ -162,7 +162,7 @@ def graph(
     f: Callable[..., Any],
     *args: Any,
     argnums: int | Sequence[int] | None = None,
-    expand: int | None = 64,
+    expand_up_to: int | None = 64,
     **kwargs: Any,
 ) -> ComputationalGraph:
     """Compute the computational graph of a scalar function at a point.
@@ -182,8 +182,8 @@ def graph(
       *args: arrays and floats in pytrees. All other leaves, including Python integers, are passed
         to `f` unchanged.
       argnums: position or positions of the active arguments; None: all floating-point arguments.
-      expand: a call, loop or branch is expanded into its operations if it runs at most this many
-        equations, over all iterations. Others stay one operation. None: expand all.
+      expand_up_to: a call, loop or branch is expanded into its operations if it runs at most this
+        many equations, over all iterations. Others stay one operation. None: expand all.
       **kwargs: keyword arguments of `f`, which stay constant.
 
     Returns:
@@ -237,7 +237,7 @@ def graph(
     check_scalar("graph", function_name(f), out)
     names = argument_names(f, len(args))
     active_args = range(len(args)) if argnums is None else positions(argnums, len(args), "graph")
-    recorder = Recorder(expand)
+    recorder = Recorder(expand_up_to)
     inputs = [recorder.add_leaf(x, "", "constant") for x in flat[: fun.n_consts]]
     for (path, _), x in zip(gather(paths, is_traced), flat[fun.n_consts :], strict=True):
         active = path[0].idx in active_args and differentiable(jax.typeof(x))

@@ -37,7 +37,7 @@ def partials(
     names: Tree,
     *,
     via: str | int | None = None,
-    shares: bool = False,
+    per_use: bool = False,
     has_aux: bool = False,
     policy: Policy = None,
 ) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def partials(
         such value if a loop computes several. A number: include only this use of the value.
         Operations that read the value are numbered from 0 in program order; the error for a wrong
         number lists them with their lines.
-      shares: whether to return the gradient along each use separately, in a dict in program order.
+      per_use: whether to return the gradient along each use separately, in a dict in program order.
         A key names the use, with its number and line. The shares add up to the gradient.
       has_aux: whether `f` returns a pair whose second element is auxiliary output.
       policy: which values are saved for the backward pass: a policy of `xform.policies` or of
@@ -98,7 +98,7 @@ def partials(
     [5.0, 1.0]
     >>> float(xform.adjoints.partials(loss, "h", via="square")(jnp.pi / 2))
     2.0
-    >>> by_use = xform.adjoints.partials(loss, "h", shares=True)(jnp.pi / 2)
+    >>> by_use = xform.adjoints.partials(loss, "h", per_use=True)(jnp.pi / 2)
     >>> [(use.split(",")[0], float(share)) for use, share in by_use.items()]
     [('0: mul', 3.0), ('1: mul', 2.0)]
     """
@@ -115,10 +115,10 @@ def partials(
                 "",
                 "pass a name or a number, or leave `via` out for the whole gradient",
             )
-        if shares:
+        if per_use:
             raise WrongArgument(
-                f"{caller} with via={via!r}, shares=True",
-                "`via` selects one use, and `shares` returns all of them",
+                f"{caller} with via={via!r}, per_use=True",
+                "`via` selects one use, and `per_use` returns all of them",
                 "",
                 "drop one of the two",
             )
@@ -140,7 +140,7 @@ def partials(
             request = _Request(caller, fun, flat, all_names, policy)
             sites_of = [sites(fun.program, name, all_names, caller) for name in leaves]
             targets = [site for group in sites_of for site in group]
-            by_target, aux = _gradients_at(request, targets, via, shares)
+            by_target, aux = _gradients_at(request, targets, via, per_use)
         remaining = iter(by_target)
         groups = [[next(remaining) for _ in group] for group in sites_of]
         results = tree.unflatten([group[0] if len(group) == 1 else group for group in groups])
@@ -182,10 +182,10 @@ class _Request:
     policy: Policy
 
 
-def _gradients_at(request: _Request, targets: Sequence[Site], via: str | int | None, shares: bool
+def _gradients_at(request: _Request, targets: Sequence[Site], via: str | int | None, per_use: bool
                   ) -> tuple[list[Any], Tree]:  # fmt: skip
     """Return the gradient (or the dict of shares) at each target, and the auxiliary output."""
-    if shares:
+    if per_use:
         uses = [(site, i) for site in targets for i in range(len(site.uses))]
         edits = [_perturb_use(key, site, i) for key, (site, i) in enumerate(uses)]
         cts, aux = _gradients(request, edits, [site for site, _ in uses], require_path=False)

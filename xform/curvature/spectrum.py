@@ -80,19 +80,19 @@ class Spectrum:
         """Smallest Ritz value: an estimate of the smallest eigenvalue from above."""
         return jnp.min(self.nodes)
 
-    def density(self, at: Value, width: float | None = None) -> Value:
+    def density(self, points: Value, width: float | None = None) -> Value:
         """Evaluate the eigenvalue density, whose integral is one.
 
         Args:
-          at: evaluation points, an array of any shape.
+          points: evaluation points, an array of any shape.
           width: standard deviation of the normal distribution that replaces each eigenvalue; None:
             the property `width`.
 
         Returns:
-          The density at each point, in the shape of `at`.
+          The density at each point, in the shape of `points`.
         """
         deviation = self.width if width is None else width
-        points = jnp.asarray(at, self.nodes.dtype)
+        points = jnp.asarray(points, self.nodes.dtype)
 
         def sum_at(point: Value) -> Value:
             bells = jnp.exp(-0.5 * ((point - self.nodes) / deviation) ** 2)

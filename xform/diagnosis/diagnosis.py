@@ -70,8 +70,8 @@ class Diagnosis:
       params: pytree of floating-point arrays, or their types. All of it is differentiated.
       batch: pytree of all other inputs of the loss, arrays or their types. The first axis of its
         first array is the axis of examples.
-      iterations: number of power iterations for the largest singular value of each layer; 0 leaves
-        it out.
+      power_iterations: number of power iterations for the largest singular value of each layer; 0
+        leaves it out.
       has_aux: whether the loss returns a pair whose second element is auxiliary output.
 
     Raises:
@@ -81,8 +81,9 @@ class Diagnosis:
     """
 
     def __init__(self, loss: Callable[[Tree, Tree], Value], params: Tree, batch: Tree,
-                 iterations: int = 0, has_aux: bool = False) -> None:  # fmt: skip
-        self.name, self.iterations, self._has_aux = function_name(loss), iterations, has_aux
+                 power_iterations: int = 0, has_aux: bool = False) -> None:  # fmt: skip
+        self.name, self.power_iterations = function_name(loss), power_iterations
+        self._has_aux = has_aux
         paths, self._params = jax.tree.flatten_with_path(params)
         argument = argument_names(loss, 2)[0]
         self.paths = [
@@ -152,7 +153,7 @@ class Diagnosis:
             return y, aux
 
         def probe(layer: Layer, env: Callable[[Var], Value], sink: Value) -> Value:
-            forward = readings.forward_readings(layer, env, key, self.iterations)
+            forward = readings.forward_readings(layer, env, key, self.power_iterations)
             return readings.probe(env(layer.result), sink, forward, self.batch_size)
 
         sinks = zero_sinks(self.rows, len(readings.NAMES))
@@ -261,7 +262,7 @@ class Diagnosis:
             nonfinite=means["nonfinite"],
             gradient_nonfinite=means["gradient_nonfinite"],
             gain=gain,
-            sigma=mean_if(self.iterations and layer.function is not None, "sigma"),
+            sigma=mean_if(self.power_iterations and layer.function is not None, "sigma"),
             dead=mean_if(layer.activation is not None, "dead"),
             saturated=mean_if(layer.activation is not None, "saturated"),
             least=mean_if(layer.kind == "sum", "least"),

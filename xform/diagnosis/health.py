@@ -35,7 +35,7 @@ def health(
     steps: int = 1,
     update: Any = None,
     key: Any = None,
-    iterations: int = 8,
+    power_iterations: int = 8,
 ) -> Report:
     """Measure the activations and gradients of each layer, and name the layers at fault.
 
@@ -55,8 +55,9 @@ def health(
       update: an Optax transformation, or a function of parameters and gradient that returns new
         parameters. Without it there is one step, and no update is reported.
       key: random key for the start vectors of the power iterations; None: `jax.random.key(0)`.
-      iterations: number of power iterations for the largest singular value of each layer, which
-        they approach from below. 0 leaves it out; then the cost is little more than a gradient.
+      power_iterations: number of power iterations for the largest singular value of each layer,
+        which they approach from below. 0 leaves it out; then the cost is little more than a
+        gradient.
 
     Returns:
       A `Report`. It prints as a table and iterates over rows. It has `plot`, `save_html`,
@@ -89,7 +90,7 @@ def health(
     """
     check_callable(loss, CALLER)
     steps = _count(steps, "steps", 1)
-    iterations = _count(iterations, "iterations", 0)
+    power_iterations = _count(power_iterations, "power_iterations", 0)
     if update is None and steps > 1:
         raise WrongArgument(
             f"{CALLER} with steps={steps}", "more than one step needs an update", "",
@@ -97,7 +98,7 @@ def health(
         )  # fmt: skip
     loss, (params, batch) = take_static_out_of_modules(loss, (params, batch), is_inexact_array)
     key = jax.random.key(0) if key is None else key
-    diagnosis = Diagnosis(loss, params, batch, iterations)
+    diagnosis = Diagnosis(loss, params, batch, power_iterations)
     init, step = _init_and_step(update)
 
     @jax.jit

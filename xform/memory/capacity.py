@@ -68,7 +68,7 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
         and static arguments are kept.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
       target: a device whose capacity is known, such as `"tpu:v5e:1x1"` or `"gpu:h100"`.
-      **options: options of `memory_analysis`.
+      **options: options of `memory_analysis`, and keyword arguments of `f`.
 
     Returns:
       A `MemoryReport` of each device. Its `fits` is True or False, and `head_room_bytes` says by
@@ -95,7 +95,7 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
 
 
 def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 0,
-              batch_argnums: Argnums = "auto", multiple_of: int = 1, most: int = 2**20,
+              batch_argnums: Argnums = "auto", multiple_of: int = 1, max_size: int = 2**20,
               inputs: Callable[..., Sequence[Any]] | None = None,
               progress: Callable[[int, str], None] | None = None,
               **options: Any) -> LargestBatch:  # fmt: skip
@@ -114,10 +114,10 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         else it takes that last argument alone.
       multiple_of: only multiples of this size are tried. Give the number of devices if the batch is
         sharded.
-      most: the largest batch that is tried.
+      max_size: the largest batch that is tried.
       inputs: a function that makes the arguments, `inputs(batch=n)`; then pass no `args`.
       progress: called with the batch and the target before each compilation.
-      **options: options of `memory_analysis`.
+      **options: options of `memory_analysis`, and keyword arguments of `f`.
 
     Returns:
       A `LargestBatch`: the largest size that fits, and the report of the next larger one, which
@@ -126,7 +126,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
 
     Raises:
       WrongArgument: not even the smallest batch fits, the arguments have no such axis, or no batch
-        up to `most` is a multiple of `multiple_of`.
+        up to `max_size` is a multiple of `multiple_of`.
       BudgetInfeasible: there is no plan for the smallest batch within the budget in `f`.
 
     Cost: at most eight compilations. Bytes grow nearly linearly with the batch. So the next batch
@@ -138,7 +138,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     384
     """
     check_callable(f, "max_batch")
-    _check_sizes(multiple_of, most)
+    _check_sizes(multiple_of, max_size)
     resizer = by_inputs(inputs) if inputs else by_axis(f, args, batch_argnums, batch_axis)
     tried: dict[int, MemoryReport] = {}
     unplannable: dict[int, BudgetInfeasible] = {}
@@ -158,7 +158,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         return bool(tried[units].fits)
 
     start = max(1, resizer.start // multiple_of)
-    low, high = 0, most // multiple_of + 1
+    low, high = 0, max_size // multiple_of + 1
     guess = min(start, high - 1)
     with progress_line.show(f"finding the largest batch of {function_name(f)}"):
         while high - low > 1 and len(tried) + len(unplannable) < MOST_COMPILES:
@@ -191,7 +191,7 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
         and static arguments are kept.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
       target: the device that the function does not fit.
-      **options: options of `memory_analysis`.
+      **options: options of `memory_analysis`, and keyword arguments of `f`.
 
     Returns:
       A `Reason`. It prints the verdict, the report of the buffers at the peak, and the advice.
@@ -281,13 +281,13 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int, over: bool) ->
     return max(math.isqrt(low * high), low + 1) if over else high - 1
 
 
-def _check_sizes(multiple_of: int, most: int) -> None:
-    numbers: list[Any] = [multiple_of, most]
+def _check_sizes(multiple_of: int, max_size: int) -> None:
+    numbers: list[Any] = [multiple_of, max_size]
     integers = all(isinstance(n, int | np.integer) for n in numbers)
-    if not integers or not 1 <= multiple_of <= most:
+    if not integers or not 1 <= multiple_of <= max_size:
         raise WrongArgument(
-            f"max_batch with multiple_of={multiple_of!r}, most={most!r}",
-            "there is no positive multiple of multiple_of up to most",
+            f"max_batch with multiple_of={multiple_of!r}, max_size={max_size!r}",
+            "there is no positive multiple of multiple_of up to max_size",
             "",
-            "give integers, with a multiple_of from 1 to most",
+            "give integers, with a multiple_of from 1 to max_size",
         )

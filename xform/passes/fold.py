@@ -24,7 +24,7 @@ class Fold(Pass):
     operations on a mesh of devices.
 
     Attributes:
-      most_bytes: an operation with a result of more bytes is not evaluated.
+      max_bytes: an operation with a result of more bytes is not evaluated.
 
     >>> from xform import passes
     >>> f = passes.Fold()(lambda x: x * jnp.sin(jnp.arange(3.0)))
@@ -33,7 +33,7 @@ class Fold(Pass):
     """
 
     name: ClassVar[str] = "fold"
-    most_bytes: int = 64 * 1024
+    max_bytes: int = 64 * 1024
 
     def rewrite(self, prog: Program) -> Program:
         build = Builder(prog)
@@ -57,7 +57,7 @@ class Fold(Pass):
         """Whether the equation may be evaluated if its operands are known."""
         if not traits(eqn.primitive).folds or not is_pure(eqn) or _on_a_mesh(eqn):
             return False
-        return all(_bytes(v.aval) <= self.most_bytes for v in eqn.outvars)
+        return all(_bytes(v.aval) <= self.max_bytes for v in eqn.outvars)
 
 
 def _is_known(atom: Atom, known: dict[Any, Any]) -> bool:

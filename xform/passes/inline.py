@@ -30,8 +30,8 @@ class Inline(Pass):
     with custom derivative rules, because a derivative of the program needs the rules.
 
     Attributes:
-      most: the largest body to inline, in equations; None: no limit. A large function that is
-        called often is compiled only once if it stays a call.
+      max_equations: the largest body to inline, in equations; None: no limit. A large function that
+        is called often is compiled only once if it stays a call.
       custom: whether to inline functions with custom rules too. The rules are then lost.
 
     >>> from xform import passes
@@ -42,7 +42,7 @@ class Inline(Pass):
     """
 
     name: ClassVar[str] = "inline"
-    most: int | None = None
+    max_equations: int | None = None
     custom: bool = False
 
     def rewrite(self, prog: Program) -> Program:
@@ -53,7 +53,9 @@ class Inline(Pass):
         call_traits = traits(eqn.primitive)
         if self.custom and call_traits.call and call_traits.calls == "custom":
             body = called_body(eqn)
-        fits = body is None or self.most is None or len(body.equations) <= self.most
+        fits = (
+            body is None or self.max_equations is None or len(body.equations) <= self.max_equations
+        )
         return body if fits else None
 
 

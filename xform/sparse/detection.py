@@ -33,25 +33,24 @@ def sparsity(
     *args: Any,
     argnums: int | Sequence[int] = 0,
     of: Literal["jacobian", "hessian"] = "jacobian",
-    at: Any = None,
+    at_point: bool = False,
 ) -> Pattern:
     """Find the elements of the Jacobian or Hessian of `f` that may be nonzero.
 
     No derivative is computed. Instead, `f` is traced, and sets of input elements are propagated
     through its operations. The rule of an operation states on which elements of its operands each
-    element of a result depends. The pattern is valid for all inputs or, with `at`, at one point. It
-    may contain too many elements, but never too few: if nothing is known of an operation, each
+    element of a result depends. The pattern is valid for all inputs or, with `at_point`, at `args`.
+    It may contain too many elements, but never too few: if nothing is known of an operation, each
     element of a result counts as depending on all elements of its operands.
 
     Args:
       f: pure function of pytrees of arrays; values that it closes over count as constants.
       *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s. Only their types matter, unless
-        `at` is given. They may be left out if `at` gives all arguments.
+        `at_point` is True.
       argnums: position or positions of the arguments whose elements are the columns.
       of: "jacobian", or "hessian" for a function that returns a scalar.
-      at: a point (the argument, or a tuple of arguments if `argnums` is a tuple). The pattern is
-        then valid at this point only, and may be smaller: a branch, an index or a factor of zero
-        is known there. The other arguments count as known too, if they are arrays.
+      at_point: whether the pattern is for the values of `args` only. It may then be smaller: a
+        branch, an index or a factor of zero is known there. Arguments given as types stay unknown.
 
     Returns:
       A `Pattern`: its rows are the elements of the output (of the gradient, for a Hessian), its
@@ -75,7 +74,7 @@ def sparsity(
     >>> f = lambda x: jnp.where(x[0] > 0, x, x[0])
     >>> xform.sparse.sparsity(f, jnp.ones(3)).nonzeros
     5
-    >>> xform.sparse.sparsity(f, at=jnp.ones(3)).nonzeros
+    >>> xform.sparse.sparsity(f, jnp.ones(3), at_point=True).nonzeros
     3
     """
     check_callable(f, "sparsity")
@@ -87,18 +86,7 @@ def sparsity(
             "",
             "pass of='jacobian' or of='hessian'",
         )
-    if at is not None:
-        args = _with_point(args, argnums, at)
-    return derivative_matrix(f, args, argnums, of, "sparsity").pattern(at is not None)
-
-
-def _with_point(args: tuple[Any, ...], argnums: int | Sequence[int], at: Any) -> tuple[Any, ...]:
-    """The arguments of `f`, with those at `argnums` replaced by the point `at`."""
-    if isinstance(argnums, int | np.integer):
-        at, argnums = (at,), (int(argnums),)
-    args = args or tuple(at)
-    point = zip(positions(argnums, len(args), "sparsity"), at, strict=True)
-    return tuple((dict(enumerate(args)) | dict(point)).values())
+    return derivative_matrix(f, args, argnums, of, "sparsity").pattern(at_point)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -68,7 +68,7 @@ class Derivatives:
 
 
 def laplacian(
-    f: Callable[..., Any], argnums: int | Sequence[int] = 0, jacobian: bool = False
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, return_jacobian: bool = False
 ) -> Callable[..., Any]:
     """Return a function that computes the Laplacian of `f`.
 
@@ -77,13 +77,13 @@ def laplacian(
     Args:
       f: pure function of pytrees of real arrays to a pytree of real arrays.
       argnums: position or positions of the arguments whose elements are summed over.
-      jacobian: whether to return the value and the Jacobian too, which are computed anyway.
+      return_jacobian: whether to return the value and the Jacobian too, which are computed anyway.
 
     Returns:
       A function of the arguments of `f`. It returns the Laplacian of each element of the output, in
-      the tree, shapes and dtypes of the output. With `jacobian` it returns a tuple of the value,
-      the Jacobian and the Laplacian. Each leaf of the Jacobian has shape `[n, *output]`. `n` is the
-      number of input elements, which are counted leaf by leaf.
+      the tree, shapes and dtypes of the output. With `return_jacobian` it returns a tuple of the
+      value, the Jacobian and the Laplacian. Each leaf of the Jacobian has shape `[n, *output]`. `n`
+      is the number of input elements, which are counted leaf by leaf.
 
     Raises:
       WrongDtype: an input or output is not real.
@@ -100,7 +100,8 @@ def laplacian(
 
     >>> float(xform.sparse.laplacian(lambda x: jnp.sum(x**3))(jnp.array([1.0, 2.0])))
     18.0
-    >>> y, dy, lap = xform.sparse.laplacian(lambda x: x @ x, jacobian=True)(jnp.array([1.0, 2.0]))
+    >>> both = xform.sparse.laplacian(lambda x: x @ x, return_jacobian=True)
+    >>> y, dy, lap = both(jnp.array([1.0, 2.0]))
     >>> float(y), dy.tolist(), float(lap)
     (5.0, [2.0, 4.0], 4.0)
     """
@@ -133,7 +134,7 @@ def laplacian(
         laplacians = [zeros(a) if dy is None or dy.laplacian is None else dy.laplacian
                       for dy, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
         unflatten = functools.partial(jax.tree.unflatten, out_trees[0])
-        if not jacobian:
+        if not return_jacobian:
             return unflatten(laplacians)
         jacobians = [jnp.zeros((n, *a.shape), a.dtype) if dy is None else dy.jacobian
                      for dy, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
