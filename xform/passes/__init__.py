@@ -7,7 +7,7 @@ pass, subclass `Pass`.
 | pass | does |
 | --- | --- |
 | `Inline` | inlines calls of jitted functions |
-| `OpenRegions` | inlines remat regions |
+| `OpenRegions` | inlines remat regions (`jax.checkpoint`) |
 | `Fold` | evaluates operations on constants |
 | `Simplify` | applies algebraic simplifications that are exact for every value |
 | `Cse` | merges equal equations (common subexpressions) |

@@ -46,23 +46,23 @@ def differentiable(aval: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _inexact(dtype: Any) -> bool:
+    """Whether values of a dtype have tangents. Some dtypes of JAX alone have them."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return tangent_aval(ShapedArray((), dtype)).dtype != jax.dtypes.float0
     return jnp.issubdtype(dtype, np.inexact)
 
 
-def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] | None = None,
+def instantiate(values: Sequence[Value], primals: Iterable[Any], mask: Iterable[bool] | None = None,
                 kind: Callable[[Any], Any] = tangent_aval) -> list[Value]:  # fmt: skip
     """The tangents (or cotangents) `values`, with arrays of zeros in place of None.
 
-    `of` holds the primals, as variables or types. `on` selects positions; None: all. Other
-    positions are left out of the result. `kind` maps the type of a primal to the type of its zeros:
-    `tangent_aval` or `cotangent_aval`.
+    `primals` are variables or types. The result has the values where `mask` is True; None: all
+    values. `kind` maps the type of a primal to the type of its zeros: `tangent_aval` or
+    `cotangent_aval`.
     """
-    triples = zip(values, of, itertools.repeat(True) if on is None else on, strict=on is not None)
-    return [
-        zeros(kind(getattr(v, "aval", v))) if x is None else x for x, v, keep in triples if keep
-    ]
+    every = itertools.repeat(True)
+    triples = zip(values, primals, every if mask is None else mask, strict=mask is not None)
+    return [zeros(kind(getattr(v, "aval", v))) if x is None else x for x, v, on in triples if on]
 
 
 def as_jax_value(x: Value) -> Value:

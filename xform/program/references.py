@@ -77,7 +77,7 @@ def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
     name = primitive.name
     if primitive in _OPERATIONS:
         return _OPERATIONS[primitive](params, *args)
-    if primitive not in _PROGRAMS:
+    if primitive not in _CALLS_AND_LOOPS:
         raise NotDifferentiable(
             f"derivative of a program that passes a mutable reference to {name}",
             f"xform does not support references as arguments of {name}",
@@ -85,7 +85,7 @@ def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
             f"read the reference first, pass the value to {name}, and write the result back",
         )
     cells = list(dict.fromkeys(x for x in args if isinstance(x, RefCell)))
-    outs, values = _PROGRAMS[primitive](params, list(args), cells)
+    outs, values = _CALLS_AND_LOOPS[primitive](params, list(args), cells)
     for cell, value in zip(cells, values, strict=True):
         cell.value = value
     return list(outs)
@@ -102,6 +102,7 @@ def _run(jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Val
 
 
 def _apply_equation(eqn: JaxprEqn, xs: Sequence[Value], outer: Any) -> list[Value]:
+    """Bind an equation, or run it with cells if it uses references."""
     if not uses_references(eqn.primitive, xs):
         return bind(eqn, xs, outer)
     with source(eqn, outer), eqn.ctx.manager:
@@ -113,12 +114,14 @@ def _apply_equation(eqn: JaxprEqn, xs: Sequence[Value], outer: Any) -> list[Valu
 
 
 def _new(params: dict[str, Any], value: Value) -> list[Any]:
+    """Create a reference."""
     cell = RefCell(None, params["kind"] == "no_grad_no_remat")
     cell.put(value)
     return [cell]
 
 
 def _empty(params: dict[str, Any]) -> list[Any]:
+    """Create a reference without a value; it holds zeros."""
     ty = params["ty"]
     return [RefCell(lax.full(ty.shape, 0, ty.dtype))]
 
@@ -128,6 +131,7 @@ def _get(params: dict[str, Any], cell: RefCell, *indices: Value) -> list[Any]:
 
 
 def _swap(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
+    """Write a part of the value, and return what was there."""
     transforms = jax.tree.unflatten(params["tree"], indices)
     old = read_at(cell.value, transforms)
     cell.put(write_at(cell.value, transforms, value))
@@ -135,6 +139,7 @@ def _swap(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) 
 
 
 def _addupdate(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
+    """Add to a part of the value."""
     transforms = jax.tree.unflatten(params["tree"], indices)
     cell.put(add_at(cell.value, transforms, value))
     return []
@@ -243,7 +248,7 @@ _OPERATIONS: dict[Primitive | None, Callable[..., list[Any]]] = {
     named("addupdate"): _addupdate,
     _run_state_p: _run_state,
 }
-_PROGRAMS: dict[Primitive | None, Callable[..., Any]] = {
+_CALLS_AND_LOOPS: dict[Primitive | None, Callable[..., Any]] = {
     jit_p: _call,
     named("closed_call"): _call,
     named("core_call"): _call,

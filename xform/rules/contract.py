@@ -146,7 +146,7 @@ bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(
 #       cotangent of b[r, j] = sum over i of a[i, r] ct[g(r), i, j]
 
 
-class Grouped(Bilinear):
+class RaggedProduct(Bilinear):
     """The rule of a primitive linear in each of its first two inputs; the others are integers."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
@@ -231,7 +231,7 @@ def _ragged_flops(eqn: JaxprEqn) -> int:
     return 2 * outputs * _product(eqn.invars[0], contracted)
 
 
-declare(Grouped, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs],
+declare(RaggedProduct, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs],
         Traits(flops=_ragged_flops))  # fmt: skip
 
 

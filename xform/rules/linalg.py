@@ -149,6 +149,7 @@ class Solve(Rule):
 
 def _triangular_apply(y: Any, a: Any, *, left_side: bool, lower: bool, transpose_a: bool,
                       conjugate_a: bool, unit_diagonal: bool):  # fmt: skip
+    """Return A y, or y A from the right, for the triangular matrix that the options say."""
     n = a.shape[-1]
     triangle = np.tri(n, k=-1 if unit_diagonal else 0, dtype=bool)
     a = where(triangle if lower else triangle.T, a)

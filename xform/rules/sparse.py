@@ -193,6 +193,9 @@ def _dot_right(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, rhs:
     return _dot_rhs(bind, ct, (data, indices), rhs, n, dimension_numbers)
 
 
+# `bcoo_dot_general_sampled` multiplies two dense arrays, and computes the result at positions only.
+
+
 def _sampled(bind: Bind, ct: Value, ys: Any, a: Value, b: Value, indices: Value, *,
              dimension_numbers: Any):  # fmt: skip
     positions, _ = _product_positions(a, b, indices, dimension_numbers)
@@ -219,10 +222,7 @@ def _product_positions(
 
 def _sampled_factor(ct: Value, positions: Value, a: Value, b: Value, dimension_numbers: Any
                     ) -> Value:  # fmt: skip
-    """Return the cotangent of `a`, if a product of dense arrays is computed at positions only.
-
-    For each position, a row of `a` gets a multiple of a row of `b`.
-    """
+    """Return the cotangent of `a`: a row of it gets a multiple of a row of `b`, per position."""
     (ac, bc), (ab, bb) = dimension_numbers
     order = (*ab, *remaining_axes(a.ndim, ac, ab), *ac)
     k, n = len(ab), a.ndim - len(ac)
