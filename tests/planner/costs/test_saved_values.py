@@ -108,7 +108,7 @@ def test_a_value_bears_the_name_that_the_user_gave_and_says_why() -> None:
     assert row.origin is not None
     eqn, name = row.origin
     assert (eqn.primitive.name, name) == ("sin", "h")
-    assert row.why == "save_only_these_names(h) saves h"
+    assert row.why == "save_only_these_names:h saves h"
 
 
 def test_states_that_are_stored_on_the_way_say_so() -> None:
