@@ -78,10 +78,11 @@ def planning_for(
 
 
 def resolve_fit(policy: Policy, device: Device | None = None) -> Policy:
-    """Return the policy with `fit()` replaced by a budget of the device's memory.
+    """Return the policy, with `fit()` (also called "auto") replaced by a budget.
 
-    If that memory is unknown, `fit()` becomes the default policy. Other policies are returned
-    unchanged. If `device` is None, the device is `current_device()`.
+    The budget is the memory of the device, less the part that `fit` reserves. If that memory is
+    unknown, `fit()` becomes the default policy. Other policies are returned unchanged. If `device`
+    is None, the device is `current_device()`.
     """
     if not isinstance(policy, Fit):
         return policy

@@ -76,7 +76,7 @@ class Problem:
         return schedule(self.joint(shapes), policy, self.device.backend)
 
     def candidate(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Candidate:
-        """Return the same as `schedule`, with `shapes` and `regions`, as a Candidate."""
+        """Return a Candidate: the Schedule under a policy, with `shapes` and `regions`."""
         return Candidate(self.schedule(policy, shapes), dict(shapes), self.regions)
 
     def peak(self, schedule: Schedule) -> int:

@@ -94,9 +94,8 @@ def _in_token(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
     (inner,), (joint,) = schedule.inner[node], node.joints
     invariant = set(gather(inner.saved, node.hoisted_values(inner)))
     in_token = {u for u in node.token_values(inner) if u not in invariant}
-    in_token = in_token.union(gather(joint.inputs, node.stacked_inputs([inner]))).difference(
-        inner.offloaded
-    )
+    in_token |= set(gather(joint.inputs, node.stacked_inputs([inner])))
+    in_token -= inner.offloaded.keys()
     output = joint.outputs[eqn.outvars.index(v)]
     # An output of a loop is either stacked, like the values saved inside, or the final state.
     stacked = _ndim(v) == _ndim(output) + node.loop
