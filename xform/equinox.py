@@ -151,7 +151,7 @@ def filter_value_and_grad(fun: Function, *, has_aux: bool = False, policy: Any =
         Without `fun`, a decorator is returned.
       has_aux: whether `fun` returns a pair `(value, auxiliary)`.
       policy: which values are saved for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`.
+        `jax.checkpoint_policies`, or its text, such as "save_dots".
       holomorphic: whether `fun` is complex-differentiable; inputs and output must be complex.
 
     Returns:
@@ -199,7 +199,7 @@ def filter_vjp(fun: Function, *primals: Tree, has_aux: bool = False, policy: Any
       *primals: the point, the arguments of `fun`.
       has_aux: whether `fun` returns a pair `(output, auxiliary)`.
       policy: which values are saved for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`.
+        `jax.checkpoint_policies`, or its text, such as "save_dots".
 
     Returns:
       `(output, pull)`, or `(output, pull, auxiliary)` with `has_aux`. `pull` maps a cotangent of
@@ -335,7 +335,7 @@ def filter_checkpoint(fun: Function, *, prevent_cse: bool = True, policy: Any = 
       prevent_cse: whether to keep the compiler from merging the recomputed operations with those of
         the forward pass.
       policy: which intermediate values are saved nevertheless: a policy of `xform.policies` or
-        `jax.checkpoint_policies`; None saves none of them.
+        `jax.checkpoint_policies`, or its text, such as "save_dots"; None saves none of them.
 
     Returns:
       A function with the arguments and results of `fun`.

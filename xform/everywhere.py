@@ -62,9 +62,9 @@ def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
     `with` block, every module gets back the transforms that it had before the call.
 
     Args:
-      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, for every `grad`,
-        `value_and_grad`, `vjp` and `fwd_and_bwd` that is called without one. None keeps the
-        default of each transform.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
+        "save_dots", for every `grad`, `value_and_grad`, `vjp` and `fwd_and_bwd` that is called
+        without one. None keeps the default of each transform.
 
     Returns:
       A context manager for the `with` statement; ignore it after a plain call.

@@ -66,9 +66,10 @@ def partials(
       per_use: whether to return the gradient along each use separately, in a dict in program order.
         A key names the use, with its number and line. The shares add up to the gradient.
       has_aux: whether `f` returns a pair whose second element is auxiliary output.
-      policy: which values are saved for the backward pass: a policy of `xform.policies` or of
-        `jax.checkpoint_policies`, or a budget. None saves under `jit` what a minimum cut chooses,
-        and outside `jit` everything that the backward pass reads.
+      policy: which values are saved for the backward pass: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or its text, such as "save_dots" or "budget:2GiB". None saves
+        under `jit` what a minimum cut chooses, and outside `jit` everything that the backward pass
+        reads.
 
     Returns:
       A function with the arguments of `f`. It returns a tree like `names`. Each gradient has the

@@ -112,11 +112,11 @@ def newton_step(
         function returns `p`. All vectors are tuples of trees like `primals`. For example
         `lambda product, rhs: jax.scipy.sparse.linalg.cg(product, rhs)[0]`, where `[0]` drops JAX's
         second result, or a function that calls a solver of Lineax.
-      policy: which values reverse mode saves: a policy of `xform.policies` or of
-        `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
-        memory of the whole compiled computation, for example `xform.policies.budget("2 GiB")`. None
-        linearizes the gradient once and stores the linear map, so that all products share it. With
-        a policy, each product differentiates the gradient again and takes less memory.
+      policy: which values reverse mode saves: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or its text, such as "save_dots"; or a budget of the peak memory
+        of the whole compiled computation, such as "budget:2GiB". None linearizes the gradient once
+        and stores the linear map, so that all products share it. With a policy, each product
+        differentiates the gradient again and takes less memory.
 
     Returns:
       A `SecondOrderStep`, a pytree. Add its `step` to the primals.
@@ -182,10 +182,10 @@ def natural_gradient_step(
         `F + damping I` by a vector, `rhs` is `-g`, and the function returns the step. All vectors
         are tuples of trees like `primals`. For example
         `lambda product, rhs: jax.scipy.sparse.linalg.cg(product, rhs)[0]`.
-      policy: which values reverse mode saves: a policy of `xform.policies` or of
-        `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
-        memory of the whole compiled computation, for example `xform.policies.budget("2 GiB")`. None
-        linearizes `model` once and stores the linear map, so that all products share it.
+      policy: which values reverse mode saves: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or its text, such as "save_dots"; or a budget of the peak memory
+        of the whole compiled computation, such as "budget:2GiB". None linearizes `model` once and
+        stores the linear map, so that all products share it.
 
     Returns:
       A `SecondOrderStep`, a pytree. Add its `step` to the primals.

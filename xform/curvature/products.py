@@ -32,10 +32,10 @@ def ggnvp(
       loss: function of the model's output that returns a scalar.
       primals: the point, a tuple or list of arguments of `model`, of real floating-point dtypes.
       tangents: the vector `v`, of the structure and shapes of `primals`.
-      policy: which values reverse mode saves: a policy of `xform.policies` or of
-        `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
-        memory of the whole compiled product, for example `xform.policies.budget("2 GiB")`. None
-        saves what `xform.vjp` saves by default.
+      policy: which values reverse mode saves: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or its text, such as "save_dots"; or a budget of the peak memory
+        of the whole compiled product, such as "budget:2GiB". None saves what `xform.vjp` saves by
+        default.
 
     Returns:
       The product, of the structure of `primals`: one tree for a single primal, else a tuple.
@@ -85,10 +85,10 @@ def fisher_vp(
       tangents: the vector, of the structure and shapes of `primals`.
       reduction: "sum" adds over all examples, for their joint likelihood; "mean" divides the sum by
         the length of the output's first axis.
-      policy: which values reverse mode saves: a policy of `xform.policies` or of
-        `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
-        memory of the whole compiled product, for example `xform.policies.budget("2 GiB")`. None
-        saves what `xform.vjp` saves by default.
+      policy: which values reverse mode saves: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or its text, such as "save_dots"; or a budget of the peak memory
+        of the whole compiled product, such as "budget:2GiB". None saves what `xform.vjp` saves by
+        default.
 
     Returns:
       The product, of the structure of `primals`: one tree for a single primal, else a tuple.

@@ -170,11 +170,11 @@ def hessian_spectrum(
       key: a JAX random key.
       steps: number of Lanczos steps, at most the number of rows of the matrix.
       samples: number of random vectors; the density is the mean over them.
-      policy: which values reverse mode saves: a policy of `xform.policies` or of
-        `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
-        memory of the whole compiled computation, for example `xform.policies.budget("2 GiB")`. None
-        linearizes the gradient (or the model) once and stores the linear map, so that all products
-        share it. With a policy, each product differentiates again and takes less memory.
+      policy: which values reverse mode saves: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or its text, such as "save_dots"; or a budget of the peak memory
+        of the whole compiled computation, such as "budget:2GiB". None linearizes the gradient (or
+        the model) once and stores the linear map, so that all products share it. With a policy,
+        each product differentiates again and takes less memory.
 
     Returns:
       A `Spectrum`, a pytree, with moments, a text form and a plot.

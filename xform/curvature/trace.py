@@ -66,11 +66,11 @@ def hutchinson(
       primals: the point, a tuple or list of arguments, of real floating-point dtypes.
       key: a JAX random key.
       samples: number of random vectors, at least two. Errors fall with the square root of it.
-      policy: which values reverse mode saves: a policy of `xform.policies` or of
-        `jax.checkpoint_policies`, for example `xform.policies.save_dots`; or a budget of the peak
-        memory of the whole compiled computation, for example `xform.policies.budget("2 GiB")`. None
-        linearizes the gradient (or the model) once and stores the linear map, so that all products
-        share it. With a policy, each product differentiates again and takes less memory.
+      policy: which values reverse mode saves: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or its text, such as "save_dots"; or a budget of the peak memory
+        of the whole compiled computation, such as "budget:2GiB". None linearizes the gradient (or
+        the model) once and stores the linear map, so that all products share it. With a policy,
+        each product differentiates again and takes less memory.
 
     Returns:
       A `TraceAndDiagonal`, a pytree, in at least float32.

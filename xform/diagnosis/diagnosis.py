@@ -138,8 +138,9 @@ class Diagnosis:
           params: parameters, of the types that the constructor got.
           batch: a batch, of the types that the constructor got.
           key: the random key for the power iterations.
-          policy: which values are saved for the backward pass: a policy of `xform.policies` or of
-            `jax.checkpoint_policies`; None: the default of `xform.grad`.
+          policy: which values are saved for the backward pass: a policy of `xform.policies` or
+            `jax.checkpoint_policies`, or its text, such as "save_dots"; None: the default of
+            `xform.grad`.
 
         Returns:
           The loss, its gradient, and a `Readings`. With `has_aux` the first result is a pair: the

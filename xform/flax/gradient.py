@@ -40,7 +40,7 @@ def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux:
       holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
       allow_int: whether integer inputs are allowed; their gradients have dtype float0.
       policy: which values are saved for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`.
+        `jax.checkpoint_policies`, or its text, such as "save_dots".
       graph: whether modules may share Variables; None for NNX's setting (`nnx.set_graph_mode`).
       graph_updates: whether changes of a module's structure, such as a new Variable, are written
         back; None for NNX's setting (`nnx.set_graph_updates`). If it or `graph` is False, a module

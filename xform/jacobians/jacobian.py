@@ -56,10 +56,10 @@ class JacobianTransform:
       mode: "auto" for the cheapest; "forward" (column by column) or "reverse" (row by row) for the
         whole Jacobian.
       chunk: how many tangents or cotangents are computed at once, which bounds memory; None: all.
-      policy: which values reverse mode saves, a policy of `xform.policies` or of
-        `jax.checkpoint_policies`. `xform.policies.budget(bytes)` bounds the peak memory of the
-        compiled Jacobian, with arguments and result: the cheapest way that fits is used, in chunks
-        if necessary. With `of="saved"`, reverse mode is used.
+      policy: which values reverse mode saves, a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or its text, such as "save_dots". `xform.policies.budget(bytes)`
+        bounds the peak memory of the compiled Jacobian, with arguments and result: the cheapest way
+        that fits is used, in chunks if necessary. With `of="saved"`, reverse mode is used.
       elimination: "markowitz" computes small programs scalar by scalar, by vertex elimination in
         Markowitz' order, or in the order of forward or reverse mode if that multiplies less.
 

@@ -41,9 +41,10 @@ def checkpoint(
       prevent_cse: whether to keep the compiler from merging the recompute with the forward pass;
         or a sequence with a bool, or a tree of bools, for each argument. Inside a scan the compiler
         cannot merge them, so this option emits nothing there.
-      policy: a policy of `xform.policies` or `jax.checkpoint_policies`; None saves nothing. A
-        budget must be `budget(n, of="saved")`, which limits the bytes that each call saves. A
-        budget of the peak is an error, because a region has no peak of its own.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
+        "save_dots"; None saves nothing. A budget must be `budget(n, of="saved")`, which limits the
+        bytes that each call saves. A budget of the peak is an error, because a region has no peak
+        of its own.
       static_argnums: positions of arguments that are not arrays. Each call must pass these
         arguments by position.
         by position.

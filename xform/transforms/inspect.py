@@ -52,8 +52,8 @@ def residuals(
     Args:
       f: pure function of pytrees of arrays.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
-      policy: a policy of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`, the
-        default under `jit`.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
+        "save_dots"; None is `min_cut`, the default under `jit`.
       argnums: position or positions of the arguments to differentiate, as for `grad`; all others
         may be any Python object. None differentiates every argument, as `vjp` does.
       has_aux: whether `f` returns a pair; only the first is differentiated.

@@ -68,9 +68,9 @@ def vjp(
       in_nzs: a bool, or a tree of bools that is a prefix of `primals`: which arguments are
         differentiated; None for all. The others receive zeros.
       policy: which values to save for `pull`: a policy of `xform.policies` or
-        `jax.checkpoint_policies`, or "auto", which fits the device's memory, as
-        `xform.policies.fit()`. None is `min_cut` if `f` is traced. If `f` runs operation by
-        operation, None saves everything that `pull` reads.
+        `jax.checkpoint_policies`, or its text, such as "save_dots", or "auto", which fits the
+        device's memory, as `xform.policies.fit()`. None is `min_cut` if `f` is traced. If `f` runs
+        operation by operation, None saves everything that `pull` reads.
 
     Returns:
       `y` and `pull` (and the auxiliary output, with `has_aux`). `pull` is a pytree of residuals. It
@@ -158,7 +158,7 @@ def value_and_grad(
       holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
       allow_int: whether to accept integer inputs; their gradients have dtype float0.
       policy: which values to save for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`, or "auto".
+        `jax.checkpoint_policies`, or its text, such as "save_dots" or "auto".
 
     Returns:
       A function with the arguments of `f`, which returns `(value, gradient)`, or
