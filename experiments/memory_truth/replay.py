@@ -28,7 +28,7 @@ def measure(report: MemoryReport) -> tuple[float, float, list[str]]:
     assert total == made.total_bytes
     ratio = (made.temp_bytes - made.fragmentation_bytes) / max(said["temp"], 1)
     lined = sum(row.bytes for row in report if row.where) / total
-    parts = {g.name: g.bytes / MIB for g in report.by("category")}
+    parts = {g.name: g.bytes / MIB for g in report.group_by("category")}
     cells = [f"{said['temp'] / MIB:.1f}", f"{ratio:.4f}", f"{lined:.1%}",
              *(f"{parts.get(c, 0):.1f}" for c in CATEGORIES)]  # fmt: skip
     return abs(ratio - 1), lined, cells

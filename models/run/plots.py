@@ -111,7 +111,7 @@ def plot_peaks(reports: Mapping[str, Any], path: Path, title: str) -> None:
             left.fill_between(at, live, color=color, alpha=0.3, linewidth=0)
             left.plot(at, live, color=color, linewidth=1, label=f"{name}: {live.max():.0f} MiB")
             floor = 0.0
-            sizes = {group.name: group.bytes / MIB for group in report.by("category")}
+            sizes = {group.name: group.bytes / MIB for group in report.group_by("category")}
             known = {category: sizes.get(category, 0.0) for category in CATEGORIES}
             for category, size in {**known, "other": live.max() - sum(known.values())}.items():
                 fill = CATEGORIES.get(category, "#8b90a0")

@@ -97,14 +97,14 @@ def test_what_is_live_at_the_peak_adds_up(report: Any) -> None:
     assert sum(row.bytes for row in report) == report.total_bytes
     assert max(report.live) == report.total_bytes
     for key in ("category", "where", "scope", "operation"):
-        assert sum(g.bytes for g in report.by(key)) == report.total_bytes
+        assert sum(g.bytes for g in report.group_by(key)) == report.total_bytes
     lined = sum(row.bytes for row in report if "test_analysis.py:" in row.where)
     assert lined >= 0.95 * report.total_bytes
-    assert any(g.name == "encoder" for g in report.by("scope"))
+    assert any(g.name == "encoder" for g in report.group_by("scope"))
 
 
 def test_what_an_argument_is_for(report: Any) -> None:
-    found = {g.name: g for g in report.by("category")}
+    found = {g.name: g for g in report.group_by("category")}
     assert (found["parameter"].bytes, found["parameter"].count) == (4 * 128 * 128 * 4, 4)
     assert found["argument"].bytes == 512 * 128 * 4
     assert {"activation", "gradient"} <= set(found)
@@ -177,4 +177,4 @@ def test_not_a_function() -> None:
 
 def test_no_such_group(report: Any) -> None:
     with pytest.raises(WrongArgument, match="give one of category, where, scope, operation"):
-        report.by("color")
+        report.group_by("color")

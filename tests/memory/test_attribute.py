@@ -156,7 +156,7 @@ def test_gradients_at_the_peak_are_found_in_another_dtype_and_in_outputs(dtype, 
 
     args = {"w": f32(6, 64, 64)}, f32(8, 64)
     report = xform.memory_analysis(step, *args, donate_argnums=donated)
-    sizes = {group.name: group.bytes for group in report.by("category")}
+    sizes = {group.name: group.bytes for group in report.group_by("category")}
     assert sizes["gradient"] >= 6 * 64 * 64 * 4
     assert sizes["gradient"] + sizes["parameter"] < 2.2 * 6 * 64 * 64 * 4
 

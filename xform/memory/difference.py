@@ -21,12 +21,12 @@ class Difference:
     other: Any
 
     def rows(self, key: str = "where") -> list[tuple[str, int, int]]:
-        """Bytes at the peak in both reports, grouped by line or another key of `MemoryReport.by`.
+        """Bytes at the peak in both reports, grouped by line or another key of `MemoryReport.group_by`.
 
         Returns:
           `(name, bytes in one, bytes in the other)` for each group, largest change first.
         """
-        left, right = ({g.name: g.bytes for g in r.by(key)} for r in (self.one, self.other))
+        left, right = ({g.name: g.bytes for g in r.group_by(key)} for r in (self.one, self.other))
         changes = [(k, left.get(k, 0), right.get(k, 0)) for k in {*left, *right}]
         return sorted(changes, key=lambda r: (-abs(r[1] - r[2]), r[0]))
 

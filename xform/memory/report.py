@@ -261,7 +261,7 @@ class MemoryReport:
         """How to reduce the memory, as sentences with numbers, most promising first."""
         return advice.advice(self)
 
-    def by(self, key: str) -> list[BufferGroup]:
+    def group_by(self, key: str) -> list[BufferGroup]:
         """Group the buffers at the peak, largest group first.
 
         Args:
@@ -272,7 +272,7 @@ class MemoryReport:
           WrongArgument: `key` is another text.
         """
         if key not in _GROUPS:
-            raise WrongArgument(f"by({key!r})", "buffers have no such property", "",
+            raise WrongArgument(f"group_by({key!r})", "buffers have no such property", "",
                                 f"give one of {', '.join(_GROUPS)}")  # fmt: skip
         by_name: dict[str, list[int]] = {}
         for row in self.peak:
@@ -343,7 +343,7 @@ class MemoryReport:
         if compilation.refused:
             yield "the compiler refused it and reports nothing else: use xform.memory.why_oom"
         if self.peak:
-            yield "live at the peak, by category\n" + _shares(self.by("category"))
+            yield "live at the peak, by category\n" + _shares(self.group_by("category"))
             yield "the largest buffers\n" + _largest(self.peak)
         if self.on_chip:
             memory = ON_CHIP[self.on_chip[0].space]
