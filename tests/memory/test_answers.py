@@ -24,7 +24,7 @@ def never() -> Answer:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clear the memory of the process, like a new process."""
-    monkeypatch.setattr(answers, "_remembered", BoundedCache())
+    monkeypatch.setattr(answers, "_answers", BoundedCache())
 
 
 @pytest.fixture

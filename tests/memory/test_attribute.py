@@ -10,12 +10,12 @@ import pytest
 import xform
 from tests.memory.dumps import PROGRAMS, dumped
 from tests.memory.test_capacity import f32
-from xform.memory.attribute import Argument, BufferRow, pass_name, reason, rows, scope
+from xform.memory.attribute import Argument, BufferRow, buffer_rows, pass_name, saving_reason, scope
 from xform.memory.buffers import read
 
 
 def of(name: str, *args: Any, **options: Any) -> list[BufferRow]:
-    return rows(read(dumped(name)[0]), *args, **options)
+    return buffer_rows(read(dumped(name)[0]), *args, **options)
 
 
 def count(found: list[BufferRow]) -> Counter[str]:
@@ -28,7 +28,7 @@ def count(found: list[BufferRow]) -> Counter[str]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rows_add_up_to_the_headline(name: str) -> None:
     assignment = read(dumped(name)[0])
-    peak = [row for row in rows(assignment) if row.at_peak]
+    peak = [row for row in buffer_rows(assignment) if row.at_peak]
     assert sum(row.bytes for row in peak) == assignment.total_bytes
     assert sum(row.bytes for row in peak if row.where) >= 0.95 * assignment.total_bytes
     assert all(row.born <= assignment.peak_step <= row.dies for row in peak)
@@ -99,7 +99,7 @@ def test_scalars_and_what_has_no_bytes() -> None:
     ],
 )  # fmt: skip
 def test_reasons(name: str, why: str, within: str) -> None:
-    assert (reason(name), scope(name)) == (why, within)
+    assert (saving_reason(name), scope(name)) == (why, within)
 
 
 def test_plain_data() -> None:

@@ -202,7 +202,7 @@ def test_where_else_a_refused_program_is_compiled(
     monkeypatch.setattr(capacity_module, "missing", lacks)
     target = parse_target(asked)
     compilation = Compilation("f", target, target.count, {}, 0, 0.0, None, refused="too big")
-    assert [*capacity_module._roomier(MemoryReport(compilation))] == others
+    assert [*capacity_module._larger_targets(MemoryReport(compilation))] == others
 
 
 def test_a_target_that_is_no_name() -> None:

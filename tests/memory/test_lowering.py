@@ -8,7 +8,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from xform import errors
-from xform.memory.lowering import ensure_jitted, lower, on_mesh
+from xform.memory.lowering import ensure_jitted, lower
+from xform.memory.sharding import on_mesh
 from xform.memory.targets import parse_target
 
 CPU, FOUR = parse_target("cpu:1"), parse_target("cpu:4")

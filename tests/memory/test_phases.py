@@ -6,7 +6,7 @@ import pytest
 
 import xform
 from tests.memory.test_capacity import f32
-from xform.memory.phases import _majority
+from xform.memory.phases import _largest_range
 
 
 def loss(ws, x):
@@ -49,6 +49,6 @@ def test_what_is_no_derivative_has_none() -> None:
 
 def test_single_operations_that_were_moved_change_nothing() -> None:
     votes = [-1, 1, -1, -1, -1, 1, 1, -1, 1, 1, 1, -1, -1]
-    assert _majority(votes) == (5, 11)
-    assert _majority([-1, -1]) == (0, 0)
-    assert _majority([0, 1, 0]) == (0, 2)
+    assert _largest_range(votes) == (5, 11)
+    assert _largest_range([-1, -1]) == (0, 0)
+    assert _largest_range([0, 1, 0]) == (0, 2)

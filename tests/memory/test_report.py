@@ -14,7 +14,7 @@ import pytest
 
 import xform
 from tests.memory.test_buffers import message
-from xform.memory.capacity import LargestBatch, Reason, _next
+from xform.memory.capacity import LargestBatch, Reason, _next_batch
 from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
@@ -152,8 +152,8 @@ def test_a_batch_whose_size_is_not_known_is_over() -> None:
     sizes = {n: r.total_bytes for n, r in tried.items()}
     assert "64  not known  over" in str(LargestBatch(8, small, None, sizes))
     # The line through one batch alone would give more than 64.
-    assert _next(tried, 8, 64, True) == 22
-    assert _next({64: refusal()}, 0, 64, True) == 1
+    assert _next_batch(tried, 8, 64, True) == 22
+    assert _next_batch({64: refusal()}, 0, 64, True) == 1
 
 
 def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) -> None:

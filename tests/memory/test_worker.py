@@ -63,7 +63,7 @@ def test_an_argument_that_is_not_read_has_any_dtype(dtype) -> None:
 def test_it_notices_that_nobody_waits() -> None:
     reads, writes = os.pipe()
     alone = threading.Event()
-    thread = threading.Thread(target=worker.when_alone, args=(reads, alone.set))
+    thread = threading.Thread(target=worker.call_at_end, args=(reads, alone.set))
     thread.start()
     assert not alone.wait(0.05)
     os.close(writes)

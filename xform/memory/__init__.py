@@ -1,6 +1,6 @@
-"""Memory of compiled functions: the largest batch that fits a device, and why one does not.
+"""`xform.memory`: the largest batch that fits a device, and why a function does not fit.
 
-`xform.memory_analysis` and `xform.fits` return the compiler's report of one function.
+`xform.memory_analysis` and `xform.fits` return the memory report of one compiled function.
 """
 
 import importlib as _importlib

@@ -1,4 +1,8 @@
-"""The advice of a report: changes that take fewer bytes, the largest buffer, and facts."""
+"""The advice in a memory report: changes that save bytes, the largest buffer, and facts.
+
+A *change* promises how many bytes it saves (`changes.py`). A *fact* states what some bytes hold,
+and promises nothing (`facts.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,25 @@ _SMALLEST_FRACTION = 0.02
 
 
 def advice(report: Any) -> list[str]:
-    """Advice on how to reduce the memory of the function of a `MemoryReport`, as sentences.
+    """Return sentences that say how to reduce the memory of the function of a `MemoryReport`.
 
     The changes come first, because the bytes that they save are known. If the program is too large
-    for its device, the changes that make it fit come before the others; all are sorted by bytes.
-    The largest buffer and the facts follow. They promise no savings.
+    for its device, the changes that may make it fit come before the others. Then come the largest
+    buffer and the facts. Changes and facts are sorted by bytes. The list is empty if the compiler
+    reported no buffers.
     """
     if not report.peak:
         return []
-    least = max(1, _SMALLEST_FRACTION * report.total_bytes)
-    worth = sorted((c for c in changes(report) if c.bytes >= least), key=lambda c: -c.bytes)
-    over = report.compilation.over_bytes or 0
-    enough = [c for c in worth if over and c.bytes >= over]
-    found = sorted((f for f in facts(report) if f.bytes >= least), key=lambda f: -f.bytes)
+    least_bytes = max(1, _SMALLEST_FRACTION * report.total_bytes)
+    by_size = lambda entries: sorted(
+        (x for x in entries if x.bytes >= least_bytes), key=lambda x: -x.bytes
+    )
+    large_changes, over_bytes = by_size(changes(report)), report.compilation.over_bytes or 0
+    sufficient = [c for c in large_changes if over_bytes and c.bytes >= over_bytes]
     return [
-        *(f"{c.text}. This may be enough: the program is over by {human_bytes(over)}"
-          for c in enough),
-        *(c.text for c in worth if c not in enough),
+        *(f"{c.text}. This may be enough: the program is over by {human_bytes(over_bytes)}"
+          for c in sufficient),
+        *(c.text for c in large_changes if c not in sufficient),
         largest_buffer(report),
-        *(f.text for f in found),
+        *(f.text for f in by_size(facts(report))),
     ]  # fmt: skip

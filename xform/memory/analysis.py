@@ -1,6 +1,7 @@
-"""`memory_analysis`: compile a function for a device and report its memory.
+"""`xform.memory_analysis`: compile a function for a device and report its memory.
 
-The device need not be attached to this machine.
+The device need not be attached to this machine. `compilation.py` compiles, and `report.py` has the
+`MemoryReport`.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def memory_analysis(
     return MemoryReport(compilation, shapes, description)
 
 
+# A remark in the report if a mesh is given and no sharding.
 _REPLICATED = (
     "no argument is sharded over the mesh, so each device holds a full copy of every argument: "
     "give in_specs, or on the command line --in-specs x=data"
@@ -99,5 +101,5 @@ _REPLICATED = (
 
 
 def _has_mesh(x: Any) -> bool:
-    """Whether an argument has a sharding over a mesh."""
+    """Return whether an argument has a sharding over a mesh."""
     return isinstance(getattr(x, "sharding", None), NamedSharding)

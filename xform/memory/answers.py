@@ -1,5 +1,6 @@
 """Caches of compilers' answers: in this process, and on disk if JAX's compilation cache is on.
 
+An answer is what a compiler says about one program: its bytes, the compiled module, or an error.
 JAX writes compiled programs to `jax_compilation_cache_dir` if that is set. The folder `xform` in it
 holds the answers, one file each: a line of JSON, then the compiled module. A file that cannot be
 read or written is ignored.
@@ -21,7 +22,7 @@ from xform.storage.bounded_cache import BoundedCache
 from xform.storage.files import atomic_write
 
 _FORMAT = "xform answer 1"
-# Packages and environment variables that an answer depends on, beside the program and the target.
+# The versions of these packages and these environment variables are part of the cache's key.
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -31,7 +32,8 @@ class Answer:
     """A compiler's answer to one program.
 
     Attributes:
-      bytes: by kind, see `worker.KINDS`; empty if the compiler refused the program.
+      bytes: bytes of each kind of memory (`worker.KINDS`); empty if the compiler refused the
+        program.
       compile_seconds: wall time of the compiler.
       module: the HloProto of the compiled program, with its buffer assignment; None if the compiler
         wrote none.
@@ -45,20 +47,22 @@ class Answer:
 
     @property
     def failed(self) -> bool:
-        """Whether the compiler failed for another reason than a program too large to fit."""
+        """Whether the compiler failed, and not because the program is too large for the device."""
         return bool(self.error) and "RESOURCE_EXHAUSTED" not in self.error
 
 
-_remembered: BoundedCache[str, Answer] = BoundedCache(32)
+_answers: BoundedCache[str, Answer] = BoundedCache(32)
 
 
 def cached_answer(program: bytes, *depends_on: str, ask: Callable[[], Answer]) -> Answer:
-    """The cached answer for a program, else the answer of `ask()`, which is then cached.
+    """Return the cached answer for a program; if there is none, compile it and cache the answer.
+
+    The answer of a compiler that failed is not cached.
 
     Args:
       program: the serialized program.
       *depends_on: everything else that the answer depends on, such as the target.
-      ask: compiles the program.
+      ask: compiles the program and returns the answer.
     """
     key = hashlib.sha256(program)
     flags = (os.environ.get(name, "") for name in _FLAGS)
@@ -66,8 +70,8 @@ def cached_answer(program: bytes, *depends_on: str, ask: Callable[[], Answer]) -
     for part in (*depends_on, *flags, *versions, _FORMAT):
         key.update(b"\0" + part.encode())
     name = key.hexdigest()
-    if name not in _remembered:
-        file = _file(name)
+    if name not in _answers:
+        file = _answer_file(name)
         answer = _read(file) if file else None
         if answer is None:
             answer = ask()
@@ -75,11 +79,12 @@ def cached_answer(program: bytes, *depends_on: str, ask: Callable[[], Answer]) -
                 return answer  # not cached: the next attempt may succeed
             if file:
                 _write(file, answer)
-        _remembered[name] = answer
-    return _remembered[name]
+        _answers[name] = answer
+    return _answers[name]
 
 
-def _file(name: str) -> Path | None:
+def _answer_file(name: str) -> Path | None:
+    """Return the file of an answer; None without a cache on a local disk."""
     folder = getattr(jax.config, "jax_compilation_cache_dir", None)
     if not folder or "://" in folder:
         return None
@@ -87,6 +92,7 @@ def _file(name: str) -> Path | None:
 
 
 def _read(file: Path) -> Answer | None:
+    """Return the answer in a file; None if the file is absent or not valid."""
     try:
         head, _, module = file.read_bytes().partition(b"\n")
         record = json.loads(head)
@@ -96,6 +102,7 @@ def _read(file: Path) -> Answer | None:
 
 
 def _write(file: Path, answer: Answer) -> None:
+    """Write an answer to a file. An error of the file system is ignored."""
     record = {"bytes": answer.bytes, "seconds": answer.compile_seconds, "error": answer.error}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,22 +1,27 @@
-"""Attribute the buffers of a compiled program to operations, lines, scopes and categories.
+"""Attribute the buffers of a compiled program to operations, source lines, scopes and categories.
 
-The category says what a buffer is for. The first rule that applies decides:
+A *buffer* is memory that the compiled program uses from one step to another. A *row* is the report
+on one buffer (`BufferRow`). Its category says what the buffer is for. The first rule that applies
+decides:
 
-- an entry parameter has the category that the caller names (`parameter`, `optimizer state`), else
-  `argument`. A donated argument that holds an output at the end is one row, the argument's;
-- `gradient`: the backward pass made the value, it has the shape of an argument (of a `parameter`,
-  if the caller named any), and no other operation of the backward pass reads it, except to add to
-  it in place, to convert it, or to sum it over the devices. The memory of an output that holds
-  such a value at the peak is `gradient` too;
+- an argument has the category that the caller names (`parameter`, `optimizer state`), else
+  `argument`. A donated argument that holds an output at the end is one row, with the category of
+  the argument;
+- `constant`: constants, which the total does not count;
+- `gradient`: the backward pass computed the value, and it has the shape of an argument (of a
+  `parameter`, if the caller named any). No other operation of the backward pass reads it, except to
+  add to it in place, to convert it, or to sum it over the devices. An output whose memory holds
+  such a value at the peak is a `gradient` too;
 - `output`: any other result of the program;
-- `activation`: made by the forward pass and read by the backward pass or by a recompute;
-- `recompute`: made by a recomputed operation of the forward pass;
-- `temporary`: everything else; `constant`: constants, which the headline does not count.
+- `recompute`: computed by a recomputed operation of the forward pass;
+- `activation`: computed by the forward pass and read by the backward pass or by a recomputed
+  operation;
+- `temporary`: everything else.
 
-The scopes in an operation's name tell the pass: the scopes of `xform.interpret.emit`, or JAX's
-`transpose(...)` and `rematted_computation`. The innermost one counts. An operation without such a
-scope, for example of an optimizer's update, counts as forward. A fusion is attributed to its last
-operation.
+The scopes in an operation's name tell which pass it belongs to: the scopes that xform adds
+(`interpret/emit.py`), or JAX's `transpose(...)` and `rematted_computation`. The innermost one
+counts. An operation without such a scope, for example in an optimizer's update, counts as forward.
+A fusion is attributed to its last operation.
 """
 
 from __future__ import annotations
@@ -36,18 +41,20 @@ from xform.terminal.text import shorten_place
 
 FRAGMENTATION = "fragmentation"
 
+# Pieces of an operation's name that JAX adds. They are not scopes of the user.
 _STRUCTURE = re.compile(
     r"while|body|cond|closed_call|core_call|call_exported|eval_jaxpr|checkpoint|remat2?"
     r"|rematted_computation|custom_jvp_call|custom_vjp_call\w*|shard_map|branch_\d+_fun|p?jit(\(.*\))?|.*->.*|"
 )
-# The scopes of `xform.interpret.emit`. One of them names the reason why a value is saved.
-_OURS = re.compile(r"xform\((?:saved: (?P<why>(?:[^()]|\([^()]*\))*)|\w*)\)(?:/|$)")
-# Operations that convert, copy or move a derivative, or sum it over the devices: primitives of JAX
-# and opcodes of HLO.
-_HANDED_ON = frozenset((
+# The scopes that xform adds. One of them names the reason why a value is saved.
+_XFORM_SCOPE = re.compile(r"xform\((?:saved: (?P<why>(?:[^()]|\([^()]*\))*)|\w*)\)(?:/|$)")
+# Operations that convert or copy a derivative, or sum it over the devices: primitives of JAX and
+# opcodes of HLO. Such a reader does not make a gradient a temporary value.
+_PASSES_ON = frozenset((
     "convert_element_type", "psum", "psum_invariant", "all-reduce", "reduce-scatter", "convert",
     "copy", "copy-start", "copy-done",
 ))  # fmt: skip
+# A scope of the user inside the name of a JAX transform.
 _WRAPPED = re.compile(r"(?:transpose|jvp|vmap|linearize)\((.*)\)")
 
 
@@ -61,26 +68,27 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class BufferRow:
-    """One buffer.
+    """The report on one buffer.
 
     Attributes:
-      name: the HLO instruction and the index of its output; for an argument, its path.
-        `fragmentation` is the part of the temp blocks that no buffer uses at the peak. It is
+      name: the HLO instruction and the index of its output; for an argument, its path. The row
+        `fragmentation` is the part of the temporary memory that no buffer uses at the peak. It is
         reserved from the first step to the last.
       bytes: size, with the padding of the layout.
       dtype, shape: as JAX prints them.
       operation: the JAX primitive, else the HLO operation.
       where: `file:line (function)` of the operation that made it; for an argument, of the
         operation that reads it first.
-      scope: named scopes and module paths, joined by `/`.
-      category: see the docstring of this module.
+      scope: the user's named scopes and module paths, joined by `/`.
+      category: what it is for; the top of this file lists the categories.
       why: the reason why `xform` saves this activation; empty for other buffers.
       born, dies: the first and the last step at which it is live, in program order.
-      at_peak: it is counted and live at the peak; the bytes of these rows add up to the headline.
-      output: it holds an output at the end; such an argument is donated and its memory reused.
-      space: memory space; 0 is main memory, see `xform.memory.buffers`.
-      counted: it is in main memory and not a constant. At each step, the bytes of the counted rows
-        that are live there add up to the live bytes.
+      at_peak: whether it is counted and live at the peak. The bytes of these rows add up to the
+        total.
+      output: whether it holds an output at the end. Such an argument is donated.
+      space: its memory space: 0 is main memory, 5 is host memory, others are on the chip.
+      counted: whether it is in main memory and not a constant. The bytes of the counted rows that
+        are live at a step add up to the live bytes of that step.
     """
 
     name: str
@@ -100,23 +108,23 @@ class BufferRow:
     counted: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as plain data, for JSON."""
+        """Return the row as plain data, for JSON."""
         return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
 
-def rows(
+def buffer_rows(
     assignment: Assignment,
     arguments: Mapping[int, Argument] | Sequence[Argument] = (),
 ) -> list[BufferRow]:
-    """List the buffers of a compiled program, largest first.
+    """Return a row for each buffer of a compiled program, largest first.
 
     Args:
-      assignment: the result of `xform.memory.buffers.read`.
+      assignment: the memory of the program, from `xform.memory.buffers.read`.
       arguments: names and categories of the entry parameters, by parameter number. The entry
         parameters are the flat arguments without the unused ones, which `jax.jit` drops.
 
     Returns:
-      A row for each buffer. The rows that are `at_peak` add up to `assignment.total_bytes`.
+      The rows. Those that are `at_peak` add up to `assignment.total_bytes`.
 
     Cost: plain Python, about 20 microseconds for each instruction.
     """
@@ -124,22 +132,22 @@ def rows(
     return _BufferAttribution(assignment, known).rows()
 
 
-def peak_rows(found: Sequence[BufferRow]) -> list[BufferRow]:
-    """The rows that are live at the step where all these rows together take the most bytes."""
+def peak_rows(rows: Sequence[BufferRow]) -> list[BufferRow]:
+    """Return the rows that are live at the step at which these rows take the most bytes."""
     change: dict[int, int] = {}
-    for row in found:
+    for row in rows:
         change[row.born] = change.get(row.born, 0) + row.bytes
         change[row.dies + 1] = change.get(row.dies + 1, 0) - row.bytes
     steps = sorted(change)
     sizes = list(accumulate(change[step] for step in steps))
-    most = steps[sizes.index(max(sizes))] if steps else 0
-    return [row for row in found if row.born <= most <= row.dies]
+    peak_step = steps[sizes.index(max(sizes))] if steps else 0
+    return [row for row in rows if row.born <= peak_step <= row.dies]
 
 
 def pass_name(op_name: str) -> str:
-    """The pass of a derivative that an operation belongs to: `backward`, `recompute` or ``.
+    """Return the pass that an operation belongs to: "backward", "recompute" or "".
 
-    The empty text is the forward pass, or an operation outside any derivative.
+    "" means the forward pass, or an operation outside any derivative.
 
     >>> from xform.memory.attribute import pass_name
     >>> pass_name("jit(f)/jvp(mlp)/mul"), pass_name("jit(f)/transpose(jvp(mlp))/mul")
@@ -154,19 +162,19 @@ def pass_name(op_name: str) -> str:
 
 
 def scope(op_name: str) -> str:
-    """The user's named scopes in an operation's name, without the ones that JAX and xform add.
+    """Return the user's scopes in an operation's name, without the ones that JAX and xform add.
 
     >>> from xform.memory.attribute import scope
     >>> scope("jit(f)/transpose(jvp(decoder))/while/body/closed_call/mlp/dot_general")
     'decoder/mlp'
     """
     pieces: list[str] = []
-    for piece in _OURS.sub("", op_name).split("/")[:-1]:
+    for piece in _XFORM_SCOPE.sub("", op_name).split("/")[:-1]:
         while wrapper := _WRAPPED.fullmatch(piece):
             piece = wrapper[1]
         if not _STRUCTURE.fullmatch(piece):
             pieces.append(piece)
-    # A function that is traced in its own scope has that scope twice in its name.
+    # A function that is traced in its own scope has that scope twice in its name. Keep one.
     for n in range(len(pieces) // 2, 0, -1):
         i = 0
         while i + 2 * n <= len(pieces):
@@ -177,18 +185,18 @@ def scope(op_name: str) -> str:
     return "/".join(pieces)
 
 
-def reason(op_name: str) -> str:
-    """Why the value of an operation is saved, from its name; empty if the name has no reason.
+def saving_reason(op_name: str) -> str:
+    """Return why the value of an operation is saved, from its name; "" if the name has no reason.
 
-    >>> from xform.memory.attribute import reason
-    >>> reason("jit(f)/xform(saved: on the cheapest cut)/mlp/dot_general")
+    >>> from xform.memory.attribute import saving_reason
+    >>> saving_reason("jit(f)/xform(saved: on the cheapest cut)/mlp/dot_general")
     'on the cheapest cut'
     """
-    return next((why for m in _OURS.finditer(op_name) if (why := m["why"])), "")
+    return next((why for m in _XFORM_SCOPE.finditer(op_name) if (why := m["why"])), "")
 
 
-def operation(instruction: Instruction) -> str:
-    """The primitive in an operation's name, else its HLO opcode."""
+def operation_name(instruction: Instruction) -> str:
+    """Return the JAX primitive in the name of an instruction, else its HLO opcode."""
     last = instruction.op_name.rpartition("/")[2]
     if not instruction.op_name or _STRUCTURE.fullmatch(last) or _WRAPPED.fullmatch(last):
         return instruction.opcode.replace("-", "_")
@@ -196,45 +204,50 @@ def operation(instruction: Instruction) -> str:
 
 
 class _BufferAttribution:
+    """Makes the rows of a compiled program: its memory, and its data flow to attribute buffers."""
+
     def __init__(self, assignment: Assignment, arguments: Mapping[int, Argument]):
         self._assignment, self._module = assignment, assignment.module
         self._arguments = arguments
         self._flow = DataFlow(assignment.module)
 
     def rows(self) -> list[BufferRow]:
-        table = [self._row(s) for s in self._assignment.chunks]
-        if rest := self._assignment.fragmentation_bytes:
+        """Return all rows, largest first."""
+        rows = [self._row(chunk) for chunk in self._assignment.chunks]
+        if gaps := self._assignment.fragmentation_bytes:
             last = len(self._assignment.live) - 1
-            table.append(BufferRow(FRAGMENTATION, rest, "", (), "", "", "", "temporary", "", 0,
-                                   last, True))  # fmt: skip
-        return sorted(table, key=lambda row: -row.bytes)
+            rows.append(BufferRow(FRAGMENTATION, gaps, "", (), "", "", "", "temporary", "", 0,
+                                  last, True))  # fmt: skip
+        return sorted(rows, key=lambda row: -row.bytes)
 
     def _row(self, chunk: MemoryChunk) -> BufferRow:
+        """Return the row of a chunk of memory."""
         kind = chunk.allocation.kind
-        buffer, maker = self._value(chunk)
-        own = self._module.instructions[buffer.instruction]
-        shape = own.shape.at(buffer.index)
+        buffer, maker = self._main_value(chunk)
+        instruction = self._module.instructions[buffer.instruction]
+        shape = instruction.shape.at(buffer.index)
         index = "".join(f"{{{k}}}" for k in buffer.index)
-        name, where = own.name + index, self._flow.where(maker)
+        name, where = instruction.name + index, self._flow.where(maker)
         if kind == "argument":
             number = (chunk.allocation.parameter or (0, ()))[0]
             argument = self._arguments.get(number, Argument())
-            name, category = argument.name or own.op_name or own.name, argument.category
-            first = min(self._readers(buffer), key=self._step, default=None)
-            where, scopes, word = self._flow.where(first) if first else "", "", "parameter"
+            name = argument.name or instruction.op_name or instruction.name
+            category = argument.category
+            reader = min(self._readers(buffer), key=self._step, default=None)
+            where = self._flow.where(reader) if reader else ""
+            scopes, operation = "", "parameter"
         else:
             category = self._category(chunk, buffer, maker)
-            scopes, word = scope(maker.op_name), operation(maker)
-        why = reason(maker.op_name) if category == "activation" else ""
-        peak = self._assignment.peak_step
+            scopes, operation = scope(maker.op_name), operation_name(maker)
+        why = saving_reason(maker.op_name) if category == "activation" else ""
         counted = chunk.allocation.space == DEVICE and kind in COUNTED
-        at_peak = counted and chunk.born <= peak <= chunk.dies
+        at_peak = counted and chunk.born <= self._assignment.peak_step <= chunk.dies
         return BufferRow(
             name,
             chunk.bytes,
             shape.dtype,
             shape.dims,
-            word,
+            operation,
             shorten_place(where),
             scopes,
             category,
@@ -247,98 +260,106 @@ class _BufferAttribution:
             counted,
         )
 
-    def _value(self, chunk: MemoryChunk) -> tuple[Buffer, Instruction]:
-        """The buffer that describes a chunk, and the operation that made it.
+    def _main_value(self, chunk: MemoryChunk) -> tuple[Buffer, Instruction]:
+        """Return the buffer that describes a chunk best, and the operation that made its value.
 
-        Several values may use one chunk in turn. Among those that fill the chunk, the last one
-        before the peak is chosen; for an output, the last one of the program. A loop's body writes
-        its result over the zeros that the loop started from: the result is chosen. Of a value and
-        the loop state that carries it, the operation that writes the value is chosen.
+        Several values may use one chunk in turn. Of these, the values that fill the chunk are
+        preferred, then values that are more than the initial zeros of a loop, then values with a
+        source line. Of the rest, the last one before the peak is chosen; for an output, the last
+        one of the program. If a value is also a loop's state, the operation that writes it is
+        chosen.
         """
-        origin = {b.id: self._flow.origin(b.instruction, b.index) for b, _ in chunk.buffers}
+        maker_of = {b.id: self._flow.origin(b.instruction, b.index) for b, _ in chunk.buffers}
         is_output = chunk.allocation.kind == "output"
-        until = len(self._module.order) if is_output else self._assignment.peak_step
+        last_step = len(self._module.order) if is_output else self._assignment.peak_step
 
         def rank(entry: tuple[Buffer, int]) -> tuple[bool, bool, bool, bool, bool, int]:
             buffer, born = entry
-            maker, own = origin[buffer.id], self._module.instructions[buffer.instruction]
-            state = own.opcode in ("while", "parameter")
+            maker, own = maker_of[buffer.id], self._module.instructions[buffer.instruction]
+            is_state = own.opcode in ("while", "parameter")
             has_line = is_output or bool(self._module.where(maker))
-            full = buffer.bytes == chunk.bytes
+            fills_chunk = buffer.bytes == chunk.bytes
             return (
-                full,
+                fills_chunk,
                 not self._flow.only_initializes(maker),
                 has_line,
-                born <= until,
-                not state,
+                born <= last_step,
+                not is_state,
                 born,
             )
 
-        own = [e for e in chunk.buffers if e[0].instruction in self._argument_ids]
-        buffer = own[0][0] if own else max(chunk.buffers, key=rank)[0]
-        return buffer, origin[buffer.id]
+        of_argument = [e for e in chunk.buffers if e[0].instruction in self._argument_ids]
+        buffer = of_argument[0][0] if of_argument else max(chunk.buffers, key=rank)[0]
+        return buffer, maker_of[buffer.id]
 
     def _category(self, chunk: MemoryChunk, buffer: Buffer, maker: Instruction) -> str:
+        """Return the category of a chunk that is not an argument."""
         if chunk.allocation.kind == "constant":
             return "constant"
-        readers = [(u, self._part(u)) for u in self._readers(buffer)]
-        maker_part = self._part(maker)
-        if self._gradient(chunk, buffer, maker):
+        reader_passes = [self._pass_name(reader) for reader in self._readers(buffer)]
+        maker_pass = self._pass_name(maker)
+        if self._is_gradient(chunk, buffer, maker):
             return "gradient"
         if chunk.allocation.kind == "output":
-            return "gradient" if self._gradient_at_peak(chunk) else "output"
-        if maker_part == "recompute":
-            return maker_part
-        return "activation" if not maker_part and any(p for _, p in readers) else "temporary"
+            return "gradient" if self._is_gradient_at_peak(chunk) else "output"
+        if maker_pass == "recompute":
+            return maker_pass
+        return "activation" if not maker_pass and any(reader_passes) else "temporary"
 
-    def _gradient(self, chunk: MemoryChunk, buffer: Buffer, maker: Instruction) -> bool:
-        """Whether a value is a parameter's gradient, complete or still accumulating."""
-        shape = self._shape(buffer.instruction, buffer.index)
-        if self._part(maker) != "backward" or shape not in self._parameters:
+    def _is_gradient(self, chunk: MemoryChunk, buffer: Buffer, maker: Instruction) -> bool:
+        """Return whether a value is a parameter's gradient, complete or still accumulating."""
+        shape = self._float_shape(buffer.instruction, buffer.index)
+        if self._pass_name(maker) != "backward" or shape not in self._parameter_shapes:
             return False
-        inside = {b.instruction for b, _ in chunk.buffers}
-        readers = [u for u in self._readers(buffer) if self._part(u) and u.id not in inside]
-        return all(operation(u) in _HANDED_ON or u.opcode in _HANDED_ON for u in readers)
+        in_chunk = {b.instruction for b, _ in chunk.buffers}
+        readers = [
+            reader
+            for reader in self._readers(buffer)
+            if self._pass_name(reader) and reader.id not in in_chunk
+        ]
+        return all(operation_name(r) in _PASSES_ON or r.opcode in _PASSES_ON for r in readers)
 
-    def _gradient_at_peak(self, chunk: MemoryChunk) -> bool:
-        """Whether an output's memory holds a gradient at the peak, as for an update in place."""
+    def _is_gradient_at_peak(self, chunk: MemoryChunk) -> bool:
+        """Return whether an output's memory holds a gradient at the peak, as an update in place."""
         peak = self._assignment.peak_step
         at_peak = [b for b, born in chunk.buffers if born <= peak]
-        return bool(at_peak) and self._gradient(
+        return bool(at_peak) and self._is_gradient(
             chunk, at_peak[-1], self._flow.origin(at_peak[-1].instruction, at_peak[-1].index)
         )
 
     @cached_property
-    def _entry(self) -> dict[int, Instruction]:
-        """The entry parameters, by number."""
+    def _parameter_ids(self) -> dict[int, int]:
+        """The ids of the entry parameters, by parameter number."""
         entry = self._module.computations[self._module.entry]
-        return {i.number: i for i in entry.instructions if i.opcode == "parameter"}
+        return {i.number: i.id for i in entry.instructions if i.opcode == "parameter"}
 
     @cached_property
     def _argument_ids(self) -> set[int]:
-        return {i.id for i in self._entry.values()}
+        """The ids of the entry parameters."""
+        return {*self._parameter_ids.values()}
 
     @cached_property
-    def _parameters(self) -> set[tuple[int, ...]]:
-        """Shapes of the floating-point arguments: only these have gradients."""
+    def _parameter_shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of the floating-point arguments, or of those that the caller named parameters."""
+        ids = self._parameter_ids
         named = {n for n, a in self._arguments.items() if a.category == "parameter"}
         parameters = [a.parameter for a in self._assignment.allocations if a.parameter]
-        shapes = (
-            self._shape(self._entry[n].id, i) for n, i in parameters if not named or n in named
-        )
+        shapes = (self._float_shape(ids[n], i) for n, i in parameters if not named or n in named)
         return {shape for shape in shapes if shape is not None}
 
-    def _shape(self, instruction: int, index: Index) -> tuple[int, ...] | None:
-        """The shape of a value; None if its dtype is not floating or complex."""
+    def _float_shape(self, instruction: int, index: Index) -> tuple[int, ...] | None:
+        """Return the shape of a value; None if its dtype is not floating or complex."""
         shape = self._module.instructions[instruction].shape.at(index)
         return shape.dims if shape.dtype.startswith(("f", "bf", "c")) else None
 
     def _step(self, instruction: Instruction) -> int:
+        """Return the step at which an instruction runs; after all steps if it has none."""
         return self._module.order.get(instruction.id, len(self._module.order))
 
-    def _part(self, instruction: Instruction) -> str:
-        """The pass that an operation belongs to, see `pass_name`."""
+    def _pass_name(self, instruction: Instruction) -> str:
+        """Return the pass that an instruction belongs to: "backward", "recompute" or ""."""
         return pass_name(self._module.named(instruction))
 
     def _readers(self, buffer: Buffer) -> list[Instruction]:
+        """Return the operations that read the value of a buffer, or a copy of it."""
         return self._flow.readers([(buffer.instruction, buffer.index)])

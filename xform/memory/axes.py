@@ -1,8 +1,9 @@
-"""Which axes of a program's values run over the same indices.
+"""Find which axes of a program's values run over the same indices.
 
-An axis is a product of factors, slowest-varying first. A reshape that merges two axes makes an axis
-of two factors. A reshape that splits an axis replaces its factor by two. Axes that run over the
-same indices have the same factors. An axis of length 1 has no factor.
+An axis is a product of *factors*, slowest-varying first. Axes that run over the same indices have
+the same factors. A reshape that merges two axes makes an axis of two factors. A reshape that splits
+an axis replaces its factor by two. An axis of length 1 has no factor. A factor is represented by a
+number.
 """
 
 from __future__ import annotations
@@ -13,47 +14,53 @@ Factors = tuple[int, ...]
 
 
 class Axes:
-    """The factors of the axes of a program, found by unification while its equations are read.
+    """The factors of the axes of a program, found by unification.
+
+    A caller makes an axis for each axis of each value, and records for each equation which axes run
+    over the same indices (`same`) and which axes it mixes (`mix`).
 
     Cost: memory for a few numbers for each axis, whatever the size of the values.
     """
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []
-        # Factors that turned out to equal another factor, or a product of several.
-        self._means: dict[int, Factors] = {}
+        self._sizes: list[int] = []  # the length of each factor
+        # For a factor that equals another factor or a product of several: these.
+        self._equals: dict[int, Factors] = {}
         self._mixed: list[int] = []
 
     def new(self, size: int) -> Factors:
-        """Make an axis that shares no factor with any other so far."""
+        """Return a new axis of length `size`, which shares no factor with any other so far."""
         if size < 2:
             return ()
         self._sizes.append(size)
         return (len(self._sizes) - 1,)
 
     def size(self, factor: int) -> int:
-        """The length of a factor."""
+        """Return the length of a factor."""
         return self._sizes[factor]
 
     def factors(self, axis: Iterable[int]) -> Factors:
-        """The factors of an axis, as far as they are known now."""
-        out: list[int] = []
-        todo = [*axis][::-1]
-        while todo:
-            factor = todo.pop()
-            if factor in self._means:
-                self._means[factor] = means = self._shortened(self._means[factor])
-                todo += means[::-1]
+        """Return the factors of an axis, as far as they are known now."""
+        resolved: list[int] = []
+        stack = [*axis][::-1]
+        while stack:
+            factor = stack.pop()
+            if factor in self._equals:
+                self._equals[factor] = equals = self._shortened(self._equals[factor])
+                stack += equals[::-1]
             else:
-                out.append(factor)
-        return tuple(out)
+                resolved.append(factor)
+        return tuple(resolved)
 
-    def _shortened(self, means: Factors) -> Factors:
-        """Path compression: skip one step if the factor only stands for another one."""
-        return self._means.get(means[0], means) if len(means) == 1 else means
+    def _shortened(self, factors: Factors) -> Factors:
+        """Return equal factors after one step of path compression, which keeps look-ups fast."""
+        return self._equals.get(factors[0], factors) if len(factors) == 1 else factors
 
     def same(self, a: Iterable[int], b: Iterable[int]) -> None:
-        """Record that two axes, or two groups of axes, run over the same indices."""
+        """Record that two axes, or two products of axes, run over the same indices.
+
+        If their lengths do not divide each other, the remaining factors count as mixed.
+        """
         left, right = self.factors(a), self.factors(b)
         while left and right:
             (p, *_), (q, *_) = left, right
@@ -62,9 +69,9 @@ class Axes:
                 left, right = left[1:], right[1:]
                 continue
             if n % m == 0:
-                self._means[p] = (q, *self.new(n // m))
+                self._equals[p] = (q, *self.new(n // m))
             elif m % n == 0:
-                self._means[q] = (p, *self.new(m // n))
+                self._equals[q] = (p, *self.new(m // n))
             else:
                 break
             left, right = self.factors(left), self.factors(right)
@@ -75,11 +82,11 @@ class Axes:
         self._mixed.extend(axis)
 
     def mixed(self) -> frozenset[int]:
-        """The factors of all axes whose indices some operation mixes."""
+        """Return the factors of all axes whose indices some operation mixes."""
         return frozenset(self.factors(self._mixed))
 
 
 def repeated_factors(axes: Sequence[Factors]) -> frozenset[int]:
-    """The factors that occur twice in a value: its elements belong to pairs of indices."""
-    every = [f for axis in axes for f in axis]
-    return frozenset(f for f in every if every.count(f) > 1)
+    """Return the factors that occur twice in the axes of a value, as in an outer product."""
+    factors = [f for axis in axes for f in axis]
+    return frozenset(f for f in factors if factors.count(f) > 1)

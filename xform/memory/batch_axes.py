@@ -4,14 +4,17 @@ An axis is a batch if the differentiated result is a sum or mean over the axis, 
 parts that each read one index of it. The traced program of the derivative proves this if all of the
 following hold:
 
-- no operation needs the axis whole, no value has it twice, and no loop runs along it;
-- no value that has the axis depends on a sum over it, else the parts would depend on each other;
+- no operation mixes the indices of the axis, no value has the axis twice, and no loop runs along
+  it;
+- no value that has the axis depends on a sum over the axis, else the parts would depend on each
+  other;
 - every derivative is linear in such sums. Operations on the derivatives, as in an optimizer, are
   not restricted.
 
-Unification (`axes`) finds the axes that run over the same indices, equation by equation, from how
-each primitive maps the axes of its operands (`ends`). An unknown operation needs all its axes
-whole, so nothing is proven about them.
+The steps are: read the program equation by equation (`_AxisCollector`), find which axes run over
+the same indices (`axes.py`) from how each primitive maps the axes of its operands (`ends.py`), and
+test the conditions for each axis of an input (`_Proof`). An unknown operation counts as mixing all
+its axes, so nothing is proven about them.
 """
 
 from __future__ import annotations
@@ -30,51 +33,53 @@ from xform.registry.dependence import Elementwise
 from xform.registry.table import rule_of, traits
 from xform.registry.words import Bilinear, Linear
 
+# Primitives by name: reshapes, sums, and products.
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
 _SUMS = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("mul", "div"))
-# Operations after which a sum of exponentials still counts as one.
-_KEEPS = frozenset(("broadcast_in_dim", "convert_element_type", "abs", "stop_gradient"))
-# How a value depends on the parts: on none or one of them; linearly on a sum of them; otherwise.
-_NONE, _SUM, _MORE = 0, 1, 2
+# Operations after which a sum of exponentials still counts as a sum of exponentials.
+_KEEPS_SUM = frozenset(("broadcast_in_dim", "convert_element_type", "abs", "stop_gradient"))
+# How a value depends on sums over an axis: it does not, it is linear in one, or otherwise.
+_NO_SUM, _LINEAR, _NONLINEAR = 0, 1, 2
 
 
 class BatchAxis(NamedTuple):
-    """A batch: an axis of the inputs that is proven to be one.
+    """An axis that is proven to be a batch.
 
     Attributes:
       size: its length.
       places: `(position of an input, axis)` wherever an input has it.
-      has: shapes of the values with it.
-      lacks: shapes of the values without it.
-      sizes: lengths of the values' axes that contain it, alone or merged with other axes.
+      shapes_with: shapes of the values that have it.
+      shapes_without: shapes of the values that do not have it.
+      axis_lengths: lengths of the values' axes that contain it, alone or merged with other axes.
     """
 
     size: int
     places: tuple[tuple[int, int], ...]
-    has: frozenset[tuple[int, ...]]
-    lacks: frozenset[tuple[int, ...]]
-    sizes: frozenset[int]
+    shapes_with: frozenset[tuple[int, ...]]
+    shapes_without: frozenset[tuple[int, ...]]
+    axis_lengths: frozenset[int]
 
 
 class _AxisOperation(NamedTuple):
-    """One operation: the values that it reads and makes.
+    """One operation, as far as it matters for batches.
 
     Attributes:
-      how: whether it is "linear" in all operands, a "product", a quotient ("over") or "other".
+      reads, makes: the values that it reads and makes, by number.
+      kind: "linear" (in all operands together), "product", "quotient" or "other".
       summed: the factors that it sums over.
-      derivative: whether it belongs to the backward pass.
+      is_backward: whether it belongs to the backward pass.
     """
 
     reads: Sequence[int]
     makes: Sequence[int]
-    how: str = "linear"
+    kind: str = "linear"
     summed: Factors = ()
-    derivative: bool = False
+    is_backward: bool = False
 
 
 class InputAxes(NamedTuple):
-    """What a program shows about the axes of its inputs.
+    """Facts about the axes of a program's inputs.
 
     Attributes:
       batches: the axes that are proven to be batches, in the order of the inputs.
@@ -87,184 +92,206 @@ class InputAxes(NamedTuple):
 
 
 def input_axes(prog: Program) -> InputAxes:
-    """Find the batches and the classes in the program of a derivative.
+    """Find the axes of batches and of classes in the inputs of a derivative's program.
 
     Cost: plain Python, a few operations for each pair of an equation and an axis that may be a
     batch.
     """
-    walk = _AxisCollector()
-    inputs = [walk.value(v) for v in prog.inputs]
-    outputs = walk.run(prog, inputs, False)
-    proof = _Proof(walk, inputs, outputs)
+    collector = _AxisCollector()
+    inputs = [collector.value(v) for v in prog.inputs]
+    outputs = collector.run(prog, inputs, False)
+    proof = _Proof(collector, inputs, outputs)
     return InputAxes([*proof.batches()], proof.classes())
 
 
 class _AxisCollector:
-    """Reads programs and collects the axes of every value and all operations.
+    """Reads programs and collects the axes of every value, and all operations.
 
     A value is identified by a number. A variable of a program that is called twice is two values.
+
+    Attributes:
+      axes: the factors of all axes.
+      values: for each value, its axes.
+      shapes: for each value, its shape.
+      operations: the operations.
+      classes: the factors over which a log-sum-exp is computed.
     """
 
     def __init__(self) -> None:
         self.axes = Axes()
         self.values: list[tuple[Factors, ...]] = []
         self.shapes: list[tuple[int, ...]] = []
-        self.steps: list[_AxisOperation] = []
-        # For exponentials and sums of them: the factors that are summed over. `classes` has these
-        # factors for the sums whose logarithm is taken.
-        self._terms: dict[int, Factors] = {}
+        self.operations: list[_AxisOperation] = []
         self.classes: list[int] = []
+        # For each exponential and each sum of exponentials: the factors that are summed over.
+        self._summed_exponentials: dict[int, Factors] = {}
 
     def value(self, v: Atom, axes: tuple[Factors, ...] | None = None) -> int:
-        """Add a value with the type of a variable; its axes are new unless given."""
+        """Add a value with the type of a variable, and return its number.
+
+        Its axes are new unless `axes` gives them.
+        """
         sizes = shape(v)
         self.values.append(tuple(map(self.axes.new, sizes)) if axes is None else axes)
         self.shapes.append(sizes)
         return len(self.values) - 1
 
-    def run(self, prog: Program, inputs: Sequence[int], derivative: bool) -> list[int]:
-        """Read a program and return its outputs; `derivative`: the backward pass calls it."""
+    def run(self, prog: Program, inputs: Sequence[int], is_backward: bool) -> list[int]:
+        """Read a program and return its outputs.
+
+        `is_backward` says that the backward pass calls it. Otherwise the scope of each equation
+        tells whether it belongs to the backward pass.
+        """
         env: dict[Var, int] = {v: self.value(v) for v, _ in prog.consts}
         env |= zip(prog.inputs, inputs, strict=True)
         read = lambda v: env[v] if isinstance(v, Var) else self.value(v)
         for eqn in prog.equations:
-            of = derivative or pass_name(str(eqn.source_info.name_stack) + "/") != ""
-            made = self._equation(eqn, [read(v) for v in eqn.invars], of)
-            env.update(zip(eqn.outvars, made, strict=True))
+            scopes = str(eqn.source_info.name_stack) + "/"
+            backward = is_backward or pass_name(scopes) != ""
+            results = self._equation(eqn, [read(v) for v in eqn.invars], backward)
+            env.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in prog.outputs]
 
-    def _equation(self, eqn: JaxprEqn, xs: list[int], of: bool) -> list[int]:
+    def _equation(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
+        """Read an equation with the operands `xs`, and return its results."""
         known = traits(eqn.primitive)
         if eqn.primitive is scan_p:
-            return self._scan(eqn, xs, of)
+            return self._scan(eqn, xs, is_backward)
         if eqn.primitive is while_p:
-            return self._while(eqn, xs, of)
+            return self._while(eqn, xs, is_backward)
         if eqn.primitive is cond_p:
-            return self._branches(eqn, xs, of)
+            return self._branches(eqn, xs, is_backward)
         if known.call and len((inner := called_body(eqn)).inputs) == len(xs):
-            return self.run(inner, xs, of)
-        if (
-            isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results
-        ):  # identities
-            return xs[: len(eqn.outvars)]
+            return self.run(inner, xs, is_backward)
+        if isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results:
+            return xs[: len(eqn.outvars)]  # such primitives are identities
         ys = [self.value(v) for v in eqn.outvars]
-        self._classes(eqn, xs, ys)
+        self._find_classes(eqn, xs, ys)
         if eqn.primitive.name in _RESHAPES:
             self.axes.same(*([f for axis in self.values[v] for f in axis] for v in (xs[0], ys[0])))
-            self.steps.append(_AxisOperation(xs, ys, "linear", (), of))
+            self.operations.append(_AxisOperation(xs, ys, "linear", (), is_backward))
         else:
-            self.steps.append(_AxisOperation(xs, ys, _how(eqn), self._ends(eqn, xs, ys), of))
+            summed = self._unify_axes(eqn, xs, ys)
+            self.operations.append(_AxisOperation(xs, ys, _kind(eqn), summed, is_backward))
         return ys
 
-    def _classes(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> None:
+    def _find_classes(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> None:
         """Find log-sum-exps: follow exponentials to their sums, and sums to logarithms."""
-        name = eqn.primitive.name
+        name, summed_over = eqn.primitive.name, self._summed_exponentials
         if name == "exp":
-            self._terms[ys[0]] = ()
-        elif xs and xs[0] in self._terms:
-            terms = self._terms[xs[0]]
+            summed_over[ys[0]] = ()
+        elif xs and xs[0] in summed_over:
+            factors = summed_over[xs[0]]
             if name == "reduce_sum":
                 axes = (self.values[xs[0]][i] for i in eqn.params["axes"])
-                self._terms[ys[0]] = tuple(f for axis in axes for f in axis)
-            elif name in _RESHAPES or name in _KEEPS:
-                self._terms[ys[0]] = terms
+                summed_over[ys[0]] = tuple(f for axis in axes for f in axis)
+            elif name in _RESHAPES or name in _KEEPS_SUM:
+                summed_over[ys[0]] = factors
             elif name == "log":
-                self.classes += terms
+                self.classes += factors
 
-    def _ends(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> Factors:
-        """Unify the axes of operands and results, and return the factors that are summed."""
-        sums: dict[int, Factors] = {}
-        for x, places in zip(xs, ends(eqn), strict=True):
-            for axis, place in zip(self.values[x], places, strict=True):
-                if place is None:
+    def _unify_axes(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> Factors:
+        """Record how an equation maps the axes of its operands; return the factors that it sums."""
+        summed: dict[int, Factors] = {}
+        n_result_axes = len(self.values[ys[0]])
+        for x, axis_ends in zip(xs, ends(eqn), strict=True):
+            for axis, end in zip(self.values[x], axis_ends, strict=True):
+                if end is None:
                     self.axes.mix(axis)
-                elif place >= len(self.values[ys[0]]):
-                    self.axes.same(sums.setdefault(place, axis), axis)
+                elif end >= n_result_axes:
+                    self.axes.same(summed.setdefault(end, axis), axis)
                 elif axis:  # an axis of length 1 is repeated: nothing to unify
                     for y in ys:
-                        self.axes.same(axis, self.values[y][place])
-        return tuple(f for axis in sums.values() for f in axis)
+                        self.axes.same(axis, self.values[y][end])
+        return tuple(f for axis in summed.values() for f in axis)
 
-    def _alike(self, a: int, b: int, of: bool) -> None:
-        """Record that a value is passed on as another one of the same type."""
-        for mine, other in zip(self.values[a], self.values[b], strict=True):
-            self.axes.same(mine, other)
-        self.steps.append(_AxisOperation([a], [b], derivative=of))
+    def _pass_on(self, a: int, b: int, is_backward: bool) -> None:
+        """Record that the value `a` becomes the value `b` of the same type."""
+        for axis_a, axis_b in zip(self.values[a], self.values[b], strict=True):
+            self.axes.same(axis_a, axis_b)
+        self.operations.append(_AxisOperation([a], [b], is_backward=is_backward))
 
-    def _looped(self, prog: Program, consts: Sequence[int], carry: Sequence[int],
-                slices: Sequence[int], of: bool) -> tuple[list[int], list[int]]:  # fmt: skip
-        """A loop's carry, which stands for all iterations, and the other outputs of its body."""
-        states = [self.value(v) for v in prog.inputs[len(consts) :][: len(carry)]]
-        for x, h in zip(carry, states, strict=True):
-            self._alike(x, h, of)
-        outs = self.run(prog, [*consts, *states, *slices], of)
-        for y, h in zip(outs, states, strict=False):
-            self._alike(y, h, of)
-        return states, outs[len(states) :]
+    def _loop(self, body: Program, consts: Sequence[int], carry: Sequence[int],
+              slices: Sequence[int],
+              is_backward: bool) -> tuple[list[int], list[int]]:  # fmt: skip
+        """Read the body of a loop. Return its states and the other outputs of the body.
 
-    def _scan(self, eqn: JaxprEqn, xs: list[int], of: bool) -> list[int]:
+        The states stand for the loop's carry in all iterations.
+        """
+        states = [self.value(v) for v in body.inputs[len(consts) :][: len(carry)]]
+        for initial, state in zip(carry, states, strict=True):
+            self._pass_on(initial, state, is_backward)
+        outputs = self.run(body, [*consts, *states, *slices], is_backward)
+        for new, state in zip(outputs, states, strict=False):
+            self._pass_on(new, state, is_backward)
+        return states, outputs[len(states) :]
+
+    def _scan(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
+        """Read a scan and return its results. Its scanned axis counts as mixed."""
         consts, carried = scan_counts(eqn.params)
         prog = program(eqn.params["jaxpr"])
         first = consts + carried
         slices = [self.value(v, self.values[x][1:])
                   for v, x in zip(prog.inputs[first:], xs[first:], strict=True)]  # fmt: skip
-        self.steps += [_AxisOperation([x], [s], derivative=of)
-                       for x, s in zip(xs[first:], slices, strict=True)]  # fmt: skip
-        states, made = self._looped(prog, xs[:consts], xs[consts:first], slices, of)
+        self.operations += [_AxisOperation([x], [s], is_backward=is_backward)
+                            for x, s in zip(xs[first:], slices, strict=True)]  # fmt: skip
+        states, outputs = self._loop(prog, xs[:consts], xs[consts:first], slices, is_backward)
         stacked: list[int] = []
-        for v, y in zip(eqn.outvars[carried:], made, strict=True):
+        for v, y in zip(eqn.outvars[carried:], outputs, strict=True):
             stacked.append(self.value(v, (self.axes.new(shape(v)[0]), *self.values[y])))
-            self.steps.append(_AxisOperation([y], stacked[-1:], derivative=of))
+            self.operations.append(_AxisOperation([y], stacked[-1:], is_backward=is_backward))
         for x in (*xs[first:], *stacked):
             self.axes.mix(self.values[x][0])
         return [*states, *stacked]
 
-    def _while(self, eqn: JaxprEqn, xs: list[int], of: bool) -> list[int]:
+    def _while(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
+        """Read a while loop and return its results, which depend on its condition."""
         n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        states, _ = self._looped(
-            program(eqn.params["body_jaxpr"]), xs[n : n + m], xs[n + m :], (), of
-        )
-        condition = self.run(program(eqn.params["cond_jaxpr"]), [*xs[:n], *states], of)
-        self.steps.append(_AxisOperation(condition, states, "other", (), of))
+        body, condition = (program(eqn.params[k]) for k in ("body_jaxpr", "cond_jaxpr"))
+        states, _ = self._loop(body, xs[n : n + m], xs[n + m :], (), is_backward)
+        predicate = self.run(condition, [*xs[:n], *states], is_backward)
+        self.operations.append(_AxisOperation(predicate, states, "other", (), is_backward))
         return states
 
-    def _branches(self, eqn: JaxprEqn, xs: list[int], of: bool) -> list[int]:
+    def _branches(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
+        """Read all branches of a conditional and return its results."""
         ys = [self.value(v) for v in eqn.outvars]
-        self.steps.append(_AxisOperation(xs[:1], ys, "other", (), of))
+        self.operations.append(_AxisOperation(xs[:1], ys, "other", (), is_backward))
         for branch in eqn.params["branches"]:
-            for made, y in zip(self.run(program(branch), xs[1:], of), ys, strict=True):
-                self._alike(made, y, of)
+            outputs = self.run(program(branch), xs[1:], is_backward)
+            for output, y in zip(outputs, ys, strict=True):
+                self._pass_on(output, y, is_backward)
         return ys
 
 
-def _how(eqn: JaxprEqn) -> str:
-    """How an operation depends on its operands, see `_AxisOperation`."""
+def _kind(eqn: JaxprEqn) -> str:
+    """Return how an operation depends on its operands: the `kind` of an `_AxisOperation`."""
     name, rule = eqn.primitive.name, rule_of(eqn.primitive)
     if name in _PRODUCTS or isinstance(rule, Bilinear):
-        return "over" if name == "div" else "product"
+        return "quotient" if name == "div" else "product"
     linear = name in _SUMS or isinstance(rule, Linear) or traits(eqn.primitive).identity
     return "linear" if linear else "other"
 
 
 class _Proof:
-    """Proofs about the axes of a program's inputs, from the values and steps of a walk."""
+    """Proofs about the axes of a program's inputs, from the collected values and operations."""
 
-    def __init__(self, walk: _AxisCollector, inputs: Sequence[int], outputs: Sequence[int]):
-        resolve = walk.axes.factors
-        self._walk, self._inputs, self._outputs = walk, inputs, outputs
-        self._values = [tuple(map(resolve, axes)) for axes in walk.values]
-        self._mixed = walk.axes.mixed().union(*map(repeated_factors, self._values))
-        self._steps = [s._replace(summed=resolve(s.summed)) for s in walk.steps]
-        self._derivatives = self._results()
+    def __init__(self, collector: _AxisCollector, inputs: Sequence[int], outputs: Sequence[int]):
+        resolve = collector.axes.factors
+        self._collector, self._inputs, self._outputs = collector, inputs, outputs
+        self._values = [tuple(map(resolve, axes)) for axes in collector.values]
+        self._mixed = collector.axes.mixed().union(*map(repeated_factors, self._values))
+        self._operations = [op._replace(summed=resolve(op.summed)) for op in collector.operations]
+        self._derivatives = self._find_derivatives()
 
-    def _results(self) -> set[int]:
-        """The derivatives: values of the backward pass that are read outside it or returned."""
-        made = {y for s in self._steps if s.derivative for y in s.makes}
-        outside = {x for s in self._steps if not s.derivative for x in s.reads}
-        return made & (outside | {*self._outputs})
+    def _find_derivatives(self) -> set[int]:
+        """Return the values of the backward pass that are read outside it or are outputs."""
+        made = {y for op in self._operations if op.is_backward for y in op.makes}
+        read_outside = {x for op in self._operations if not op.is_backward for x in op.reads}
+        return made & (read_outside | {*self._outputs})
 
     def batches(self) -> Iterator[BatchAxis]:
-        """All axes that are proven to be batches, in the order of the inputs.
+        """Yield the axes that are proven to be batches, in the order of the inputs.
 
         Only axes of a single factor are tested.
         """
@@ -275,62 +302,77 @@ class _Proof:
             for axis in self._values[x]:
                 if len(axis) == 1 and axis[0] not in seen:
                     seen.add(axis[0])
-                    if axis[0] not in self._mixed and self._sums(axis[0]):
-                        yield self._batch(axis[0])
+                    if axis[0] not in self._mixed and self._is_summed(axis[0]):
+                        yield self._batch_axis(axis[0])
 
     def classes(self) -> list[int]:
-        """Lengths of the axes over classes that are axes of an input, largest first."""
-        size, resolve = self._walk.axes.size, self._walk.axes.factors
+        """Return the lengths of the axes over classes that an input has, largest first."""
+        size, resolve = self._collector.axes.size, self._collector.axes.factors
         in_inputs = {f for x in self._inputs for axis in self._values[x] for f in axis}
         single = in_inputs - {f for axes in self._values for f in repeated_factors(axes)}
-        return sorted({size(f) for f in resolve(self._walk.classes) if f in single}, reverse=True)
+        return sorted(
+            {size(f) for f in resolve(self._collector.classes) if f in single}, reverse=True
+        )
 
-    def _sums(self, factor: int) -> bool:
-        """Whether all derivatives are sums over this factor, of parts that each read one index."""
-        has = [any(factor in axis for axis in axes) for axes in self._values]
-        if any(has[x] for x in self._derivatives) or self._returned(has):
+    def _is_summed(self, factor: int) -> bool:
+        """Return whether all derivatives are sums over this factor, of independent parts."""
+        has_factor = [any(factor in axis for axis in axes) for axes in self._values]
+        if any(has_factor[x] for x in self._derivatives) or self._is_returned(has_factor):
             return False
-        status, moved = [_NONE] * len(has), True
-        while moved:
-            moved = False
-            for step in self._steps:
-                new = _status(step, [status[x] for x in step.reads], factor)
-                for y in step.makes if new else ():
-                    if has[y]:
+        dependence, changed = [_NO_SUM] * len(has_factor), True
+        while changed:
+            changed = False
+            for op in self._operations:
+                new = _dependence(op, [dependence[x] for x in op.reads], factor)
+                for y in op.makes if new else ():
+                    if has_factor[y]:
                         return False
-                    moved |= new > status[y]
-                    status[y] = max(new, status[y])
-        found = {status[x] for x in self._derivatives}
-        return _SUM in found and _MORE not in found
+                    changed |= new > dependence[y]
+                    dependence[y] = max(new, dependence[y])
+        of_derivatives = {dependence[x] for x in self._derivatives}
+        return _LINEAR in of_derivatives and _NONLINEAR not in of_derivatives
 
-    def _returned(self, has: Sequence[bool]) -> bool:
-        """Whether an input with the factor is returned updated: then it is state and not data."""
-        shapes = self._walk.shapes
-        out = {shapes[y] for y in self._outputs if has[y]}
-        return any(has[x] and shapes[x] in out for x in self._inputs)
+    def _is_returned(self, has_factor: Sequence[bool]) -> bool:
+        """Return whether an input with the factor is returned updated: it is state, not data.
 
-    def _batch(self, factor: int) -> BatchAxis:
+        An output with the factor and the shape of the input counts as its update.
+        """
+        shapes = self._collector.shapes
+        output_shapes = {shapes[y] for y in self._outputs if has_factor[y]}
+        return any(has_factor[x] and shapes[x] in output_shapes for x in self._inputs)
+
+    def _batch_axis(self, factor: int) -> BatchAxis:
+        """Return the `BatchAxis` of a factor that is proven to be a batch."""
         places = ((k, i) for k, x in enumerate(self._inputs)
                   for i, axis in enumerate(self._values[x]) if axis == (factor,))  # fmt: skip
-        shapes = self._walk.shapes
-        has = [i for i, axes in enumerate(self._values) if any(factor in a for a in axes)]
-        with_axis = frozenset(shapes[i] for i in has)
-        rest = frozenset(s for i, s in enumerate(shapes) if i not in {*has})
-        sizes = (n for i in has for n, a in zip(shapes[i], self._values[i], strict=True)
-                 if factor in a)  # fmt: skip
+        shapes = self._collector.shapes
+        values = [i for i, axes in enumerate(self._values) if any(factor in a for a in axes)]
+        shapes_with = frozenset(shapes[i] for i in values)
+        shapes_without = frozenset(s for i, s in enumerate(shapes) if i not in {*values})
+        lengths = (n for i in values for n, a in zip(shapes[i], self._values[i], strict=True)
+                   if factor in a)  # fmt: skip
         return BatchAxis(
-            self._walk.axes.size(factor), tuple(places), with_axis, rest, frozenset(sizes)
+            self._collector.axes.size(factor),
+            tuple(places),
+            shapes_with,
+            shapes_without,
+            frozenset(lengths),
         )
 
 
-def _status(step: _AxisOperation, reads: Iterable[int], factor: int) -> int:
-    """How the results of a step depend on the parts: `_NONE`, `_SUM` or `_MORE`."""
-    on = [*reads]
-    most = max(on, default=_NONE)
-    if most == _SUM and step.how != "linear":
-        one = sum(map(bool, on)) == 1
-        linear = one if step.how == "product" else step.how == "over" and one and on[0] == _SUM
-        most = _SUM if linear else _MORE
-    if factor in step.summed:
-        return max(most, _SUM if step.how in ("linear", "product") else _MORE)
+def _dependence(op: _AxisOperation, of_operands: Iterable[int], factor: int) -> int:
+    """Return how the results of an operation depend on sums over a factor.
+
+    `of_operands` says the same for each operand: `_NO_SUM`, `_LINEAR` or `_NONLINEAR`.
+    """
+    operands = [*of_operands]
+    most = max(operands, default=_NO_SUM)
+    if most == _LINEAR and op.kind != "linear":
+        one_depends = sum(map(bool, operands)) == 1
+        is_linear = one_depends and (
+            op.kind == "product" or (op.kind == "quotient" and operands[0] == _LINEAR)
+        )
+        most = _LINEAR if is_linear else _NONLINEAR
+    if factor in op.summed:
+        return max(most, _LINEAR if op.kind in ("linear", "product") else _NONLINEAR)
     return most

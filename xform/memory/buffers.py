@@ -1,11 +1,14 @@
-"""Read the buffer assignment of a compiled program and replay its heap.
+"""Read where a compiled program keeps its values in memory, from XLA's buffer assignment.
 
-XLA assigns memory to every value before the program runs. Each argument, output and constant has an
-allocation of its own. All temporary values share one block in each memory. A heap simulation gave
-each *chunk* an offset in that block. The dump holds the events of the heap in program order:
-ALLOC and FREE of a buffer, and SHARE_WITH, if a buffer uses the chunk of another one (for an
-operation in place, or the state of a loop). A chunk is free when all buffers in it are. The
-replay gives the live bytes at each step, their peak, and the buffers at the peak.
+XLA assigns memory to every value before the program runs. An *allocation* is a block of memory.
+Each argument, output and constant has its own, and all temporary values share one in each memory
+space. XLA simulated a heap to give each *chunk* an offset in that block. A chunk holds one or more
+*buffers*, one for each value that uses it.
+
+The dump of a program holds the events of that heap in program order: ALLOC and FREE of a buffer,
+and SHARE_WITH, if a buffer uses the chunk of another one (for an operation in place, or the state
+of a loop). A chunk is free when all buffers in it are. Replaying the events gives the live bytes at
+each step, their peak, and the buffers at the peak.
 Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 """
 
@@ -27,17 +30,19 @@ from xform.memory.proto import Corrupt, Message
 DEVICE, HOST = 0, 5
 # The memories on the chip that hold arrays: a TPU's vector memory, and the larger one of a TPU v4.
 ON_CHIP = {1: "VMEM", 3: "CMEM"}
-# Kinds of allocations that the headline counts.
+# Kinds of allocations that the total counts.
 COUNTED = ("argument", "output", "temp")
 _ALLOC, _FREE, _SHARE = range(3)
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A logical buffer: the bytes of one value, or of one element of a tuple.
+    """The bytes of one value, or of one element of a tuple.
 
     Attributes:
-      instruction, index: the value that it holds; views of that value have no buffer.
+      id: unique in the program.
+      instruction, index: the value that it holds: the id of an instruction, and the index in its
+        tuple. Views of that value have no buffer.
       bytes: size, with the padding of the layout.
     """
 
@@ -52,11 +57,13 @@ class Allocation:
     """A block of memory, allocated before the program runs.
 
     Attributes:
+      index: its number.
+      bytes: its size.
       kind: `argument`, `output`, `constant`, `temp`, or `local` (to a thread, and not counted).
       parameter: for an argument, its parameter number and the index in that parameter.
       out: whether it holds an output; such an argument is donated and its memory reused.
-      space: its memory space.
-      buffers: the offset of each buffer in it, by id.
+      space: its memory space, such as `DEVICE`.
+      buffers: the offset of each buffer in it, by the buffer's id.
     """
 
     index: int
@@ -73,6 +80,8 @@ class MemoryChunk:
     """A part of an allocation that is in use from one step to another.
 
     Attributes:
+      allocation: the allocation.
+      bytes: its size.
       buffers: the buffers that it holds, in turn or at once, each with its first step.
       born, dies: the first and the last step at which it is in use.
     """
@@ -86,12 +95,12 @@ class MemoryChunk:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A compiled program and its memory. All bytes are in the main memory of one device.
+    """A compiled program and its memory. The properties count bytes in one device's main memory.
 
     Attributes:
       module: the program.
       allocations: every block of memory.
-      chunks: every chunk in the blocks, including the ones of arguments and outputs.
+      chunks: every chunk in them. An argument or output is one chunk.
     """
 
     module: Module
@@ -106,7 +115,7 @@ class Assignment:
     @property
     def alias_bytes(self) -> int:
         """Bytes of the outputs that are stored in donated arguments."""
-        return sum(a.bytes for a in self._device("argument") if a.out)
+        return sum(a.bytes for a in self._in_main_memory("argument") if a.out)
 
     @property
     def output_bytes(self) -> int:
@@ -120,12 +129,12 @@ class Assignment:
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of constant arrays in the program, which the headline does not count."""
+        """Bytes of constant arrays in the program, which the total does not count."""
         return self._bytes("constant")
 
     @property
     def total_bytes(self) -> int:
-        """The headline: argument + output + temp - alias."""
+        """Argument + output + temp - alias: the memory that the program takes."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
     @property
@@ -137,10 +146,10 @@ class Assignment:
     def live(self) -> list[int]:
         """Bytes in use at each step, arguments and outputs included."""
         change = [0] * (len(self.module.order) + 2)
-        for s in self.chunks:
-            if s.allocation.space == DEVICE and s.allocation.kind in COUNTED:
-                change[s.born] += s.bytes
-                change[s.dies + 1] -= s.bytes
+        for chunk in self.chunks:
+            if chunk.allocation.space == DEVICE and chunk.allocation.kind in COUNTED:
+                change[chunk.born] += chunk.bytes
+                change[chunk.dies + 1] -= chunk.bytes
         return list(accumulate(change))[:-2] or [0]
 
     @cached_property
@@ -149,14 +158,16 @@ class Assignment:
         return self.live.index(max(self.live))
 
     def _bytes(self, kind: str) -> int:
-        return sum(a.bytes for a in self._device(kind))
+        """Return the bytes of all allocations of a kind in main memory."""
+        return sum(a.bytes for a in self._in_main_memory(kind))
 
-    def _device(self, kind: str) -> Iterable[Allocation]:
+    def _in_main_memory(self, kind: str) -> Iterable[Allocation]:
+        """Return the allocations of a kind in the device's main memory."""
         return (a for a in self.allocations if a.kind == kind and a.space == DEVICE)
 
 
 def read(source: str | Path | bytes) -> Assignment:
-    """Read the memory of a compiled program from an HloProto.
+    """Read the memory of a compiled program from an HloProto, XLA's dump of it.
 
     Args:
       source: the path of a dump (`*after_optimizations.hlo.pb`, written with XLA's
@@ -185,6 +196,7 @@ def read(source: str | Path | bytes) -> Assignment:
 
 @functools.lru_cache(maxsize=4)
 def _read(data: bytes) -> Assignment:
+    """Return the memory of a compiled program from the bytes of an HloProto."""
     proto = Message(data)
     module, assignment = Module(proto.message(1)), proto.message(3)
     has_module = module.entry in module.computations  # an id may be 0
@@ -194,29 +206,32 @@ def _read(data: bytes) -> Assignment:
 
 
 def _assignment(module: Module, data: Message) -> Assignment:
+    """Return the memory of a module from a BufferAssignmentProto."""
     buffers: dict[int, Buffer] = {}
     for m in data.messages(1):
-        number, at = m.number(1), m.message(3)
-        buffers[number] = Buffer(number, at.number(4), tuple(at.numbers(3)), m.number(2))
+        number, position = m.number(1), m.message(3)
+        index = tuple(position.numbers(3))
+        buffers[number] = Buffer(number, position.number(4), index, m.number(2))
     allocations = tuple(map(_allocation, data.messages(3)))
-    home = {b: a for a in allocations for b in a.buffers}
-    traces = [_replay(module, buffers, home, m.messages(1)) for m in data.messages(4)]
-    chunks = [s for trace in traces for s in trace]
-    traced = {b.id for s in chunks for b, _ in s.buffers}
-    end = len(module.order) - 1
+    allocation_of = {b: a for a in allocations for b in a.buffers}
+    heaps = [_replay(module, buffers, allocation_of, m.messages(1)) for m in data.messages(4)]
+    chunks = [chunk for heap in heaps for chunk in heap]
+    in_heaps = {b.id for chunk in chunks for b, _ in chunk.buffers}
+    last_step = len(module.order) - 1
     for a in allocations:
         # libtpu has an allocation without buffers for an unused memory: skip it.
-        if a.buffers and traced.isdisjoint(a.buffers) and a.kind != "local":
-            for size, inside in _regions(a, buffers):
-                steps = [(b, module.order.get(b.instruction, 0)) for b in inside]
-                chunks.append(MemoryChunk(a, size, tuple(steps), 0, end))
+        if a.buffers and in_heaps.isdisjoint(a.buffers) and a.kind != "local":
+            for size, region in _regions(a, buffers):
+                steps = [(b, module.order.get(b.instruction, 0)) for b in region]
+                chunks.append(MemoryChunk(a, size, tuple(steps), 0, last_step))
     return Assignment(module, allocations, tuple(chunks))
 
 
 def _regions(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[Buffer]]]:
-    """The regions of an allocation that has no heap events: size and overlapping buffers of each.
+    """Return the regions of an allocation without heap events: size and buffers of each.
 
-    A region extends to the start of the next one, so its size includes the padding.
+    A region is a set of buffers that overlap. It extends to the start of the next one, so its size
+    includes the padding.
     """
     if a.kind != "temp":
         return [(a.bytes, [buffers[b] for b in a.buffers])]
@@ -234,6 +249,7 @@ def _regions(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[
 
 
 def _allocation(m: Message) -> Allocation:
+    """Return an allocation from a BufferAllocationProto."""
     out, parameter = bool(m.number(7)), None
     if m.number(5):
         kind, parameter = "argument", (m.number(6), tuple(m.numbers(10)))
@@ -245,48 +261,55 @@ def _allocation(m: Message) -> Allocation:
     return Allocation(m.number(1), m.number(2), kind, parameter, out, m.number(8), assigned)
 
 
-def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocation],
-            events: Iterable[Message]) -> Sequence[MemoryChunk]:  # fmt: skip
+def _replay(
+    module: Module,
+    buffers: dict[int, Buffer],
+    allocation_of: dict[int, Allocation],
+    events: Iterable[Message],
+) -> Sequence[MemoryChunk]:
     """Replay the events of one heap and return its chunks.
 
     Every event names the instruction that makes the buffer, even if it frees the buffer. So a freed
     buffer counts as live up to the step of the last ALLOC or SHARE_WITH before the FREE. An
     operation with several results may free an operand and then share its chunk with a later
     result; the chunk then continues.
+
+    A chunk is identified by its first buffer.
     """
-    by_first: dict[int, list[MemoryChunk]] = {}
-    canonical: dict[int, int] = {}
-    members: dict[int, list[tuple[Buffer, int]]] = {}
-    users: dict[int, int] = {}
-    now = 0
+    finished: dict[int, list[MemoryChunk]] = {}
+    first_of: dict[int, int] = {}  # for each buffer, the first buffer of its chunk
+    members: dict[int, list[tuple[Buffer, int]]] = {}  # the buffers of a chunk in use
+    n_in_use: dict[int, int] = {}  # how many of them are not freed
+    step = 0
 
     def free(first: int) -> None:
+        """Add a chunk whose buffers are all freed to the finished ones."""
         inside = members.pop(first)
         size = max(b.bytes for b, _ in inside)
-        chunk = MemoryChunk(home[first], size, tuple(inside), inside[0][1], now)
-        by_first.setdefault(first, []).append(chunk)
-        del users[first]
+        chunk = MemoryChunk(allocation_of[first], size, tuple(inside), inside[0][1], step)
+        finished.setdefault(first, []).append(chunk)
+        del n_in_use[first]
 
     for event in events:
         kind, number = event.number(1), event.number(2)
         buffer = buffers[number]
         if kind == _FREE:
-            first = canonical[number]
-            users[first] -= 1
-            if not users[first]:
+            first = first_of[number]
+            n_in_use[first] -= 1
+            if not n_in_use[first]:
                 free(first)
             continue
-        now = max(now, module.order[buffer.instruction])
+        step = max(step, module.order[buffer.instruction])
         first = number
         if kind == _SHARE:
             other = event.number(5)
-            first = canonical.get(other, other)
-            if first not in members and first in by_first and by_first[first][-1].dies == now:
-                members[first] = list(by_first[first].pop().buffers)
-        canonical[number] = first
-        users[first] = users.get(first, 0) + 1
-        members.setdefault(first, []).append((buffer, now))
-    now = len(module.order) - 1
+            first = first_of.get(other, other)
+            if first not in members and first in finished and finished[first][-1].dies == step:
+                members[first] = list(finished[first].pop().buffers)
+        first_of[number] = first
+        n_in_use[first] = n_in_use.get(first, 0) + 1
+        members.setdefault(first, []).append((buffer, step))
+    step = len(module.order) - 1
     for first in tuple(members):
         free(first)
-    return [s for chunks in by_first.values() for s in chunks]
+    return [chunk for chunks in finished.values() for chunk in chunks]

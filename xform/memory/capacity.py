@@ -1,4 +1,7 @@
-"""`fits`, `max_batch` and `why_oom`: whether a function fits a device, and why it does not."""
+"""`fits`, `max_batch` and `why_oom`: whether a function fits a device, and why it does not.
+
+All three compile the function for the device (`analysis.py`) and read the compiler's bytes.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,27 @@ import numpy as np
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import memory_analysis
-from xform.memory.batch import Argnums, by_axis, by_inputs
+from xform.memory.batch import Argnums, resizer_by_axis, resizer_by_inputs
 from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
 from xform.terminal import progress_line
 from xform.terminal.text import columns, human_bytes
 
 MOST_COMPILES = 8
-# The most bytes by which a compiler rounds the size of a program that it refuses.
-_ROUNDED = 2**30 // 100
+# A compiler rounds the size of a program that it refuses by at most this many bytes.
+_ROUNDING_BYTES = 2**30 // 100
 
 
 @dataclasses.dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch that fits a target; prints as a line for each batch that was tried.
+    """The largest batch that fits a target. Prints a line for each batch that was tried.
 
     Attributes:
       size: the largest batch that fits.
-      fits: its report.
+      fits: the report of that batch.
       over: the report of the next larger batch, which does not fit, or the error that no plan for
-        it is within the budget. None if the largest batch allowed fits, or if the limit of eight
-        compilations left a gap.
+        it is within the budget. None if the largest allowed batch fits, or if eight compilations
+        did not test the next larger batch.
       tried: total bytes of every batch that was tried; None for a batch without a plan, and for one
         that the compiler refused without reporting its size.
       of: a description of the batch, such as "axis 0 of x".
@@ -56,8 +59,8 @@ class LargestBatch:
         known = "the largest batch is" if self.over else "the largest batch known to fit is"
         head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
         head += f" ({self.of})" if self.of else ""
-        about = f"\n{self.fits.description}".rstrip()
-        return f"{head}{about}\n\n" + columns([["batch", "bytes", ""], *rows], right=(0, 1))
+        description = f"\n{self.fits.description}".rstrip()
+        return f"{head}{description}\n\n" + columns([["batch", "bytes", ""], *rows], right=(0, 1))
 
 
 def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> MemoryReport:
@@ -139,31 +142,35 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     """
     check_callable(f, "max_batch")
     _check_sizes(multiple_of, max_size)
-    resizer = by_inputs(inputs) if inputs else by_axis(f, args, batch_argnums, batch_axis)
+    resizer = (
+        resizer_by_inputs(inputs) if inputs else resizer_by_axis(f, args, batch_argnums, batch_axis)
+    )
     tried: dict[int, MemoryReport] = {}
     unplannable: dict[int, BudgetInfeasible] = {}
 
-    def has_room(units: int) -> bool:
+    def try_batch(units: int) -> bool:
+        """Compile a batch of `units` times `multiple_of`; return whether it fits."""
         batch = units * multiple_of
         if progress is not None:
             progress(batch, target)
         n = len(tried) + len(unplannable)
         progress_line.update(f"batch {batch}, {n} of at most {MOST_COMPILES} sizes tried")
         try:
-            resized = resizer.at(batch)
+            resized = resizer.make_arguments(batch)
             tried[units] = fits(f, *resized, target=target, **options)
         except BudgetInfeasible as error:
             unplannable[units] = error
             return False
         return bool(tried[units].fits)
 
-    start = max(1, resizer.start // multiple_of)
+    start = max(1, resizer.start_size // multiple_of)
+    # In units of `multiple_of`: the largest batch that fits and the smallest that does not, so far.
     low, high = 0, max_size // multiple_of + 1
     guess = min(start, high - 1)
     with progress_line.show(f"finding the largest batch of {function_name(f)}"):
         while high - low > 1 and len(tried) + len(unplannable) < MOST_COMPILES:
-            low, high = (guess, high) if has_room(guess) else (low, guess)
-            guess = _next(tried, low, high, high in tried or high in unplannable)
+            low, high = (guess, high) if try_batch(guess) else (low, guess)
+            guess = _next_batch(tried, low, high, high in tried or high in unplannable)
     sizes = {n * multiple_of: r.total_bytes for n, r in tried.items()}
     sizes |= {n * multiple_of: None for n in unplannable}
     if not low:
@@ -177,7 +184,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
             "use a policy that saves less, shard over more devices, or name a larger device",
         )
     over = tried.get(low + 1) or unplannable.get(low + 1)
-    return LargestBatch(low * multiple_of, tried[low], over, sizes, resizer.of)
+    return LargestBatch(low * multiple_of, tried[low], over, sizes, resizer.description)
 
 
 def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Reason:
@@ -209,10 +216,10 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     """
     target_report = fits(f, *args, target=target, **options)
     report = target_report
-    for other in _roomier(target_report) if target_report.assignment is None else ():
+    for other in _larger_targets(target_report) if target_report.assignment is None else ():
         # The advice is for the capacity of the original target.
-        capped: dict[str, Any] = {**options, "capacity": target_report.capacity_bytes}
-        report = memory_analysis(f, *args, target=other, **capped)
+        same_capacity: dict[str, Any] = {**options, "capacity": target_report.capacity_bytes}
+        report = memory_analysis(f, *args, target=other, **same_capacity)
         if report.assignment is not None:
             break
     return Reason(target_report, report)
@@ -220,7 +227,7 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a function does not fit; prints the verdict and the report with its advice.
+    """Why a function does not fit. Prints the verdict and a report with its advice.
 
     Attributes:
       target_report: the report for the target; it has no buffers if the compiler refused the
@@ -240,10 +247,10 @@ class Reason:
         return f"{verdict}\n\n{self.report}"
 
 
-def _roomier(report: MemoryReport) -> Iterator[str]:
-    """Targets with as many devices and more memory that this machine can compile for.
+def _larger_targets(report: MemoryReport) -> Iterator[str]:
+    """Yield targets with as many devices and more memory that this machine can compile for.
 
-    Targets of the same platform come first.
+    A target of the same platform comes first.
     """
     count = report.compilation.devices
     shapes = {1: "1x1x1", 4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
@@ -256,32 +263,38 @@ def _roomier(report: MemoryReport) -> Iterator[str]:
     yield from (name for name in others if not missing(parse_target(name)))
 
 
-def _next(tried: Mapping[int, MemoryReport], low: int, high: int, over: bool) -> int:
-    """The next batch to try, in units of `multiple_of`: between `low`, which fits, and `high`.
+def _next_batch(
+    tried: Mapping[int, MemoryReport], low: int, high: int, high_is_too_large: bool
+) -> int:
+    """Return the next batch to try: between `low`, which fits, and `high`.
 
-    `over` says whether `high` is known not to fit. A line through two tried sizes estimates where
-    the bytes reach the capacity: the size whose bytes are nearest to the capacity, and the size
-    farthest from that one. Bytes do not rise evenly near the capacity, so two close sizes would
-    give a wrong slope. For a refused program the compiler reports a rounded size, which is used
-    only if there are fewer than two exact ones. Without a usable line, the next size is the
-    geometric mean of `low` and `high` if `over`, else `high - 1`.
+    All batches are in units of `multiple_of`. `high_is_too_large` says whether `high` is known not
+    to fit. A line through two tried batches estimates where the bytes reach the capacity: the batch
+    whose bytes are nearest to the capacity, and the batch farthest from that one. Bytes do not rise
+    evenly near the capacity, so two close batches would give a wrong slope. For a refused program
+    the compiler reports a rounded size, which is used only if there are fewer than two exact ones.
+    Without a usable line, the next batch is the geometric mean of `low` and `high`, or `high - 1`
+    if `high` is only the limit.
     """
     exact = {n for n, r in tried.items() if not r.compilation.refused}
     sizes = {n: r.total_bytes for n, r in tried.items() if len(exact) < 2 or n in exact}
     known = {n: size for n, size in sizes.items() if size is not None}
     guess = high
     if known:
-        room = {n: (tried[n].head_room_bytes or 0) - _ROUNDED * (n not in exact) for n in known}
-        near = min(known, key=lambda n: (abs(room[n]), n))
+        head_room = {
+            n: (tried[n].head_room_bytes or 0) - _ROUNDING_BYTES * (n not in exact) for n in known
+        }
+        near = min(known, key=lambda n: (abs(head_room[n]), n))
         far = max(known, key=lambda n: abs(n - near))
         slope = (known[near] - (known[far] if far != near else 0)) / (near - far or near)
-        guess = near + math.floor(room[near] / slope) if slope > 0 else high
+        guess = near + math.floor(head_room[near] / slope) if slope > 0 else high
     if guess < high:
         return max(guess, low + 1)
-    return max(math.isqrt(low * high), low + 1) if over else high - 1
+    return max(math.isqrt(low * high), low + 1) if high_is_too_large else high - 1
 
 
 def _check_sizes(multiple_of: int, max_size: int) -> None:
+    """Raise `WrongArgument` unless these are integers with a multiple of the first up to `max_size`."""
     numbers: list[Any] = [multiple_of, max_size]
     integers = all(isinstance(n, int | np.integer) for n in numbers)
     if not integers or not 1 <= multiple_of <= max_size:

@@ -9,13 +9,21 @@ from typing import NamedTuple
 
 
 class Category(NamedTuple):
+    """A category.
+
+    Attributes:
+      name: its name in a report.
+      meaning: what its bytes are, for a reader of the picture.
+      light, dark: its colour on a light and on a dark background.
+    """
+
     name: str
     meaning: str
     light: str
     dark: str
 
 
-# In stacking order: the longest-lived at the bottom.
+# In the order in which pictures stack them: the longest-lived at the bottom.
 CATEGORIES = (
     Category("parameter", "weights of the model", "#15407f", "#4a7ce0"),
     Category("optimizer state", "the optimizer's memory", "#6cc3ee", "#a9e4f7"),
@@ -28,10 +36,11 @@ CATEGORIES = (
     Category("recompute", "recomputed for the backward pass", "#b368cc", "#e38ac4"),
     Category("temporary", "intermediate values, soon freed", "#8b90a0", "#71778c"),
 )
+# Bytes that belong to no buffer.
 REST = Category("not attributed", "padding and gaps", "#cdd3cb", "#50494c")
-_OF = {c.name: c for c in CATEGORIES}
+_BY_NAME = {c.name: c for c in CATEGORIES}
 
 
 def category(name: str) -> Category:
-    """The category with this name; `REST` for an unknown name."""
-    return _OF.get(name, REST)
+    """Return the category with this name; `REST` for an unknown name."""
+    return _BY_NAME.get(name, REST)

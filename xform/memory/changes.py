@@ -1,12 +1,13 @@
 """Changes that reduce the peak memory of a function, and how many bytes each change saves.
 
-The advice of a `MemoryReport` consists of changes and facts. A change promises a number of bytes.
-This module has only changes whose number is reliable: a test makes each change on several programs
-and compares the number with the compiler's bytes. Advice without such a number is a fact (`facts`).
+The advice of a `MemoryReport` consists of changes and facts. A *change* promises a number of bytes.
+This file has only changes whose number is reliable: a test makes each change on several programs
+and compares the number with the compiler's bytes. Advice without such a number is a *fact*
+(`facts.py`).
 
-Words: a *buffer* is memory that the compiled program uses from one step to another; a *row* is a
-buffer in the report, with its category; an axis is a *batch* if the result is a sum or a mean over
-independent parts, one for each index of the axis (`independent` proves it).
+A *buffer* is memory that the compiled program uses from one step to another. A *row* is the report
+on a buffer, with its category. An axis is a *batch* if the result is a sum or a mean over
+independent parts, one for each index of the axis (`batch_axes.py` proves it).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from xform.memory.attribute import BufferRow
 from xform.memory.batch_axes import BatchAxis
 from xform.terminal.text import first_few, human_bytes
 
-# Categories of rows that are arguments of the compiled function, and of rows that it computes.
+# Categories of rows that are arguments of the compiled function, and of rows that it computes and
+# does not return.
 ARGUMENTS = ("argument", "parameter", "optimizer state")
-MADE = ("activation", "recompute", "temporary")
+COMPUTED = ("activation", "recompute", "temporary")
 
 
 class Change(NamedTuple):
@@ -40,24 +42,24 @@ class Change(NamedTuple):
 def changes(report: Any) -> Iterator[Change]:
     """Yield the changes that reduce the peak memory of the function of a `MemoryReport`."""
     yield from _replicated(report)
-    yield from _batch(report)
+    yield from _halved_batch(report)
 
 
-def peak_reduction(report: Any, left: Callable[[BufferRow], float]) -> int:
+def peak_reduction(report: Any, fraction_left: Callable[[BufferRow], float]) -> int:
     """Return by how many bytes the peak falls if some buffers shrink.
 
-    The buffer of each row shrinks to the fraction `left(row)` of its bytes; 1 leaves it unchanged.
-    The live bytes are computed again for every step of the program, because the peak may move to
-    another step.
+    The buffer of each row shrinks to the fraction `fraction_left(row)` of its bytes; 1 leaves it
+    unchanged. The live bytes are computed again for every step of the program, because the peak may
+    move to another step.
     """
-    fewer = [0.0] * (len(report.live) + 1)
+    change = [0.0] * (len(report.live) + 1)
     for row in report.buffers:
-        if row.counted and (gone := row.bytes * (1 - left(row))):
-            fewer[row.born] += gone
-            fewer[row.dies + 1] -= gone
-    sizes = zip(report.live, itertools.accumulate(fewer), strict=False)
-    most = max((size - gone for size, gone in sizes), default=0.0)
-    return round(max(report.live, default=0) - most)
+        if row.counted and (saved := row.bytes * (1 - fraction_left(row))):
+            change[row.born] += saved
+            change[row.dies + 1] -= saved
+    sizes = zip(report.live, itertools.accumulate(change), strict=False)
+    new_peak = max((size - saved for size, saved in sizes), default=0.0)
+    return round(max(report.live, default=0) - new_peak)
 
 
 def _replicated(report: Any) -> Iterator[Change]:
@@ -71,15 +73,15 @@ def _replicated(report: Any) -> Iterator[Change]:
             and r.category in ARGUMENTS]  # fmt: skip
     if n > 1 and rows:
         size = sum(r.bytes for r in rows)
-        less = size - size // n
+        saved = size - size // n
         yield Change(
-            less,
+            saved,
             f"every device holds a full copy of {first_few([r.name for r in rows])}: sharded over "
-            f"{n} devices they take {human_bytes(less)} less on each",
+            f"{n} devices they take {human_bytes(saved)} less on each",
         )
 
 
-def _batch(report: Any) -> Iterator[Change]:
+def _halved_batch(report: Any) -> Iterator[Change]:
     """Yield the change to halve the first axis that is proven to be a batch, if its size is even.
 
     The promised bytes are a lower bound: a smaller temporary may also fit into the memory of an
@@ -90,11 +92,11 @@ def _batch(report: Any) -> Iterator[Change]:
     if batch is None or batch.size % 2 or report.compilation.devices > 1:
         return
     batched = _with_batch(report, batch)
-    less = peak_reduction(report, lambda row: 0.5 if id(row) in batched else 1)
+    saved = peak_reduction(report, lambda row: 0.5 if id(row) in batched else 1)
     yield Change(
-        less,
+        saved,
         f"half the batch, {batch.size // 2} instead of {batch.size}, takes at least "
-        f"{human_bytes(less)} less; the gradients can also be computed for one part of the "
+        f"{human_bytes(saved)} less; the gradients can also be computed for one part of the "
         "batch at a time and averaged (added up, if the loss is a sum)",
     )
 
@@ -103,15 +105,16 @@ def _with_batch(report: Any, batch: BatchAxis) -> set[int]:
     """Return the `id` of each row whose buffer has the batch in its shape.
 
     Arguments, outputs and gradients keep the shapes of the traced program. Such a row has the batch
-    if its shape occurs in the program only with the batch. For the rows in `MADE`, the compiler may
-    merge or reorder axes. Such a row has the batch if it has as many elements as a traced value
-    with the batch, or if one of its axes has the length of a traced axis that contains the batch.
+    if its shape occurs in the program only with the batch. For rows that are `COMPUTED`, the
+    compiler may merge or reorder axes. Such a row has the batch if it has as many elements as a
+    traced value with the batch, or if one of its axes has the length of a traced axis that contains
+    the batch.
     """
-    counts = {math.prod(shape) for shape in batch.has}
+    counts = {math.prod(shape) for shape in batch.shapes_with}
 
     def has_batch(row: BufferRow) -> bool:
-        if row.category in MADE:
-            return math.prod(row.shape) in counts or not batch.sizes.isdisjoint(row.shape)
-        return row.shape in batch.has and row.shape not in batch.lacks
+        if row.category in COMPUTED:
+            return math.prod(row.shape) in counts or not batch.axis_lengths.isdisjoint(row.shape)
+        return row.shape in batch.shapes_with and row.shape not in batch.shapes_without
 
     return {id(row) for row in report.buffers if has_batch(row)}

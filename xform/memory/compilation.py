@@ -1,4 +1,9 @@
-"""Compile a function for a target and collect the compiler's figures."""
+"""Compile a function for a target and collect the compiler's figures: a `Compilation`.
+
+A target names the devices to compile for (`targets.py`). For devices of this process, the function
+is lowered and compiled here. For devices that need not be attached, it is exported (`lowering.py`)
+and compiled in another process (`remote.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,22 +26,22 @@ from xform.introspection.modules import arguments_for_jit, take_static_out
 from xform.memory import buffers
 from xform.memory.answers import Answer, cached_answer
 from xform.memory.lowering import (
-    LoweringArguments,
     ensure_jitted,
     is_jitted,
     lower,
     lowering_context,
-    on_mesh,
     trace_jitted,
 )
-from xform.memory.remote import compile_there, read
+from xform.memory.remote import compile_there, read_answer
+from xform.memory.sharding import LoweringArguments, on_mesh
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
 from xform.program.ir import Program, program
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, parse_bytes
 
-# "... required for HLO temporaries (39.00G) exceeds ...", "Used 24.00G of 15.75G hbm".
+# The size of a program in a compiler's message that refuses it, such as "... required for HLO
+# temporaries (39.00G) exceeds ..." or "Used 24.00G of 15.75G hbm".
 _SIZES = re.compile(r"(?:\(|Used )(?P<size>\d+(?:\.\d+)?)(?P<unit>[KMGT])(?:\) exceeds| of )")
 
 
@@ -48,7 +53,8 @@ class Compilation:
       function: name of the function.
       target: the target that it was compiled for.
       devices: the number of devices that it runs on.
-      bytes: by kind, see `worker.KINDS`, and `constant`; empty if the compiler refused the program.
+      bytes: bytes of each kind of memory: the kinds in `worker.KINDS`, and `constant`. Empty if the
+        compiler refused the program.
       flops: FLOPs over all devices, with trip counts.
       compile_seconds: wall time of the compiler.
       module: a serialized HloProto: the compiled module and its buffer assignment; None if the
@@ -90,7 +96,7 @@ class Compilation:
 
     @property
     def alias_bytes(self) -> int | None:
-        """Bytes of outputs in the memory of donated inputs, which both of the above count."""
+        """Bytes of outputs in the memory of donated inputs; inputs and outputs both count them."""
         return self._sum("alias")
 
     @property
@@ -105,7 +111,7 @@ class Compilation:
 
     @property
     def total_bytes(self) -> int | None:
-        """The headline: argument + output + temp - alias; for a refused program, its size.
+        """Argument + output + temp - alias; for a refused program, the size that is reported.
 
         None if the compiler refused the program and did not report its size.
         """
@@ -120,12 +126,12 @@ class Compilation:
 
     @property
     def device_bytes(self) -> int | None:
-        """Memory that the program needs on a device: the headline plus constants."""
+        """Memory that the program needs on a device: the total plus constants."""
         total = self.total_bytes
         return None if total is None else total + (self.constant_bytes or 0)
 
     def _sum(self, *kinds: str, less: str = "") -> int | None:
-        """Bytes of some kinds, minus the bytes of the kind `less`; None for a refused program."""
+        """Return the bytes of some kinds minus those of the kind `less`; None if refused."""
         if self.refused:
             return None
         return sum(self.bytes.get(k, 0) for k in kinds) - self.bytes.get(less, 0)
@@ -147,7 +153,7 @@ class Compilation:
         return not self.refused and not self.over_bytes
 
     def verdict(self) -> str:
-        """Whether the program fits and by how much, as one line of text."""
+        """Return whether the program fits and by how much, as one line of text."""
         capacity = self.target.device.capacity_bytes
         size, name = self.device_bytes, self.target.device.name
         if size is None:
@@ -202,76 +208,84 @@ def compile_for(
     Cost: a trace, a lowering and a compilation; for devices that are not attached, also a process
     that imports JAX. Results are cached by program and target, see `xform.memory.answers`.
     """
-    goal = target if isinstance(target, Target) else parse_target(target)
-    with progress_line.show(f"compiling {function_name(f)} for {goal.name}"):
+    parsed = target if isinstance(target, Target) else parse_target(target)
+    with progress_line.show(f"compiling {function_name(f)} for {parsed.name}"):
         f, args, kwargs = _jitted(f, args, kwargs or {}, donate_argnums)
-        if goal.local:
-            return _compile_locally(f, args, kwargs, goal, mesh, in_specs)
-        return _compile_elsewhere(f, args, kwargs, goal, mesh, in_specs, timeout_seconds)
+        if parsed.local:
+            return _compile_locally(f, args, kwargs, parsed, mesh, in_specs)
+        return _compile_elsewhere(f, args, kwargs, parsed, mesh, in_specs, timeout_seconds)
 
 
-def _compile_elsewhere(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+def _compile_elsewhere(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
                        mesh: Mapping[str, int] | None, in_specs: Any, timeout_seconds: float
                        ) -> Compilation:  # fmt: skip
     """Compile in a separate process, for devices that need not be attached."""
-    check_installed(goal)
-    lowered, jaxpr = lower(f, on_mesh(args, kwargs, goal, mesh, in_specs), goal)
-    ask = lambda: compile_there(lowered, goal, timeout_seconds)
-    key = goal.name, str(lowered.donated), str(lowered.options)
+    check_installed(target)
+    lowered, jaxpr = lower(f, on_mesh(args, kwargs, target, mesh, in_specs), target)
+    ask = lambda: compile_there(lowered, target, timeout_seconds)
+    key = target.name, str(lowered.donated), str(lowered.options)
     answer = cached_answer(lowered.program, *key, ask=ask)
-    return _compilation(lowered.name, goal, lowered.devices, answer, jaxpr, lowered.arguments)
+    return _compilation(lowered.name, target, lowered.devices, answer, jaxpr, lowered.arguments)
 
 
-def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
               donate_argnums: int | Sequence[int] = ()) -> Any:  # fmt: skip
-    """Trace a function with `jax.jit` for a target; the arguments are the same as `compile_for`'s.
+    """Trace a function with `jax.jit` for a target, and return JAX's `Traced` object.
 
-    Returns:
-      JAX's `Traced` object.
+    Args:
+      f: a function of pytrees of arrays, or a function made by `jax.jit` with its own options.
+      args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
+      kwargs: keyword arguments, of the same kinds.
+      target: the target.
+      donate_argnums: positions of the arguments whose memory may be reused.
     """
     f, args, kwargs = _jitted(f, args, kwargs, donate_argnums)
-    if goal.local:
-        arguments = _on_devices(args, kwargs, goal, None, None)
-        with _planned_locally(goal):
+    if target.local:
+        arguments = _on_devices(args, kwargs, target, None, None)
+        with _planned_locally(target):
             return trace_jitted(f, arguments)
-    arguments = on_mesh(args, kwargs, goal, None, None)
-    with lowering_context(goal, arguments):
+    arguments = on_mesh(args, kwargs, target, None, None)
+    with lowering_context(target, arguments):
         return trace_jitted(f, arguments)
 
 
 def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
             donate_argnums: int | Sequence[int]
             ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:  # fmt: skip
-    """The function jitted, with its arguments in the form that the jitted function takes."""
+    """Return the jitted function, and the arguments as the jitted function takes them."""
     if not is_jitted(f):
         f, args, kwargs = take_static_out(*arguments_for_jit(f, args, kwargs))
     return ensure_jitted(f, donate_argnums), args, kwargs
 
 
-def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
                 mesh: Mapping[str, int] | None, in_specs: Any) -> LoweringArguments:  # fmt: skip
-    """The arguments, placed on devices of this process."""
-    arguments = on_mesh(args, kwargs, goal, mesh, in_specs)
-    named = mesh is not None or in_specs is not None
-    abstract = named or any(map(_abstract, jax.tree.leaves((args, kwargs))))
-    if abstract or goal.backend != jax.default_backend():
-        return arguments.on(jax.devices(goal.backend))
+    """Return the arguments for a lowering on devices of this process.
+
+    They are placed on these devices if they are not there yet: they have an abstract mesh, or the
+    caller gives a mesh, or the devices are not JAX's default backend.
+    """
+    arguments = on_mesh(args, kwargs, target, mesh, in_specs)
+    has_mesh = mesh is not None or in_specs is not None
+    is_abstract = has_mesh or any(map(_has_abstract_mesh, jax.tree.leaves((args, kwargs))))
+    if is_abstract or target.backend != jax.default_backend():
+        return arguments.on(jax.devices(target.backend))
     return LoweringArguments(tuple(args), dict(kwargs), arguments.mesh)
 
 
 @contextlib.contextmanager
-def _planned_locally(goal: Target) -> Generator[None]:
-    """Context that plans traces for a device of this process and places arrays on it."""
-    first = jax.local_devices(backend=goal.backend)[0]
-    with goal.planned_for(), jax.default_device(first):
+def _planned_locally(target: Target) -> Generator[None]:
+    """A context that plans traces for a device of this process and places arrays on it."""
+    first = jax.local_devices(backend=target.backend)[0]
+    with target.planned_for(), jax.default_device(first):
         yield
 
 
-def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
                      mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
     """Compile for devices of this process."""
-    arguments = _on_devices(args, kwargs, goal, mesh, in_specs)
-    with _planned_locally(goal):
+    arguments = _on_devices(args, kwargs, target, mesh, in_specs)
+    with _planned_locally(target):
         trace = trace_jitted(f, arguments)
         lowered = trace.lower()
 
@@ -279,61 +293,75 @@ def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goa
         with tempfile.TemporaryDirectory(prefix="xform-") as folder:
             # A unique option makes JAX's compilation cache miss: a cached program has no buffer
             # assignment.
-            fresh = {"xla_dump_emitter_re": Path(folder).name}
-            return read(*compile_and_read(lowered, Path(folder), fresh))
+            unique_option = {"xla_dump_emitter_re": Path(folder).name}
+            return read_answer(*compile_and_read(lowered, Path(folder), unique_option))
 
     devices = arguments.mesh.size if arguments.mesh else 1
-    key = goal.name, goal.device.name, str(compiler_options(trace))
+    key = target.name, target.device.name, str(compiler_options(trace))
     answer = cached_answer(lowered.as_text(debug_info=True).encode(), *key, ask=ask)
-    return _compilation(trace.fun_name, goal, devices, answer, trace.jaxpr)
+    return _compilation(trace.fun_name, target, devices, answer, trace.jaxpr)
 
 
-def _abstract(x: Any) -> bool:
+def _has_abstract_mesh(x: Any) -> bool:
+    """Return whether an argument is sharded over a mesh without devices."""
     sharding = getattr(x, "sharding", None)
     return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)
 
 
-def _compilation(name: str, goal: Target, devices: int, answer: Answer, jaxpr: Any,
+def _compilation(name: str, target: Target, devices: int, answer: Answer, jaxpr: Any,
                  arguments: tuple[str, ...] = ()) -> Compilation:  # fmt: skip
+    """Return the `Compilation` for a compiler's answer, or raise `CompilationFailed`."""
     if answer.failed:
         raise CompilationFailed(
-            f"{name} for target={goal.name!r}",
+            f"{name} for target={target.name!r}",
             f"the compiler refused it: {answer.error.strip().splitlines()[0]}",
             "",
             "fix the program; if it is correct, report this error with the program",
         )
     prog = program(jaxpr)
-    work, needed = flops(prog), _needed(answer.error, goal)
+    needed_bytes = _needed_bytes(answer.error, target)
     sizes = dict(answer.bytes)
     if answer.module and sizes:
         assignment = buffers.read(answer.module)
         sizes["constant"] = assignment.constant_bytes
-        if goal.platform == "tpu":
+        if target.platform == "tpu":
             # libtpu's own sum is up to a third larger than its buffer assignment.
             sizes["temp"] = assignment.temp_bytes
-    return Compilation(name, goal, devices, sizes, work, answer.compile_seconds, answer.module,
-                       arguments, answer.error, needed, _closed_bytes(jaxpr), prog)  # fmt: skip
+    return Compilation(
+        name,
+        target,
+        devices,
+        sizes,
+        flops(prog),
+        answer.compile_seconds,
+        answer.module,
+        arguments,
+        answer.error,
+        needed_bytes,
+        _closed_bytes(jaxpr),
+        prog,
+    )
 
 
 def _closed_bytes(jaxpr: Any) -> int:
-    """Bytes of the arrays that a program and its inner programs close over."""
+    """Return the bytes of the arrays that a program and its inner programs close over."""
     sizes: dict[int, int] = {}
-    seen, todo = set[int](), [jaxpr]
-    while todo:
-        opened, consts = closed(todo.pop())
+    seen, stack = set[int](), [jaxpr]
+    while stack:
+        inner, consts = closed(stack.pop())
         sizes |= {id(x): getattr(x, "nbytes", 0) for x in consts}
-        if id(opened) not in seen:
-            seen.add(id(opened))
-            params = (v for eqn in opened.eqns for v in eqn.params.values())
-            todo += [j for v in params for j in (v if isinstance(v, tuple) else (v,))
-                     if hasattr(j, "eqns")]  # fmt: skip
+        if id(inner) not in seen:
+            seen.add(id(inner))
+            params = (v for eqn in inner.eqns for v in eqn.params.values())
+            stack += [j for v in params for j in (v if isinstance(v, tuple) else (v,))
+                      if hasattr(j, "eqns")]  # fmt: skip
     return sum(sizes.values())
 
 
-def _needed(error: str, goal: Target) -> int | None:
-    """Bytes that a refused program would need; None if the error message does not say it.
+def _needed_bytes(error: str, target: Target) -> int | None:
+    """Return the bytes that a refused program needs; None if the error message does not say it.
 
     A number up to the device's capacity is about something else, such as a memory on the chip.
     """
     sizes = (parse_bytes(f"{m['size']}{m['unit']}iB") for m in _SIZES.finditer(error))
-    return max((n for n in sizes if n > (goal.device.capacity_bytes or 0)), default=None)
+    return max((n for n in sizes if n > (target.device.capacity_bytes or 0)), default=None)

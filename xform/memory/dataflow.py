@@ -3,6 +3,8 @@
 XLA adds copies, passes values through tuples and loop states, and writes the stacked outputs of a
 loop with dynamic updates in place. `DataFlow` looks through all of these in both directions. For
 example, the origin of a stacked output is the operation in the loop's body that made one slice.
+
+The program is an HLO module (`hlo.py`). A value is an instruction and an index in its tuple.
 """
 
 from __future__ import annotations
@@ -14,18 +16,19 @@ from xform.memory.hlo import Index, Instruction, Module
 
 # Opcodes whose result is the first operand, copied or viewed.
 _COPIES = frozenset(("copy", "bitcast", "copy-done", "optimization-barrier"))
-_MOVES = _COPIES | {"reshape", "convert"}
-# Opcodes without a name that XLA adds to fetch a value in parts.
-_PARTS = frozenset(("slice", "concatenate", "custom-call", "reshape", "transpose"))
-_FILLS = frozenset(("broadcast", "constant", "iota", "parameter"))
-
+# Opcodes that are looked through to find the origin of a value.
+_LOOKED_THROUGH = _COPIES | {"reshape", "convert"}
+# Opcodes of operations that XLA adds, without an `op_name`, to fetch a value in parts.
+_FETCHES = frozenset(("slice", "concatenate", "custom-call", "reshape", "transpose"))
+# Opcodes that only initialize memory.
+_INITIALIZES = frozenset(("broadcast", "constant", "iota", "parameter"))
 
 # A value: the id of an instruction, and the index of an element of its tuple.
-Place = tuple[int, Index]
+ValueId = tuple[int, Index]
 
 
 class DataFlow:
-    """Origins and readers of the values of a module.
+    """Finds the origins and the readers of the values of a module.
 
     Cost: a few steps for each query.
     """
@@ -34,34 +37,36 @@ class DataFlow:
         self._module = module
 
     def origin(self, instruction: int, index: Index = ()) -> Instruction:
-        """The operation that made a value (or one element of a tuple)."""
+        """Return the operation that made a value (or one element of a tuple)."""
         start = self._module.instructions[instruction]
-        return self._back(start, index, set()) or start
+        return self._find_origin(start, index, set()) or start
 
     def where(self, instruction: Instruction) -> str:
-        """The source line of an operation; if it has none, the line of the nearest operation.
+        """Return the source line of an operation; if it has none, that of the nearest operation.
 
-        Operands, direct and indirect, are searched before readers.
+        Operands, direct and indirect, are searched before readers. "" if none has a line.
         """
-        return self._nearest(instruction, up=True) or self._nearest(instruction, up=False)
+        return self._nearest(instruction, to_operands=True) or self._nearest(
+            instruction, to_operands=False
+        )
 
-    def readers(self, places: Iterable[Place]) -> list[Instruction]:
-        """The operations that read any of these values, or copies of them."""
-        by_id: dict[int, Instruction] = {}
-        queue = list(places)
+    def readers(self, values: Iterable[ValueId]) -> list[Instruction]:
+        """Return the operations that read any of these values, or copies of them."""
+        readers: dict[int, Instruction] = {}
+        queue = list(values)
         seen = set(queue)
-        for place in queue:
-            for user, onto in self._forth(*place):
-                if onto is None:
-                    by_id[user.id] = user
-                elif onto not in seen:
-                    seen.add(onto)
-                    queue.append(onto)
-        return list(by_id.values())
+        for value in queue:
+            for user, same_value in self._users_of(*value):
+                if same_value is None:
+                    readers[user.id] = user
+                elif same_value not in seen:
+                    seen.add(same_value)
+                    queue.append(same_value)
+        return list(readers.values())
 
     def only_initializes(self, instruction: Instruction) -> bool:
-        """Whether an operation only initializes memory, such as zeros that a loop starts from."""
-        return instruction.opcode in _FILLS or instruction.target == "AllocateBuffer"
+        """Return whether an operation only initializes memory, as zeros that a loop starts from."""
+        return instruction.opcode in _INITIALIZES or instruction.target == "AllocateBuffer"
 
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
@@ -72,17 +77,17 @@ class DataFlow:
                 users.setdefault(operand, []).append(i)
         return users
 
-    def _back(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
-        """The origin of a value; None if the search comes back to the value itself."""
+    def _find_origin(self, i: Instruction, index: Index, seen: set[ValueId]) -> Instruction | None:
+        """Return the origin of a value; None if the search comes back to a value in `seen`."""
         if (i.id, index) in seen:
             return None
         seen.add((i.id, index))
 
         def operand(k: int, index: Index = ()) -> Instruction | None:
-            return self._back(self._module.instructions[i.operands[k]], index, seen)
+            return self._find_origin(self._module.instructions[i.operands[k]], index, seen)
 
         def result(computation: int, index: Index = index) -> Instruction | None:
-            return self._back(self._module.root(computation), index, seen)
+            return self._find_origin(self._module.root(computation), index, seen)
 
         match i.opcode:
             case "get-tuple-element":
@@ -95,7 +100,9 @@ class DataFlow:
                 return operand(0, (1, *index))
             case "async-start" if index[:1] == (1,) and i.called:
                 return result(i.called[0], index[1:])
-            case opcode if opcode in _MOVES or (opcode in _PARTS and i.operands and not i.op_name):
+            case opcode if opcode in _LOOKED_THROUGH or (
+                opcode in _FETCHES and i.operands and not i.op_name
+            ):
                 source = operand(0, index)
                 own = self._module.where(i)
                 return i if source is None or (own and not self._module.where(source)) else source
@@ -113,34 +120,43 @@ class DataFlow:
                 slices = operand(1)
                 return i if slices is None or self.only_initializes(slices) else slices
             case "parameter":
-                return self._from_caller(i, index, seen)
+                return self._find_origin_of_parameter(i, index, seen)
             case _:
                 return i
 
-    def _from_caller(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
-        """The origin of a computation's parameter: the operand that the caller passes."""
+    def _find_origin_of_parameter(
+        self, i: Instruction, index: Index, seen: set[ValueId]
+    ) -> Instruction | None:
+        """Return the origin of a computation's parameter: of the operand that the caller passes."""
         caller = self._module.callers.get(i.computation)
         if caller is None:
             return i
         number = i.number
         if caller.opcode == "while":
-            after = self._back(self._module.root(caller.called[0]), index, seen)
-            if after is not None:
-                return after
+            in_body = self._find_origin(self._module.root(caller.called[0]), index, seen)
+            if in_body is not None:
+                return in_body
         elif caller.opcode == "conditional":
             number = 1 + caller.called.index(i.computation)
         if number >= len(caller.operands):
             return i
-        return self._back(self._module.instructions[caller.operands[number]], index, seen)
+        return self._find_origin(self._module.instructions[caller.operands[number]], index, seen)
 
-    def _forth(self, instruction: int, index: Index) -> Iterator[tuple[Instruction, Place | None]]:
-        """The users of a value, each with the value that it passes it on as; None for a reader."""
+    def _users_of(
+        self, instruction: int, index: Index
+    ) -> Iterator[tuple[Instruction, ValueId | None]]:
+        """Yield the users of a value, each with its result that is the same value.
+
+        None instead of a result means that the user reads the value.
+        """
         for user in self.users.get(instruction, ()):
-            yield from ((user, place) for place in self._onto(user, instruction, index))
-        yield from self._out(instruction, index)
+            yield from ((user, value) for value in self._passed_on(user, instruction, index))
+        yield from self._seen_by_caller(instruction, index)
 
-    def _onto(self, user: Instruction, instruction: int, index: Index) -> Iterator[Place | None]:
-        """The values that `user` passes an operand on as; None if it reads the operand."""
+    def _passed_on(
+        self, user: Instruction, instruction: int, index: Index
+    ) -> Iterator[ValueId | None]:
+        """Yield the values that are the same value after `user`; None if it reads the value."""
         operands = [k for k, x in enumerate(user.operands) if x == instruction]
         match user.opcode:
             case "get-tuple-element" | "copy-done" | "async-done":
@@ -154,27 +170,32 @@ class DataFlow:
             case opcode if opcode in _COPIES:
                 yield user.id, index
             case "while" | "call" | "conditional" | "async-start":
-                yield from ((inside, index) for inside in self._inside(user, operands))
+                yield from ((inside, index) for inside in self._inner_parameters(user, operands))
                 if user.opcode == "while":
                     yield user.id, index
             case _ if not index:
-                yield (user.id, ()) if user.opcode in _PARTS and not user.op_name else None
+                yield (user.id, ()) if user.opcode in _FETCHES and not user.op_name else None
             case _:
                 pass
 
-    def _inside(self, user: Instruction, operands: Sequence[int]) -> Iterator[int]:
-        """The parameters of the called computations that receive these operands, as ids."""
+    def _inner_parameters(self, user: Instruction, operands: Sequence[int]) -> Iterator[int]:
+        """Yield the ids of the parameters in called computations that receive these operands."""
         for computation in user.called:
             numbers = operands
-            if user.opcode == "conditional":  # operand 0 chooses the branch, each has one operand
+            if user.opcode == "conditional":  # operand 0 is the index; each branch has one more
                 own = 1 + user.called.index(computation)
                 numbers = [0 for k in operands if k == own]
             for number in numbers:
                 if (computation, number) in self._parameters:
                     yield self._parameters[computation, number]
 
-    def _out(self, instruction: int, index: Index) -> Iterator[tuple[Instruction, Place]]:
-        """If a value is the root of a computation, the values that the caller sees it as."""
+    def _seen_by_caller(
+        self, instruction: int, index: Index
+    ) -> Iterator[tuple[Instruction, ValueId]]:
+        """Yield the values that a computation's result is for its caller; nothing for others.
+
+        The result of a loop's body is also the parameter of the body and of the condition.
+        """
         own = self._module.instructions[instruction]
         caller = self._module.callers.get(own.computation)
         if caller is None or self._module.computations[own.computation].root != instruction:
@@ -189,8 +210,11 @@ class DataFlow:
         return {(i.computation, i.number): i.id for i in self._module.instructions.values()
                 if i.opcode == "parameter"}  # fmt: skip
 
-    def _nearest(self, start: Instruction, up: bool, most: int = 64) -> str:
-        """The first source line in a breadth-first search along operands, or along users."""
+    def _nearest(self, start: Instruction, to_operands: bool, most: int = 64) -> str:
+        """Return the first source line in a breadth-first search along operands, or along users.
+
+        `most` bounds the instructions that are searched.
+        """
         queue, seen = [start], {start.id}
         for i in queue:
             if where := self._module.where(i):
@@ -198,7 +222,7 @@ class DataFlow:
             if len(queue) < most:
                 near = (
                     [self._module.instructions[k] for k in i.operands]
-                    if up
+                    if to_operands
                     else self.users.get(i.id, [])
                 )
                 queue += [k for k in near if k.id not in seen]

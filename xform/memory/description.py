@@ -1,4 +1,4 @@
-"""A description of what was compiled: the transform, the policy and the arguments."""
+"""Describe what a memory report is about: the transform, the policy and the arguments, as text."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from xform.introspection.callables import argument_names, transform_record
 from xform.policies import as_code, min_cut, policy_name
 from xform.terminal.text import human_bytes
 
-# At most this many arguments are listed by name; the others are summed up.
+# At most this many arguments are listed by name. For the others, the total is given.
 _MOST_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A description of what was compiled; prints as lines, or as nothing if it is empty.
+    """A description of what was compiled. Prints as lines, or as "" if it has no arguments.
 
     Attributes:
       transform: such as "value_and_grad by argument 0"; empty for a function without a transform.
@@ -45,14 +45,14 @@ class Description:
     @property
     def compiled(self) -> str:
         """The transform and the policy, in one line."""
-        what = f"its {self.transform}" if self.transform else "the function as it is"
-        return what + (f", policy {self.policy}" if self.policy else "")
+        subject = f"its {self.transform}" if self.transform else "the function as it is"
+        return subject + (f", policy {self.policy}" if self.policy else "")
 
     @property
     def given(self) -> str:
         """The arguments, in one line."""
-        by = f", by {self.inputs}" if self.inputs else ""
-        return f"{self.arguments}{by}"
+        source = f", by {self.inputs}" if self.inputs else ""
+        return f"{self.arguments}{source}"
 
     def __str__(self) -> str:
         if not self.arguments:
@@ -63,7 +63,7 @@ class Description:
 
 
 def describe(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Description:
-    """Describe what is compiled for a call of `f`.
+    """Return the description of a call `f(*args, **kwargs)` that is compiled.
 
     >>> import xform
     >>> from xform.memory.description import describe
@@ -73,27 +73,28 @@ def describe(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     """
     derivative = transform_record(f)
     named = [*zip(argument_names(f, len(args)), args, strict=True), *kwargs.items()]
-    words = [f"{name} {_type(x)}" for name, x in named[:_MOST_NAMED]]
+    texts = [f"{name} {_type_text(x)}" for name, x in named[:_MOST_NAMED]]
     if rest := named[_MOST_NAMED:]:
-        words.append(f"and {len(rest)} more, {_type([x for _, x in rest])}")
-    arguments = ", ".join(words) or "none"
+        texts.append(f"and {len(rest)} more, {_type_text([x for _, x in rest])}")
+    arguments = ", ".join(texts) or "none"
     if derivative is None:
         return Description(arguments=arguments)
-    by = derivative.argnums if isinstance(derivative.argnums, Sequence) else (derivative.argnums,)
-    several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
+    argnums = derivative.argnums
+    positions = argnums if isinstance(argnums, Sequence) else (argnums,)
+    by = f"argument{'s' * (len(positions) != 1)} {', '.join(map(str, positions))}"
     policy = min_cut if derivative.policy is None else derivative.policy
     return Description(
-        f"{derivative.transform} by {several}", policy_name(policy), as_code(policy), arguments
+        f"{derivative.transform} by {by}", policy_name(policy), as_code(policy), arguments
     )
 
 
 def short(dtype: Any) -> str:
-    """A dtype as JAX prints it: f32."""
+    """Return the short name of a dtype, as JAX prints it, such as "f32"."""
     return ShapedArray((), dtype).str_short(short_dtypes=True).partition("[")[0]
 
 
-def _type(x: Any) -> str:
-    """The type of an argument as text; for a tree, the number of its arrays and their bytes."""
+def _type_text(x: Any) -> str:
+    """Return an argument's type as text; for a tree, the number of its arrays and their bytes."""
     leaves = jax.tree.leaves(x)
     arrays = [y for y in leaves if hasattr(y, "shape") and hasattr(y, "dtype")]
     if len(leaves) == 1 and leaves[0] is x:

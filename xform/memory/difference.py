@@ -15,13 +15,15 @@ LINES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Two `MemoryReport`s, side by side; prints as tables."""
+    """Two `MemoryReport`s, `one` and `other`, side by side. Prints as tables."""
 
     one: Any
     other: Any
 
     def rows(self, key: str = "where") -> list[tuple[str, int, int]]:
-        """Bytes at the peak in both reports, grouped by line or another key of `MemoryReport.group_by`.
+        """Return the bytes at the peak of both reports, in groups.
+
+        `key` is "where" (source line), "category", "scope" or "operation".
 
         Returns:
           `(name, bytes in one, bytes in the other)` for each group, largest change first.
@@ -33,17 +35,18 @@ class Difference:
     def __str__(self) -> str:
         policy = lambda r: f", {r.description.policy}" if r.description.policy else ""
         names = [f"{r.function} on {r.target}{policy(r)}" for r in (self.one, self.other)]
-        of = lambda k: tuple(getattr(r, f"{k}_bytes") for r in (self.one, self.other))
-        lines = [["", *names, "change"], *(_changed(k, *of(k)) for k in KINDS)]
+        sizes = lambda kind: tuple(getattr(r, f"{kind}_bytes") for r in (self.one, self.other))
+        lines = [["", *names, "change"], *(_table_row(kind, *sizes(kind)) for kind in KINDS)]
         parts = [columns(lines, right=(1, 2, 3))]
         for key in ("category", "where"):
             if rows := [r for r in self.rows(key) if r[1] != r[2]][:LINES]:
-                lines = [[key, *names, "change"], *(_changed(*r) for r in rows)]
+                lines = [[key, *names, "change"], *(_table_row(*r) for r in rows)]
                 parts.append(columns(lines, right=(1, 2, 3)))
         return "\n\n".join(parts)
 
 
-def _changed(name: str, a: int | None, b: int | None) -> list[str]:
+def _table_row(name: str, a: int | None, b: int | None) -> list[str]:
+    """Return a printed row: a name, bytes in both reports, and the change from `a` to `b`."""
     change = human_bytes(None)
     if a is not None and b is not None:
         change = f"{'-' if b < a else '+'}{human_bytes(abs(b - a))}"

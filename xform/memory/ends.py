@@ -1,8 +1,9 @@
 """How each primitive maps the axes of its operands, for the proof that an axis is a batch.
 
-An axis of an operand ends in one of three ways. It becomes an axis of the result with the same
-indices, it is summed over, or the primitive mixes its indices ("needs the axis whole"). Elementwise
-primitives need no entry in the table. An unknown primitive needs all axes of its operands whole.
+Each axis of an operand ends in one of three ways. It becomes an axis of the result with the same
+indices (it *stays*). Or it is summed over. Or the primitive *mixes* its indices: elements of the
+result depend on several of them, or on their order. Elementwise primitives need no entry in the
+table. An unknown primitive counts as mixing all axes of its operands.
 """
 
 from __future__ import annotations
@@ -18,57 +19,67 @@ from xform.registry.table import traits
 from xform.rules.contract import remaining_axes
 
 # For each axis of an operand: its axis in the result; or a number >= the result's number of axes if
-# it is summed, equal for axes that are summed together; or None if it is needed whole.
+# it is summed, equal for axes that are summed together; or None if it is mixed.
 Ends = tuple[int | None, ...]
+# Returns the `Ends` of each operand of an equation.
 EndsRule = Callable[[JaxprEqn], list[Ends]]
 
 
 def ends(eqn: JaxprEqn) -> list[Ends]:
-    """How an equation maps the axes of each of its operands."""
-    if row := _TABLE.get(eqn.primitive.name):
-        return row(eqn)
+    """Return for each operand of an equation how each of its axes ends.
+
+    >>> from xform.memory.ends import ends
+    >>> (product,) = jax.make_jaxpr(jax.lax.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns
+    >>> ends(product)  # axes 0 and 1 of the result; 2 is summed
+    [(0, 2), (2, 1)]
+    """
+    if rule := _TABLE.get(eqn.primitive.name):
+        return rule(eqn)
     known = traits(eqn.primitive)
     if known.identity or isinstance(known.dependence, Elementwise) or known.fusion == "elementwise":
-        return _each(eqn)
+        return _elementwise(eqn)
     return [(None,) * len(shape(v)) for v in eqn.invars]
 
 
-def _each(eqn: JaxprEqn) -> list[Ends]:
+def _elementwise(eqn: JaxprEqn) -> list[Ends]:
+    """All axes stay. An operand of another rank is mixed."""
     ndim = len(shape(eqn.outvars[0]))
     return [tuple(range(ndim)) if len(s) == ndim else (None,) * len(s)
             for s in map(shape, eqn.invars)]  # fmt: skip
 
 
 def _sum(eqn: JaxprEqn) -> list[Ends]:
-    return _without(eqn, eqn.params["axes"], summed=True)
+    """The axes of a sum are summed, the others stay."""
+    return _reduce(eqn, eqn.params["axes"], summed=True)
 
 
 def _reduction(eqn: JaxprEqn) -> list[Ends]:
-    return _without(eqn, eqn.params["axes"])
+    """The axes of a reduction that is not a sum are mixed, the others stay."""
+    return _reduce(eqn, eqn.params["axes"])
 
 
-def _without(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[Ends]:
-    """The result has all axes except `axes`, in order; these are summed, or needed whole."""
+def _reduce(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[Ends]:
+    """The result has all axes except `axes`, in order. These are summed, or mixed."""
     out: list[Ends] = []
     for s in map(shape, eqn.invars):
-        keeps = remaining_axes(len(s), axes)
-        place = {axis: j for j, axis in enumerate(keeps)}
-        gone = {axis: len(keeps) + k if summed else None for k, axis in enumerate(axes)}
-        out.append(tuple(place.get(i, gone.get(i)) for i in range(len(s))))
+        kept = remaining_axes(len(s), axes)
+        result_axis = {axis: j for j, axis in enumerate(kept)}
+        reduced = {axis: len(kept) + k if summed else None for k, axis in enumerate(axes)}
+        out.append(tuple(result_axis.get(i, reduced.get(i)) for i in range(len(s))))
     return out
 
 
-def _along(*names: str) -> EndsRule:
-    """For primitives that work along some axes, which these parameters name: the others stay."""
+def _mixes(*names: str) -> EndsRule:
+    """Return the rule of primitives that mix the axes in these parameters: the others stay."""
 
-    def row(eqn: JaxprEqn) -> list[Ends]:
+    def rule(eqn: JaxprEqn) -> list[Ends]:
         mixed = set[int]()
         for axes in (eqn.params[name] for name in names if name in eqn.params):
             mixed |= set(axes) if isinstance(axes, Sequence) else {axes}
         ndims = [len(shape(v)) for v in eqn.invars]
         return [tuple(None if i in mixed else i for i in range(n)) for n in ndims]
 
-    return row
+    return rule
 
 
 def _matrices(eqn: JaxprEqn) -> list[Ends]:
@@ -78,6 +89,7 @@ def _matrices(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _fft(eqn: JaxprEqn) -> list[Ends]:
+    """All axes stay except the transformed ones, which are the last."""
     n = len(shape(eqn.invars[0]))
     return [tuple(i if i < n - len(eqn.params["fft_lengths"]) else None for i in range(n))]
 
@@ -88,9 +100,9 @@ def _windows(eqn: JaxprEqn) -> list[Ends]:
     names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
     sizes = [p.get(name) or (1,) * ndim for name in names]
     pads = [(low, high) for low, high in p["padding"]]
-    still = [n == (1, 1, 1, 1) and pad == (0, 0)
+    stays = [n == (1, 1, 1, 1) and pad == (0, 0)
              for n, pad in zip(zip(*sizes, strict=True), pads, strict=True)]  # fmt: skip
-    return [tuple(i if still[i] else None for i in range(ndim)) if len(s) == ndim else ()
+    return [tuple(i if stays[i] else None for i in range(ndim)) if len(s) == ndim else ()
             for s in map(shape, eqn.invars)]  # fmt: skip
 
 
@@ -102,107 +114,128 @@ def _same_length(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _pad(eqn: JaxprEqn) -> list[Ends]:
+    """The axes that are not padded stay."""
     padding = eqn.params["padding_config"]
     return [tuple(i if tuple(p) == (0, 0, 0) else None for i, p in enumerate(padding)), ()]
 
 
 def _update(eqn: JaxprEqn) -> list[Ends]:
-    """An axis stays unless the update is shorter: its indices would then differ in treatment."""
-    x, part = map(shape, eqn.invars[:2])
-    of = tuple(i if n == m else None for i, (n, m) in enumerate(zip(x, part, strict=True)))
-    return [of, of, *[()] * (len(eqn.invars) - 2)]
+    """An axis stays unless the update is shorter: then only some indices are updated."""
+    x, update = map(shape, eqn.invars[:2])
+    axes = tuple(i if n == m else None for i, (n, m) in enumerate(zip(x, update, strict=True)))
+    return [axes, axes, *[()] * (len(eqn.invars) - 2)]
 
 
 def _transpose(eqn: JaxprEqn) -> list[Ends]:
+    """All axes stay, in another order."""
     return [tuple(int(j) for j in np.argsort(eqn.params["permutation"]))]
 
 
 def _broadcast(eqn: JaxprEqn) -> list[Ends]:
+    """All axes stay, among new ones."""
     return [tuple(eqn.params["broadcast_dimensions"]), *[()] * (len(eqn.invars) - 1)]
 
 
 def _dot(eqn: JaxprEqn) -> list[Ends]:
-    summed, batch = eqn.params["dimension_numbers"]
-    ndim, first = len(shape(eqn.outvars[0])), len(batch[0])
+    """The contracted axes are summed, the batch axes and the free axes stay."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    ndim, first_free = len(shape(eqn.outvars[0])), len(batch[0])
     out: list[Ends] = []
-    for v, over, together in zip(eqn.invars, summed, batch, strict=True):
-        owns = remaining_axes(len(shape(v)), over, together)
-        place = {axis: k for k, axis in enumerate(together)}
-        place |= {axis: k for k, axis in enumerate(owns, first)}
-        place |= {axis: k for k, axis in enumerate(over, ndim)}
-        first += len(owns)
-        out.append(tuple(place[i] for i in range(len(shape(v)))))
+    for v, summed_axes, batch_axes in zip(eqn.invars, contracted, batch, strict=True):
+        free_axes = remaining_axes(len(shape(v)), summed_axes, batch_axes)
+        end = {axis: k for k, axis in enumerate(batch_axes)}
+        end |= {axis: k for k, axis in enumerate(free_axes, first_free)}
+        end |= {axis: k for k, axis in enumerate(summed_axes, ndim)}
+        first_free += len(free_axes)
+        out.append(tuple(end[i] for i in range(len(shape(v)))))
     return out
 
 
 def _conv(eqn: JaxprEqn) -> list[Ends]:
-    """The batch and feature axes stay, and the spatial axes along which the window does not slide.
+    """The batch and output features stay, and spatial axes along which the window does not slide.
 
-    The input features are summed.
+    The input features are summed. With groups, the axes that they split are mixed.
     """
     p = eqn.params
-    of_x, of_w, of_y = p["dimension_numbers"]
-    ndim, grouped = len(of_y), p["feature_group_count"] > 1 or p["batch_group_count"] > 1
-    x: dict[int, int | None] = {of_x[0]: of_y[0] if p["batch_group_count"] == 1 else None}
-    w: dict[int, int | None] = {of_w[0]: None if grouped else of_y[1]}
-    x[of_x[1]] = w[of_w[1]] = None if grouped else ndim
-    sizes = shape(eqn.invars[1])
-    plain = zip(of_x[2:], of_w[2:], of_y[2:], p["window_strides"], p["padding"],
-                p["lhs_dilation"], strict=True)  # fmt: skip
-    for i, j, k, stride, padding, dilation in plain:
-        still = (sizes[j], stride, tuple(padding), dilation) == (1, 1, (0, 0), 1)
-        x[i], w[j] = (k if still else None), None
+    axes_x, axes_w, axes_y = p["dimension_numbers"]
+    ndim, grouped = len(axes_y), p["feature_group_count"] > 1 or p["batch_group_count"] > 1
+    x: dict[int, int | None] = {axes_x[0]: axes_y[0] if p["batch_group_count"] == 1 else None}
+    w: dict[int, int | None] = {axes_w[0]: None if grouped else axes_y[1]}
+    x[axes_x[1]] = w[axes_w[1]] = None if grouped else ndim
+    window = shape(eqn.invars[1])
+    spatial = zip(axes_x[2:], axes_w[2:], axes_y[2:], p["window_strides"], p["padding"],
+                  p["lhs_dilation"], strict=True)  # fmt: skip
+    for i, j, k, stride, padding, dilation in spatial:
+        stays = (window[j], stride, tuple(padding), dilation) == (1, 1, (0, 0), 1)
+        x[i], w[j] = (k if stays else None), None
     return [tuple(x[i] for i in range(ndim)), tuple(w[i] for i in range(ndim))]
 
 
 def _gather(eqn: JaxprEqn) -> list[Ends]:
     """Three kinds of axes stay: full in every window, batching axes, and axes of the indices."""
     d, (x, indices, y) = eqn.params["dimension_numbers"], map(shape, (*eqn.invars, *eqn.outvars))
-    outside = remaining_axes(len(y), d.offset_dims)
-    place = _fixed(x, eqn.params["slice_sizes"], d.offset_dims, d.collapsed_slice_dims,
-                   d.operand_batching_dims, d.start_index_map)  # fmt: skip
+    index_axes = remaining_axes(len(y), d.offset_dims)  # in the result
+    end = _whole_axes(x, eqn.params["slice_sizes"], d.offset_dims, d.collapsed_slice_dims,
+                      d.operand_batching_dims, d.start_index_map)  # fmt: skip
     pairs = zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True)
-    place |= {i: outside[j] for i, j in pairs}
-    return [tuple(place.get(i) for i in range(len(x))), (*outside[: len(indices) - 1], None)]
+    end |= {i: index_axes[j] for i, j in pairs}
+    return [tuple(end.get(i) for i in range(len(x))), (*index_axes[: len(indices) - 1], None)]
 
 
 def _scatter(adds: bool) -> EndsRule:
-    """The reverse of `_gather`. If `adds`, the other axes of the updates are summed."""
+    """Return the rule of a scatter, the reverse of a gather.
 
-    def row(eqn: JaxprEqn) -> list[Ends]:
+    If `adds`, the axes of the updates that do not stay are summed.
+    """
+
+    def rule(eqn: JaxprEqn) -> list[Ends]:
         d, (x, indices, updates) = eqn.params["dimension_numbers"], map(shape, eqn.invars)
-        outside = remaining_axes(len(updates), d.update_window_dims)
+        index_axes = remaining_axes(len(updates), d.update_window_dims)  # in the updates
         inserted, batched = d.inserted_window_dims, d.operand_batching_dims
-        inside = remaining_axes(len(x), inserted, batched)
+        window_axes = remaining_axes(len(x), inserted, batched)
         sizes = [1] * len(x)
-        for i, j in zip(inside, d.update_window_dims, strict=True):
+        for i, j in zip(window_axes, d.update_window_dims, strict=True):
             sizes[i] = updates[j]
-        place = _fixed(x, sizes, d.update_window_dims, inserted, batched,
-                       d.scatter_dims_to_operand_dims)  # fmt: skip
+        update_axis = _whole_axes(x, sizes, d.update_window_dims, inserted, batched,
+                                  d.scatter_dims_to_operand_dims)  # fmt: skip
         pairs = [*zip(batched, d.scatter_indices_batching_dims, strict=True)]
-        place |= {i: outside[j] for i, j in pairs}
-        back: dict[int, int | None] = {j: i for i, j in place.items()}
-        summed = {j: len(x) + k if adds else None for k, j in enumerate(outside) if j not in back}
-        of = tuple((back | summed).get(j) for j in range(len(updates)))
-        at = tuple(of[j] for j in outside[: len(indices) - 1])
-        return [tuple(i if i in place else None for i in range(len(x))), (*at, None), of]
+        update_axis |= {i: index_axes[j] for i, j in pairs}
+        stays: dict[int, int | None] = {j: i for i, j in update_axis.items()}
+        summed = {
+            j: len(x) + k if adds else None for k, j in enumerate(index_axes) if j not in stays
+        }
+        of_updates = tuple((stays | summed).get(j) for j in range(len(updates)))
+        of_indices = tuple(of_updates[j] for j in index_axes[: len(indices) - 1])
+        of_x = tuple(i if i in update_axis else None for i in range(len(x)))
+        return [of_x, (*of_indices, None), of_updates]
 
-    return row
-
-
-def _fixed(x: Sequence[int], sizes: Sequence[int], axes: Sequence[int], narrow: Sequence[int],
-             batch: Sequence[int], named: Sequence[int]) -> dict[int, int]:  # fmt: skip
-    """The axes that every window covers fully, each with its axis in the array of the windows."""
-    inside = zip(remaining_axes(len(x), narrow, batch), axes, strict=True)
-    return {i: j for i, j in inside if i not in named and sizes[i] == x[i]}
+    return rule
 
 
-_ROWS: dict[EndsRule, str] = {
+def _whole_axes(
+    x: Sequence[int],
+    sizes: Sequence[int],
+    axes: Sequence[int],
+    collapsed: Sequence[int],
+    batch: Sequence[int],
+    indexed: Sequence[int],
+) -> dict[int, int]:
+    """Return the axes of `x` that every window covers, each with its axis in the windows' array.
+
+    `sizes` is the window's shape, and `axes` are its axes in the array of all windows, without the
+    `collapsed` and `batch` axes of `x`. `indexed` axes have a start index, so they do not count.
+    """
+    window_axes = zip(remaining_axes(len(x), collapsed, batch), axes, strict=True)
+    return {i: j for i, j in window_axes if i not in indexed and sizes[i] == x[i]}
+
+
+# The rules, each with the names of its primitives.
+_PRIMITIVES: dict[EndsRule, str] = {
     _sum: "reduce_sum",
     _reduction: "reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin",
-    _along("dimension", "dimensions", "axis"): "sort rev concatenate split top_k cumsum cumprod "
+    _mixes("dimension", "dimensions", "axis"): "sort rev concatenate split top_k cumsum cumprod "
     "cummax cummin cumlogsumexp",
-    _along("reduction_dimension"): "approx_top_k",
+    _mixes("reduction_dimension"): "approx_top_k",
     _matrices: "cholesky eigh lu qr svd schur householder_product triangular_solve",
     _fft: "fft",
     _windows: "reduce_window reduce_window_sum reduce_window_max reduce_window_min "
@@ -219,4 +252,4 @@ _ROWS: dict[EndsRule, str] = {
     _scatter(adds=False): "scatter scatter_mul scatter-mul scatter_min scatter-min scatter_max "
     "scatter-max",
 }
-_TABLE = {name: row for row, names in _ROWS.items() for name in names.split()}
+_TABLE = {name: rule for rule, names in _PRIMITIVES.items() for name in names.split()}

@@ -1,6 +1,7 @@
-"""Facts about the memory of a program, with the source lines of the buffers.
+"""Facts about the memory of a program, with the source lines of the buffers: a part of the advice.
 
-Facts promise no savings: only the compiler knows how many bytes a change would save.
+Facts promise no savings: only the compiler knows how many bytes a change would save. A *row* is the
+report on one buffer (`BufferRow`). Each function below yields the facts of one kind.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xform.memory.attribute import BufferRow
-from xform.memory.changes import ARGUMENTS, MADE
+from xform.memory.changes import ARGUMENTS, COMPUTED
 from xform.memory.updates import waiting_gradients
 from xform.terminal.text import first_few, human_bytes
 
@@ -27,18 +28,20 @@ class Fact(NamedTuple):
 
 
 def largest_buffer(report: Any) -> str:
-    """A sentence about the largest buffer at the peak: its size, type and source line."""
+    """Return a sentence about the largest buffer at the peak: its size, type and source line."""
     row = max(report.peak, key=lambda row: row.bytes)
     kind = f"{row.dtype}[{','.join(map(str, row.shape))}]"
-    made = row.name if row.operation == "parameter" else f"made by {row.operation}"
-    at = f" at {row.where}" if row.where else ""
-    return (f"the largest buffer takes {human_bytes(row.bytes)} of the "
-            f"{human_bytes(report.total_bytes)}: {kind}, {row.category}, {made}{at}")  # fmt: skip
+    maker = row.name if row.operation == "parameter" else f"made by {row.operation}"
+    line = f" at {row.where}" if row.where else ""
+    size, total = human_bytes(row.bytes), human_bytes(report.total_bytes)
+    return f"the largest buffer takes {size} of the {total}: {kind}, {row.category}, {maker}{line}"
 
 
 def facts(report: Any) -> Iterator[Fact]:
-    """The facts that apply to a `MemoryReport`."""
-    for kind in (_donations, _state, _applied, _copies, _classes, _activations, _wide, _constants):
+    """Yield the facts that apply to a `MemoryReport`. Some may be about 0 bytes."""
+    kinds = (_donations, _training_state, _gradients, _copies, _classes, _activations, _float32,
+             _constants)  # fmt: skip
+    for kind in kinds:
         yield from kind(report)
 
 
@@ -62,8 +65,8 @@ def _donations(report: Any) -> Iterator[Fact]:
         )
 
 
-def _state(report: Any) -> Iterator[Fact]:
-    """The training state, if one device is too small."""
+def _training_state(report: Any) -> Iterator[Fact]:
+    """Parameters, gradients and optimizer state, if the program is too large for one device."""
     if report.compilation.devices == 1 and report.compilation.over_bytes:
         size = sum(r.bytes for r in report.peak if r.category in _STATE)
         yield Fact(
@@ -73,14 +76,15 @@ def _state(report: Any) -> Iterator[Fact]:
         )
 
 
-def _applied(report: Any) -> Iterator[Fact]:
+def _gradients(report: Any) -> Iterator[Fact]:
     """Gradients that are all live at once because a number is computed from all of them."""
     if found := waiting_gradients(report):
-        size, at = sum(r.bytes for r in found.rows), f", at {found.where}" if found.where else ""
+        size = sum(r.bytes for r in found.rows)
+        line = f", at {found.where}" if found.where else ""
         yield Fact(
             found.peak_reduction,
             f"{human_bytes(size)} of gradients wait for a number that is computed from all of them "
-            f"(a norm, or whether they are finite){at}: with one number for each gradient, as in "
+            f"(a norm, or whether they are finite){line}: with one number for each gradient, as in "
             "optax.clip_by_block_rms, each gradient can be applied as soon as it is computed",
         )
 
@@ -95,7 +99,7 @@ def _copies(report: Any) -> Iterator[Fact]:
 def _classes(report: Any) -> Iterator[Fact]:
     """Values with an axis over the classes of a loss, such as logits."""
     for n in report.input_axes.classes:
-        rows = [r for r in report.peak if r.category in MADE and n in r.shape]
+        rows = [r for r in report.peak if r.category in COMPUTED and n in r.shape]
         size = sum(r.bytes for r in rows)
         yield Fact(
             size,
@@ -118,7 +122,7 @@ def _activations(report: Any) -> Iterator[Fact]:
     )
 
 
-def _wide(report: Any) -> Iterator[Fact]:
+def _float32(report: Any) -> Iterator[Fact]:
     """Activations in float32."""
     rows = [r for r in report.peak if r.category == "activation" and r.dtype == "f32"]
     size = sum(r.bytes for r in rows)
@@ -136,7 +140,7 @@ def _constants(report: Any) -> Iterator[Fact]:
 
 
 def _lines(rows: Sequence[BufferRow]) -> str:
-    """The source lines with the most bytes."""
+    """Return the source lines of the rows, the ones with the most bytes."""
     sizes = collections.Counter[str]()
     for row in rows:
         sizes[row.where or row.name] += row.bytes

@@ -1,7 +1,8 @@
 """Read an optimized HLO module from XLA's dump, as far as the memory analysis needs it.
 
-The field numbers come from XLA's hlo.proto and xla_data.proto. All instructions are read with the
-module; shapes and source lines are read on first use.
+A `Module` consists of computations, and a computation of instructions. The dump is a protocol
+buffer (`proto.py`). Its field numbers come from XLA's hlo.proto and xla_data.proto. All
+instructions are read with the module; shapes and source lines are read on first use.
 Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 """
 
@@ -19,26 +20,28 @@ import jax
 
 from xform.memory.proto import Message
 
+# The position of an element in a (nested) tuple; () for the whole value.
 Index = tuple[int, ...]
 
 # Stack frames in these folders are not the user's: JAX, xform, and Python's standard library.
-_OWN = tuple(
+_LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)), sysconfig.__file__)
 )
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 # XLA's PrimitiveType enumeration, from 1, in the short names that JAX prints.
-_NAMES = """
+_DTYPE_NAMES = """
     bool i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 tuple opaque c64 bf16 token c128 f8_e5m2
     f8_e4m3fn i4 u4 f8_e4m3b11fnuz f8_e5m2fnuz f8_e4m3fnuz i2 u2 f8_e4m3 f8_e3m4 i1 u1 f4_e2m1fn
     f8_e8m0fnu
 """
-_DTYPES = dict(enumerate(_NAMES.split(), start=1))
+_DTYPES = dict(enumerate(_DTYPE_NAMES.split(), start=1))
+# Bits of an element, where the name does not end in them.
 _BITS = {"bool": 8, "c64": 64, "c128": 128, "bf16": 16}
 
-
-_TRIPS = re.compile(r'"known_trip_count":{"n":"(\d+)"}')
+# The trip count that XLA notes at a loop.
+_TRIP_COUNT = re.compile(r'"known_trip_count":{"n":"(\d+)"}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Shape:
         return -(-bits // 8)
 
     def at(self, index: Sequence[int]) -> Shape:
-        """The type of an element of a (nested) tuple."""
+        """Return the type of an element of a (nested) tuple."""
         shape = self
         for i in index:
             shape = shape.elements[i]
@@ -77,7 +80,7 @@ class Shape:
 
 
 class Instruction:
-    """One instruction.
+    """One HLO instruction. The arguments are its protocol buffer, and its computation's id.
 
     Attributes:
       id: unique in the module.
@@ -88,7 +91,7 @@ class Instruction:
       op_name: JAX's path of scopes and primitive; for a parameter, the argument's name.
       frame: its stack frame in the module's table; 0 if it has none.
       number: a parameter's number, or the tuple index of a get-tuple-element.
-      target: the target of a custom call.
+      target: the name of the function that a custom call calls.
       value: the value of a constant that is one integer, else None.
     """
 
@@ -123,7 +126,7 @@ class Instruction:
             values = [n for field in (4, 5) for n in data.message(8).numbers(field)]
             self.value = values[0] if len(values) == 1 else None
         elif self.opcode == "while":
-            match = _TRIPS.search(data.text(43))
+            match = _TRIP_COUNT.search(data.text(43))
             self._trips = int(match[1]) if match else 0
         self._shape: Any = data.message(3)
 
@@ -137,9 +140,11 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A computation: its instructions, in the order in which they run if the module is scheduled.
+    """A computation: a function of the module.
 
     Attributes:
+      id: unique in the module.
+      instructions: its instructions. If the module is scheduled, they are in execution order.
       root: id of the instruction whose result is the computation's result.
       fused: whether it is the body of a fusion.
     """
@@ -152,7 +157,7 @@ class Computation:
 
 
 class Module:
-    """An HLO module.
+    """An HLO module, read from its protocol buffer.
 
     Attributes:
       name: name of the jitted function.
@@ -169,15 +174,20 @@ class Module:
                      for entry in data.message(7).messages(1)}  # fmt: skip
         self.computations: dict[int, Computation] = {}
         self.instructions: dict[int, Instruction] = {}
-        for part in data.messages(3):
-            number = part.number(5)
-            instructions = {i.id: i for i in (Instruction(m, number) for m in part.messages(2))}
+        for computation in data.messages(3):
+            number = computation.number(5)
+            instructions = {
+                i.id: i for i in (Instruction(m, number) for m in computation.messages(2))
+            }
             order = schedules.get(number, instructions)
             self.instructions.update(instructions)
             self.computations[number] = Computation(
-                number, part.text(1), tuple(instructions[i] for i in order), part.number(6),
-                bool(part.number(7)),
-            )  # fmt: skip
+                number,
+                computation.text(1),
+                tuple(instructions[i] for i in order),
+                computation.number(6),
+                bool(computation.number(7)),
+            )
         self.aliases = [
             (tuple(a.numbers(1)), a.number(2), tuple(a.numbers(3)))
             for a in data.message(8).messages(1)
@@ -185,7 +195,7 @@ class Module:
         self._frames = _Frames(data.message(17))
 
     def root(self, computation: int) -> Instruction:
-        """The instruction whose result is the result of a computation."""
+        """Return the instruction whose result is the result of a computation."""
         return self.instructions[self.computations[computation].root]
 
     @cached_property
@@ -201,11 +211,12 @@ class Module:
         before the instruction itself. Instructions inside fusions have no step.
         """
         steps: dict[int, int] = {}
-        for i, instruction in enumerate(self._flat(self.entry)):
+        for i, instruction in enumerate(self._in_order(self.entry)):
             steps.setdefault(instruction.id, i)
         return steps
 
-    def _flat(self, computation: int) -> Iterator[Instruction]:
+    def _in_order(self, computation: int) -> Iterator[Instruction]:
+        """Yield the instructions of a computation, with those of the computations that it calls."""
         for instruction in self.computations[computation].instructions:
             called = instruction.called
             if instruction.opcode == "while":
@@ -213,22 +224,24 @@ class Module:
                 called = called[::-1]
             if instruction.opcode in ("while", "conditional", "call", "async-start"):
                 for inner in called:
-                    yield from self._flat(inner)
+                    yield from self._in_order(inner)
             yield instruction
 
     def trips(self, loop: Instruction) -> int:
-        """The trip count of a loop: as noted by XLA, else the only constant in its condition, or 1.
+        """Return the trip count of a loop; 1 if it is not known.
 
-        A constant below 1 is not a trip count: it is part of a bound that the program computes.
+        It is the number that XLA noted, or else the only positive constant in the loop's condition.
+        (A constant below 1 is a part of a bound that the program computes.)
         """
         if loop._trips:
             return loop._trips
-        inside = [i for c in loop.called for i in self._with_fusions(c) if c != loop.called[0]]
-        bounds = {i.value for i in inside if i.value and i.value > 0}
+        body = loop.called[0]
+        condition = [i for c in loop.called if c != body for i in self._with_fusions(c)]
+        bounds = {i.value for i in condition if i.value and i.value > 0}
         return bounds.pop() if len(bounds) == 1 else 1
 
     def named(self, instruction: Instruction) -> str:
-        """The `op_name` of an operation; for one that the compiler added, a substitute.
+        """Return the `op_name` of an operation; for one that the compiler added, a substitute.
 
         The substitute for a fusion is the name of the last operation in it that has a name. For
         another operation, it is the name of the instruction that calls its computation, such as the
@@ -246,18 +259,19 @@ class Module:
         return owner.op_name if owner else ""
 
     def _with_fusions(self, computation: int) -> Iterator[Instruction]:
+        """Yield the instructions of a computation and those in its fusions."""
         for instruction in self.computations[computation].instructions:
             yield instruction
             for inner in instruction.called if instruction.opcode == "fusion" else ():
                 yield from self.computations[inner].instructions
 
     def where(self, instruction: Instruction) -> str:
-        """`file:line (function)` of the innermost frame in the user's code, or an empty text.
+        """Return `file:line (function)` of the innermost frame in the user's code; "" without one.
 
         JAX, xform and installed packages are not the user's code.
         """
         if instruction.frame:
-            return self._frames.user(instruction.frame)
+            return self._frames.users_line(instruction.frame)
         path, line = instruction._file
         return f"{path}:{line}" if path and _is_users(path) else ""
 
@@ -267,19 +281,22 @@ class _Frames:
 
     def __init__(self, data: Message):
         self._files, self._functions = data.texts(1), data.texts(2)
-        self._places = [(m.number(1), m.number(2), m.number(3)) for m in data.messages(3)]
+        # Each location is a file, a function and a line; each frame a location and its caller.
+        self._locations = [(m.number(1), m.number(2), m.number(3)) for m in data.messages(3)]
         self._frames = [(m.number(1), m.number(2)) for m in data.messages(4)]
-        self._by_frame: dict[int, str] = {}
+        self._users_lines: dict[int, str] = {}
 
-    def user(self, frame: int) -> str:
-        if frame not in self._by_frame:
-            self._by_frame[frame] = self._user(frame)
-        return self._by_frame[frame]
+    def users_line(self, frame: int) -> str:
+        """Return `file:line (function)` of the innermost user's frame; "" if there is none."""
+        if frame not in self._users_lines:
+            self._users_lines[frame] = self._find_users_line(frame)
+        return self._users_lines[frame]
 
-    def _user(self, frame: int) -> str:
+    def _find_users_line(self, frame: int) -> str:
+        """Search for the user's line from a frame to its callers."""
         while frame:
-            place, frame = self._frames[frame - 1]
-            file, function, line = self._places[place - 1]
+            location, frame = self._frames[frame - 1]
+            file, function, line = self._locations[location - 1]
             path = self._files[file - 1]
             if _is_users(path):
                 return f"{path}:{line} ({self._functions[function - 1].rpartition('.')[2]})"
@@ -287,10 +304,12 @@ class _Frames:
 
 
 def _is_users(path: str) -> bool:
-    return not path.startswith(_OWN) and not any(part in path for part in _INSTALLED)
+    """Return whether a file is the user's own code."""
+    return not path.startswith(_LIBRARIES) and not any(part in path for part in _INSTALLED)
 
 
 def _shape(data: Message) -> Shape:
+    """Return the type in a ShapeProto."""
     layout = data.message(5)
     return Shape(
         _DTYPES.get(data.number(2), "opaque"),

@@ -1,4 +1,7 @@
-"""The HTML page of a report: one file that opens from disk and needs no network."""
+"""The HTML page of one or several memory reports: one file that needs no network.
+
+The page is assembled from the files in `web/`, with the reports embedded as JSON.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,11 @@ from xform.memory.categories import CATEGORIES, REST, category
 from xform.storage.files import atomic_write
 
 _SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "difference", "page")
-# The start of a source line's text: `file.py:line`.
-_PLACE = re.compile(r"(?P<file>.+\.py):(?P<line>\d+)")
-_LONGEST = 160  # characters of source code that the page shows
+# The start of a row's `where`: `file.py:line`.
+_FILE_AND_LINE = re.compile(r"(?P<file>.+\.py):(?P<line>\d+)")
+# The most characters of a source line that the page shows.
+_LONGEST_LINE = 160
+# The kinds of bytes that the page shows.
 _KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "vmem", "code")
 
 
@@ -39,7 +44,7 @@ def write(
     Args:
       reports: `MemoryReport.to_dict()` of each report, at least one.
       path: the file.
-      labels: a name for each report; by default its function and target.
+      labels: a name for each report; by default the report's function and target.
 
     Raises:
       WrongArgument: there is no report, or the number of labels differs from that of reports.
@@ -54,12 +59,13 @@ def write(
             "",
             "give at least one report, and either a label for each report or no labels",
         )
-    page = _page([_packed(r, label) for r, label in zip(reports, labels, strict=True)])
+    page = _report_page([_compact(r, label) for r, label in zip(reports, labels, strict=True)])
     with atomic_write(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
 
-def _page(reports: Sequence[dict[str, Any]]) -> str:
+def _report_page(reports: Sequence[dict[str, Any]]) -> str:
+    """Return the page of some compact reports."""
     data = {"categories": [c._asdict() for c in (*CATEGORIES, REST)], "reports": reports}
     title = f"Memory of {reports[0]['function']}"
     scripts = [web_file(f"{name}.js") for name in _SCRIPTS]
@@ -67,16 +73,17 @@ def _page(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def web_file(name: str, package: str = "xform.memory") -> str:
-    """The text of a file in the folder `web` of a package."""
+    """Return the text of a file in the folder `web` of a package."""
     return (importlib.resources.files(package) / "web" / name).read_text(encoding="utf-8")
 
 
 def assemble_page(title: str, body: str, style: str, scripts: Sequence[str], data: Any) -> str:
-    """Assemble a page from its parts, with `data` embedded as JSON.
+    """Return an HTML page, with `data` embedded as JSON.
 
-    The page's content security policy allows only this style and these scripts, and no requests.
+    `body` is HTML, `style` is CSS, and each of `scripts` is JavaScript. The page's content security
+    policy allows only this style and these scripts, and no requests.
     """
-    # A function keeps the scripts' names out of the global scope.
+    # Inside a function, the names that the scripts define are not global.
     script = "\n".join(['"use strict"; (() => {', *scripts, "})();\n"])
     # `<` is escaped in the JSON, so that no text in the data can end its element or start another.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -92,36 +99,39 @@ def assemble_page(title: str, body: str, style: str, scripts: Sequence[str], dat
 
 
 def digest(text: str) -> str:
-    """The hash of a script or style, for the content security policy of the page."""
+    """Return the hash of a script or style, for the content security policy of the page."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def source_line(where: str) -> str:
-    """The text of a source line in the user's file; empty if the file does not exist."""
-    place = _PLACE.match(where)
+    """Return the text of a source line; "" if the file does not exist.
+
+    `where` is `file.py:line`, and may have more text behind it.
+    """
+    place = _FILE_AND_LINE.match(where)
     line = linecache.getline(os.path.abspath(place["file"]), int(place["line"])) if place else ""
-    return line.strip()[:_LONGEST]
+    return line.strip()[:_LONGEST_LINE]
 
 
-def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
-    """A report as compact data: every text is stored once, and a buffer is a row of numbers.
+def _compact(report: dict[str, Any], label: str) -> dict[str, Any]:
+    """Return a report as compact data: every text is stored once, and a buffer is a row of numbers.
 
-    The numbers of texts are positions in the list of texts. `FIELDS` in data.js has the order of a
-    row.
+    The number of a text is its position in the list of texts. `FIELDS` in `web/data.js` has the
+    order of a row.
     """
     texts: dict[str, int] = {}
-    text = lambda value: texts.setdefault(value, len(texts))
+    number_of = lambda text: texts.setdefault(text, len(texts))
     rows = [
         [
-            text(b["name"]),
+            number_of(b["name"]),
             b["bytes"],
-            text(f"{b['dtype']}[{','.join(map(str, b['shape']))}]"),
-            text(b["operation"]),
-            text(b["where"]),
-            text(b["scope"]),
-            text(category(b["category"]).name),
-            text(b["why"]),
-            text(source_line(b["where"])),
+            number_of(f"{b['dtype']}[{','.join(map(str, b['shape']))}]"),
+            number_of(b["operation"]),
+            number_of(b["where"]),
+            number_of(b["scope"]),
+            number_of(category(b["category"]).name),
+            number_of(b["why"]),
+            number_of(source_line(b["where"])),
             b["born"],
             b["dies"],
             int(b["at_peak"]),

@@ -1,4 +1,4 @@
-"""Plot a report: the live bytes over the program, and the buffers at the peak."""
+"""Plot a memory report: the live bytes over the program, and the buffers at the peak."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from xform.memory.treemap import Box, squarify
 from xform.planner.report.picture import new_figure, save_figure, style_axes
 from xform.terminal.text import BYTES, human_bytes, unit_of
 
-_ASKED = "MemoryReport.plot"
-_WIDTH, _HEIGHT = 10.0, 9.0
+_REQUEST = "MemoryReport.plot"  # for error messages
+_WIDTH, _HEIGHT = 10.0, 9.0  # inches
 _MOST_STEPS = 1200  # more than the picture has points across
-_PLAIN: dict[str, Any] = {"parse_math": False}  # a `$` in a text of the user's is not math
-_INK, _FAINT = "#1a202c", "#718096"
+# A `$` in a text of the user is not math.
+_PLAIN_TEXT: dict[str, Any] = {"parse_math": False}
+_DARK, _GRAY = "#1a202c", "#718096"
 
 
 def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -34,20 +35,20 @@ def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     Cost: linear in buffers and in steps x categories; about a second for 10,000 buffers.
     """
-    figure = new_figure(_ASKED, _WIDTH, _HEIGHT)
+    figure = new_figure(_REQUEST, _WIDTH, _HEIGHT)
     above, below = figure.subplots(2, 1, height_ratios=(4, 5))
     _timeline(above, data)
     _treemap(below, data)
     handles, names = above.get_legend_handles_labels()
     if names:
         figure.legend(handles, names, loc="outside lower left", ncols=6, frameon=False, fontsize=9)
-    save_figure(figure, _ASKED, path)
+    save_figure(figure, _REQUEST, path)
 
 
 def bytes_by_category(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """Live bytes of each category at each step; they add up to `data["live"]`.
+    """Return the live bytes of each category at each step; they add up to `data["live"]`.
 
-    Bytes that belong to no buffer are in the category `REST`.
+    `data` is `MemoryReport.to_dict()`. Bytes that belong to no buffer are in the category `REST`.
     """
     live = np.asarray(data["live"], float)
     change: dict[str, Any] = collections.defaultdict(lambda: np.zeros(len(live) + 1))
@@ -60,55 +61,56 @@ def bytes_by_category(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         change[name][end] -= b["bytes"]
     known = {name: np.cumsum(c)[:-1] for name, c in change.items()}
     total = sum(known.values(), np.zeros(len(live)))
-    bands = {c.name: known[c.name] for c in (*CATEGORIES, REST) if c.name in known}
+    ordered = {c.name: known[c.name] for c in (*CATEGORIES, REST) if c.name in known}
     if np.any(rest := np.maximum(live - total, 0)):
-        bands[REST.name] = bands.get(REST.name, 0) + rest
-    return bands
+        ordered[REST.name] = ordered.get(REST.name, 0) + rest
+    return ordered
 
 
 def _timeline(ax: Any, data: dict[str, Any]) -> None:
+    """Draw the live bytes at each step as stacked areas, with the peak and the capacity."""
     style_axes(ax)
     live, capacity = data["live"], data["device"]["capacity_bytes"]
-    ax.set_title(_title(data), loc="left", color=_INK, **_PLAIN)
+    ax.set_title(_title(data), loc="left", color=_DARK, **_PLAIN_TEXT)
     ax.set_xlabel("step of the compiled program, in program order")
     peak = max(live, default=0)
-    unit, one = unit_of(peak, 1024, BYTES)
+    unit, unit_bytes = unit_of(peak, 1024, BYTES)
     ax.set_ylabel(f"live {unit}")
     if not live:
-        ax.text(0.5, 0.5, "The compiler reported no steps.", ha="center", color=_FAINT)
+        ax.text(0.5, 0.5, "The compiler reported no steps.", ha="center", color=_GRAY)
         return
-    at = _shown(live)
-    edges, at = np.append(at, len(live)), np.append(at, at[-1])
-    floor = np.zeros(len(at))
+    steps = _drawn_steps(live)
+    edges, steps = np.append(steps, len(live)), np.append(steps, steps[-1])
+    bottom = np.zeros(len(steps))
     for name, values in bytes_by_category(data).items():
-        top = floor + values[at] / one
+        top = bottom + values[steps] / unit_bytes
         color = category(name).light
-        ax.fill_between(edges, floor, top, step="post", linewidth=0, color=color, label=name)
-        floor = top
+        ax.fill_between(edges, bottom, top, step="post", linewidth=0, color=color, label=name)
+        bottom = top
     i = data["peak_step"]
-    ax.plot([i + 0.5], [peak / one], "v", color=_INK, markersize=6)
+    ax.plot([i + 0.5], [peak / unit_bytes], "v", color=_DARK, markersize=6)
     ax.annotate(
         f"peak {human_bytes(peak)}",
-        (i + 0.5, peak / one),
+        (i + 0.5, peak / unit_bytes),
         xytext=(8, 6),
         textcoords="offset points",
-        color=_INK,
+        color=_DARK,
     )
-    ceiling = peak
+    highest = peak
     if capacity:
         label = f"capacity of {data['device']['name']}: {human_bytes(capacity)}"
         if capacity > 3 * peak:
             label += ", far above"
         else:
-            ceiling = max(peak, capacity)
-            ax.axhline(capacity / one, color=_INK, linestyle="--", linewidth=1)
-        ax.set_title(label, loc="right", fontsize=9, color=_FAINT, **_PLAIN)
+            highest = max(peak, capacity)
+            ax.axhline(capacity / unit_bytes, color=_DARK, linestyle="--", linewidth=1)
+        ax.set_title(label, loc="right", fontsize=9, color=_GRAY, **_PLAIN_TEXT)
     ax.set_xlim(0, len(live))
-    ax.set_ylim(0, 1.12 * ceiling / one or 1)
+    ax.set_ylim(0, 1.12 * highest / unit_bytes or 1)
 
 
-def _shown(live: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The steps to draw: all of them; for a long program, the highest of each group of steps."""
+def _drawn_steps(live: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return the steps to draw: all; for a long program, the highest of each group of steps."""
     if len(live) <= _MOST_STEPS:
         return np.arange(len(live))
     parts = np.array_split(np.asarray(live), _MOST_STEPS)
@@ -117,12 +119,13 @@ def _shown(live: Sequence[int]) -> np.ndarray[Any, Any]:
 
 
 def _treemap(ax: Any, data: dict[str, Any]) -> None:
+    """Draw the buffers at the peak as boxes: a box for each source line in each category."""
     ax.set_axis_off()
     ax.set_title(
         "Buffers at the peak: colours are categories, boxes are source lines, areas are bytes",
         loc="left",
         fontsize=10,
-        color=_INK,
+        color=_DARK,
     )
     ax.set_xlim(0, _WIDTH)
     ax.set_ylim(_HEIGHT / 2, 0)
@@ -133,38 +136,48 @@ def _treemap(ax: Any, data: dict[str, Any]) -> None:
     sizes = {name: sum(lines.values()) for name, lines in groups.items()}
     for name, box in _boxes(sizes, (0, 0, _WIDTH, _HEIGHT / 2)):
         for where, inner in _boxes(groups[name], box):
-            _box(ax, inner, category(name).light, where, human_bytes(groups[name][where]))
+            _draw_box(ax, inner, category(name).light, where, human_bytes(groups[name][where]))
 
 
 def _boxes(sizes: dict[str, int], box: Box) -> list[tuple[str, Box]]:
+    """Return a box inside `box` for each name, with an area in proportion to its size."""
     names = sorted(sizes, key=lambda n: (-sizes[n], n))
     return list(zip(names, squarify([sizes[n] for n in names], *box), strict=True))
 
 
-def _box(ax: Any, box: Box, color: str, where: str, size: str) -> None:
+def _draw_box(ax: Any, box: Box, color: str, where: str, size: str) -> None:
+    """Draw a box, with its source line and size as text if they fit."""
     x, y, width, height = box
     ax.fill([x, x + width, x + width, x], [y, y, y + height, y + height], color=color, ec="w", lw=1)
     file = where.rpartition("/")[2]
     names = (where, file, file.partition(" (")[0])
     short = next((name for name in names if _fits(name, width)), "")
     if short and _fits(size, width) and height > 0.36:
-        text = f"{short}\n{size}"
-        at = (x + 0.06, y + 0.06)
-        ax.text(*at, text, va="top", fontsize=8, color=_ink(color), linespacing=1.25, **_PLAIN)
+        ax.text(
+            x + 0.06,
+            y + 0.06,
+            f"{short}\n{size}",
+            va="top",
+            fontsize=8,
+            color=_text_color(color),
+            linespacing=1.25,
+            **_PLAIN_TEXT,
+        )
 
 
 def _fits(text: str, width: float) -> bool:
-    """Whether a text of 8 points fits into a width in inches."""
+    """Return whether a text of 8 points fits into a width in inches."""
     return len(text) * 0.072 < width - 0.12
 
 
-def _ink(color: str) -> str:
-    """The text colour that is easier to read on a colour: dark or white."""
+def _text_color(color: str) -> str:
+    """Return the text colour that is easier to read on a colour: dark or white."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else _INK
+    return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else _DARK
 
 
 def _title(data: dict[str, Any]) -> str:
+    """Return the title: the function, the target, the total, and the bytes that are left."""
     total, capacity = data["total_bytes"], data["device"]["capacity_bytes"]
     each = " on each device" if data["device"]["count"] > 1 else ""
     room = f" of {human_bytes(capacity)}: the compiler refused it" if total is None else ""

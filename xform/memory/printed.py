@@ -1,4 +1,4 @@
-"""The StableHLO and the optimized HLO of a function, as text."""
+"""The text of a function's program before XLA (StableHLO) and after XLA (optimized HLO)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from xform.memory.proto import Message
 
 
 def stablehlo_text(f: Callable[..., Any], args: Sequence[Any]) -> str:
-    """The StableHLO of `f`, which JAX passes to the compiler. Arguments may be types.
+    """Return the StableHLO of `f` as text, which JAX passes to the compiler.
+
+    `args` are arrays or `jax.ShapeDtypeStruct`s in pytrees.
 
     Cost: one trace and one lowering.
     """
@@ -22,13 +24,16 @@ def stablehlo_text(f: Callable[..., Any], args: Sequence[Any]) -> str:
 
 
 def compiled_text(f: Callable[..., Any], args: Sequence[Any], target: str | None = None) -> str:
-    """The optimized HLO of `f`, compiled for `target`. Arguments may be types.
+    """Return the optimized HLO of `f`, compiled for `target`, as text.
+
+    `args` are arrays or `jax.ShapeDtypeStruct`s in pytrees. `target` is a name such as
+    "tpu:v5e:1x1"; None is JAX's default backend.
 
     Raises:
+      WrongArgument: the target is unknown.
+      MissingExtra: a package that is needed to compile for the target is not installed.
       CompilationFailed: the compiler failed, or the program is too large for the target: then the
         compiler writes no HLO.
-
-    Other errors are those of `xform.memory.compilation.compile_for`.
     """
     compilation = compile_for(f, args, target=target)
     if compilation.module is None:

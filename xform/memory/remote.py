@@ -1,7 +1,7 @@
-"""Compile in a separate process, so that this process is not affected.
+"""Compile in a separate process (`worker.py`), so that this process is not affected.
 
-The worker needs another environment, backend and devices than this process. A request is a folder
-of files. This process always removes the folder: also if the compiler crashes, is killed or takes
+The worker needs another environment, backend and devices than this process. Both exchange files in
+a folder. This process always removes the folder, also if the compiler crashes, is killed or takes
 too long, and if the user presses Ctrl-C. If this process itself is killed, the worker sees the end
 of its standard input and removes the folder.
 """
@@ -29,17 +29,20 @@ from xform.memory.targets import Target
 WORKER: Sequence[str] = (sys.executable, "-P", worker.__file__)
 
 # Lines of a compiler's log that do not explain a failure: non-fatal messages and the preamble.
-_NOISE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before|Failed to find host bounds|\s*$")
-_LINES = 8
+_UNINFORMATIVE = re.compile(
+    r"[IWE]\d{4} |WARNING: All log messages before|Failed to find host bounds|\s*$"
+)
+# The most lines of a log in an error message.
+_MOST_LINES = 8
 
 
-def read(data: dict[str, Any], module: bytes | None) -> Answer:
-    """The `Answer` for a worker's plain data and HloProto."""
+def read_answer(data: dict[str, Any], module: bytes | None) -> Answer:
+    """Return the `Answer` in a worker's plain data and HloProto."""
     return Answer(data.get("bytes", {}), data["compile_seconds"], module, data.get("error", ""))
 
 
 def compile_there(lowered: LoweredProgram, target: Target, timeout_seconds: float) -> Answer:
-    """Compile a program for a target in another process.
+    """Compile a program for a target in another process, and return the compiler's answer.
 
     Raises:
       CompilationFailed: the process failed, or took too long.
@@ -58,20 +61,23 @@ def compile_there(lowered: LoweredProgram, target: Target, timeout_seconds: floa
         (folder / "program").write_bytes(lowered.program)
         log = folder / "log"
         try:
-            code = _run(folder, log, environment(target, folder), timeout_seconds)
+            code = _run_worker(folder, log, environment(target, folder), timeout_seconds)
         except subprocess.TimeoutExpired as error:
             raise _failed(
                 lowered, target, f"the compiler took more than {timeout_seconds:g} s", log
             ) from error
         if code != 0 or not (folder / "answer.json").exists():
-            raise _failed(lowered, target, _ended(code), log)
+            raise _failed(lowered, target, _exit_text(code), log)
         data = json.loads((folder / "answer.json").read_text())
         module = folder / "module"
-        return read(data, module.read_bytes() if module.exists() else None)
+        return read_answer(data, module.read_bytes() if module.exists() else None)
 
 
 def environment(target: Target, folder: Path) -> dict[str, str]:
-    """The worker's environment: without this process's JAX settings, with `folder` for files."""
+    """Return the worker's environment variables, without this process's settings of JAX.
+
+    `folder` is for temporary files.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", kept.get("XLA_FLAGS", ""))
     return kept | {
@@ -89,7 +95,7 @@ def environment(target: Target, folder: Path) -> dict[str, str]:
     }
 
 
-def _run(folder: Path, log: Path, env: dict[str, str], timeout_seconds: float) -> int:
+def _run_worker(folder: Path, log: Path, env: dict[str, str], timeout_seconds: float) -> int:
     """Run the worker and return its exit status.
 
     Afterwards the worker and the processes that it started have always ended.
@@ -111,13 +117,15 @@ def _run(folder: Path, log: Path, env: dict[str, str], timeout_seconds: float) -
                     os.killpg(process.pid, signal.SIGKILL)
 
 
-def _ended(code: int) -> str:
+def _exit_text(code: int) -> str:
+    """Return how a process ended, from its exit status, as text."""
     if code >= 0:
         return f"the compiler exited with status {code}"
     return f"the compiler was killed by {signal.Signals(-code).name}"
 
 
 def _failed(lowered: LoweredProgram, target: Target, what: str, log: Path) -> CompilationFailed:
+    """Return the error for a failed compilation: what happened, and the end of the log."""
     tail = last_lines(log.read_text(errors="replace")) if log.exists() else ""
     return CompilationFailed(
         f"{lowered.name} for target={target.name!r}",
@@ -128,6 +136,6 @@ def _failed(lowered: LoweredProgram, target: Target, what: str, log: Path) -> Co
 
 
 def last_lines(log: str) -> str:
-    """The last informative lines of a compiler's log."""
-    lines = [line for line in log.splitlines() if not _NOISE.match(line)]
-    return "\n".join(f"    {line}" for line in lines[-_LINES:])
+    """Return the last informative lines of a compiler's log."""
+    lines = [line for line in log.splitlines() if not _UNINFORMATIVE.match(line)]
+    return "\n".join(f"    {line}" for line in lines[-_MOST_LINES:])

@@ -1,4 +1,7 @@
-"""`MemoryReport`: memory of a compiled function, with the buffers at its peak by source line."""
+"""`MemoryReport`: the memory of a compiled function, with the buffers at its peak by source line.
+
+`report_text.py` prints a report, and `plot.py` and `page.py` draw it.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,25 @@ from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory import advice, buffers
-from xform.memory.attribute import Argument, BufferRow, peak_rows, rows
+from xform.memory.attribute import Argument, BufferRow, buffer_rows, peak_rows
 from xform.memory.batch_axes import InputAxes, input_axes
 from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.compilation import Compilation
 from xform.memory.description import Description
-from xform.memory.difference import KINDS, LINES, Difference
+from xform.memory.difference import KINDS, Difference
 from xform.memory.page import write
 from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
+from xform.memory.report_text import report_text
 from xform.memory.roles import role
 from xform.memory.traffic import Collective, collectives, moved_bytes
-from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
+# Fields of a `Description` in the report's plain data.
 _DESCRIPTION = ("compiled", "transform", "policy", "code", "given", "planned", "note")
-# Kinds of bytes that are printed only if they are not 0.
-_RARE = ("constant", "host", "vmem")
-_NOTES = {
-    "alias": "outputs in the memory of donated arguments",
-    "total": "argument + output + temp - alias",
-    "constant": "in the program, such as arrays that the function closes over",
-    "host": "offloaded to host memory",
-    "vmem": "in the fast memory on the chip, not in the total",
-}
 # Properties of buffers that a report can be grouped by.
 _GROUPS = ("category", "where", "scope", "operation")
-_HALF = ("bf16", "f16", "f8")
+# The first letters of dtypes of at most 16 bits.
+_HALF_PRECISION = ("bf16", "f16", "f8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +59,7 @@ class MemoryReport:
 
     Attributes:
       compilation: the compiler's figures, and the target.
-      shapes: dtypes and (global) shapes of the arguments.
+      shapes: dtype and shape of each argument, before it is sharded.
       description: the transform, policy and arguments that were compiled.
     """
 
@@ -98,7 +94,7 @@ class MemoryReport:
 
     @property
     def alias_bytes(self) -> int | None:
-        """Bytes of outputs in the memory of donated inputs, which both of these kinds count."""
+        """Bytes of outputs in the memory of donated inputs; inputs and outputs both count them."""
         return self.compilation.alias_bytes
 
     @property
@@ -127,7 +123,7 @@ class MemoryReport:
 
     @property
     def total_bytes(self) -> int | None:
-        """The headline: argument + output + temp - alias; for a refused program, its size.
+        """Argument + output + temp - alias; for a refused program, the size that is reported.
 
         If the compiler refused the program, all other bytes are None, and so is this if the
         compiler did not report the size.
@@ -136,7 +132,7 @@ class MemoryReport:
 
     @property
     def flops(self) -> int:
-        """FLOPs of the whole program on all devices; a loop counts each of its iterations."""
+        """FLOPs of the whole program on all devices; each iteration of a loop counts."""
         return self.compilation.flops
 
     @property
@@ -181,7 +177,9 @@ class MemoryReport:
             for i in module.computations[module.entry].instructions
             if i.opcode == "parameter"
         }
-        return tuple(rows(self.assignment, {n: Argument(x, role(x)) for n, x in labels.items()}))
+        return tuple(
+            buffer_rows(self.assignment, {n: Argument(x, role(x)) for n, x in labels.items()})
+        )
 
     @property
     def peak(self) -> tuple[BufferRow, ...]:
@@ -231,8 +229,8 @@ class MemoryReport:
     @property
     def intensity(self) -> float | None:
         """FLOPs of a device for each byte that it reads or writes; None if it moves no bytes."""
-        each = self.flops / self.compilation.devices
-        return each / self.moved_bytes if self.moved_bytes else None
+        flops_per_device = self.flops / self.compilation.devices
+        return flops_per_device / self.moved_bytes if self.moved_bytes else None
 
     @property
     def seconds(self) -> float | None:
@@ -242,13 +240,14 @@ class MemoryReport:
         lower bound, as far as `moved_bytes` is right. None if the device's speed is unknown.
         """
         device = self.compilation.target.device
-        half = sum(r.bytes for r in self.peak if r.dtype.startswith(_HALF))
-        single = sum(r.bytes for r in self.peak if r.dtype.startswith("f32"))
-        speed = device.flops_per_second if half >= single else device.f32_flops_per_second
+        half_bytes = sum(r.bytes for r in self.peak if r.dtype.startswith(_HALF_PRECISION))
+        f32_bytes = sum(r.bytes for r in self.peak if r.dtype.startswith("f32"))
+        is_half = half_bytes >= f32_bytes
+        speed = device.flops_per_second if is_half else device.f32_flops_per_second
         if not speed or not device.bytes_per_second or self.assignment is None:
             return None
-        each = self.flops / self.compilation.devices
-        return max(each / speed, self.moved_bytes / device.bytes_per_second)
+        flops_per_device = self.flops / self.compilation.devices
+        return max(flops_per_device / speed, self.moved_bytes / device.bytes_per_second)
 
     @cached_property
     def input_axes(self) -> InputAxes:
@@ -262,7 +261,7 @@ class MemoryReport:
         return advice.advice(self)
 
     def group_by(self, key: str) -> list[BufferGroup]:
-        """Group the buffers at the peak, largest group first.
+        """Return the buffers at the peak in groups, largest group first.
 
         Args:
           key: `"category"`, `"where"` (source line), `"scope"` (named scope, module path) or
@@ -274,14 +273,14 @@ class MemoryReport:
         if key not in _GROUPS:
             raise WrongArgument(f"group_by({key!r})", "buffers have no such property", "",
                                 f"give one of {', '.join(_GROUPS)}")  # fmt: skip
-        by_name: dict[str, list[int]] = {}
+        sizes_of: dict[str, list[int]] = {}
         for row in self.peak:
-            by_name.setdefault(getattr(row, key), []).append(row.bytes)
-        groups = [BufferGroup(name, sum(sizes), len(sizes)) for name, sizes in by_name.items()]
+            sizes_of.setdefault(getattr(row, key), []).append(row.bytes)
+        groups = [BufferGroup(name, sum(sizes), len(sizes)) for name, sizes in sizes_of.items()]
         return sorted(groups, key=lambda g: (-g.bytes, g.name))
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole report as plain data."""
+        """Return the whole report as plain data."""
         device = self.compilation.target.device
         return {
             "function": self.function,
@@ -310,91 +309,37 @@ class MemoryReport:
         }
 
     def to_json(self) -> str:
-        """The whole report as JSON."""
+        """Return the whole report as JSON."""
         return json.dumps(self.to_dict())
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Plot the live bytes over the program and the buffers at the peak; PNG, SVG or PDF."""
+        """Plot the live bytes over the program and the buffers at the peak, as PNG, SVG or PDF.
+
+        The suffix of `path` selects the format.
+
+        Raises:
+          MissingExtra: matplotlib is not installed.
+          WrongArgument: the suffix is not a known format.
+        """
         draw(self.to_dict(), path)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write an interactive HTML page that needs no network: hover, zoom, search.
+        """Write an interactive HTML page of the report, which needs no network.
 
         The file is written completely or not at all.
         """
         write([self.to_dict()], path)
 
     def diff(self, other: MemoryReport) -> Difference:
-        """Compare with another report, such as for another policy, version or target."""
+        """Return the difference to another report, such as for another policy or target.
+
+        Raises:
+          WrongArgument: `other` is not a `MemoryReport`.
+        """
         if not isinstance(other, MemoryReport):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WrongArgument(f"diff({other!r})", "it is not a MemoryReport", "",
                                 "give the result of xform.memory_analysis")  # fmt: skip
         return Difference(self, other)
 
     def __str__(self) -> str:
-        return "\n\n".join(self._parts())
-
-    def _parts(self) -> Iterator[str]:
-        compilation = self.compilation
-        many = f"{compilation.devices} x " if compilation.devices > 1 else ""
-        head = f"{self.function} on {self.target} ({many}{compilation.target.device.name})"
-        yield f"{head}\n{self.description}".strip()
-        yield columns([*self._bytes(), *self._work()], right=(1,))
-        if compilation.refused:
-            yield "the compiler refused it and reports nothing else: use xform.memory.why_oom"
-        if self.peak:
-            yield "live at the peak, by category\n" + _shares(self.group_by("category"))
-            yield "the largest buffers\n" + _largest(self.peak)
-        if self.on_chip:
-            memory = ON_CHIP[self.on_chip[0].space]
-            head = (f"live in the fast memory on the chip ({memory}), at the step with the most "
-                    "bytes there; a larger program has less there and more in temp")  # fmt: skip
-            yield f"{head}\n{_largest(self.on_chip)}"
-        if self.advice:
-            yield "to use less memory\n" + "\n".join(f"- {text}" for text in self.advice)
-
-    def _bytes(self) -> Iterator[list[str]]:
-        if self.compilation.refused:
-            yield ["total", human_bytes(self.total_bytes), "as far as the compiler says"]
-        else:
-            for k in KINDS:
-                if (size := getattr(self, f"{k}_bytes")) or k not in _RARE:
-                    yield [k, human_bytes(size), _NOTES.get(k, "")]
-        room, capacity = self.head_room_bytes, self.capacity_bytes
-        if room is not None:
-            name = "head-room" if room >= 0 else "over by"
-            yield [name, human_bytes(abs(room)), f"of {human_bytes(capacity)}"]
-        elif capacity is not None:
-            yield ["over by", human_bytes(None), f"of {human_bytes(capacity)}"]
-
-    def _work(self) -> Iterator[list[str]]:
-        yield ["flops", human_flops(self.flops), ""]
-        if self.intensity is not None:
-            each = f"{self.intensity:.0f} FLOP for each byte"
-            yield ["moved", human_bytes(self.moved_bytes), each]
-        if self.seconds is not None:
-            yield ["step", human_seconds(self.seconds), "an estimate, by the roofline"]
-        for c in self.collectives:
-            yield [c.kind, human_bytes(c.bytes), f"{c.count} times"]
-        yield ["compile", f"{self.compile_seconds:.2f} s", ""]
-
-
-def _shares(groups: Sequence[BufferGroup]) -> str:
-    total = sum(g.bytes for g in groups)
-    rows = [
-        [g.name, human_bytes(g.bytes), f"{g.bytes / max(total, 1):.0%}", f"in {g.count}"]
-        for g in groups
-    ]
-    return columns(rows, right=(1, 2))
-
-
-def _largest(rows: Sequence[BufferRow]) -> str:
-    table = [["bytes", "type", "category", "operation", "line", "scope"]]
-    for row in rows[:LINES]:
-        shape = f"{row.dtype}[{','.join(map(str, row.shape))}]" if row.dtype else ""
-        operation = row.name if row.operation == "parameter" else row.operation
-        table.append([human_bytes(row.bytes), shape, row.category, operation, row.where, row.scope])
-    if rest := rows[LINES:]:
-        size = human_bytes(sum(r.bytes for r in rest))
-        table.append([size, f"{len(rest)} more", *[""] * 4])
-    return columns(table, right=(0,))
+        return report_text(self)

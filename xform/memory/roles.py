@@ -1,9 +1,10 @@
-"""The role of an argument, from its name."""
+"""Guess whether an argument is a parameter or optimizer state, from its name."""
 
 from __future__ import annotations
 
 import re
 
+# Words in the path of an argument that tell its role.
 _OPTIMIZER = {"opt", "optimizer", "optim", "opt_state", "mu", "nu", "momentum", "ema"}
 _PARAMETER = {"param", "params", "parameter", "parameters", "weight", "weights", "kernel", "bias",
               "embedding", "model", "variables"}  # fmt: skip
@@ -12,10 +13,10 @@ _TRACE = re.compile(r"\.trace\b")
 
 
 def role(name: str) -> str:
-    """The role of an argument, from its path: `optimizer state`, `parameter` or `argument`.
+    """Return the role of an argument, from its path: `optimizer state`, `parameter` or `argument`.
 
     The words in the path decide. The words for optimizers are tested first, because an optimizer's
-    state contains a tree like the parameters'.
+    state often contains the names of the parameters.
 
     >>> from xform.memory.roles import role
     >>> role("state.opt_state[0].mu['dense']['kernel']"), role("params['w']"), role("tokens")

@@ -1,8 +1,8 @@
-"""The worker: a separate process that compiles one request and exits.
+"""The worker: a separate process that compiles one request and exits. `remote.py` starts it.
 
-Run as `python -P worker.py FOLDER`. The worker reads `request.json` and `program` from the folder;
-`program` is a serialized `jax.export` of a function lowered for the target's platform. It writes
-`answer.json` and `module`, the HloProto of the compiled program. It imports JAX but not xform. The
+Run as `python -P worker.py FOLDER`. The worker reads two files in the folder: `request.json`, and
+`program`, a function that `jax.export` lowered for the target's platform and serialized. It writes
+`answer.json`, and `module`, the HloProto of the compiled program. It imports JAX but not xform. The
 end of its standard input means that the requesting process has ended: the worker then removes the
 folder and exits.
 """
@@ -35,7 +35,7 @@ KINDS = ("argument", "output", "temp", "alias", "generated_code",
 def compile_and_read(
     lowered: Any, dump: Path, overrides: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], bytes | None]:
-    """Compile a lowered function and read the compiler's figures.
+    """Compile a lowered function, and return the compiler's bytes and its dump of the program.
 
     Args:
       lowered: JAX's `Lowered` object.
@@ -55,51 +55,61 @@ def compile_and_read(
         seconds = time.perf_counter() - start
         return {"error": str(error), "compile_seconds": seconds}, None
     seconds = time.perf_counter() - start
-    read = lambda kind: int(getattr(stats, f"{kind}_size_in_bytes", None) or 0)
-    return {"compile_seconds": seconds, "bytes": {k: read(k) for k in KINDS}}, _module(dump)
+    bytes_of = lambda kind: int(getattr(stats, f"{kind}_size_in_bytes", None) or 0)
+    sizes = {kind: bytes_of(kind) for kind in KINDS}
+    return {"compile_seconds": seconds, "bytes": sizes}, _largest_module(dump)
 
 
-def _module(dump: Path) -> bytes | None:
-    """The largest module that the compiler dumped after its last pass; small ones are helpers."""
+def _largest_module(dump: Path) -> bytes | None:
+    """Return the largest module that the compiler dumped after its last pass.
+
+    Smaller ones are helper programs.
+    """
     last = dump.glob("*after_optimizations.hlo.pb")
     return max((p.read_bytes() for p in last), key=len, default=None)
 
 
 def devices(target: dict[str, Any]) -> Sequence[Any]:
-    """The devices of a target, which need not be attached."""
+    """Return the devices of a target, which need not be attached."""
     if target["platform"] == "cpu":
         return jax.devices("cpu")
     return topologies.get_topology_desc(platform=target["platform"], **target["topology"]).devices
 
 
 def lower(exported: export.Exported, request: dict[str, Any]) -> Any:
-    """Lower the exported function for the target's devices, with only the arguments it reads."""
+    """Return the exported function, lowered for the target's devices: a `Lowered` object of JAX.
+
+    It takes only the arguments that the function reads.
+    """
     available, axes = devices(request["target"]), request["axes"]
-    sizes, names, kinds = zip(*axes, strict=True) if axes else ((1,), ("device",), ("Auto",))
+    sizes, names, types_ = zip(*axes, strict=True) if axes else ((1,), ("device",), ("Auto",))
     array = np.array(available[: exported.nr_devices]).reshape(sizes)
-    mesh = Mesh(array, names, axis_types=tuple(getattr(AxisType, k) for k in kinds))
+    mesh = Mesh(array, names, axis_types=tuple(getattr(AxisType, name) for name in types_))
     shardings = _shardings(exported, mesh) if axes else [None] * len(exported.in_avals)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    kept = exported.module_kept_var_idx
-    types = [jax.ShapeDtypeStruct(exported.in_avals[i].shape, exported.in_avals[i].dtype,
-                                  sharding=shardings[i] or everywhere) for i in kept]  # fmt: skip
-    donated = tuple(at for at, i in enumerate(kept) if i in request["donated"])
+    replicated = NamedSharding(mesh, PartitionSpec())
+    read = exported.module_kept_var_idx  # positions of the arguments that the function reads
+    avals = exported.in_avals
+    types = [
+        jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype, sharding=shardings[i] or replicated)
+        for i in read
+    ]
+    donated = tuple(k for k, i in enumerate(read) if i in request["donated"])
 
     def call(*arrays: Any) -> Any:
-        by = dict(zip(kept, arrays, strict=True))
-        unread = lambda a: jnp.zeros(a.shape, a.dtype)
-        avals = enumerate(exported.in_avals)
-        return exported.call(*(by[i] if i in by else unread(a) for i, a in avals))
+        """Call the exported function, with zeros for the arguments that it does not read."""
+        given = dict(zip(read, arrays, strict=True))
+        zeros = lambda a: jnp.zeros(a.shape, a.dtype)
+        return exported.call(*(given[i] if i in given else zeros(a) for i, a in enumerate(avals)))
 
     call.__name__ = exported.fun_name
-    # Without an argument on the mesh, only the mesh itself says where the program runs.
-    here = any(type_.sharding.mesh is mesh for type_ in types)
-    with contextlib.nullcontext() if here else jax.set_mesh(mesh):
+    # If no argument is on the mesh, JAX must be told where the program runs.
+    on_mesh = any(type_.sharding.mesh is mesh for type_ in types)
+    with contextlib.nullcontext() if on_mesh else jax.set_mesh(mesh):
         return jax.jit(call, donate_argnums=donated).lower(*types)
 
 
 def _shardings(exported: export.Exported, mesh: Mesh) -> Sequence[Any]:
-    """The sharding of each argument, with its memory kind.
+    """Return the sharding of each argument, with its memory kind.
 
     GPUs that are not attached do not list their memories, so on their mesh JAX loses the memory
     kind of an argument. On an abstract mesh it keeps the memory kind.
@@ -121,11 +131,11 @@ def answer(folder: Path) -> None:
     (folder / "answer.json").write_text(json.dumps(data))
 
 
-def when_alone(pipe: int, then: Callable[[], None]) -> None:
-    """Call `then` when a pipe ends; the requesting process holds its other end open."""
+def call_at_end(pipe: int, function: Callable[[], None]) -> None:
+    """Call a function when a pipe ends. The requesting process holds the pipe's other end open."""
     while os.read(pipe, 4096):
         pass
-    then()
+    function()
 
 
 def main(folder: Path) -> None:
@@ -135,7 +145,7 @@ def main(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
-    threading.Thread(target=when_alone, args=(0, leave), daemon=True).start()
+    threading.Thread(target=call_at_end, args=(0, leave), daemon=True).start()
     answer(folder)
 
 
