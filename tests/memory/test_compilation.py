@@ -41,7 +41,7 @@ def answering(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[LoweredPr
     pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
     monkeypatch.setattr(compilation, "check_installed", lambda target: None)
     monkeypatch.setattr(compilation, "compile_there", compile_there)
-    monkeypatch.setattr(answers, "_remembered", BoundedCache(5))
+    monkeypatch.setattr(answers, "_answers", BoundedCache(5))
     return asked
 
 
@@ -115,7 +115,7 @@ def test_a_program_is_compiled_once_for_each_target(monkeypatch: pytest.MonkeyPa
     compile_for(f, (X,), target="gpu:h100")
     assert len(asked) == 5
     compile_for(f, (X,), target="gpu:h200:2")
-    assert len(answers._remembered) == 5
+    assert len(answers._answers) == 5
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_what_jax_has_in_its_cache_is_compiled_to_be_read(tmp_path, monkeypatch)
                 "jax_persistent_cache_min_compile_time_secs": 0,
                 "jax_persistent_cache_min_entry_size_bytes": -1}  # fmt: skip
     before = {name: getattr(jax.config, name) for name in settings}
-    monkeypatch.setattr(answers, "_remembered", BoundedCache(5))
+    monkeypatch.setattr(answers, "_answers", BoundedCache(5))
     compilation_cache.reset_cache()
     for name, value in settings.items():
         jax.config.update(name, value)

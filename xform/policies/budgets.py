@@ -15,6 +15,7 @@ import numpy as np
 from xform.errors import WrongArgument
 from xform.terminal.text import byte_count, human_bytes
 
+# Whether a policy keeps the remat regions of a program, or dissolves them first.
 Regions = Literal["marked", "open"]
 _OF = ("peak", "saved")
 _SOLVERS = ("auto", "exact")
@@ -48,7 +49,7 @@ class Budget:
     typed: str = dataclasses.field(default="", compare=False)
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
-        """False."""
+        """Return False: JAX saves nothing."""
         return False
 
     @property
@@ -96,7 +97,7 @@ class Fit:
     typed: str = dataclasses.field(default="", compare=False)
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
-        """False."""
+        """Return False: JAX saves nothing."""
         return False
 
     def __repr__(self) -> str:
@@ -106,14 +107,14 @@ class Fit:
         return policy_text(self.regions, f"fit({', '.join(given)})" if given else "auto")
 
     def within(self, capacity: int, device: str) -> Budget:
-        """The budget on a device with `capacity` bytes of memory."""
-        left = max(capacity - self.reserve, 0)
-        return Budget(left // (self.batch or 1), batch=self.batch, device=device,
+        """Return the budget on a device with `capacity` bytes of memory."""
+        available = max(capacity - self.reserve, 0)
+        return Budget(available // (self.batch or 1), batch=self.batch, device=device,
                       regions=self.regions)  # fmt: skip
 
 
 def policy_text(regions: Regions, text: str) -> str:
-    """The name of a policy, given the name `text` of the same policy with marked regions."""
+    """Return `text`, the text of a policy; with open regions, `open_regions(text)`."""
     return f"open_regions({text})" if regions == "open" else text
 
 
@@ -220,7 +221,10 @@ def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
 
 
 def bytes_of(amount: float | str, request: str) -> int:
-    """Convert a number or a string to bytes; errors name the request `request`."""
+    """Return a number of bytes, or a string such as "6 GiB", as bytes.
+
+    `request` is the first line of an error.
+    """
     try:
         return byte_count(amount)
     except (TypeError, ValueError):
@@ -233,6 +237,7 @@ def bytes_of(amount: float | str, request: str) -> int:
 
 
 def _check_batch(request: str, batch: Any) -> None:
+    """Raise `WrongArgument` unless `batch` is None or a positive integer."""
     is_integer = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
     if batch is not None and (not is_integer or batch < 1):
         raise WrongArgument(

@@ -42,7 +42,19 @@ def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget 
 
 
 def save_from_both_policies(one: Policy, other: Policy) -> EitherPolicy:
-    """Save what either policy saves."""
+    """Return a policy that saves the values that one of two policies saves.
+
+    Args:
+      one: a policy that decides about one value at a time, such as `save_dots`.
+      other: another such policy.
+
+    Raises:
+      WrongArgument: a policy is a budget or "auto", or offloads values.
+
+    >>> import xform
+    >>> named = xform.policies.save_only_these_names("hidden")
+    >>> policy = xform.policies.save_from_both_policies(xform.policies.save_dots, named)
+    """
     one, other = parse(one), parse(other)
     for policy in (one, other):
         if isinstance(policy, Budget | Fit):

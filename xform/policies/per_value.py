@@ -1,7 +1,7 @@
 """Policies that decide about one value at a time, and the answer of such a policy for an equation.
 
-Each is a callable of JAX's protocol: `policy(primitive, *avals, **params)` returns whether the
-outputs of one equation are saved.
+Each policy is a callable of JAX's protocol: `policy(primitive, *avals, **params)` returns True to
+save the outputs of an equation, False to recompute them, or an `Offloadable` to offload them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from xform.policies.budgets import Budget
 from xform.policies.min_cut import MinCut
 from xform.program.source import frame
 
+# The answer of a policy for an equation.
 Answer = bool | Offloadable
 Policy = Callable[..., Any]
-# The prefix of the names that `TaggedPolicy` gives to values.
+# The prefix of the names that xform gives to the values that a `TaggedPolicy` saves.
 TAG = "xform saves "
 
 
@@ -38,7 +39,7 @@ class ConstantPolicy:
     answer: bool
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
-        """The answer, in JAX's protocol."""
+        """Return the answer for an equation, in JAX's protocol."""
         return self.answer
 
     def __repr__(self) -> str:
@@ -47,14 +48,20 @@ class ConstantPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class DotsPolicy:
-    """Save or offload matrix products; if `batch`, also batched products and convolutions."""
+    """A policy that saves or offloads matrix products.
+
+    Attributes:
+      name: its name, for messages.
+      batch: whether it also covers products with batch dimensions, and convolutions.
+      answer: True to save them, or an `Offloadable` to offload them.
+    """
 
     name: str
     batch: bool = True
     answer: Answer = True
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
-        """The answer, in JAX's protocol."""
+        """Return the answer for an equation, in JAX's protocol."""
         if prim is dot_general_p:
             _, batch_dims = params["dimension_numbers"]
             return self.answer if self.batch or not any(map(len, batch_dims)) else False
@@ -66,16 +73,18 @@ class DotsPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class TaggedPolicy:
-    """A policy that decides for a whole region, with the names that it gave to the saved values.
+    """A policy that decided for a whole remat region, and gave a name to each saved value.
 
-    xform's transforms use the policy `planned`; JAX's transforms save the values with these names.
+    Attributes:
+      planned: the policy that decided. xform's transforms use it again.
+      names: the names of the saved values. JAX's transforms save the values with these names.
     """
 
     planned: MinCut | Budget
     names: frozenset[str]
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
-        """Whether the equation gives a value one of the names."""
+        """Return whether the equation gives a value one of the names."""
         return prim is name_p and params["name"] in self.names
 
     def __repr__(self) -> str:
@@ -84,7 +93,14 @@ class TaggedPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class NamePolicy:
-    """A policy by names (`checkpoint_name`): `saved`, `offloaded`, or all but the `excluded`."""
+    """A policy that decides by the names that `checkpoint_name` gives to values.
+
+    Attributes:
+      saved: the names of the values to save.
+      offloaded: the names of the values to offload to `destination`.
+      excluded: if not None, all named values are saved except these.
+      destination: the memories of an offloaded value.
+    """
 
     saved: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()
@@ -92,7 +108,7 @@ class NamePolicy:
     destination: Offloadable | None = None
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
-        """The answer, in JAX's protocol."""
+        """Return the answer for an equation, in JAX's protocol."""
         if prim is not name_p:
             return False
         name = params["name"]
@@ -120,13 +136,21 @@ save_dots_with_no_batch_dims = DotsPolicy("save_dots_with_no_batch_dims", batch=
 
 
 def save_only_these_names(*names: str) -> NamePolicy:
-    """Save the values that `jax.ad_checkpoint.checkpoint_name` gave one of `names`."""
-    return NamePolicy(saved=_names("save_only_these_names", names))
+    """Return a policy that saves the values that `checkpoint_name` gave one of these names.
+
+    >>> import xform
+    >>> from jax.ad_checkpoint import checkpoint_name
+    >>> f = lambda x: jnp.sum(jnp.sin(checkpoint_name(jnp.exp(x), "e")))
+    >>> policy = xform.policies.save_only_these_names("e")
+    >>> xform.residuals(f, jnp.ones(8), policy=policy).total_bytes
+    32
+    """
+    return NamePolicy(saved=_name_set("save_only_these_names", names))
 
 
 def save_any_names_but_these(*names: str) -> NamePolicy:
-    """Save every named value whose name is not one of `names`."""
-    return NamePolicy(excluded=_names("save_any_names_but_these", names))
+    """Return a policy that saves every named value whose name is not one of these."""
+    return NamePolicy(excluded=_name_set("save_any_names_but_these", names))
 
 
 def save_and_offload_only_these_names(
@@ -136,13 +160,20 @@ def save_and_offload_only_these_names(
     offload_src: str,
     offload_dst: str,
 ) -> NamePolicy:
-    """Save values with some names on the device, and offload others to `offload_dst`.
+    """Return a policy that saves values with some names, and offloads values with other names.
 
-    The memories are JAX's kinds, such as "device" and "pinned_host". XLA:CPU has only one.
+    Args:
+      names_which_can_be_saved: names of values that stay on the device.
+      names_which_can_be_offloaded: names of values that are moved to `offload_dst`.
+      offload_src: the memory that offloaded values come from, such as "device".
+      offload_dst: the memory where they wait, such as "pinned_host". XLA:CPU has only one memory.
+
+    Raises:
+      WrongArgument: a name is in both lists, or is not a string.
     """
     request = "save_and_offload_only_these_names"
     saved, offloaded = names_which_can_be_saved, names_which_can_be_offloaded
-    saved, offloaded = _names(request, saved), _names(request, offloaded)
+    saved, offloaded = _name_set(request, saved), _name_set(request, offloaded)
     if in_both := saved & offloaded:
         raise WrongArgument(
             request,
@@ -150,20 +181,24 @@ def save_and_offload_only_these_names(
             "",
             "put each name into one list: saved or offloaded",
         )
-    _names(request, (offload_src, offload_dst))
-    where = Offloadable(src=offload_src, dst=offload_dst)
-    return NamePolicy(saved=saved, offloaded=offloaded, destination=where)
+    _name_set(request, (offload_src, offload_dst))
+    destination = Offloadable(src=offload_src, dst=offload_dst)
+    return NamePolicy(saved=saved, offloaded=offloaded, destination=destination)
 
 
 def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> DotsPolicy:
-    """Offload matrix products without batch dimensions to `offload_dst`; recompute the rest."""
-    _names("offload_dots_with_no_batch_dims", (offload_src, offload_dst))
-    where = Offloadable(src=offload_src, dst=offload_dst)
-    return DotsPolicy("offload_dots_with_no_batch_dims", batch=False, answer=where)
+    """Return a policy that offloads matrix products without batch dimensions, and saves nothing.
+
+    They are moved from the memory `offload_src`, such as "device", to `offload_dst`, such as
+    "pinned_host".
+    """
+    _name_set("offload_dots_with_no_batch_dims", (offload_src, offload_dst))
+    destination = Offloadable(src=offload_src, dst=offload_dst)
+    return DotsPolicy("offload_dots_with_no_batch_dims", batch=False, answer=destination)
 
 
-def _names(request: str, names: Any) -> frozenset[str]:
-    """Check that `names` is a sequence of strings, and not one string; return them as a set."""
+def _name_set(request: str, names: Any) -> frozenset[str]:
+    """Return names as a set, or raise `WrongArgument` unless they are a sequence of strings."""
     is_list = not isinstance(names, str) and isinstance(names, Iterable)
     invalid = [n for n in names if not isinstance(n, str)] if is_list else [names]
     if invalid:
@@ -181,7 +216,7 @@ class EitherPolicy:
     other: Policy
 
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Answer:
-        """The answer, in JAX's protocol."""
+        """Return the answer for an equation, in JAX's protocol."""
         answers = [_answer(p, prim, avals, params) for p in (self.one, self.other)]
         if not all(isinstance(a, bool) for a in answers):
             raise WrongArgument(
@@ -197,13 +232,14 @@ def answer_for(policy: Policy, eqn: JaxprEqn) -> Answer:
     """Return a policy's answer for one equation.
 
     Raises:
-      WrongArgument: the answer is not one that JAX accepts; JAX raises a TypeError for it.
+      WrongArgument: the policy returned something else than True, False or an `Offloadable`.
     """
     return _answer(policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params, eqn)
 
 
 def _answer(policy: Policy, prim: Primitive, avals: Sequence[Any], params: Mapping[str, Any],
             eqn: JaxprEqn | None = None) -> Answer:  # fmt: skip
+    """Return a policy's answer for a primitive; `eqn` gives the source line of an error."""
     answer = policy(prim, *avals, **params)
     if (known := policy_answer(answer)) is not None:
         return known

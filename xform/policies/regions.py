@@ -1,4 +1,8 @@
-"""Policies and remat regions: which policies open regions, and which a single region can have."""
+"""Which policies open remat regions, and which policies a single region can have.
+
+A remat region is a part of a function that its author marked with `jax.checkpoint`, `nn.remat` or
+`xform.remat`. To open it means to plan its operations like all others.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,16 @@ from xform.policies.min_cut import MinCut
 
 
 def regions_of(policy: Any) -> Regions:
-    """Whether a policy or a plan dissolves remat regions: "open" if so, else "marked"."""
+    """Return whether a policy or a plan dissolves remat regions: "open" if so, else "marked"."""
     return getattr(policy, "regions", "marked")
 
 
 def open_regions_of(policy: Any, request: str) -> MinCut | Budget | Fit:
-    """Return the same policy with open regions; errors name the request."""
+    """Return the same policy with open regions. `request` is the first line of an error.
+
+    Raises:
+      WrongArgument: the policy decides about one value at a time.
+    """
     if isinstance(policy, MinCut | Budget | Fit):
         return dataclasses.replace(policy, regions="open")
     raise WrongArgument(
@@ -29,7 +37,9 @@ def open_regions_of(policy: Any, request: str) -> MinCut | Budget | Fit:
 
 
 def region_policy(policy: Callable[..., Any], where: str = "") -> Callable[..., Any]:
-    """Return the policy of a remat region; `where` is the region's source line, for errors.
+    """Return the policy of a remat region, or raise if a region cannot have it.
+
+    `where` is the region's source line, for the error.
 
     Raises:
       WrongArgument: the policy is only for whole functions: a budget of the peak, "auto", or a
@@ -42,15 +52,15 @@ def region_policy(policy: Callable[..., Any], where: str = "") -> Callable[..., 
             where,
             "pass this policy to the transform of the whole function, such as xform.grad",
         )
-    peak = isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
-    if not peak:
+    bounds_peak = isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
+    if not bounds_peak:
         return policy
     is_budget = isinstance(policy, Budget)
-    saved = dataclasses.replace(policy, of="saved") if is_budget else "another policy"
+    alternative = dataclasses.replace(policy, of="saved") if is_budget else "another policy"
     raise WrongArgument(
         f"remat with policy={policy!r}",
         "a region has no peak of its own: its saved values are live together with all others",
         where,
-        f"use {saved} to bound what each call of the region saves, or pass this policy to the "
-        f"transform of the whole function: xform.grad(f, policy={policy!r})",
+        f"use {alternative} to bound what each call of the region saves, or pass this policy to "
+        f"the transform of the whole function: xform.grad(f, policy={policy!r})",
     )

@@ -44,6 +44,8 @@ NAMED: dict[str, Policy] = {
 
 
 def _budget(of: str) -> Callable[[str, str], Policy]:
+    """Return a function that reads a budget of the peak or of the saved values."""
+
     def read(amount: str, request: str) -> Policy:
         bytes_of(amount, request)  # an error names the request
         return budget(amount, of=of)
@@ -52,6 +54,8 @@ def _budget(of: str) -> Callable[[str, str], Policy]:
 
 
 def _by_names(make: Callable[..., Policy]) -> Callable[[str, str], Policy]:
+    """Return a function that reads names joined by "+" and passes them to `make`."""
+
     def read(text: str, request: str) -> Policy:
         names = text.split("+")
         if not all(names):
@@ -63,8 +67,8 @@ def _by_names(make: Callable[..., Policy]) -> Callable[[str, str], Policy]:
     return read
 
 
-# The functions that read what follows "prefix:", for each prefix, from that text and the request.
-# `planner/plan/plan.py` adds "plan".
+# For each prefix, a function that reads the text after "prefix:". It takes that text and the first
+# line of an error, and returns a policy. `planner/plan/plan.py` adds "plan".
 PREFIXES: dict[str, Callable[[str, str], Policy]] = {
     "budget": _budget("peak"),
     "saved": _budget("saved"),
@@ -150,6 +154,7 @@ def parse(policy: Any, request: str = "") -> Any:
 
 
 def _parse_text(text: str, request: str) -> Policy:
+    """Return the policy that a text names, or raise `WrongArgument`."""
     if text in NAMED:
         return NAMED[text]
     prefix, colon, rest = text.partition(":")
@@ -168,7 +173,7 @@ def _parse_text(text: str, request: str) -> Policy:
 
 
 def _suggestion(value: Any) -> str:
-    """The policy that a text or a number probably means, as the start of a remedy; or ""."""
+    """Return "did you mean ...? Or " with the policy that a text or number may mean; else ""."""
     meant = _SIMILAR_TEXTS.get(value) if isinstance(value, str) else None
     if meant is None:
         try:
@@ -182,7 +187,7 @@ def _suggestion(value: Any) -> str:
 
 
 def policy_name(policy: Any) -> str:
-    """The text of a policy, which `parse` reads; its name or its Python source if it has no text.
+    """Return the text of a policy that `parse` reads; its name or Python source if it has no text.
 
     >>> from xform.policies import budget, policy_name, save_dots, open_regions
     >>> policy_name(save_dots), policy_name(open_regions(budget("6GiB")))
@@ -205,7 +210,7 @@ def policy_name(policy: Any) -> str:
 
 
 def as_code(policy: Any) -> str:
-    """The policy as Python source, exact to the byte; "" if it has no short source.
+    """Return the policy as Python source, exact to the byte; "" if it has no short source.
 
     >>> from xform.policies import as_code, budget, save_dots
     >>> as_code(save_dots), as_code(budget("1 kB", of="saved"))
@@ -221,7 +226,7 @@ def as_code(policy: Any) -> str:
 
 
 def _makes_policies(policy: Callable[..., Any]) -> bool:
-    """Whether this is a function or a class that returns policies, instead of a policy."""
+    """Return whether a callable is a function or a class that returns policies."""
     return isinstance(policy, type) or any(policy is make for make in FACTORIES)
 
 

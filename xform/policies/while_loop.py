@@ -1,4 +1,7 @@
-"""`checkpoints_per_while_loop`: states that a loop of unknown length stores."""
+"""`checkpoints_per_while_loop`: set how many states a loop of unknown length stores.
+
+Reverse mode goes back through such a loop from stored states. `interpret/checkpoints.py` does it.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,10 @@ def checkpoints_per_while_loop(n: int) -> AbstractContextManager[None]:
     | n = 32 | 0.9 | 1.6 | 2.0 | 3.5 |
     | n = 100 | 0.0 | 0.9 | 1.4 | 2.0 |
 
-    Under `vmap` all lanes run as long as the longest, and the stored states are not copied. They
-    are copied if the pullbacks are batched (`jax.vmap` of a function of several `pull`s).
-    `xform.vjp` of a reverse-mode derivative goes back through the loops of both passes, and stores
-    `n` times the memory above: prefer forward over reverse (`xform.hessian`, `xform.hvp`).
+    Under `vmap`, all examples run for as many steps as the longest one, and the stored states are
+    not copied. They are copied under a `vmap` over pullbacks (`jax.vmap(lambda pull, ct: pull(ct))`
+    of several). Reverse mode over reverse mode goes back through the loops of both passes, and
+    stores `n` times the memory above. Prefer forward over reverse (`xform.hessian`, `xform.hvp`).
 
     Source: Griewank and Walther, "Algorithm 799: revolve", 2000; Stumm and Walther, "New
     algorithms for optimal online checkpointing", 2010.
@@ -72,11 +75,12 @@ def checkpoints_per_while_loop(n: int) -> AbstractContextManager[None]:
             "",
             "pass a positive integer",
         )
-    return _slots(count)
+    return _storing(count)
 
 
 @contextmanager
-def _slots(n: int) -> Generator[None, Any, None]:
+def _storing(n: int) -> Generator[None, Any, None]:
+    """A context in which a while loop stores `n` states."""
     token = SNAPSHOTS.set(n)
     try:
         yield
