@@ -294,7 +294,7 @@ def _next_batch(
 
 
 def _check_sizes(multiple_of: int, max_size: int) -> None:
-    """Raise `WrongArgument` unless these are integers with a multiple of the first up to `max_size`."""
+    """Raise `WrongArgument` unless these are integers, and `max_size` is not the smaller one."""
     numbers: list[Any] = [multiple_of, max_size]
     integers = all(isinstance(n, int | np.integer) for n in numbers)
     if not integers or not 1 <= multiple_of <= max_size:
