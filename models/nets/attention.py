@@ -1,9 +1,10 @@
 """Attention of queries `[B, T, H, E]` to keys and values `[B, S, K, E]` in bounded memory.
 
-H / K query heads share a head of keys and values. On a GPU, cuDNN's kernel is used if it supports
-the case. It never stores the scores. Elsewhere, also on TPUs, `jax.nn.dot_product_attention` is
-plain XLA and makes float32 scores `[B, H, T, S]`. There it gets a few queries at a time, and their
-scores are recomputed in the backward pass.
+B is the batch, T and S are numbers of tokens, H and K numbers of heads, and E is the width of a
+head. H / K query heads share a head of keys and values. On a GPU, cuDNN's kernel is used if it
+supports the case. It never stores the scores. Elsewhere, also on TPUs,
+`jax.nn.dot_product_attention` is plain XLA and makes float32 scores `[B, H, T, S]`. There it gets a
+few queries (a chunk) at a time, and their scores are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ def attend(
     batch, tokens = query.shape[:2]
     if positions is None and causal:
         positions = jnp.broadcast_to(jnp.arange(tokens), (batch, tokens))
-    some = functools.partial(_attend_chunk, every=segments)
+    attend_chunk = functools.partial(_attend_chunk, key_segments=segments)
     if tokens <= chunk:
-        return some(key, value, query, positions, segments)
+        return attend_chunk(key, value, query, positions, segments)
 
     def chunks(x: jax.Array) -> jax.Array:  # [B, T, ...] to [n, B, chunk, ...]
         rest = [(0, 0)] * (x.ndim - 2)
         x = jnp.pad(x, [(0, 0), (0, -tokens % chunk), *rest], mode="edge")
         return jnp.moveaxis(x.reshape(batch, -1, chunk, *x.shape[2:]), 1, 0)
 
-    recomputed = xform.remat(some)
-    step = lambda _, few: (None, recomputed(key, value, *few))
+    recomputed = xform.remat(attend_chunk)
+    step = lambda _, queries: (None, recomputed(key, value, *queries))
     _, out = jax.lax.scan(step, None, jax.tree.map(chunks, (query, positions, segments)))
     return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *query.shape[2:])[:, :tokens]
 
@@ -68,14 +69,17 @@ def _attend_chunk(
     query: jax.Array,
     positions: jax.Array | None,
     segments: jax.Array | None,
-    every: jax.Array | None,
+    key_segments: jax.Array | None,
 ) -> jax.Array:
-    """Compute the attention of some queries to all keys; `every` are the segments of the keys."""
+    """Compute the attention of a chunk of queries to all keys.
+
+    `segments` are those of the queries.
+    """
     masks: list[jax.Array] = []
     if positions is not None:
         masks.append(positions[:, None, :, None] >= jnp.arange(key.shape[1]))
-    if segments is not None and every is not None:
-        masks.append(segments[:, None, :, None] == every[:, None, None, :])
+    if segments is not None and key_segments is not None:
+        masks.append(segments[:, None, :, None] == key_segments[:, None, None, :])
     mask = functools.reduce(jnp.logical_and, masks) if masks else None
     dtype = query.dtype
     if dtype == jnp.float16:  # XLA on CPU does not accumulate float16 products in float32
@@ -86,5 +90,5 @@ def _attend_chunk(
 
 def _has_kernel(query: jax.Array) -> bool:
     """Return whether cuDNN's kernel supports these queries on the default backend."""
-    short = query.dtype in (jnp.bfloat16, jnp.float16) and query.shape[-1] % 8 == 0
-    return short and query.shape[-1] <= 128 and jax.default_backend() == "gpu"
+    fits_kernel = query.dtype in (jnp.bfloat16, jnp.float16) and query.shape[-1] % 8 == 0
+    return fits_kernel and query.shape[-1] <= 128 and jax.default_backend() == "gpu"

@@ -1,6 +1,7 @@
 """Names of parameter axes, and rules that map them to the axes of a mesh.
 
-A parameter names its axes ("embed", "mlp"). Only the rules decide how they are sharded.
+A parameter names its axes, such as ("embed", "mlp"). `RULES` maps these names to the axes of a
+device mesh. So only the rules decide how parameters are sharded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-# The axes that a mesh may have. The examples of a batch are sharded over those in BATCH.
+# The axes that a mesh may have. The examples of a batch are sharded over the mesh axes in BATCH.
 MESH_AXES = ("data", "fsdp", "expert", "tensor")
 BATCH = ("data", "fsdp", "expert")
 # The mesh axis of each parameter axis. A mesh axis that a mesh lacks is ignored.
@@ -54,16 +55,16 @@ def spec(
     mesh: Mesh | AbstractMesh,
     rules: Mapping[str, str | None] = RULES,
 ) -> PartitionSpec:
-    """Return how an array with these axes is sharded over a mesh.
+    """Return the PartitionSpec of an array over a mesh. Its axes have these names and sizes.
 
     An axis is replicated if the mesh has no axis for it, if an earlier axis of the array uses that
     mesh axis, or if its size is not a multiple of the mesh axis.
     """
     taken: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
-        place = rules[name]
-        free = place in mesh.shape and place not in taken and size % mesh.shape[place] == 0
-        taken.append(place if free else None)
+        axis = rules[name]
+        usable = axis in mesh.shape and axis not in taken and size % mesh.shape[axis] == 0
+        taken.append(axis if usable else None)
     return PartitionSpec(*taken)
 
 
@@ -81,20 +82,20 @@ def constrained(x: jax.Array, *names: str | None) -> jax.Array:
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if AxisType.Explicit in kinds.values():
         raise ValueError(_EXPLICIT)
-    there = {axis: mesh.shape[axis] for axis in MESH_AXES if kinds.get(axis) is AxisType.Auto}
-    if math.prod(there.values()) == 1:
+    sizes = {axis: mesh.shape[axis] for axis in MESH_AXES if kinds.get(axis) is AxisType.Auto}
+    if math.prod(sizes.values()) == 1:
         return x
-    places: list[Any] = []
+    entries: list[Any] = []
     for name, size in zip(names, x.shape, strict=True):
-        shared = BATCH if name == "batch" else (RULES[name],) if name else ()
-        axes = tuple(axis for axis in shared if axis in there)
-        parts = math.prod(there[axis] for axis in axes)
-        places.append(axes if axes and size % parts == 0 else None)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*places))
+        wanted = BATCH if name == "batch" else (RULES[name],) if name else ()
+        axes = tuple(axis for axis in wanted if axis in sizes)
+        parts = math.prod(sizes[axis] for axis in axes)
+        entries.append(axes if axes and size % parts == 0 else None)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
 
 
 def by_example(x: jax.Array) -> jax.Array:
-    """Shard the input `[B, ...]` of a layer by examples: each device has some examples, whole.
+    """Shard the input `[B, ...]` of a layer along its first axis: each device has whole examples.
 
     Without this constraint XLA has computed wrong gradients: see the limits in `README.md`.
     """
@@ -106,10 +107,10 @@ def shardings(
 ) -> nnx.State:
     """Return the sharding of each variable of a model's state, by the names of its axes."""
 
-    def place(variable: nnx.Variable[Any]) -> Any:
+    def sharding(variable: nnx.Variable[Any]) -> Any:
         names = variable.get_metadata().get("out_sharding") or ()
         array = variable.get_value()
-        where = spec(names, array.shape, mesh, rules) if names else PartitionSpec()
-        return variable.replace(NamedSharding(mesh, where))
+        partition = spec(names, array.shape, mesh, rules) if names else PartitionSpec()
+        return variable.replace(NamedSharding(mesh, partition))
 
-    return jax.tree.map(place, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return jax.tree.map(sharding, state, is_leaf=lambda x: isinstance(x, nnx.Variable))

@@ -1,4 +1,4 @@
-"""The layer of GPT-2 and of a vision transformer: attention, then a perceptron, with pre-norms."""
+"""The layer of GPT-2 and of a vision transformer: attention, then an MLP, each after a norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.nets.self_attention import Context, SelfAttention
 
 
 class Block(nnx.Module):
-    """Attention and a perceptron with biases. Each has a norm before it and a residual around."""
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`, with biases."""
 
     def __init__(
         self,
@@ -53,8 +53,14 @@ class Block(nnx.Module):
     def __call__(self, x: jax.Array, own: Any, context: Context) -> Any:
         """Map `[B, T, D]` to the same shape, and update the cache.
 
-        `own` is a pair of a key for dropout and this layer's cached keys and values. Each may be
-        None. The result is the output and `(cached, None)`.
+        Args:
+          x: the input.
+          own: a pair of a random key for dropout and this layer's cached keys and values. Each may
+            be None.
+          context: data about the tokens that all layers share.
+
+        Returns:
+          The output and `(cached, None)`, with these tokens added to the cache.
         """
         key, cached = own
         first, second = (None, None) if key is None else jax.random.split(key)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 class Cache:
     """Cached keys and values of L layers and B sequences, with room for S tokens each.
 
-    Prompts of different lengths are padded at their ends and read together. Then
-    `dataclasses.replace(cache, lengths=...)` drops the padding: attention never sees entries past
-    a length, and later tokens overwrite them.
+    A token has K heads of width E. Prompts of different lengths are padded at their ends and read
+    together. Then `dataclasses.replace(cache, lengths=...)` drops the padding: attention never sees
+    entries past a length, and later tokens overwrite them.
 
     Attributes:
       keys, values: `[L, B, S, K, E]`.

@@ -10,8 +10,9 @@ from flax import nnx
 from models.nets.axes import by_example, named
 from models.nets.norms import batch_norm
 
+# The names of the axes of a kernel, for sharding.
 KERNEL = named("height", "width", "channels_in", "channels")
-HE = nnx.initializers.he_normal()  # arXiv:1502.01852
+HE = nnx.initializers.he_normal()  # initial kernels, arXiv:1502.01852
 
 
 class NormedConvolution(nnx.Module):

@@ -92,7 +92,7 @@ class Decoder(nnx.Module):
         key: jax.Array | None = None,
         cache: Cache | None = None,
     ) -> tuple[jax.Array, Cache | None, Routing | None]:
-        """Run the model on tokens, up to the last norm.
+        """Run the model on tokens, up to and including the last norm.
 
         Args:
           tokens: integers `[B, T]`.
@@ -106,15 +106,17 @@ class Decoder(nnx.Module):
           The last vectors `[B, T, D]`, the cache with these tokens added, and the routing of
             experts (None without experts).
         """
-        places = None if cache is None else cache.positions(tokens.shape[1])
+        cache_positions = None if cache is None else cache.positions(tokens.shape[1])
         if positions is None:
-            counted = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-            positions = counted if places is None else places
-        first, key = (None, None) if key is None else jax.random.split(key)
-        x, angles = self.enter(tokens, positions, first)
+            from_zero = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            positions = from_zero if cache_positions is None else cache_positions
+        input_key, key = (None, None) if key is None else jax.random.split(key)
+        x, angles = self.enter(tokens, positions, input_key)
         keys = None if key is None else jax.random.split(key, self.config.depth)
         stored = None if cache is None else (cache.keys, cache.values)
-        context = Context(places, angles, segments, None if cache is None else cache.lengths)
+        context = Context(
+            cache_positions, angles, segments, None if cache is None else cache.lengths
+        )
         x, (stored, routing) = self.layers(x, (keys, stored), context)
         x = constrained(x, "batch", None, None)
         if cache is not None:
@@ -148,12 +150,13 @@ class Decoder(nnx.Module):
         Args:
           tokens: integers `[B, T + 1]`.
           weights: `[B, T]`, the weight of each prediction; 1 if None.
-          segments: `[B, T]`, as for `read`, of `tokens[:, :-1]`.
-          positions: `[B, T]`, as for `read`.
-          key: as for `read`.
-          chunk: as for `cross_entropy`.
-          balance: the weight of the imbalance of experts in the loss.
-          z: as for `cross_entropy`.
+          segments: `[B, T]`, the document of each token in `tokens[:, :-1]`. A token sees only its
+            own document.
+          positions: `[B, T]`, the positions of these tokens; None to count from 0.
+          key: random key of dropout; None means no dropout.
+          chunk: number of positions per sequence whose logits are in memory at once; None for all.
+          balance: the weight of the load-balancing loss of experts.
+          z: the weight of the z-loss, the mean square of `logsumexp(logits)`.
 
         Returns:
           A float32 scalar.

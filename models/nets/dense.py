@@ -24,10 +24,16 @@ def dense(
     dtype: Any = None,
     stddev: float | None = None,
 ) -> nnx.LinearGeneral:
-    """Make a linear layer from the last axes, `inputs`, to `outputs`.
+    """Make a linear layer that maps the last axes of an array to new axes.
 
-    Both map names of axes to sizes. Without `stddev`, the initial kernel has the variance
-    1 / (number of inputs).
+    Args:
+      inputs: the names and sizes of the last axes.
+      outputs: the names and sizes of the axes that replace them.
+      rngs: the random numbers for the initial parameters.
+      bias: whether to add a bias.
+      dtype: dtype of the computation; None for that of the operands.
+      stddev: standard deviation of the initial kernel; None for the variance 1 / (number of
+        inputs).
     """
     fan = math.prod(inputs.values())
     return nnx.LinearGeneral(

@@ -21,6 +21,7 @@ from models.errors import InputError
 from models.nets.objectives import OBJECTIVES
 from models.settings import nearest
 
+# The files in the folder.
 FUNCTION, PARAMS = "logits.jax", "params.safetensors"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -46,18 +47,18 @@ def save(model: Any, path: Path, dtype: Any = jnp.float32, platforms: Sequence[s
             near = nearest(platform, PLATFORMS)
             raise InputError(f"--platform {platform} is not one of {', '.join(PLATFORMS)}{near}")
     graphdef, state = nnx.split(model)
-    named = {".".join(map(str, place)): x for place, x in nnx.to_flat_state(state)}
-    structure, answer = jax.tree.structure(state), OBJECTIVES[type(model.config)].answer
+    variables = {".".join(map(str, path)): x for path, x in nnx.to_flat_state(state)}
+    structure, output = jax.tree.structure(state), OBJECTIVES[type(model.config)].output
     params = {
         name: x[...].astype(dtype) if isinstance(x, nnx.Param) else x[...]
-        for name, x in named.items()
+        for name, x in variables.items()
     }
 
     def logits(params: dict[str, jax.Array], examples: jax.Array) -> jax.Array:
-        state = jax.tree.unflatten(structure, [params[name] for name in named])
+        state = jax.tree.unflatten(structure, [params[name] for name in variables])
         merged = nnx.merge(graphdef, state)
         merged.eval()
-        return answer(merged, examples)
+        return output(merged, examples)
 
     if reads is None:
         reads = jax.ShapeDtypeStruct((model.config.context,), jnp.int32)
@@ -78,7 +79,7 @@ def load(path: Path) -> Callable[[jax.Array], jax.Array]:
 
     For a decoder it maps int32 `[B, T]` to float32 logits `[B, T, V]`. For pictures it maps uint8
     `[B, height, width, channels]` to the logits of each picture or of each pixel. For series it
-    maps float32 `[B, T, F]` to the prediction of each next moment.
+    maps float32 `[B, T, F]` to the prediction for the time step after each.
     """
     exported = jax.export.deserialize(bytearray((path / FUNCTION).read_bytes()))
     params = load_file(path / PARAMS)

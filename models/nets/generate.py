@@ -39,21 +39,32 @@ class Draw:
             logits = _at_least(logits, ranked[:, self.top_k - 1])
             ranked = jnp.sort(logits, axis=-1, descending=True)
         if self.top_p < 1:
-            shares = jax.nn.softmax(ranked, axis=-1)
-            before = jnp.cumsum(shares, axis=-1) - shares
-            kept = jnp.sum(before < self.top_p, axis=-1, keepdims=True).clip(1)
-            logits = _at_least(logits, jnp.take_along_axis(ranked, kept - 1, axis=-1)[:, 0])
+            probabilities = jax.nn.softmax(ranked, axis=-1)
+            before = jnp.cumsum(probabilities, axis=-1) - probabilities
+            count = jnp.sum(before < self.top_p, axis=-1, keepdims=True).clip(1)
+            logits = _at_least(logits, jnp.take_along_axis(ranked, count - 1, axis=-1)[:, 0])
         return jax.vmap(jax.random.categorical)(keys, logits)
 
 
 def _at_least(logits: jax.Array, least: jax.Array) -> jax.Array:
+    """Set logits below `least` `[B]` to minus infinity."""
     return jnp.where(logits < least[:, None], -jnp.inf, logits)
 
 
 def generate(
     model: Any, prompts: list[np.ndarray], length: int, draw: Draw, seed: int = 0
 ) -> list[np.ndarray]:
-    """Extend each prompt, of at least one token, by `length` tokens.
+    """Extend each prompt by `length` tokens.
+
+    Args:
+      model: a decoder.
+      prompts: arrays of at least one token.
+      length: number of new tokens.
+      draw: how tokens are drawn.
+      seed: the random seed.
+
+    Returns:
+      Each prompt with its new tokens.
 
     Keys and values are cached. When the model's context is full, generation continues from the last
     half of it, which is read again. The result for a prompt depends on the prompt, its index and
@@ -70,8 +81,8 @@ def generate(
         seen = [row[-read:] for row in rows]
         padded = np.stack([np.pad(row, (0, read - len(row))) for row in seen])
         lengths = np.array([len(row) for row in seen])
-        at = np.array([len(row) for row in rows])
-        tokens = _segment(graphdef, new, draw, params, padded, lengths, at, keys)
+        indices = np.array([len(row) for row in rows])
+        tokens = _generate_segment(graphdef, new, draw, params, padded, lengths, indices, keys)
         rows = [
             np.concatenate([row, more]) for row, more in zip(rows, np.asarray(tokens), strict=True)
         ]
@@ -80,26 +91,27 @@ def generate(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _segment(
+def _generate_segment(
     graphdef: nnx.GraphDef,
     new: int,
     draw: Draw,
     params: nnx.State,
     prompts: jax.Array,
     lengths: jax.Array,
-    at: jax.Array,
+    indices: jax.Array,
     keys: jax.Array,
 ) -> jax.Array:
-    """Read prompts `[B, P]`, padded at their ends to P, and generate `new` tokens.
+    """Read prompts `[B, P]`, padded at their ends to P, and generate tokens `[B, new]`.
 
-    `at` is the index of the first new token in each row. The random number of a token depends on
-    this index and the row's key.
+    `lengths` `[B]` are those of the prompts without padding. `indices` `[B]` are those of the first
+    new token in each whole row. The random number of a token depends on its index and the row's
+    key.
     """
     model = nnx.merge(graphdef, params)
     rows, read = prompts.shape
 
     def drawn(logits: jax.Array, i: jax.Array) -> jax.Array:
-        return draw(logits, jax.vmap(jax.random.fold_in)(keys, at + i)).astype(prompts.dtype)
+        return draw(logits, jax.vmap(jax.random.fold_in)(keys, indices + i)).astype(prompts.dtype)
 
     logits, cache = model.extend(prompts, model.cache(rows, read + new))
     cache = dataclasses.replace(cache, lengths=lengths)

@@ -1,8 +1,8 @@
 """GPT-2: learned positions, LayerNorm before each part, biases, tied embeddings.
 
-Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Dropout is
-applied to the embeddings and to the output of each part. It is not applied to the attention
-weights, because these are never in memory all at once.
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. A part is the
+attention or the MLP of a layer. Dropout is applied to the embeddings and to the output of each
+part. It is not applied to the attention weights, because these are never in memory all at once.
 """
 
 from __future__ import annotations

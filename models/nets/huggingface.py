@@ -25,8 +25,8 @@ from models.nets.weights import Table, called, fill, taken
 
 TABLES: dict[type[Any], Table] = {GPT2Config: names.GPT2, LlamaConfig: names.LLAMA}
 # Arrays in such files that are ignored: masks, frequencies, a tied embedding's second name.
-BESIDES = re.compile(r"\.attn\.(bias|masked_bias)$|rotary_emb\.inv_freq$|^lm_head\.weight$")
-SHARD = 5 * 10**9  # bytes
+IGNORED = re.compile(r"\.attn\.(bias|masked_bias)$|rotary_emb\.inv_freq$|^lm_head\.weight$")
+SHARD = 5 * 10**9  # maximum bytes of a file
 
 
 class Folder(Mapping[str, np.ndarray]):
@@ -92,7 +92,7 @@ def load(
                 for here, name in table.items()
             }
         for name in sorted(source.keys() - called(model, table)):
-            if not BESIDES.search(name):
+            if not IGNORED.search(name):
                 raise InputError(f"{path} has weights that this kind of model lacks: {name}")
         return fill(model, table, source, put)
 

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and Mixtral: rotary positions, RMSNorm, grouped queries, gated perceptrons.
+"""Llama 2 and 3, and Mixtral: rotary positions, RMSNorm, grouped queries, gated MLPs.
 
 Sources: "Llama 2", arXiv:2307.09288; "The Llama 3 Herd of Models", arXiv:2407.21783; "Mixtral of
 Experts", arXiv:2401.04088.
@@ -24,7 +24,8 @@ from models.nets.self_attention import Context, SelfAttention
 from models.nets.sizes import SIZE
 from models.settings import setting
 
-ANY: dict[str, Any] = {"above": 0, "change": "never"}
+# Limits of a setting: a positive number that may not change in a resumed run.
+POSITIVE: dict[str, Any] = {"above": 0, "change": "never"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,12 +64,12 @@ class LlamaConfig(DecoderConfig):
     rope_low_freq_factor: float = setting(
         1.0,
         "A rotary frequency is low if --rope-original-context holds fewer periods than this.",
-        **ANY,
+        **POSITIVE,
     )
     rope_high_freq_factor: float = setting(
         4.0,
         "A rotary frequency is unchanged if --rope-original-context holds more periods than this.",
-        **ANY,
+        **POSITIVE,
     )
     rope_original_context: int = setting(
         8192,
@@ -108,7 +109,7 @@ class LlamaConfig(DecoderConfig):
 
 
 class Block(nnx.Module):
-    """Attention, and a perceptron or a mixture, each with a norm before it and a residual."""
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`, or a mixture of experts as the MLP."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         c = config
@@ -129,19 +130,25 @@ class Block(nnx.Module):
             self.mixture = Mixture(c.width, c.mlp_width, c.experts, c.experts_per_token, **common)
         else:
             self.mlp = GatedPerceptron(c.width, c.mlp_width, **common)
-        self.mixes = bool(c.experts)
+        self.has_mixture = bool(c.experts)
 
     def __call__(self, x: jax.Array, own: Any, context: Context) -> Any:
         """Map `[B, T, D]` to the same shape, and update the cache.
 
-        `own` is a pair of an unused key and this layer's cached keys and values, or None. The
-        result is the output and `(cached, routing)`.
+        Args:
+          x: the input.
+          own: a pair of an unused random key, and this layer's cached keys and values or None.
+          context: data about the tokens that all layers share.
+
+        Returns:
+          The output and `(cached, routing)`: the cache with these tokens added, and how the tokens
+          were distributed among experts (None without experts).
         """
         _, cached = own
         mixed, cached = self.attention(self.attention_norm(x), context, cached)
         x = x + mixed
         y = self.mlp_norm(x)
-        y, routing = self.mixture(y) if self.mixes else (self.mlp(y), None)
+        y, routing = self.mixture(y) if self.has_mixture else (self.mlp(y), None)
         return x + y, (cached, routing)
 
 

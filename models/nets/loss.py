@@ -1,7 +1,8 @@
 """Cross-entropy over large vocabularies, with the logits of a few positions at a time.
 
-The backward pass recomputes them, also a few positions at a time. For 8192 positions and 128k
-tokens, all logits of one sequence would take 4 GiB, and their gradient as much again.
+The backward pass recomputes the logits, also a few positions (a chunk) at a time. For 8192
+positions and 128k tokens, all logits of one sequence would take 4 GiB, and their gradient as much
+again.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ def cross_entropy(
     Returns:
       A float32 scalar: the weighted mean.
     """
-    some = functools.partial(_total, z=z)
+    chunk_loss = functools.partial(_loss_sum, z=z)
     weights = jnp.ones(targets.shape) if weights is None else weights.astype(jnp.float32)
     kernel = constrained(kernel, None, "vocab")  # gather it once, not for each chunk
     if chunk is None or chunk >= targets.shape[1]:
-        total = some(kernel, hidden, targets, weights)
+        total = chunk_loss(kernel, hidden, targets, weights)
     else:
 
         def chunks(
@@ -61,16 +62,17 @@ def cross_entropy(
             x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *rest])
             return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-        recomputed = xform.remat(some)
-        step = lambda total, few: (total + recomputed(kernel, *few), None)
-        few = jax.tree.map(chunks, (hidden, targets, weights))
-        total, _ = jax.lax.scan(step, jnp.float32(0), few)
+        recomputed = xform.remat(chunk_loss)
+        step = lambda total, positions: (total + recomputed(kernel, *positions), None)
+        chunked = jax.tree.map(chunks, (hidden, targets, weights))
+        total, _ = jax.lax.scan(step, jnp.float32(0), chunked)
     return total / weights.sum()
 
 
-def _total(
+def _loss_sum(
     kernel: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array, z: float
 ) -> jax.Array:
+    """Compute the weighted sum of the losses of all positions."""
     logits = constrained(scores(hidden, kernel), "batch", None, "vocab")
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     log_sums = jax.nn.logsumexp(logits, axis=-1)

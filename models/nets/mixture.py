@@ -1,4 +1,4 @@
-"""A mixture of experts: a router chooses a few gated perceptrons for each token.
+"""A mixture of experts: a router chooses a few gated MLPs (the experts) for each token.
 
 No token is dropped. Tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies the tokens of
 each expert by its matrix. Source: "Mixtral of Experts", arXiv:2401.04088.
@@ -42,7 +42,7 @@ class Routing:
 
 
 class Mixture(nnx.Module):
-    """`experts` gated perceptrons, of which the router chooses some for each token."""
+    """`experts` gated MLPs, of which the router chooses `experts_per_token` for each token."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Mixture(nnx.Module):
         dtype: Any,
         rngs: nnx.Rngs,
     ) -> None:
+        # A parameter with a matrix for each expert. A pair is the name and the size of an axis.
         def matrices(inputs: tuple[str, int], outputs: tuple[str, int]) -> nnx.Param[Any]:
             (name, size), (out_name, out_size) = inputs, outputs
             drawn = NORMAL * jax.random.normal(rngs.params(), (experts, size, out_size))
@@ -71,17 +72,17 @@ class Mixture(nnx.Module):
         """Map `[..., D]` to the same shape, and return how the tokens were routed."""
         tokens = x.reshape(-1, x.shape[-1])
         weights = jax.nn.softmax(self.router(tokens).astype(jnp.float32))
-        best, which = jax.lax.top_k(weights, self.experts_per_token)  # [N, k]
+        best, chosen = jax.lax.top_k(weights, self.experts_per_token)  # [N, k]
         best /= best.sum(-1, keepdims=True)
-        one_hot = jax.nn.one_hot(which, weights.shape[-1])
+        one_hot = jax.nn.one_hot(chosen, weights.shape[-1])
 
-        order = jnp.argsort(which.reshape(-1))  # by expert
-        sizes = jnp.sum(one_hot, (0, 1)).astype(jnp.int32)
+        order = jnp.argsort(chosen.reshape(-1))  # by expert
+        sizes = jnp.sum(one_hot, (0, 1)).astype(jnp.int32)  # tokens of each expert
         run = lambda rows, kernel: jax.lax.ragged_dot(
             rows, kernel[...].astype(x.dtype if self.dtype is None else self.dtype), sizes
         )
         rows = tokens[order // self.experts_per_token]
         rows = run(jax.nn.silu(run(rows, self.gate)) * run(rows, self.up), self.down)
-        back = rows[jnp.argsort(order)].reshape(*which.shape, -1)
-        mixed = jnp.einsum("nkd,nk->nd", back, best.astype(back.dtype))
+        unsorted = rows[jnp.argsort(order)].reshape(*chosen.shape, -1)
+        mixed = jnp.einsum("nkd,nk->nd", unsorted, best.astype(unsorted.dtype))
         return mixed.reshape(x.shape), Routing(one_hot.mean(0), weights.mean(0))

@@ -1,6 +1,7 @@
 """The names of each model's parameters in `transformers` and `torch.nn`.
 
-`here` is a name in our model, and `there` the name in the other implementation.
+Each table maps a name in our model, called `here`, to the name and layout in the other
+implementation, called `there`. `{}` stands for the index of a layer or expert.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def linear(here: str, there: str, layout: str = "out in", inputs: int = 1) -> di
 
 
 def _norm(here: str, there: str) -> dict[str, Name]:
+    """Name the scale and the bias of a norm."""
     return {f"{here}.scale": Name(f"{there}.weight"), f"{here}.bias": Name(f"{there}.bias")}
 
 
@@ -30,7 +32,7 @@ def batch_norm(here: str, there: str) -> dict[str, Name]:
 
 
 def _fused(here: str, there: str, words: tuple[str, ...]) -> dict[str, Name]:
-    """Name several linear layers here that are one layer there."""
+    """Name several linear layers here, with the names in `words`, that are one layer there."""
     parts = len(words)
     return {
         f"{here}.{word}.{ours}": Name(f"{there}.{theirs}", layout, 1, i, parts)
@@ -92,6 +94,7 @@ VIT: Table = {
 
 
 def _normed(here: str, there: str) -> dict[str, Name]:
+    """Name the parameters of a convolution with a batch norm."""
     return {
         f"{here}.convolution.kernel": Name(f"{there}.convolution.weight", "out in places"),
         **batch_norm(f"{here}.norm", f"{there}.normalization"),

@@ -24,10 +24,13 @@ from models.nets.segments import unpacked
 from models.nets.unet import UNetConfig
 from models.nets.vit import ViTConfig
 
-Judged = tuple[jax.Array, dict[str, jax.Array]]
+# A loss, and metrics that are only reported.
+LossAndMetrics = tuple[jax.Array, dict[str, jax.Array]]
 
 
-def next_token(model: Any, tokens: jax.Array, key: jax.Array | None, training: bool) -> Judged:
+def next_token(
+    model: Any, tokens: jax.Array, key: jax.Array | None, training: bool
+) -> LossAndMetrics:
     """Compute the loss in nats per token, of integers `[B, T + 1]`.
 
     The first tokens of documents may be marked, see `unpacked`. In training, the load-balancing
@@ -40,7 +43,7 @@ def next_token(model: Any, tokens: jax.Array, key: jax.Array | None, training: b
     return model.loss(tokens, key=key, **more, **packed), {}
 
 
-def right_class(model: Any, batch: Any, key: jax.Array | None, training: bool) -> Judged:
+def right_class(model: Any, batch: Any, key: jax.Array | None, training: bool) -> LossAndMetrics:
     """Compute the cross-entropy in nats, and the accuracy, of the classes of pictures or pixels.
 
     The batch has "image", uint8 `[B, height, width, channels]`, which is scaled to [-1, 1] for the
@@ -49,8 +52,8 @@ def right_class(model: Any, batch: Any, key: jax.Array | None, training: bool) -
     logits = model(scaled(batch["image"]), **({} if key is None else {"key": key}))
     labels = batch["label"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    right = jnp.argmax(logits, axis=-1) == labels
-    return jnp.mean(losses), {"accuracy": jnp.mean(right.astype(jnp.float32))}
+    is_right = jnp.argmax(logits, axis=-1) == labels
+    return jnp.mean(losses), {"accuracy": jnp.mean(is_right.astype(jnp.float32))}
 
 
 def scaled(image: jax.Array) -> jax.Array:
@@ -58,8 +61,13 @@ def scaled(image: jax.Array) -> jax.Array:
     return image.astype(jnp.float32) / 127.5 - 1
 
 
-def next_moment(model: Any, series: jax.Array, key: jax.Array | None, training: bool) -> Judged:
-    """Compute the mean squared error of the next moment, for series float32 `[B, T + 1, F]`."""
+def next_moment(
+    model: Any, series: jax.Array, key: jax.Array | None, training: bool
+) -> LossAndMetrics:
+    """Compute the mean squared error of predictions, for series float32 `[B, T + 1, F]`.
+
+    The model predicts each moment (time step) from the moments before it.
+    """
     return jnp.mean((next_moments(model, series[:, :-1]) - series[:, 1:]) ** 2), {}
 
 
@@ -75,12 +83,12 @@ class Objective:
     Attributes:
       loss: `loss(model, batch, key, training)` returns the loss and a dictionary of metrics. `key`
         is the random key of dropout, or None.
-      answer: `answer(model, examples)` returns the model's output for examples `[B, ...]` without
+      output: `output(model, examples)` returns the model's output for examples `[B, ...]` without
         targets.
     """
 
-    loss: Callable[[Any, Any, jax.Array | None, bool], Judged]
-    answer: Callable[[Any, jax.Array], jax.Array]
+    loss: Callable[[Any, Any, jax.Array | None, bool], LossAndMetrics]
+    output: Callable[[Any, jax.Array], jax.Array]
 
 
 _TEXT = Objective(next_token, lambda model, tokens: model(tokens))

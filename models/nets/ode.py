@@ -1,8 +1,8 @@
 """A neural ordinary differential equation: the flow of a state along a learned vector field.
 
 Source: Chen et al., "Neural Ordinary Differential Equations", arXiv:1806.07366. The gradient is the
-exact gradient of the discrete steps. With a memory budget, they are recomputed from a few stored
-states.
+exact gradient of the discrete steps. With a memory budget, the steps are recomputed in the backward
+pass from a few stored states.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class ODEConfig:
 def flow(field: Callable[[Any, Any], Any], x: Any, time: float, steps: int) -> Any:
     """Integrate `dx/dt = field(t, x)` from 0 to `time`, with equal RK4 (Runge-Kutta) steps."""
     h = time / steps
+    # The state after the fraction `part` of a step with the slope `k`.
     ahead = lambda x, part, k: jax.tree.map(lambda x, k: x + part * h * k, x, k)
 
     def step(x: Any, i: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""The feed-forward part of a transformer layer: a perceptron of one hidden layer, gated or not."""
+"""The feed-forward part of a transformer layer: an MLP with one hidden layer, gated or not."""
 
 from __future__ import annotations
 
@@ -52,4 +52,5 @@ class GatedPerceptron(nnx.Module):
 
 
 def _sharded(hidden: jax.Array) -> jax.Array:
+    """Constrain the sharding of hidden values `[B, ..., hidden]`."""
     return constrained(hidden, "batch", *[None] * (hidden.ndim - 2), "mlp")

@@ -49,10 +49,10 @@ class LSTM(nnx.Module):
         """Return the initial state, zeros of a shape."""
         return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
-    def step(self, state: State, seen: jax.Array) -> State:
-        """Return the next state. `seen` is the input's part of the gates, `[B, 4, H]`."""
+    def step(self, state: State, from_input: jax.Array) -> State:
+        """Return the next state. `from_input` is the input's part of the gates, `[B, 4, H]`."""
         h, c = state
-        i, f, g, o = jnp.moveaxis(seen + self.recur(h), -2, 0)
+        i, f, g, o = jnp.moveaxis(from_input + self.recur(h), -2, 0)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
@@ -69,10 +69,10 @@ class GRU(nnx.Module):
         """Return the initial state, zeros of a shape."""
         return (jnp.zeros(shape, dtype),)
 
-    def step(self, state: State, seen: jax.Array) -> State:
-        """Return the next state. `seen` is the input's part of the gates, `[B, 3, H]`."""
+    def step(self, state: State, from_input: jax.Array) -> State:
+        """Return the next state. `from_input` is the input's part of the gates, `[B, 3, H]`."""
         (h,) = state
-        r, z, n = jnp.moveaxis(seen, -2, 0)
+        r, z, n = jnp.moveaxis(from_input, -2, 0)
         from_r, from_z, from_n = jnp.moveaxis(self.recur(h), -2, 0)
         r, z = jax.nn.sigmoid(r + from_r), jax.nn.sigmoid(z + from_z)
         return ((1 - z) * jnp.tanh(n + r * from_n) + z * h,)
@@ -82,7 +82,7 @@ CELLS = {"lstm": LSTM, "gru": GRU}
 
 
 class Recurrent(nnx.Module):
-    """A stack of recurrent layers. Each reads the states of the one before it at all moments."""
+    """A stack of recurrent layers. Each reads the states of the one before it at all time steps."""
 
     def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config
@@ -93,18 +93,19 @@ class Recurrent(nnx.Module):
         self.head = dense(*sides, bias=True, dtype=c.dtype, rngs=rngs) if c.output_layer else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map series `[B, T, inputs]` to the last layer's states `[B, T, width]`.
+        """Map series `[B, T, features]` to the last layer's states `[B, T, width]`.
 
-        With a head, map them to `[B, T, inputs]`, a linear function of the states.
+        With an output layer, map them to `[B, T, features]`, a linear function of the states.
         """
         for layer in self.layers:
             graphdef, params = nnx.split(layer)
 
-            def step(state: State, seen: jax.Array, graphdef=graphdef, params=params) -> Any:
-                state = nnx.merge(graphdef, params).step(tuple(map(by_example, state)), seen)
+            def step(state: State, from_input: jax.Array, graphdef=graphdef, params=params) -> Any:
+                state = tuple(map(by_example, state))
+                state = nnx.merge(graphdef, params).step(state, from_input)
                 return state, state[0]
 
-            seen = jnp.moveaxis(layer.input(by_example(x)), 1, 0)  # one product for all moments
-            start = layer.start((x.shape[0], self.config.width), seen.dtype)
-            x = jnp.moveaxis(jax.lax.scan(step, start, seen)[1], 0, 1)
+            from_inputs = jnp.moveaxis(layer.input(by_example(x)), 1, 0)  # one matrix product
+            start = layer.start((x.shape[0], self.config.width), from_inputs.dtype)
+            x = jnp.moveaxis(jax.lax.scan(step, start, from_inputs)[1], 0, 1)
         return x if self.head is None else self.head(by_example(x))

@@ -1,7 +1,9 @@
 """Residual networks of convolutions: ResNet-50 for photographs, ResNet-20 for 32 x 32 pixels.
 
-Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385. In bottlenecks
-the middle convolution has the stride, as in all later implementations.
+Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385. The stem is the
+first convolution. A stage is a sequence of blocks with the same number of channels, and each stage
+but the first halves height and width. A bottleneck is a block of three convolutions, of which the
+middle one has fewer channels and the stride, as in all later implementations.
 """
 
 from __future__ import annotations
@@ -75,17 +77,19 @@ class Block(nnx.Module):
         common: dict[str, Any] = {"dtype": config.dtype, "rngs": rngs}
         middle = outputs // 4 if config.bottleneck else outputs
         sizes = (1, 3, 1) if config.bottleneck else (3, 3)
-        at = 1 if config.bottleneck else 0  # the convolution that has the stride
+        strided = 1 if config.bottleneck else 0  # the convolution that has the stride
         widths = [inputs, *[middle] * (len(sizes) - 1), outputs]
         parts = zip(widths[:-1], widths[1:], sizes, strict=True)
         self.parts = nnx.List([
-            NormedConvolution(a, b, size, stride=stride if i == at else 1, **common)
+            NormedConvolution(a, b, size, stride=stride if i == strided else 1, **common)
             for i, (a, b, size) in enumerate(parts)
         ])  # fmt: skip
-        self.stride, self.more = stride, outputs - inputs
-        changes = (stride != 1 or inputs != outputs) and not config.small_pictures
+        self.stride, self.added_channels = stride, outputs - inputs
+        changes_shape = (stride != 1 or inputs != outputs) and not config.small_pictures
         self.shortcut = (
-            NormedConvolution(inputs, outputs, 1, stride=stride, **common) if changes else None
+            NormedConvolution(inputs, outputs, 1, stride=stride, **common)
+            if changes_shape
+            else None
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -95,8 +99,9 @@ class Block(nnx.Module):
             y = part(jax.nn.relu(y) if i else y)
         if self.shortcut is not None:
             x = self.shortcut(x)
-        elif self.stride != 1 or self.more:  # the paper's option A: strides, and channels of zeros
-            around = (self.more // 2, self.more - self.more // 2)
+        elif self.stride != 1 or self.added_channels:
+            # The paper's option A: take every second pixel, and add channels of zeros.
+            around = (self.added_channels // 2, self.added_channels - self.added_channels // 2)
             x = jnp.pad(x[:, :: self.stride, :: self.stride], [(0, 0)] * 3 + [around])
         return jax.nn.relu(x + y)
 

@@ -1,4 +1,8 @@
-"""Rotary positions, and Llama 3.1's scaling of them for longer contexts."""
+"""Rotary positions: the position of a token rotates pairs of elements of its query and its key.
+
+A pair has a frequency, and its angle is the position times the frequency. `Stretch` is Llama 3.1's
+scaling of the frequencies for longer contexts.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +31,30 @@ class Stretch:
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """Rotary positions, which rotate pairs of elements (arXiv:2104.09864)."""
+    """Rotary positions (arXiv:2104.09864).
+
+    Attributes:
+      base: pair i of E / 2 has the frequency `base ** (-2 i / E)`.
+      stretch: the scaling of the frequencies, if any.
+    """
 
     base: float = 10_000.0
     stretch: Stretch | None = None
 
     def angles(self, positions: jax.Array, head_width: int) -> jax.Array:
         """Map positions `[B, T]` to float32 angles `[B, T, E / 2]`, one per pair of elements."""
-        turns = self.base ** -(jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width)
+        frequencies = self.base ** -(jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width)
         if self.stretch is not None:
             s = self.stretch
-            fitting = s.context * turns / (2 * math.pi)
-            kept = jnp.clip((fitting - s.low) / (s.high - s.low), 0.0, 1.0)
-            turns = turns * (kept + (1 - kept) / s.factor)
-        return positions[..., None].astype(jnp.float32) * turns
+            periods = s.context * frequencies / (2 * math.pi)
+            unchanged = jnp.clip((periods - s.low) / (s.high - s.low), 0.0, 1.0)
+            frequencies = frequencies * (unchanged + (1 - unchanged) / s.factor)
+        return positions[..., None].astype(jnp.float32) * frequencies
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     """Rotate the pairs (i, i + E/2) of `x` `[B, T, heads, E]` by `angles` `[B, T, E / 2]`."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)

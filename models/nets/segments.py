@@ -1,4 +1,8 @@
-"""Segments, positions and weights of rows that hold several packed documents."""
+"""Read rows of tokens that hold several packed documents.
+
+A row marks the first token of each document. `unpacked` makes from the marks what the model needs
+to keep the documents independent: the segment (document) and the position of each token.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,13 @@ def unpacked(marked: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
     if jnp.issubdtype(marked.dtype, jnp.unsignedinteger):
         return marked.astype(jnp.int32), {}
     begins = marked < 0
-    read = begins[:, :-1]
-    places = jnp.broadcast_to(jnp.arange(read.shape[1], dtype=jnp.int32), read.shape)
-    starts = jax.lax.cummax(jnp.where(read, places, 0), axis=1)
+    input_begins = begins[:, :-1]
+    indices = jnp.arange(input_begins.shape[1], dtype=jnp.int32)
+    indices = jnp.broadcast_to(indices, input_begins.shape)
+    starts = jax.lax.cummax(jnp.where(input_begins, indices, 0), axis=1)
     options = {
-        "segments": jnp.cumsum(read, axis=1, dtype=jnp.int32),
-        "positions": places - starts,
+        "segments": jnp.cumsum(input_begins, axis=1, dtype=jnp.int32),
+        "positions": indices - starts,
         "weights": 1.0 - begins[:, 1:].astype(jnp.float32),
     }
     return jnp.where(begins, ~marked, marked).astype(jnp.int32), options

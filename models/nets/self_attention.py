@@ -20,7 +20,7 @@ from models.nets.rotary import rotate
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Data about the tokens that is the same for all layers."""
+    """Data about the tokens that all layers share."""
 
     positions: jax.Array | None = None  # [B, T], the index of each query among the keys
     angles: jax.Array | None = None  # [B, T, E / 2], angles of rotary positions
@@ -46,17 +46,26 @@ class SelfAttention(nnx.Module):
         out_stddev: float = NORMAL,
     ) -> None:
         self.causal, self.chunk = causal, chunk
-        one = {"head_dim": head_width}
+        head = {"head_dim": head_width}
         linear = functools.partial(dense, bias=bias, dtype=dtype, rngs=rngs)
-        self.query = linear({"embed": width}, {"heads": heads, **one}, stddev=NORMAL)
-        self.key = linear({"embed": width}, {"kv_heads": kv_heads, **one}, stddev=NORMAL)
-        self.value = linear({"embed": width}, {"kv_heads": kv_heads, **one}, stddev=NORMAL)
-        self.out = linear({"heads": heads, **one}, {"embed": width}, stddev=out_stddev)
+        self.query = linear({"embed": width}, {"heads": heads, **head}, stddev=NORMAL)
+        self.key = linear({"embed": width}, {"kv_heads": kv_heads, **head}, stddev=NORMAL)
+        self.value = linear({"embed": width}, {"kv_heads": kv_heads, **head}, stddev=NORMAL)
+        self.out = linear({"heads": heads, **head}, {"embed": width}, stddev=out_stddev)
 
     def __call__(
         self, x: jax.Array, context: Context, cached: tuple[jax.Array, jax.Array] | None = None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Map `[B, T, D]` to the same shape, and add these tokens to the cached keys and values."""
+        """Map `[B, T, D]` to the same shape.
+
+        Args:
+          x: the input.
+          context: data about the tokens.
+          cached: this layer's cached keys and values; None without a cache.
+
+        Returns:
+          The output, and the cached keys and values with these tokens added.
+        """
         query = constrained(self.query(x), "batch", None, "heads", None)
         key = constrained(self.key(x), "batch", None, "kv_heads", None)
         value = constrained(self.value(x), "batch", None, "kv_heads", None)

@@ -6,6 +6,7 @@ from typing import Any
 
 from models.settings import setting
 
+# Limits of a setting that is a size.
 SIZE: dict[str, Any] = {"least": 1, "most": 2**31 - 1, "change": "never"}
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -72,19 +72,21 @@ def _moved(x: Any, h: float, weights: tuple[float, ...], slopes: list[Any]) -> A
 def _stages(field: Field, params: Any, t: Any, h: float, x: Any) -> tuple[list[Any], list[Any]]:
     """Return the states of a step's four stages, and their slopes."""
     states, slopes = [x], [field(params, t, x)]
-    for place in _STAGE_TIMES[1:]:
-        states.append(_moved(x, h, (place,), slopes[-1:]))
-        slopes.append(field(params, t + place * h, states[-1]))
+    for fraction in _STAGE_TIMES[1:]:
+        states.append(_moved(x, h, (fraction,), slopes[-1:]))
+        slopes.append(field(params, t + fraction * h, states[-1]))
     return states, slopes
 
 
 def _forward(field: Field, params: Any, x: Any, time: float, steps: int) -> tuple[Any, Any]:
+    """Return the last state, and the residuals: the parameters and the state before each step."""
     last, states = _states(field, params, x, time, steps)
     return last, (params, states)
 
 
-def _backward(field: Field, time: float, steps: int, kept: Any, ct: Any) -> tuple[Any, Any]:
-    params, before = kept
+def _backward(field: Field, time: float, steps: int, residuals: Any, ct: Any) -> tuple[Any, Any]:
+    """Return the cotangents of the parameters and of the first state."""
+    params, before = residuals
     h = time / steps
 
     def step(carry: tuple[Any, Any], inputs: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:

@@ -74,10 +74,10 @@ class UNet(nnx.Module):
 
         The logits are float32.
         """
-        x, seen = images, []
+        x, skips = images, []
         for i, pair in enumerate(self.down):
             x = pair(nnx.max_pool(x, (2, 2), strides=(2, 2)) if i else x)
-            seen.append(x)
-        for enlarge, pair, skip in zip(self.enlarge, self.up, seen[-2::-1], strict=True):
+            skips.append(x)
+        for enlarge, pair, skip in zip(self.enlarge, self.up, skips[-2::-1], strict=True):
             x = pair(jnp.concatenate([skip, enlarge(by_example(x))], axis=-1))
         return self.head(by_example(x)).astype(jnp.float32)

@@ -1,8 +1,8 @@
 """Convert weights between our models and other implementations.
 
-A table maps the name of each parameter here to its name and layout there, in the other
-implementation. Many arrays there, one for each layer or expert, may be one array here, with leading
-axes.
+"Here" is our model, and "there" is the other implementation. A table maps the name of each
+parameter here to its name and layout there. One array here, with leading axes, may be many arrays
+there: one for each layer or expert.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ Shape = tuple[int, ...]
 
 
 def _matrix(array: Array, inputs: int) -> Array:
+    """Reshape an array to a matrix whose rows are the first `inputs` axes."""
     return array.reshape(math.prod(array.shape[:inputs]), -1)
 
 
@@ -135,6 +136,7 @@ def _lead(name: Name, numbers: Shape, shape: Shape) -> Shape:
 
 
 def _read(source: Mapping[str, Array], name: Name, numbers: Shape, shape: Shape) -> Array:
+    """Read the array of a layer or expert with these indices, in the layout and shape here."""
     text = name.text.format(*numbers)
     if text not in source:
         raise InputError(f"the weights have no array {text}: they are of another model")

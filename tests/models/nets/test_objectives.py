@@ -27,7 +27,7 @@ def test_the_loss_of_classes_is_that_of_the_right_ones(name: str, labels: Any) -
     loss, measures = of.loss(model, {"image": IMAGE, "label": label}, None, False)
     np.testing.assert_allclose(loss, -np.log(right).mean(), rtol=1e-5)
     np.testing.assert_allclose(measures["accuracy"], (logits.argmax(-1) == label).mean(), rtol=1e-6)
-    np.testing.assert_allclose(of.answer(model, IMAGE), logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of.output(model, IMAGE), logits, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["lstm", "ode"])
