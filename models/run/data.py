@@ -17,7 +17,7 @@ from models.train.display import Output
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """Settings of the command."""
+    """Settings of the command `data`."""
 
     data: Path | None = setting(
         None, "Text, JSON lines, Parquet or Arrow file (.gz and .zst too), or a folder of them."

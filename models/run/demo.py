@@ -46,7 +46,7 @@ BATCH = 16
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """Settings of the command."""
+    """Settings of the command `demo`."""
 
     out: Path = setting(Path("runs/demo"), "Folder for plots and numbers.")
     steps: int = setting(300, "Number of training steps.", least=1)
@@ -57,19 +57,19 @@ class Demo:
 
 
 def peaks(run: TextRun, plan: xform.Plan) -> dict[str, Any]:
-    """Report the memory of a step with `jax.grad`, and of the step with a plan.
+    """Return memory reports of two training steps by name: with `jax.grad`, and with a plan.
 
     Both donate their state.
     """
     gradient = jax.value_and_grad(make_loss(run.model), has_aux=True)
 
-    def usual(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Array]:
+    def jax_step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Array]:
         (loss, _), grads = gradient(state.params, state.statistics, tokens[0])
         updates, opt_state = optimizer(run.optim).update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return dataclasses.replace(state, params=params, opt_state=opt_state), loss
 
-    steps = {"jax.grad": usual, run.policy: make_step(run.model, run.optim, plan)}
+    steps = {"jax.grad": jax_step, run.policy: make_step(run.model, run.optim, plan)}
     args = abstract_state(run.model, run.optim), run.batch_type()
     return {
         name: xform.memory_analysis(step, *args, donate_argnums=0) for name, step in steps.items()
@@ -127,8 +127,8 @@ def main(arguments: list[str]) -> int:
     count = parameter_count(model) / 1e6
     reports = peaks(run, plan)
     sizes = {name: report.total_bytes for name, report in reports.items()}
-    found = ", ".join(f"{mebibytes(size)} with {name}" for name, size in sizes.items())
-    console.print(f"Peak memory of a step: {found}.")
+    peak_texts = ", ".join(f"{mebibytes(size)} with {name}" for name, size in sizes.items())
+    console.print(f"Peak memory of a step: {peak_texts}.")
     title = f"A GPT-2 of {count:.1f} M parameters learns the source of Python"
     plot_losses(records, out / "loss.png", title)
     plot_memory(rows, out / "memory.png", f"What each policy saves: {shape}")

@@ -11,13 +11,13 @@ from models.data.extras import optional_module
 from models.errors import InputError
 from models.nets import exported, huggingface
 from models.run.flags import Parser
-from models.run.trained import trained, trained_text
+from models.run.trained import load_run, load_text_model
 from models.settings import replaced, setting
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions:
-    """Settings of the command."""
+    """Settings of the command `export`."""
 
     run: Path = setting(
         Path("runs/tiny"), "Folder of a run, the --out of `python -m models train`."
@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> int:
         if options.format == "jax":
             optional_module("flatbuffers", "--format jax", "train")
             dtype = jnp.dtype(options.dtype)
-            run, model = trained(options.run)
+            run, model = load_run(options.run)
             exported.save(model, options.to, dtype, options.platform, run.reads())
         else:
-            model = trained_text(options.run, "--format huggingface")
+            model = load_text_model(options.run, "--format huggingface")
             huggingface.save(model, options.to, jnp.dtype(options.dtype))
     except OSError as error:
         raise InputError(f"cannot write {options.to}: {error.strerror}") from None

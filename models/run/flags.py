@@ -1,4 +1,4 @@
-"""Command-line parsing: a flag for each setting, and one-line errors."""
+"""Parse a command line: a flag for each setting of `models.settings`, and one-line errors."""
 
 from __future__ import annotations
 
@@ -43,15 +43,20 @@ class Parser(argparse.ArgumentParser):
             )
 
     def parse(self, arguments: list[str]) -> dict[str, Any]:
-        """Return the given values by name. An unknown flag is an error with the nearest flag."""
-        found, unknown = self.parse_known_args(arguments)
+        """Return the values of the given flags by name.
+
+        Raises:
+          InputError: a flag is unknown, or a value cannot be parsed. For an unknown flag the
+            message has the nearest flag.
+        """
+        values, unknown = self.parse_known_args(arguments)
         if unknown:
             # Leading dashes must not count as similarity.
             names = [name.removeprefix("--") for name in self._option_string_actions]
             near = nearest(unknown[0].partition("=")[0].removeprefix("--"), names, 0.6)
             near = near.replace("mean ", "mean --")
             raise InputError(f"unknown argument {unknown[0]!r}{near}")
-        return vars(found)
+        return vars(values)
 
     def error(self, message: str) -> NoReturn:
         """Raise an `InputError`, where argparse would end the program."""

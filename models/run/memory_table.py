@@ -33,12 +33,14 @@ POLICIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Measurements of one way to differentiate, by layout ("scanned", "unrolled").
+    """Measurements of the gradient with one transform and one policy.
+
+    A layout is "scanned" (the layers run in a loop over stacked parameters) or "unrolled".
 
     Attributes:
       name: the transform and the policy.
-      temp_bytes: temporary memory of the compiled gradient.
-      flops_recomputed: FLOPs beyond those with `save_everything`.
+      temp_bytes: temporary memory of the compiled gradient, by layout.
+      flops_recomputed: FLOPs beyond those with `save_everything`, by layout.
     """
 
     name: str
@@ -85,6 +87,7 @@ def measure(config: DecoderConfig, batch: int) -> list[Row]:
 
 
 def _report(config: DecoderConfig, batch: int, transform: Callable[..., Any]) -> dict[str, Any]:
+    """Compile the gradient and return its memory report as a dictionary."""
     params, loss = nnx.state(abstract(config)), make_loss(config)
 
     def gradient(params: nnx.State, tokens: jax.Array) -> nnx.State:

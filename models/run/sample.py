@@ -10,7 +10,7 @@ from models.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from models.errors import InputError
 from models.nets.generate import Draw, generate
 from models.run.flags import Parser
-from models.run.trained import trained_text
+from models.run.trained import load_text_model
 from models.settings import replaced, setting
 from models.train.config import LARGEST_SEED
 from models.train.folder import TOKENIZER
@@ -20,7 +20,7 @@ BYTES = Bytes()
 
 @dataclasses.dataclass(frozen=True)
 class SampleOptions:
-    """Settings of the command."""
+    """Settings of the command `sample`."""
 
     run: Path = setting(
         Path("runs/tiny"), "Folder of a run, the --out of `python -m models train`."
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     options = replaced(SampleOptions(), parser.parse(arguments), by_flag=True)
     if not options.prompt:
         raise InputError("--prompt needs at least one character")
-    file, model = options.run / TOKENIZER, trained_text(options.run, "sample")
+    file, model = options.run / TOKENIZER, load_text_model(options.run, "sample")
     tokenizer = load_tokenizer(file) if file.exists() else BYTES
     print("\n\n".join(texts(model, options, tokenizer)))
     return 0

@@ -16,7 +16,7 @@ from models.nets.presets import abstract, parameter_count
 from models.run.flags import Parser
 from models.settings import parse_toml, replaced
 from models.train.config import RunConfig
-from models.train.device import room
+from models.train.device import memory_bytes
 from models.train.display import Output
 from models.train.fit import largest
 from models.train.folder import CONFIG
@@ -28,12 +28,13 @@ from models.train.start import Origin, Resume
 
 ABOUT = """Train a model on text, pictures or series with xform's reverse mode.
 
-The preset names the model, and thereby the kind of data. Settings come from the TOML file --config
-and from flags, which take precedence. A resumed run starts from the settings in its folder. All
+The preset names the model, and thereby the kind of data. Settings come from the preset, then from
+the TOML file --config, then from flags. A resumed run starts from the settings in its folder. All
 settings are written to config.toml in the folder of the run.
-Defaults are in parentheses; presets have other sizes of the model.
+The text lists the settings of all kinds of models; a setting that a model lacks is refused.
+Defaults are in parentheses; each preset has its own sizes.
 """
-SIGNALLED = 128
+SIGNALLED = 128  # added to the number of a signal in the exit code
 
 
 def parser() -> Parser:
@@ -115,6 +116,7 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
     Raises:
       InputError: a setting cannot be used, or there is no run to resume.
     """
+    # The settings that are not taken from the data.
     fixed = {*given} if origin is None else {"vocab", *given}
     base = of_preset(given.get("preset", "tiny"))
     if origin is not None:
@@ -154,10 +156,12 @@ def main(arguments: list[str]) -> int:
         *(given.pop(name) for name in ("coordinator_address", "num_processes", "process_id"))
     )
     console = Output(quiet=jax.process_index() > 0)
-    step, fit, dry = (given.pop(name) for name in ("resume_step", "largest_batch", "dry_run"))
+    step, finds_batch, is_dry_run = (
+        given.pop(name) for name in ("resume_step", "largest_batch", "dry_run")
+    )
     resuming = given.pop("resume") or step is not None
     override = [name for names in given.pop("override") for name in names.split(",")]
-    target, memory = given.pop("target"), given.pop("capacity")
+    target, capacity = given.pop("target"), given.pop("capacity")
     origin = given.pop("origin")
     if origin and (resuming or "preset" in given):
         raise InputError(
@@ -170,42 +174,51 @@ def main(arguments: list[str]) -> int:
         jax.config.update("jax_compilation_cache_dir", str(run.compilation_cache))
     count = parameter_count(abstract(run.model))
     console.print(f"{run.preset}: {count:,} parameters, {run.amount()} per step")
-    if fit:
-        return print_largest(run, target, memory, console)
+    if finds_batch:
+        return print_largest(run, target, capacity, console)
     check_batch(run.mesh, run.batch)
-    if dry:
-        console.print(str(step_memory(run, target, memory)))
+    if is_dry_run:
+        console.print(str(step_memory(run, target, capacity)))
         return 0
-    wish = Resume(step, [name.replace("-", "_") for name in override]) if resuming else None
-    begun = Origin(origin, nnx.state(loaded, nnx.Param)) if loaded else None
-    outcome = train(run, console, wish, begun)
+    resume = Resume(step, [name.replace("-", "_") for name in override]) if resuming else None
+    initial = Origin(origin, nnx.state(loaded, nnx.Param)) if loaded else None
+    outcome = train(run, console, resume, initial)
     console.print(f"saved step {outcome.step} in {run.out}")
     return 0 if outcome.signal is None else SIGNALLED + outcome.signal
 
 
-def print_largest(run: RunConfig, target: str | None, memory: str | None, console: Console) -> int:
-    """Print the largest batches as they are found, and the flags of the one with most units."""
-    found = []
-    for one in largest(run, policy_of(run.policy), target, memory):
-        console.print(str(one))
-        found.append(one)
-    most = max(found, key=lambda one: one.units)
+def print_largest(
+    run: RunConfig, target: str | None, capacity: str | None, console: Console
+) -> int:
+    """Print the largest batches as they are found, and the flags of the one with most units.
+
+    A unit is a token, a picture or a time step of a series. `target` names a device, and `capacity`
+    is its memory, such as "14GiB"; None for the device and the memory of this process.
+    """
+    results = []
+    for result in largest(run, policy_of(run.policy), target, capacity):
+        console.print(str(result))
+        results.append(result)
+    most = max(results, key=lambda result: result.units)
     if not most.batch:
-        what = "one window" if most.named else "one example"
-        raise InputError(f"no room for {what}: give --policy auto, or a smaller model")
+        smallest = "one window" if most.length_name else "one example"
+        raise InputError(f"no room for {smallest}: give --policy auto, or a smaller model")
     console.print(f"most {most.unit}: {most.flags}")
     return 0
 
 
-def step_memory(run: RunConfig, target: str | None, memory: str | None) -> Any:
-    """Report the memory of one step. It is compiled from shapes only."""
+def step_memory(run: RunConfig, target: str | None, capacity: str | None) -> Any:
+    """Return the memory report of one step, which is compiled from shapes only.
+
+    `target` and `capacity` are those of `print_largest`.
+    """
     policy, mesh = policy_of(run.policy), mesh_or_none(run.mesh, run.optim.offload_optimizer)
     step, *types = whole_step(run, mesh)
     with one_line():
         if isinstance(policy, xform.policies.Fit):
-            policy = policy.within(room(target, memory), target or "this device")
+            policy = policy.within(memory_bytes(target, capacity), target or "this device")
         if bounds_peak(policy):
             policy = plan_of(run, policy, mesh, target)
         return xform.memory_analysis(
-            step, *types, policy, target=target, capacity=memory, donate_argnums=0
+            step, *types, policy, target=target, capacity=capacity, donate_argnums=0
         )

@@ -18,7 +18,7 @@ from models.train.store import Damaged, Store
 from models.train.text import TextRun
 
 
-def trained(out: Path) -> tuple[RunConfig, Any]:
+def load_run(out: Path) -> tuple[RunConfig, Any]:
     """Load the settings and the model of the run in a folder.
 
     Raises:
@@ -38,17 +38,17 @@ def trained(out: Path) -> tuple[RunConfig, Any]:
     return run, nnx.merge(nnx.graphdef(abstract(run.model)), result)
 
 
-def trained_text(out: Path, asked: str) -> Any:
+def load_text_model(out: Path, request: str) -> Any:
     """Load the model of a run on text.
 
     Args:
       out: the folder of the run.
-      asked: what needs the model, for the error message.
+      request: the command or option that needs the model, for the error message.
 
     Raises:
-      InputError: as for `trained`, or the run is not on text.
+      InputError: there is no checkpoint, it is damaged, or the run is not on text.
     """
-    run, model = trained(out)
+    run, model = load_run(out)
     if not isinstance(run, TextRun):
-        raise InputError(f"{asked} needs a model of text, but the run in {out} is on {run.on}")
+        raise InputError(f"{request} needs a model of text, but the run in {out} is on {run.on}")
     return model

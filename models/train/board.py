@@ -9,12 +9,15 @@ from models.data.extras import optional_module
 
 
 def check_writer() -> Any:
-    """Import the package that writes events; `InputError` if it is not installed."""
+    """Import and return the package that writes events; `InputError` if it is not installed."""
     return optional_module("tensorboardX", "--tensorboard", "tensorboard")
 
 
 class Board:
-    """A writer of TensorBoard events. It hides older events of steps later than `after`."""
+    """A writer of TensorBoard events.
+
+    In a resumed run, events that an earlier process wrote for steps later than `after` are hidden.
+    """
 
     def __init__(self, folder: Path, *, after: int | None) -> None:
         first = 0 if after is None else after + 1

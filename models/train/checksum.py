@@ -15,8 +15,8 @@ from models.train.host import brought
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
-def named(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by their path."""
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths as text."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
 
@@ -35,14 +35,15 @@ def _checksums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _checksum(x: jax.Array) -> jax.Array:
+    """Sum a hash of the bits and the position of each element, modulo 2**32."""
     x = brought(x)
     bits = jax.lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
-    place = jnp.zeros(x.shape, jnp.uint32)
+    position = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
         index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        place = place * np.uint32(size % 2**32) + index
+        position = position * np.uint32(size % 2**32) + index
     # Two rounds of a 32-bit mixer make it unlikely that two changes cancel in the sum.
-    return jnp.sum(_mixed(bits ^ _mixed(place + np.uint32(1))), dtype=jnp.uint32)
+    return jnp.sum(_mixed(bits ^ _mixed(position + np.uint32(1))), dtype=jnp.uint32)
 
 
 def _mixed(x: jax.Array) -> jax.Array:

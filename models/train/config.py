@@ -39,10 +39,12 @@ class Validation:
 class RunConfig(abc.ABC):
     """Settings of a training run. Each kind of data has a subclass.
 
-    A step reads `accumulate` batches of `batch` examples, one after the other.
+    A step reads `accumulate` batches of `batch` examples, one after the other. An example is a
+    window of tokens, a picture, or a window of a series. Its units are tokens, one picture, or
+    moments (time steps of the series).
 
     Attributes:
-      on: the kind of data, in messages.
+      on: the kind of data ("text", "pictures" or "series"), for messages.
       unit: the unit of throughput, such as "tokens".
       length_name: the setting with the number of units per example; "" if an example is one unit.
       metric: the metric in the log that compares validations; lower is better.
@@ -189,7 +191,7 @@ class RunConfig(abc.ABC):
         """
 
     def beside(self, data: Any) -> dict[str, str]:
-        """Return the texts of additional files in the run's folder, by name."""
+        """Return additional files for the run's folder, as texts by file name."""
         return {}
 
     @abc.abstractmethod
@@ -201,9 +203,9 @@ class RunConfig(abc.ABC):
         """Return the validation batches: arrays `[<= batch, ...]`."""
 
     @abc.abstractmethod
-    def validation_result(self, data: Any, found: Sequence[dict[str, float]],
+    def validation_result(self, data: Any, metrics: Sequence[dict[str, float]],
                           batches: Sequence[Any]) -> Validation:  # fmt: skip
-        """Combine the metrics `found` in each of the validation `batches`."""
+        """Combine the `metrics` of each of the validation `batches`."""
 
     @abc.abstractmethod
     def metrics_text(self, metrics: dict[str, float]) -> str:

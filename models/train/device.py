@@ -12,8 +12,8 @@ from models.machine import machine_memory
 _SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
-def speed() -> float | None:
-    """Return the peak FLOPs per second of bfloat16 matrix products; None for an unknown device."""
+def flops_per_second() -> float | None:
+    """Return the peak speed of bfloat16 matrix products; None for an unknown device."""
     report = xform.memory_analysis(lambda x: x, _SCALAR)
     return report.compilation.target.device.flops_per_second
 
@@ -24,19 +24,20 @@ def capacity() -> int:
     return int(stats.get("bytes_limit", 0)) or machine_memory()
 
 
-def room(target: str | None, memory: str | None) -> int:
+def memory_bytes(target: str | None, capacity_text: str | None) -> int:
     """Return the memory of a device in bytes.
 
     Args:
       target: the name of a device; None for the device of this process.
-      memory: the memory to assume, such as "14GiB"; None for that of the device.
+      capacity_text: the memory to assume, such as "14GiB"; None for that of the device.
 
     Raises:
       WrongArgument: there is no such target, or its memory is not known.
     """
-    of = target or jax.default_backend()
-    bytes_ = memory or (None if target else capacity())
-    report = xform.fits(lambda x: x, _SCALAR, target=of, capacity=bytes_)
+    assumed = capacity_text or (None if target else capacity())
+    report = xform.fits(
+        lambda x: x, _SCALAR, target=target or jax.default_backend(), capacity=assumed
+    )
     assert report.capacity_bytes is not None  # `fits` raises if it is not known
     return report.capacity_bytes
 

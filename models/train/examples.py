@@ -21,12 +21,12 @@ from models.train.config import RunConfig
 
 Run = TypeVar("Run", bound="ExamplesRun")
 # Number of generated examples.
-MADE = 50_000
+GENERATED_COUNT = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
 class ExamplesRun(RunConfig):
-    """A run on elements that all have the same shapes."""
+    """A run on elements (examples with their targets) that all have the same shapes."""
 
     validation_share: float = setting(
         0.05, "Share of the data for validation, if the data has no part of its own for it.",
@@ -74,23 +74,23 @@ class ExamplesRun(RunConfig):
         return spread(data.parts["validation"], batch=self.batch, count=self.validation_examples)
 
     def checked(self, data: Examples) -> Examples:
-        """Return the data; `InputError` if its elements have other shapes than the model reads."""
+        """Return the data; raise an `InputError` if its elements do not suit the model."""
         wanted = self.element()
-        forms = lambda tree: " and ".join(
+        describe = lambda tree: " and ".join(
             f"{x.dtype} {list(x.shape)}" for x in jax.tree.leaves(tree)
         )
         for part in data.parts:
-            if (there := data.element(part)) != wanted:
+            if (element := data.element(part)) != wanted:
                 raise InputError(
-                    f"{self.on} of {data.name} for {part} are {forms(there)}, but the model reads"
-                    f" {forms(wanted)}"
+                    f"{self.on} of {data.name} for {part} are {describe(element)}, but the model"
+                    f" reads {describe(wanted)}"
                 )
         return data
 
 
-def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average each metric over batches of equal size."""
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    return {name: float(np.mean([one[name] for one in metrics])) for name in metrics[0]}
 
 
 def resized(run: Run, sizes: Mapping[str, int], fixed: Collection[str]) -> Run:

@@ -11,7 +11,7 @@ import jax
 
 import xform
 from models.train.config import RunConfig
-from models.train.device import room
+from models.train.device import memory_bytes
 from models.train.mesh import mesh_or_none, shares, sizes
 from models.train.planned import bounds_peak, mebibytes, one_line, whole_step
 from xform.errors import BudgetInfeasible
@@ -26,21 +26,21 @@ class Largest:
 
     Attributes:
       length: number of units per example.
-      named: the setting of that length; "" if an example is one unit.
+      length_name: the setting of that length; "" if an example is one unit.
       unit: the unit, such as "tokens".
       batch: number of examples; 0 if not even the smallest batch fits.
       total_bytes: memory of the step on each device; with a budget, its lowest peak.
       proven: whether the next larger batch was compiled and did not fit.
-      again: recomputed FLOPs as a fraction of the forward pass's FLOPs; None without a budget.
+      recomputed: recomputed FLOPs as a fraction of the forward pass's FLOPs; None without a budget.
     """
 
     length: int
-    named: str
+    length_name: str
     unit: str
     batch: int
     total_bytes: int
     proven: bool
-    again: float | None = None
+    recomputed: float | None = None
 
     @property
     def units(self) -> int:
@@ -50,14 +50,18 @@ class Largest:
     @property
     def flags(self) -> str:
         """The flags that choose this batch."""
-        return f"--batch {self.batch}" + (f" --{self.named} {self.length}" if self.named else "")
+        return f"--batch {self.batch}" + (
+            f" --{self.length_name} {self.length}" if self.length_name else ""
+        )
 
     def __str__(self) -> str:
-        least = "" if self.proven else " or more"
+        or_more = "" if self.proven else " or more"
         size = f", {mebibytes(self.total_bytes)}" if self.batch else ""
-        work = "" if self.again is None else f", {self.again:.2f} of the forward pass recomputed"
-        counts = f"batch {self.batch}{least}, {self.units:,} {self.unit}"
-        length = f"{self.named} {self.length}: " if self.named else ""
+        work = ""
+        if self.recomputed is not None:
+            work = f", {self.recomputed:.2f} of the forward pass recomputed"
+        counts = f"batch {self.batch}{or_more}, {self.units:,} {self.unit}"
+        length = f"{self.length_name} {self.length}: " if self.length_name else ""
         return f"{length}{counts}{size}{work}"
 
 
@@ -165,6 +169,7 @@ def _lowest(step: Callable[..., Any], types: Sequence[Any], budget: xform.polici
 
 
 def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None) -> Largest:
+    """Find the largest batch of examples of the run's length."""
     mesh = mesh_or_none(run.mesh, run.optim.offload_optimizer)
 
     def inputs(batch: int) -> Sequence[Any]:
@@ -172,15 +177,16 @@ def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None
         return types
 
     with one_line():
-        most = room(target, memory)
+        capacity = memory_bytes(target, memory)
         if bounds_peak(policy):
-            most = min(most, policy.bytes)
+            capacity = min(capacity, policy.bytes)
         step, *_ = whole_step(run, mesh)
-        found = largest_batch(step, inputs, policy, target or jax.default_backend(), most,
+        found = largest_batch(step, inputs, policy, target or jax.default_backend(), capacity,
                               shares(sizes(run.mesh)))  # fmt: skip
-    of = run.length, run.length_name, run.unit
+    length = run.length, run.length_name, run.unit
     if found is None:
-        return Largest(*of, 0, 0, True)
+        return Largest(*length, 0, 0, True)
     batch, plan = found
-    again = plan.recompute_flops / plan.forward_flops if isinstance(plan, xform.Plan) else None
-    return Largest(*of, batch.size, batch.fits.total_bytes or 0, bool(batch.over), again)
+    recomputed = plan.recompute_flops / plan.forward_flops if isinstance(plan, xform.Plan) else None
+    total_bytes = batch.fits.total_bytes or 0
+    return Largest(*length, batch.size, total_bytes, bool(batch.over), recomputed)

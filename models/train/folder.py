@@ -10,6 +10,7 @@ from pathlib import Path
 
 from models.errors import InputError
 
+# The names of the files and folders in it.
 CHECKPOINTS, CONFIG, LOG, PLAN = "checkpoints", "config.toml", "log.jsonl", "plan.json"
 DATA, TOKENIZER, HEALTH = "data", "tokenizer.json", "health.jsonl"
 LOCK, BOARD, PROFILE = "lock", "tensorboard", "profile"
@@ -28,9 +29,9 @@ def locked(out: Path) -> Iterator[None]:
             file = stack.enter_context((out / LOCK).open("a+"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            by = (out / LOCK).read_text().strip() or "another process"
+            owner = (out / LOCK).read_text().strip() or "another process"
             raise InputError(
-                f"{out} is in use by {by}: wait for it to end, or choose another --out"
+                f"{out} is in use by {owner}: wait for it to end, or choose another --out"
             ) from None
         except OSError as error:
             raise InputError(f"cannot write to {out}: {error.strerror}") from None

@@ -22,14 +22,14 @@ from xform.diagnosis import Diagnosis
 
 def diagnosis(run: RunConfig, mesh: Mesh | None = None) -> Diagnosis:
     """Make the diagnosis of the layers in a run's loss, for one batch of a step."""
-    around = None if mesh is None else mesh.abstract_mesh
-    of, state = make_loss(run.model, mesh=around), abstract_state(run.model, run.optim, mesh)
+    axes = None if mesh is None else mesh.abstract_mesh
+    loss, state = make_loss(run.model, mesh=axes), abstract_state(run.model, run.optim, mesh)
     slice_ = jax.tree.map(lambda x: x.update(shape=x.shape[1:]), run.batch_type())
     key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.zeros((), jnp.int32)))
     scale = state.loss_scale and state.loss_scale.value
 
     given = state.statistics, types_on(slice_, mesh, axis=0), key, scale
-    return Diagnosis(lambda params, given: of(params, *given), state.params, given, has_aux=True)
+    return Diagnosis(lambda params, given: loss(params, *given), state.params, given, has_aux=True)
 
 
 class Health:
@@ -44,11 +44,13 @@ class Health:
         self._every, self._file, self._log, self._display = run.health_every, file, log, display
         if not self._every:
             return
-        self._of, batch = diagnosis(run, mesh), types_on(run.batch_type(), mesh, axis=1)
-        self._step = compile_step(run.model, run.optim, batch, None, run.seed, mesh, self._of)
+        self._diagnosis, batch = diagnosis(run, mesh), types_on(run.batch_type(), mesh, axis=1)
+        self._step = compile_step(
+            run.model, run.optim, batch, None, run.seed, mesh, self._diagnosis
+        )
 
     def due(self, step: int) -> bool:
-        """Return whether a step must have readings."""
+        """Return whether step number `step` needs readings (the statistics of each layer)."""
         return self._every > 0 and step % self._every == 0
 
     def step(self, state: Any, batch: Any) -> Any:
@@ -60,7 +62,7 @@ class Health:
 
         All layers go to the file. Layers at fault also go to the log and to the display.
         """
-        report = self._of.report([loss], read)
+        report = self._diagnosis.report([loss], read)
         self._file.write(step=step, loss=loss, rows=report.to_dict()["rows"])
         faults = [{"layer": row.title, "verdict": row.verdict} for row in report.findings]
         self._log.write(step=step, health=faults)

@@ -1,4 +1,4 @@
-"""The kinds of runs: which kind of data each model is trained on."""
+"""The kinds of runs: which settings class, and so which kind of data, belongs to each model."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def of_model(model: Any) -> RunConfig:
 
 def every_setting() -> list[RunConfig]:
     """Return a run of each kind of model. Together they have all settings."""
-    first = {type(config): name for name, config in reversed(TRAINED.items())}
-    return [of_preset(first[kind]) for kind in KINDS]
+    first_preset = {type(config): name for name, config in reversed(TRAINED.items())}
+    return [of_preset(first_preset[kind]) for kind in KINDS]
 
 
 def refuse_others(run: RunConfig, names: Collection[str]) -> None:

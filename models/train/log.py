@@ -1,4 +1,8 @@
-"""The log of a run: a file with a line of JSON for each record."""
+"""The log of a run: a file with a line of JSON for each record.
+
+A checkpoint stores the seal of the log, its length and checksum. So a resumed run can detect that
+the log was changed.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,7 @@ class Log:
         with self._writing():
             if after is None and path.exists():
                 set_aside(path)
-            if sealed is not None and path.exists() and _sealed(path, sealed[0]) != sealed:
+            if sealed is not None and path.exists() and _seal_of(path, sealed[0]) != sealed:
                 raise InputError(
                     f"{path} has changed since step {after} was saved: move it away, and resume the"
                     " run without it"
@@ -92,7 +96,7 @@ class Log:
         data = text.encode()
         self._size, self._crc = self._size + len(data), zlib.crc32(data, self._crc)
 
-    def also(self, other: Sink) -> None:
+    def add_writer(self, other: Sink) -> None:
         """Pass each record to another writer as well."""
         self._others.append(other)
 
@@ -123,11 +127,13 @@ class Log:
                     other.close()
 
 
-def _sealed(path: Path, size: int) -> Seal:
+def _seal_of(path: Path, size: int) -> Seal:
+    """Return the seal of the first `size` bytes of a file."""
     data = path.read_bytes()[:size]
     return [len(data), zlib.crc32(data)]
 
 
 def _line(record: Record) -> str:
+    """Format a record as a line of JSON, with null for numbers that are not finite."""
     finite = lambda x: None if isinstance(x, float) and not math.isfinite(x) else x
     return json.dumps({name: finite(value) for name, value in record.items()}) + "\n"

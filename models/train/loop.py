@@ -97,7 +97,7 @@ def train(
         path = run.out / folder.LOG if first else None
         log = opened.enter_context(contextlib.closing(Log(path, after=after, sealed=sealed)))
         if first and run.tensorboard:
-            log.also(Board(run.out / folder.BOARD, after=after))
+            log.add_writer(Board(run.out / folder.BOARD, after=after))
         path = run.out / folder.HEALTH if first and run.health_every else None
         seen = opened.enter_context(contextlib.closing(Log(path, after=after)))
         with display, Stop(display.say) as stop:

@@ -20,9 +20,10 @@ from models.nets.unet import UNetConfig
 from models.nets.vit import ViTConfig
 from models.settings import setting
 from models.train.config import RunConfig, Validation
-from models.train.examples import MADE, ExamplesRun, means, resized
+from models.train.examples import GENERATED_COUNT, ExamplesRun, means, resized
 
-USUAL = (32, 32)
+# The default height and width of generated pictures.
+DEFAULT_SIZE = (32, 32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,8 @@ class PictureRun(ExamplesRun):
             raise ValueError(f"classes is {self.model.classes}, but must be at least 2")
 
     @property
-    def _masks(self) -> bool:
+    def _labels_pixels(self) -> bool:
+        """Whether each pixel has a class, instead of each picture."""
         return isinstance(self.model, UNetConfig)
 
     @property
@@ -65,7 +67,7 @@ class PictureRun(ExamplesRun):
         """Height and width of pictures."""
         if isinstance(self.model, ViTConfig):
             return self.resize or (self.model.image_size, self.model.image_size)
-        return self.resize or USUAL
+        return self.resize or DEFAULT_SIZE
 
     def fit_to_data(self, fixed: Collection[str]) -> RunConfig:
         """Return the run with the classes, channels and side of its pictures."""
@@ -86,7 +88,7 @@ class PictureRun(ExamplesRun):
         self._check_sides()
         return {
             "image": jax.ShapeDtypeStruct((*self.sides, self.model.channels), jnp.uint8),
-            "label": jax.ShapeDtypeStruct(self.sides if self._masks else (), jnp.int32),
+            "label": jax.ShapeDtypeStruct(self.sides if self._labels_pixels else (), jnp.int32),
         }
 
     def reads(self) -> jax.ShapeDtypeStruct:
@@ -116,10 +118,10 @@ class PictureRun(ExamplesRun):
                 channels=channels,
                 validation_share=self.validation_share,
             )
-        kind: type[SyntheticPictures] = SyntheticMasks if self._masks else SyntheticPictures
+        kind: type[SyntheticPictures] = SyntheticMasks if self._labels_pixels else SyntheticPictures
         height, width = self.sides
-        made = kind(self.seed, MADE, height, width, self.model.classes, channels)
-        return generated_images(made, self.validation_share)
+        pictures = kind(self.seed, GENERATED_COUNT, height, width, self.model.classes, channels)
+        return generated_images(pictures, self.validation_share)
 
     def _check_sides(self) -> None:
         model, (height, width) = self.model, self.sides
@@ -141,10 +143,10 @@ class PictureRun(ExamplesRun):
         """Shift and mirror the pictures, if the run augments them."""
         return augmented(elements, self.seed) if self.augment else elements
 
-    def validation_result(self, data: Examples, found: Sequence[dict[str, float]],
+    def validation_result(self, data: Examples, metrics: Sequence[dict[str, float]],
                           batches: Sequence[Any]) -> Validation:  # fmt: skip
         """Compute the mean loss and accuracy."""
-        numbers = means(found)
+        numbers = means(metrics)
         return Validation(
             {f"validation_{name}": value for name, value in numbers.items()},
             self.metrics_text(numbers),

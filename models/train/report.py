@@ -6,7 +6,7 @@ import time
 
 from models.errors import InputError
 from models.train.config import RunConfig
-from models.train.device import peak_bytes, speed
+from models.train.device import flops_per_second, peak_bytes
 from models.train.display import Display
 from models.train.log import Log
 from models.train.planned import PlannedStep
@@ -27,7 +27,7 @@ class Reporter:
         self._run = run
         self._units = run.batch * run.accumulate * run.length
         self._flops = PASSES * planned.plan.forward_flops * run.accumulate
-        self._speed = speed()
+        self._device_speed = flops_per_second()
         self._predicted = planned.predicted_bytes or planned.total_bytes
         self._log = log
         self._display = display
@@ -61,30 +61,31 @@ class Reporter:
         # Show a moving average over about ten steps, because single steps vary with the load.
         before = elapsed if self._seconds is None else self._seconds
         self._seconds = 0.9 * before + 0.1 * elapsed
-        speed = {f"{self._run.unit}_per_second": self._units / elapsed}
+        rates = {f"{self._run.unit}_per_second": self._units / elapsed}
         mfu = None
-        if self._speed is not None:
-            mfu = self._flops / self._seconds / self._speed
-            speed["mfu"] = self._flops / elapsed / self._speed
-        self._log.write(step=step, **values, seconds=elapsed, **speed, **self._memory())
+        if self._device_speed is not None:
+            mfu = self._flops / self._seconds / self._device_speed
+            rates["mfu"] = self._flops / elapsed / self._device_speed
+        self._log.write(step=step, **values, seconds=elapsed, **rates, **self._memory())
         rate = f"{self._units / self._seconds:,.0f} {self._run.unit}/s"
         self._display.update(step, self._run.metrics_text(values), self._seconds, rate, mfu)
-        self._count(step, values)
+        self._check_skips(step, values)
 
     def _memory(self) -> dict[str, float]:
         """Return the peak memory in use, and its ratio to the predicted one."""
         used = peak_bytes()
         return {} if used is None else {"peak_bytes": used, "peak_to_plan": used / self._predicted}
 
-    def _count(self, step: int, values: dict[str, float]) -> None:
+    def _check_skips(self, step: int, values: dict[str, float]) -> None:
+        """Report a skipped step, and stop the run after too many in a row."""
         self._skipped = self._skipped + 1 if values["skipped"] else 0
         if not self._skipped:
             return
-        what = f"loss {values['loss']:.4g}, gradient norm {values['grad_norm']:.4g}"
-        self._display.say(f"step {step} was skipped: {what}")
+        numbers = f"loss {values['loss']:.4g}, gradient norm {values['grad_norm']:.4g}"
+        self._display.say(f"step {step} was skipped: {numbers}")
         if self._skipped > self._run.optim.max_skips:
             raise InputError(
-                f"{self._skipped} steps in a row were skipped, the last with {what}: continue from"
-                " a checkpoint with --resume-step and a lower --learning-rate (--override"
+                f"{self._skipped} steps in a row were skipped, the last with {numbers}: continue"
+                " from a checkpoint with --resume-step and a lower --learning-rate (--override"
                 " learning_rate), or raise --spike-factor or --max-skips if the skips are harmless"
             )

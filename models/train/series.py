@@ -1,4 +1,4 @@
-"""Runs on series: prediction of the next moment."""
+"""Runs on time series: prediction of the next moment (time step) from those before it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.data.synthetic import SyntheticSeries
 from models.nets.ode import ODEConfig
 from models.settings import setting
 from models.train.config import RunConfig, Validation
-from models.train.examples import MADE, ExamplesRun, means, resized
+from models.train.examples import GENERATED_COUNT, ExamplesRun, means, resized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,8 @@ class SeriesRun(ExamplesRun):
         """Return the run with the number of features of its series."""
         if (path := self.path()) is None:
             return self
-        of = "width" if isinstance(self.model, ODEConfig) else "features"
-        return resized(self, {of: features(path)}, fixed)
+        setting_name = "width" if isinstance(self.model, ODEConfig) else "features"
+        return resized(self, {setting_name: features(path)}, fixed)
 
     def element(self) -> jax.ShapeDtypeStruct:
         """Return the type of a window plus the moment after it."""
@@ -72,13 +72,13 @@ class SeriesRun(ExamplesRun):
     def _read(self) -> Examples:
         if (path := self.path()) is not None:
             return load_series(path, self.window, validation_share=self.validation_share)
-        made = SyntheticSeries(self.seed, MADE, self.window + 1, self.features)
-        return generated_series(made, self.validation_share)
+        series = SyntheticSeries(self.seed, GENERATED_COUNT, self.window + 1, self.features)
+        return generated_series(series, self.validation_share)
 
-    def validation_result(self, data: Examples, found: Sequence[dict[str, float]],
+    def validation_result(self, data: Examples, metrics: Sequence[dict[str, float]],
                           batches: Sequence[Any]) -> Validation:  # fmt: skip
         """Compute the mean squared error."""
-        numbers = means(found)
+        numbers = means(metrics)
         return Validation({self.metric: numbers["loss"]}, self.metrics_text(numbers))
 
     def metrics_text(self, metrics: dict[str, float]) -> str:

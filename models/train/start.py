@@ -14,7 +14,7 @@ from rich.console import Console
 
 from models.errors import InputError
 from models.settings import leaves, nearest
-from models.train.checksum import named
+from models.train.checksum import leaves_by_path
 from models.train.config import RunConfig
 from models.train.kinds import read_config
 from models.train.state import TrainState, abstract_state, init_state
@@ -175,7 +175,7 @@ def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: Tr
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    return {name: leaf.shape for name, leaf in named(tree).items()}
+    return {name: leaf.shape for name, leaf in leaves_by_path(tree).items()}
 
 
 def _intact(store: Store, step: int, like: TrainState) -> bool:

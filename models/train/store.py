@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from models.errors import InputError
-from models.train.checksum import all_finite, checksum_of, checksums, named
+from models.train.checksum import all_finite, checksum_of, checksums, leaves_by_path
 from models.train.folder import set_aside
 from models.train.host import brought
 from models.train.state import TrainState
@@ -79,7 +79,7 @@ class Store:
                 f"the parameters after step {step} are not finite, and were not saved;"
                 f" {self._intact()}: lower --learning-rate"
             )
-        leaves = named(state)
+        leaves = leaves_by_path(state)
         meta = {**meta, "step": step, "checksums": checksums(leaves)}
         if jax.default_backend() == "cpu":
             # The next step reuses the memory of the state while it is still being written.
@@ -132,7 +132,7 @@ class Store:
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         types = {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or here)
-            for name, x in named(like).items()
+            for name, x in leaves_by_path(like).items()
         }
         if types.keys() != sums.keys():
             raise Damaged("it has other arrays than this model and optimizer")

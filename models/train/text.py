@@ -95,10 +95,10 @@ class TextRun(RunConfig):
             window=self.model.context, batch=self.batch, windows=self.validation_examples
         )
 
-    def validation_result(self, data: Corpus, found: Sequence[dict[str, float]],
+    def validation_result(self, data: Corpus, metrics: Sequence[dict[str, float]],
                           batches: Sequence[Any]) -> Validation:  # fmt: skip
         """Compute bits per byte, and the perplexity per token."""
-        losses = [one["loss"] for one in found]
+        losses = [one["loss"] for one in metrics]
         bits, perplexity = data.bits_per_byte(losses, batches), data.perplexity(losses, batches)
         return Validation(
             {self.metric: bits, "validation_perplexity": perplexity},

@@ -8,7 +8,7 @@ import pytest
 
 from models.__main__ import main
 from models.nets import exported
-from models.run.trained import trained
+from models.run.trained import load_run
 from tests.models.examples import MODELS, data
 from tests.models.nets.sizes import drawn
 
@@ -47,7 +47,7 @@ def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[
     assert "8 pictures per step" in capsys.readouterr().out
     assert main(["train", "--out", "run", "--resume"]) == 0
     assert main(["export", "--run", "run", "--to", "ours", "--format", "jax"]) == 0
-    run, model = trained(Path("run"))
+    run, model = load_run(Path("run"))
     images = np.random.default_rng(0).integers(0, 256, (3, *run.reads().shape), np.uint8)
     model.eval()
     expected = jax.jit(lambda x: model(x / np.float32(127.5) - 1))(images)

@@ -11,7 +11,7 @@ from flax import nnx
 from models.__main__ import main
 from models.nets import exported
 from models.nets.huggingface import load, save
-from models.run.trained import trained
+from models.run.trained import load_run
 from models.train.log import read_records
 from tests.models.micro import FLAGS, TEXT
 from tests.models.nets.sizes import DECODERS, drawn, tokens
@@ -37,7 +37,7 @@ def test_a_folder_is_trained_and_written_back(kind: str) -> None:
     )
     assert main(["export", "--run", "run", "--to", "ours"]) == 0
     back = load("ours")
-    _, model_of_run = trained(Path("run"))
+    _, model_of_run = load_run(Path("run"))
     assert back.config == model_of_run.config
     chex.assert_trees_all_equal(nnx.state(back), nnx.state(model_of_run))
     assert not np.array_equal(back(tokens()), model(tokens()))
@@ -52,7 +52,7 @@ def test_a_run_is_written_for_jax_alone(capsys: pytest.CaptureFixture[str]) -> N
     given = ["export", "--run", "run", "--to", "ours", "--format", "jax"]
     assert main(given) == 0
     rows = np.zeros((3, 16), np.int32)
-    _, model = trained(Path("run"))
+    _, model = load_run(Path("run"))
     expected = jax.jit(lambda tokens: model(tokens))(rows)
     np.testing.assert_array_equal(exported.load(Path("ours"))(rows), expected)
     capsys.readouterr()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models.run.trained import trained
+from models.run.trained import load_run
 from tests.models.micro import losses
 from tests.models.run.kinds import EACH, written
 
@@ -81,7 +81,7 @@ def close(out: str, judged: bool = True) -> None:
         for records in (found, expected)
     ]
     np.testing.assert_allclose(*numbers, atol=1e-5, rtol=0)
-    states = [nnx.state(trained(Path(name))[1]) for name in (out, "one")]
+    states = [nnx.state(load_run(Path(name))[1]) for name in (out, "one")]
     # Adam divides by the gradient's size, so that the smallest ones decide the tolerance.
     chex.assert_trees_all_close(*states, atol=1e-3, rtol=1e-3)
 

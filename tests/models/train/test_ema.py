@@ -14,7 +14,7 @@ from flax import nnx
 from rich.console import Console
 
 from models.nets.presets import build
-from models.run.trained import trained
+from models.run.trained import load_run
 from models.train.loop import Outcome, train
 from models.train.mesh import make_mesh
 from models.train.optim import averaged
@@ -75,7 +75,7 @@ def test_it_is_saved_judged_and_what_comes_out(tmp_path: Path) -> None:
     trained_on, beside = ([a[1] for a in x if a[1] is not None] for x in (expected, plain))
     assert trained_on == pytest.approx(beside, rel=1e-5)
     assert expected[-1][2] != plain[-1][2]
-    out = nnx.state(trained(tmp_path / "one" / "run")[1], nnx.Param)
+    out = nnx.state(load_run(tmp_path / "one" / "run")[1], nnx.Param)
     chex.assert_trees_all_equal(out, whole.state.average)
 
 

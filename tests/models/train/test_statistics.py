@@ -16,7 +16,7 @@ from flax import nnx
 
 from models.errors import InputError
 from models.nets.presets import build
-from models.run.trained import trained
+from models.run.trained import load_run
 from models.train.log import read_records
 from models.train.mesh import make_mesh, on_devices
 from models.train.optim import optimizer
@@ -92,7 +92,7 @@ def test_a_model_is_judged_and_comes_out_with_its_statistics(
     whole: tuple[Path, TrainState],
 ) -> None:
     folder, state = whole
-    config, model = trained(folder / "run")
+    config, model = load_run(folder / "run")
     chex.assert_trees_all_equal(nnx.state(model), state.average)
     first = init_state(RESNET, config.optim, 0)
     moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), first.statistics, state.statistics)
