@@ -100,7 +100,7 @@ def step_of(case: Case) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:
 def waiting(case: Case) -> int:
     """Return the bytes of the state on the host of each device, from their shapes."""
     _, state, _ = step_of(case)
-    return device_bytes(state, waiting=True)
+    return device_bytes(state, offloaded=True)
 
 
 def compiled(case: Case, policy: Any) -> MemoryReport:

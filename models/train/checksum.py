@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.train.host import brought
+from models.train.host import to_device
 
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
@@ -36,7 +36,7 @@ def _checksums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 def _checksum(x: jax.Array) -> jax.Array:
     """Sum a hash of the bits and the position of each element, modulo 2**32."""
-    x = brought(x)
+    x = to_device(x)
     bits = jax.lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
     position = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
@@ -59,7 +59,7 @@ def _mixed(x: jax.Array) -> jax.Array:
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
     """Return whether all floating-point numbers of a tree are finite."""
-    floats = [x for x in jax.tree.leaves(brought(tree)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    floats = [x for x in jax.tree.leaves(to_device(tree)) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 
 

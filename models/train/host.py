@@ -32,37 +32,38 @@ def on_host(x: Any) -> bool:
     return getattr(getattr(x, "sharding", x), "memory_kind", None) == HOST
 
 
-def fetched(tree: Tree, after: jax.Array) -> Tree:
+def fetch_after(tree: Tree, after: jax.Array) -> Tree:
     """Copy arrays from host to device memory inside a compiled step, but not before `after` exists.
 
     Otherwise the compiler may copy all of them before the backward pass, and raise its peak.
     """
 
     def fetch(x: jax.Array) -> jax.Array:
-        return brought(jax.lax.optimization_barrier((x, after))[0]) if _is_on_host(x) else x
+        return to_device(jax.lax.optimization_barrier((x, after))[0]) if _is_on_host(x) else x
 
     return jax.tree.map(fetch, tree)
 
 
-def brought(tree: Tree) -> Tree:
+def to_device(tree: Tree) -> Tree:
     """Copy arrays that are in host memory to device memory, inside a compiled function."""
     return jax.tree.map(
         lambda x: jax.device_put(x, jax.memory.Space.Device) if _is_on_host(x) else x, tree
     )
 
 
-def put(tree: Tree, places: Any) -> Tree:
+def put(tree: Tree, shardings: Any) -> Tree:
     """Move arrays to their shardings and memories, inside a compiled step."""
 
-    def one(x: jax.Array, place: Any) -> jax.Array:
-        if not on_host(place):
-            return jax.lax.with_sharding_constraint(x, place)
+    def move(x: jax.Array, sharding: Any) -> jax.Array:
+        if not on_host(sharding):
+            return jax.lax.with_sharding_constraint(x, sharding)
         # For a copy to another memory XLA ignores the sharding, so shard the array first.
-        sharded = jax.lax.with_sharding_constraint(x, place.with_memory_kind("device"))
-        return jax.device_put(sharded, place)
+        sharded = jax.lax.with_sharding_constraint(x, sharding.with_memory_kind("device"))
+        return jax.device_put(sharded, sharding)
 
-    return jax.tree.map(one, tree, places)
+    return jax.tree.map(move, tree, shardings)
 
 
 def _is_on_host(x: Any) -> bool:
+    """Return whether a traced array is in host memory, according to its type."""
     return jax.typeof(x).memory_space == jax.memory.Space.Host

@@ -34,7 +34,7 @@ from models.train.mesh import (
 from models.train.planned import PlannedStep, load_plan, plan_step, policy_of
 from models.train.profile import Profiler, steps_of
 from models.train.report import Reporter
-from models.train.start import Origin, Resume, Start, begin, refuse_another, resume
+from models.train.start import Origin, Resume, Start, begin, refuse_another, restore_start
 from models.train.state import TrainState
 from models.train.step import make_evaluate
 from models.train.stop import Stop
@@ -53,7 +53,7 @@ class Outcome:
 def train(
     run: RunConfig,
     console: Console,
-    wish: Resume | None = None,
+    resume: Resume | None = None,
     origin: Origin | None = None,
 ) -> Outcome:
     """Train for `run.optim.steps` steps, or until a time limit or a signal.
@@ -63,7 +63,7 @@ def train(
     Args:
       run: the settings.
       console: where progress is printed.
-      wish: which checkpoint to resume from; None for a new run, whose folder must not hold a run.
+      resume: which checkpoint to resume from; None for a new run, whose folder must not hold a run.
       origin: initial parameters of a new run; None to draw them from the seed.
 
     Raises:
@@ -75,16 +75,16 @@ def train(
     steps_of(run.profile_steps)  # raises for a mistake before anything is created
     mesh, first = make_mesh(run.mesh, run.optim.offload_optimizer), jax.process_index() == 0
     data = run.load()
-    if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
+    if resume is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
     with _locked_folder(run), _store(run) as store, contextlib.ExitStack() as opened:
-        if wish is None:
+        if resume is None:
             refuse_another(run, store)
             planned = plan_step(run, policy_of(run.policy), mesh)
             start = begin(run, origin, mesh)
         else:
-            start = resume(run, wish, data.fingerprint, store, console, mesh)
-            planned = plan_step(run, _policy(run, wish, start), mesh)
+            start = restore_start(run, resume, data.fingerprint, store, console, mesh)
+            planned = plan_step(run, _policy(run, resume, start), mesh)
         display = Display(console, first=start.step, total=run.optim.steps, every=run.print_every)
         display.say(str(planned))
         if first:
@@ -99,13 +99,13 @@ def train(
         if first and run.tensorboard:
             log.add_writer(Board(run.out / folder.BOARD, after=after))
         path = run.out / folder.HEALTH if first and run.health_every else None
-        seen = opened.enter_context(contextlib.closing(Log(path, after=after)))
+        health_log = opened.enter_context(contextlib.closing(Log(path, after=after)))
         with display, Stop(display.say) as stop:
             if origin is not None:
                 log.write(step=0, **{"from": origin.name})
             if start.changes:
                 log.write(step=start.step, override=start.changes)
-            health = Health(run, mesh, seen, log, display)
+            health = Health(run, mesh, health_log, log, display)
             out_of_time = lambda: time.perf_counter() - started > run.max_seconds
             loop = _Loop(run, data, start, planned, store, log, display, mesh, health)
             stopped = lambda: stop.signal is not None or display.failure is not None
@@ -131,18 +131,19 @@ def _locked_folder(run: RunConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _store(run: RunConfig) -> Iterator[Store]:
+    """Open the checkpoints of the run."""
     store = Store(run.out / folder.CHECKPOINTS, keep=run.keep_newest, keep_best=run.keep_best,
                   background=run.background_saves, metric=run.metric)  # fmt: skip
     with contextlib.closing(store):
         yield store
 
 
-def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
+def _policy(run: RunConfig, resume: Resume, start: Start) -> Any:
     """Return the plan of the resumed run, or the policy if a setting that affects it changed."""
     assert start.meta is not None
     before = read_config(start.meta["config"], "the checkpoint")
     decides = {"policy", "remat", "dtype", "weight_dtype", "query_chunk_size"} & {
-        *wish.override,
+        *resume.override,
         *start.changes,
     }
     elsewhere = before.optim.offload_optimizer != run.optim.offload_optimizer
@@ -167,7 +168,7 @@ class _Loop:
         self.state, self.step = start.state, start.step
         self._run, self._planned, self._health = run, planned, health
         self._store, self._log, self._display = store, log, display
-        self._fresh = start.meta is None
+        self._is_new = start.meta is None
         self._batches = _Batches(run, data, mesh, start.meta and start.meta["data_state"])
         self._evaluate = _evaluation(run, data, mesh)
         self._reporter = Reporter(run, planned, log, display)
@@ -182,19 +183,19 @@ class _Loop:
         A run that is out of time is also validated before it is saved.
         """
         run, saved, out_of_time_now = self._run, self.step, False
-        if self._fresh:
+        if self._is_new:
             self._validate()
         while self.step < run.optim.steps and not stopped() and not out_of_time_now:
             with self._profiler.step(self.step + 1):
-                due = self._health.due(self.step + 1)
-                take = self._health.step if due else self._planned.step
-                self.state, metrics = take(self.state, self._batches.next())
+                has_health = self._health.due(self.step + 1)
+                run_step = self._health.step if has_health else self._planned.step
+                self.state, metrics = run_step(self.state, self._batches.next())
             self.step += 1
-            read = metrics.pop("health", None)
+            readings = metrics.pop("health", None)
             self._reporter.push(self.step, metrics)
-            if due:
+            if has_health:
                 self._reporter.flush()
-                self._health.write(self.step, float(metrics["loss"]), read)
+                self._health.write(self.step, float(metrics["loss"]), readings)
                 self._reporter.restart_clock()
             self._profiler.done(self.step, self.state)
             out_of_time_now = out_of_time()
@@ -211,10 +212,10 @@ class _Loop:
 
     def _validate(self) -> None:
         self._reporter.flush()
-        found = self._evaluate(self.state)
-        self._validated = self.step, found.numbers[self._run.metric]
-        self._log.write(step=self.step, **found.numbers)
-        self._display.say(f"step {self.step}: validation {found.text}")
+        result = self._evaluate(self.state)
+        self._validated = self.step, result.numbers[self._run.metric]
+        self._log.write(step=self.step, **result.numbers)
+        self._display.say(f"step {self.step}: validation {result.text}")
         self._reporter.restart_clock()
 
     def _save(self) -> None:
@@ -246,12 +247,12 @@ class _Batches:
 def _evaluation(run: RunConfig, data: Any, mesh: Mesh | None) -> Callable[[TrainState], Validation]:
     """Return a function that validates a state on the validation part of the data."""
     batches = run.validation(data)
-    there = [on_devices(batch, mesh, axis=0) for batch in batches]
+    device_batches = [on_devices(batch, mesh, axis=0) for batch in batches]
     evaluate = make_evaluate(run.model, None if mesh is None else mesh.abstract_mesh)
 
     def validate(state: TrainState) -> Validation:
-        found = [evaluate(state.result, batch) for batch in there]
-        numbers = [{name: float(value) for name, value in one.items()} for one in found]
+        results = [evaluate(state.result, batch) for batch in device_batches]
+        numbers = [{name: float(value) for name, value in one.items()} for one in results]
         return run.validation_result(data, numbers, batches)
 
     return validate

@@ -150,10 +150,12 @@ def rule(config: OptimConfig) -> optax.GradientTransformation:
     return OPTIMIZERS[config.optimizer](config)
 
 
+# Parts of the names of matrices.
 _MATRICES = ("kernel", "embedding", "mixture")
 
 
 def _decays(params: Any) -> Any:
+    """Return which parameters weight decay applies to, as a tree of bools."""
     # By name, not by rank: in scanned layers even the scales of norms have two axes.
     return _by_path(params, lambda path, _: any(word in path for word in _MATRICES))
 
@@ -183,6 +185,7 @@ def _hidden_matrices(params: Any) -> Any:
 
 
 def _by_path(params: Any, decide: Callable[[str, Any], Any]) -> Any:
+    """Map `decide(path, leaf)` over the parameters."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: decide(jax.tree_util.keystr(path), leaf), params
     )

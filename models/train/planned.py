@@ -1,4 +1,7 @@
-"""Plan what the backward pass saves, from `--policy`, and compile the step with that plan."""
+"""Plan which values the backward pass saves, from `--policy`, and compile the step with the plan.
+
+A policy is a rule for the choice, such as a memory budget. A plan is the choice for one program.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def load_plan(path: Path) -> xform.Plan:
 
 @contextlib.contextmanager
 def one_line() -> Iterator[None]:
-    """Turn an error of xform into an `InputError`, except `BudgetInfeasible`."""
+    """Context that turns an error of xform into an `InputError`, except `BudgetInfeasible`."""
     try:
         yield
     except BudgetInfeasible:
@@ -106,10 +109,10 @@ def whole_step(
 
     The policy decides what the backward pass saves. The types are those of the state and the batch.
     """
-    around = None if mesh is None else mesh.abstract_mesh
+    axes = None if mesh is None else mesh.abstract_mesh
 
     def step(state: TrainState, batch: Any, policy: Any = None) -> Any:
-        return make_step(run.model, run.optim, policy, run.seed, around)(state, batch)
+        return make_step(run.model, run.optim, policy, run.seed, axes)(state, batch)
 
     state = abstract_state(run.model, run.optim, mesh)
     return step, state, types_on(run.batch_type(), mesh, axis=1)
@@ -178,7 +181,7 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
     if total > most:
         raise _too_large(run, total, "the step")
     predicted = None if mesh else plan.predicted_bytes
-    return PlannedStep(plan, compiled, predicted, total, device_bytes(state, waiting=True))
+    return PlannedStep(plan, compiled, predicted, total, device_bytes(state, offloaded=True))
 
 
 def _too_large(run: RunConfig, n: int, what: str) -> InputError:

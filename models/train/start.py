@@ -20,6 +20,7 @@ from models.train.kinds import read_config
 from models.train.state import TrainState, abstract_state, init_state
 from models.train.store import Damaged, Meta, Store
 
+# For each changed setting by name: `[old value, new value]`.
 Changes = dict[str, list[Any]]
 
 
@@ -93,8 +94,8 @@ def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None
     return Start(dataclasses.replace(state, params=params, average=average))
 
 
-def resume(run: RunConfig, wish: Resume, fingerprint: str, store: Store, console: Console,
-           mesh: Mesh | None = None) -> Start:  # fmt: skip
+def restore_start(run: RunConfig, resume: Resume, fingerprint: str, store: Store, console: Console,
+                  mesh: Mesh | None = None) -> Start:  # fmt: skip
     """Load the state of a checkpoint. The mesh may differ from the one before.
 
     Later checkpoints are renamed. `fingerprint` is the fingerprint of the data.
@@ -106,13 +107,13 @@ def resume(run: RunConfig, wish: Resume, fingerprint: str, store: Store, console
     steps = store.steps()
     if not steps:
         raise InputError(f"no checkpoint to resume from in {run.out}")
-    step = steps[-1] if wish.step is None else wish.step
+    step = steps[-1] if resume.step is None else resume.step
     if step not in steps:
         raise InputError(f"no checkpoint of step {step} in {run.out}, which has {steps}")
     like = abstract_state(run.model, run.optim, mesh)
     try:
         meta = store.meta(step)
-        changes = changed(run, wish, fingerprint, meta, like)
+        changes = changed_settings(run, resume, fingerprint, meta, like)
         state = store.restore(step, like)
     except Damaged as error:
         intact = next((s for s in reversed(steps) if s < step and _intact(store, s, like)), None)
@@ -127,13 +128,13 @@ def resume(run: RunConfig, wish: Resume, fingerprint: str, store: Store, console
     return Start(state, meta, changes)
 
 
-def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: TrainState
-            ) -> Changes:  # fmt: skip
+def changed_settings(run: RunConfig, resume: Resume, fingerprint: str, meta: Meta, like: TrainState
+                     ) -> Changes:  # fmt: skip
     """Return the settings that differ from those of a checkpoint, if all of them may differ.
 
     Args:
       run: the settings now.
-      wish: names the settings that may differ.
+      resume: names the settings that may differ.
       fingerprint: the fingerprint of the data now.
       meta: the metadata of the checkpoint.
       like: the state of the run as types. The checkpoint must have the same arrays.
@@ -143,7 +144,7 @@ def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: Tr
     """
     before = read_config(meta["config"], "the checkpoint")
     saved = {leaf.name: leaf for leaf in leaves(before)}
-    if unknown := [name for name in wish.override if name not in saved]:
+    if unknown := [name for name in resume.override if name not in saved]:
         raise InputError(
             f"--override {unknown[0]}: there is no such setting{nearest(unknown[0], saved)}"
         )
@@ -161,11 +162,11 @@ def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: Tr
         others.append(f"data {meta['data']} is now {fingerprint}")
     if others:
         raise InputError(f"the checkpoint in {run.out} is of another run: {', '.join(others)}")
-    silent = [leaf for leaf in differing if leaf.name not in wish.override]
-    if silent:
-        changed = ", ".join(f"{x.name} was {saved[x.name].value}, not {x.value}" for x in silent)
-        names = ",".join(x.name for x in silent)
-        raise InputError(f"the run in {run.out} has other settings: {changed}; leave them"
+    not_named = [leaf for leaf in differing if leaf.name not in resume.override]
+    if not_named:
+        texts = [f"{x.name} was {saved[x.name].value}, not {x.value}" for x in not_named]
+        names = ",".join(x.name for x in not_named)
+        raise InputError(f"the run in {run.out} has other settings: {', '.join(texts)}; leave them"
                          f" unchanged, or give --override {names}")  # fmt: skip
     if differing and _shapes(abstract_state(before.model, before.optim)) != _shapes(like):
         names = " and ".join(leaf.name for leaf in differing)
@@ -175,10 +176,12 @@ def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: Tr
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array in a tree, by its path."""
     return {name: leaf.shape for name, leaf in leaves_by_path(tree).items()}
 
 
 def _intact(store: Store, step: int, like: TrainState) -> bool:
+    """Return whether a checkpoint can be read."""
     try:
         store.restore(step, like)
     except Damaged:

@@ -82,16 +82,17 @@ def init_state(model: Any, optim: OptimConfig, seed: int, mesh: Mesh | None = No
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _first(model: Any, optim: OptimConfig, seed: int) -> TrainState:
+    """Make the state before the first step, on one device."""
     _, params, statistics = nnx.split(build(model, seed), nnx.Param, nnx.BatchStat)
-    none = jnp.zeros((), jnp.int32)
+    zero = jnp.zeros((), jnp.int32)
     no_norm = jnp.array(jnp.inf, jnp.float32)
     opt_state = optimizer(optim).init(params)
     return TrainState(
         params,
         opt_state,
-        none,
-        none,
-        none,
+        zero,
+        zero,
+        zero,
         no_norm,
         first_scale(model, optim),
         jax.tree.map(jnp.copy, nnx.merge_state(params, statistics)) if optim.ema_decay else None,
@@ -118,10 +119,10 @@ def shardings_of(types: Tree) -> Tree:
     return jax.tree.map(lambda x: x.sharding, types)
 
 
-def device_bytes(tree: Any, waiting: bool = False) -> int:
+def device_bytes(tree: Any, offloaded: bool = False) -> int:
     """Count the bytes of arrays, or of their types, in the memory of each device.
 
-    With `waiting`, count the bytes in host memory for each device instead.
+    With `offloaded`, count the bytes in host memory for each device instead.
     """
 
     def size(leaf: Any) -> int:
@@ -129,4 +130,4 @@ def device_bytes(tree: Any, waiting: bool = False) -> int:
         shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
         return int(jnp.dtype(leaf.dtype).itemsize) * math.prod(shape)
 
-    return sum(size(leaf) for leaf in jax.tree.leaves(tree) if on_host(leaf) == waiting)
+    return sum(size(leaf) for leaf in jax.tree.leaves(tree) if on_host(leaf) == offloaded)

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 import xform
 from models.nets.objectives import OBJECTIVES
 from models.nets.presets import TRAINED, abstract
-from models.train.host import brought, fetched, put
+from models.train.host import fetch_after, put, to_device
 from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, averaged, schedule
 from models.train.precision import rounded
@@ -49,28 +49,28 @@ def make_loss(model: Any, training: bool = True, mesh: AbstractMesh | None = Non
       mesh: the mesh of the arguments. The gradient gets the sharding of the parameters. A batch,
         and the statistics of batch norms, are global over the devices.
     """
-    whole = abstract(model)
+    abstract_model = abstract(model)
     if not training:
-        whole.eval()
-    graphdef, types, _ = nnx.split(whole, nnx.Param, nnx.BatchStat)
-    places = None if mesh is None else shardings_of(placed(types, mesh))
+        abstract_model.eval()
+    graphdef, types, _ = nnx.split(abstract_model, nnx.Param, nnx.BatchStat)
+    shardings = None if mesh is None else shardings_of(placed(types, mesh))
     objective = OBJECTIVES[type(model)].loss
 
     def loss(params: nnx.State, statistics: nnx.State, batch: Any, key: jax.Array | None = None,
              scale: jax.Array | None = None) -> Any:  # fmt: skip
-        if places is not None:  # this also fixes the sharding of their gradient
-            params = jax.lax.with_sharding_constraint(params, places)
+        if shardings is not None:  # this also fixes the sharding of their gradient
+            params = jax.lax.with_sharding_constraint(params, shardings)
         # Copy: NNX refuses to change variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, statistics, copy=True)
-        with on(mesh), jax.named_scope("forward"):
-            value, measures = objective(merged, batch, key, training)
-        after = nnx.state(merged, nnx.BatchStat)
-        return value if scale is None else value * scale, (after, measures)
+        with using_mesh(mesh), jax.named_scope("forward"):
+            value, metrics = objective(merged, batch, key, training)
+        statistics = nnx.state(merged, nnx.BatchStat)
+        return value if scale is None else value * scale, (statistics, metrics)
 
     return loss
 
 
-def on(mesh: AbstractMesh | None) -> contextlib.AbstractContextManager[Any]:
+def using_mesh(mesh: AbstractMesh | None) -> contextlib.AbstractContextManager[Any]:
     """Return a context manager that sets the mesh for the sharding constraints of layers."""
     return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
@@ -103,7 +103,7 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
     Args:
       model: the model configuration.
       optim: the settings of the optimizer.
-      policy: what the backward pass saves.
+      policy: which values the backward pass saves.
       seed: the random seed of dropout.
       mesh: the mesh of the state, which keeps its sharding.
       health: a diagnosis of the loss (`models.train.health`), whose readings of the layers become
@@ -134,7 +134,7 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
             before = (zero, state.statistics)
             (summed, statistics), seen = jax.lax.scan(add, before, (batch, keys))
             seen = jax.tree.map(lambda x: jnp.mean(x, 0), seen)
-        measures, read = seen
+        measures, readings = seen
         parts = slices if scale is None else slices * scale
         loss, grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) / parts, summed)
         norm = optax.tree.norm(grads)
@@ -152,7 +152,7 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         )
         done = state.step - state.skipped
         result = nnx.merge_state(params, statistics)
-        mean = fetched(state.average, jax.tree.leaves(params)[-1])
+        mean = fetch_after(state.average, jax.tree.leaves(params)[-1])
         average = mean and averaged(optim, mean, result, done)
         new = state.skipped, jnp.zeros_like(state.skipped), usual, average, statistics
         old = (state.skipped + 1, state.skipped_in_row + 1, state.usual_norm, mean,
@@ -168,7 +168,7 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         if state.loss_scale is not None:
             metrics["loss_scale"] = state.loss_scale.value
         if health is not None:
-            metrics["health"] = health.updated(read, state.params, params, scale)
+            metrics["health"] = health.updated(readings, state.params, params, scale)
         scaled = state.loss_scale and state.loss_scale.after(finite, optim.loss_scale_steps)
         after = TrainState(
             params, opt_state, state.step + 1, skipped, in_row, usual, scaled, average, statistics
@@ -240,7 +240,7 @@ def make_evaluate(model: Any, mesh: AbstractMesh | None = None
     loss = make_loss(model, training=False, mesh=mesh)
 
     def evaluate(result: nnx.State, batch: Any) -> Metrics:
-        params, statistics = nnx.split_state(brought(result), nnx.Param, nnx.BatchStat)
+        params, statistics = nnx.split_state(to_device(result), nnx.Param, nnx.BatchStat)
         value, (_, measures) = loss(params, statistics, jax.tree.map(jnp.asarray, batch))
         return {"loss": value, **measures}
 
@@ -265,7 +265,7 @@ def check_donation(compiled: jax.stages.Compiled, state: TrainState) -> None:
     Raises:
       RuntimeError: fewer bytes are aliased than the state has.
     """
-    donated = device_bytes(state) + device_bytes(state, waiting=True)
+    donated = device_bytes(state) + device_bytes(state, offloaded=True)
     memory: Any = compiled.memory_analysis()
     aliased = memory and memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
     if not aliased or aliased < donated:

@@ -20,7 +20,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from models.errors import InputError
 from models.train.checksum import all_finite, checksum_of, checksums, leaves_by_path
 from models.train.folder import set_aside
-from models.train.host import brought
+from models.train.host import to_device
 from models.train.state import TrainState
 
 Meta = dict[str, Any]
@@ -175,7 +175,7 @@ class Store:
 
 @jax.jit
 def _copied(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    copy = lambda x: jax.device_put(jnp.copy(brought(x)), jax.typeof(x).memory_space)
+    copy = lambda x: jax.device_put(jnp.copy(to_device(x)), jax.typeof(x).memory_space)
     return jax.tree.map(copy, leaves)
 
 

@@ -1,4 +1,8 @@
-"""The optimizer update: of all parameters together, or of one parameter after the other."""
+"""The optimizer update: of all parameters together, or of one parameter after the other.
+
+A step is good if its loss and gradient are finite and its gradient is no spike. A step that is not
+good changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from models.train.host import fetched
+from models.train.host import fetch_after
 from models.train.optim import OptimConfig, clipping, optimizer, rule
 from models.train.state import TrainState
 from xform.passes import Cse, Inline, Pipeline
@@ -22,7 +26,14 @@ Tree = TypeVar("Tree")
 
 
 def updated(optim: OptimConfig, state: TrainState, grads: nnx.State, good: jax.Array) -> Updated:
-    """Return the parameters and optimizer state after a step, unchanged if it is not `good`."""
+    """Return the parameters and the optimizer state after a step.
+
+    Args:
+      optim: the settings of the optimizer.
+      state: the state before the step.
+      grads: the gradients, in float32.
+      good: whether the step is good, a boolean scalar. Otherwise the old values are returned.
+    """
     old = state.params, state.opt_state
     updates, opt_state = optimizer(optim).update(grads, state.opt_state, state.params)
     return select(good, (optax.apply_updates(state.params, updates), opt_state), old)
@@ -44,18 +55,19 @@ def updated_in_turn(
 def _in_turn(
     optim: OptimConfig, old: nnx.State, opt_state: Any, grads: nnx.State, good: jax.Array
 ) -> Updated:
-    empty, kept = opt_state
-    clipped, _ = clipping(optim).update(grads, empty)
+    """Update one parameter after the other; the body of `updated_in_turn`."""
+    clipping_state, rule_state = opt_state
+    clipped, _ = clipping(optim).update(grads, clipping_state)
     done: list[Updated] = []
     after = good
     for path, _ in nnx.to_flat_state(old):
-        grad, own, param = (_only(tree, path) for tree in (clipped, kept, old))
-        own = fetched(own, after)
+        grad, own, param = (_only(tree, path) for tree in (clipped, rule_state, old))
+        own = fetch_after(own, after)
         updates, new = rule(optim).update(grad, own, param)
         done.append(select(good, (optax.apply_updates(param, updates), new), (param, own)))
         (after,) = jax.tree.leaves(done[-1][0])
-    params, kept = jax.tree.map(_merged, *done, is_leaf=_is_state)
-    return params, (empty, kept)
+    params, rule_state = jax.tree.map(_merged, *done, is_leaf=_is_state)
+    return params, (clipping_state, rule_state)
 
 
 def select(good: jax.Array, new: Tree, old: Tree) -> Tree:

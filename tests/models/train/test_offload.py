@@ -125,9 +125,9 @@ def test_what_waits_is_parted_as_its_parameter_is() -> None:
     mesh = abstract_mesh("fsdp=8")
     state, plain = (abstract_state(MODEL, optim, mesh) for optim in (OFFLOAD, OPTIM))
     params = device_bytes(plain.params)
-    assert device_bytes(state, waiting=True) == MOMENTS * params
+    assert device_bytes(state, offloaded=True) == MOMENTS * params
     assert device_bytes(state) == device_bytes(plain) - MOMENTS * params
-    assert device_bytes(plain, waiting=True) == 0
+    assert device_bytes(plain, offloaded=True) == 0
     for waits, lies in zip(*map(jax.tree.leaves, (state, plain)), strict=True):
         assert waits.sharding.spec == lies.sharding.spec
 
@@ -152,7 +152,7 @@ def test_plans_are_of_what_the_device_holds(tmp_path: Path) -> None:
     config = run(tmp_path, batch=64, optim=OFFLOAD, policy=policy)
     tight = plan_step(config, policy_of(policy), make_mesh("", offload=True))
     assert tight.plan.compiled_bytes == tight.total_bytes <= 0.95 * usual.total_bytes
-    waits = device_bytes(abstract_state(MODEL, OFFLOAD, abstract_mesh("")), waiting=True)
+    waits = device_bytes(abstract_state(MODEL, OFFLOAD, abstract_mesh("")), offloaded=True)
     assert f"and {waits / 2**20:.1f} MiB of optimizer state in host memory" in str(tight)
     assert step_memory(config, None, None).total_bytes == tight.total_bytes
 
@@ -188,7 +188,7 @@ def test_compilers_put_it_on_the_host(tmp_path: Path, target: str, mesh: str) ->
     def weighed(optim: OptimConfig) -> tuple[int, Any]:
         config = run(tmp_path, model=model, optim=optim, batch=4, mesh=mesh)
         _, state, _ = whole_step(config, abstract_mesh(mesh))
-        return device_bytes(state, waiting=True), step_memory(config, target, None)
+        return device_bytes(state, offloaded=True), step_memory(config, target, None)
 
     waits, report = weighed(OFFLOAD)
     none, usual = weighed(OPTIM)
