@@ -34,7 +34,7 @@ def quiet(config: Any, wish: Resume | None = None) -> Outcome:
 def test_perplexity_is_of_tokens_and_utilization_of_known_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "speed", lambda: 1e12)
+    monkeypatch.setattr(report, "flops_per_second", lambda: 1e12)
     monkeypatch.setattr(report, "peak_bytes", lambda: 2**20)
     quiet(run(tmp_path, optim=SHORT))
     records = read_records(tmp_path / "run" / "log.jsonl")
