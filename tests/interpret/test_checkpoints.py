@@ -10,14 +10,14 @@ from jax import lax
 
 from tests.parameters import slow
 from xform.interpret.checkpoints import (
-    _split,
-    _stride,
+    _distance,
+    _known_distance,
     in_lanes,
     known_length_trail,
+    run_and_store,
     run_backward,
     slot_of_each_step,
     steps_run,
-    sweep,
 )
 
 LENGTHS = (*range(12), 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 333)
@@ -35,7 +35,7 @@ def trodden(length, n, called=None):
             jax.debug.callback(called)
         return [lax.add(v, jnp.int32(1)) for v in x]
 
-    end, trail = sweep(
+    end, trail = run_and_store(
         lambda x: lax.lt(x[0], length), step, [jnp.int32(0), jnp.int32(0)], (True, False), n
     )
 
@@ -72,7 +72,7 @@ def test_steps_are_run_again_as_often_as_documented(n, length, again) -> None:
 def test_the_next_state_lies_between_this_one_and_the_last_step(n) -> None:
     lengths = np.array([2, 3, 4, 7, 30, 1000, 10**6, 2**31 - 1], np.int32)
     frees = np.unique(np.clip([0, 1, 2, 3, 10, n - 1], 0, n - 1)).astype(np.int32)
-    each = jax.vmap(jax.vmap(partial(_split, n=n), (None, 0)), (0, None))
+    each = jax.vmap(jax.vmap(partial(_distance, n=n), (None, 0)), (0, None))
     found = np.asarray(each(lengths, frees), np.int64)
     assert (found >= 1).all()
     assert (found <= lengths[:, None] - 1).all()
@@ -122,6 +122,6 @@ def test_the_way_forward_and_the_way_back_part_alike() -> None:
         for length in (2, 3, 10, 100, 1000):
             for free in {0, n // 2, n - 1}:
                 if n > 2 or length < 30:  # beyond that, counts that are not in the table
-                    assert int(_split(jnp.int32(length), jnp.int32(free), n)) == _stride(
+                    assert int(_distance(jnp.int32(length), jnp.int32(free), n)) == _known_distance(
                         length, free
                     ), (n, length, free)

@@ -1,8 +1,9 @@
 """Absent cotangents: run the backward part of a Joint for only some of its seeds.
 
-Words, which `joint` and `node` define in full:
+Terms, which `joint` and `node` define in full:
 
-- a *Joint* is one program of two parts: the forward pass and the backward pass of a function;
+- a *Joint* is one program of two parts: the forward pass and the backward pass of a function. A
+  *Schedule* says which values of the forward part are saved and which are recomputed;
 - a *seed* is an input of the backward part: the cotangent of an output of the function. (If the
   backward part pushes tangents, as for `linearize`, a seed is the tangent of an input.) A *result*
   is an output of the backward part;
@@ -68,7 +69,8 @@ start_p.multiple_results = True
 start_p.def_abstract_eval(lambda *avals: list(avals))
 
 # By `id` of an equation, for each of its inputs: the group of cotangents that the input belongs to.
-# An input outside all groups has an empty tuple. Equations without such inputs are not in the dict.
+# An input outside all groups has an empty tuple. An equation whose inputs are all outside has no
+# entry.
 CotangentGroups = dict[int, tuple[tuple[Var, ...], ...]]
 
 
@@ -91,7 +93,7 @@ def remove_markers(prog: Program) -> tuple[Program, int, CotangentGroups]:
     """
     names: dict[Any, Atom] = {}
     groups: dict[Any, tuple[Var, ...]] = {}
-    readers: CotangentGroups = {}
+    groups_by_equation: CotangentGroups = {}
     equations: list[JaxprEqn] = []
     start = len(prog.equations)
     for eqn in prog.equations:
@@ -108,10 +110,11 @@ def remove_markers(prog: Program) -> tuple[Program, int, CotangentGroups]:
         new = eqn if same else eqn.replace(invars=inputs)
         groups_read = tuple(groups.get(v, ()) if isinstance(v, Var) else () for v in eqn.invars)
         if any(groups_read):
-            readers[id(new)] = groups_read
+            groups_by_equation[id(new)] = groups_read
         equations.append(new)
     outputs = tuple(names.get(v, v) if isinstance(v, Var) else v for v in prog.outputs)
-    return Program(prog.inputs, prog.consts, tuple(equations), outputs), start, readers
+    rewritten = Program(prog.inputs, prog.consts, tuple(equations), outputs)
+    return rewritten, start, groups_by_equation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +123,8 @@ class ReducedJoint:
 
     Attributes:
       joint: the reduced Joint. It has the same forward part.
-      present_results: which results of the original Joint are present. The others are removed.
+      present_results: which backward outputs of the original Joint are present. The others are
+        removed.
       replacements: by `id`, for each backward equation of the original Joint that changed: the
         equations that replace it, or an empty tuple if it is removed.
     """
@@ -154,11 +158,11 @@ def reduced_schedule(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
     values, because the forward pass has already run.
     """
     if ("given", given) not in schedule.cache:
-        of = reduced_joint(schedule.joint, given)
-        order = [e for eqn in schedule.order for e in of.replacements.get(id(eqn), (eqn,))]
-        order = live(order, of.joint.backward_outputs)
-        small = dataclasses.replace(schedule, joint=of.joint, order=order, cache=BoundedCache())
-        schedule.cache["given", given] = small, of.present_results
+        reduced = reduced_joint(schedule.joint, given)
+        order = [e for eqn in schedule.order for e in reduced.replacements.get(id(eqn), (eqn,))]
+        order = live(order, reduced.joint.backward_outputs)
+        new = dataclasses.replace(schedule, joint=reduced.joint, order=order, cache=BoundedCache())
+        schedule.cache["given", given] = new, reduced.present_results
     return schedule.cache["given", given]
 
 
@@ -173,7 +177,7 @@ def _reduce_joint(joint: Joint, given: Mask) -> ReducedJoint:
         backward += new
     present = tuple(not pruner.is_absent(v) for v in joint.backward_outputs)
     outputs = tuple(pruner.renamed(gather(joint.backward_outputs, present)))
-    small = dataclasses.replace(
+    reduced = dataclasses.replace(
         joint,
         program=dataclasses.replace(joint.program, consts=tuple(pruner.consts.items())),
         seeds=tuple(gather(joint.seeds, given)),
@@ -182,16 +186,16 @@ def _reduce_joint(joint: Joint, given: Mask) -> ReducedJoint:
         results=submask(joint.results, present),
         backward=live(backward, outputs),
     )
-    return ReducedJoint(small, present, replacements)
+    return ReducedJoint(reduced, present, replacements)
 
 
 class _Pruner:
-    """Removes the equations that depend on absent seeds alone, one after another, in order.
+    """Reduces the equations of a backward part one after another, in order.
 
     Attributes:
       cotangent_groups: the groups of cotangents of the Joint.
       consts: the constants of the program, with those of the zeros that are added.
-      moving: the values of the backward part that depend on a seed, absent or present.
+      seed_dependent: the values of the backward part that depend on a seed, absent or present.
       absent: the values that depend on absent seeds alone. Grows with each equation.
       names: for the result of a sum with one present term: that term, which replaces the result.
     """
@@ -199,10 +203,10 @@ class _Pruner:
     def __init__(self, joint: Joint, given: Mask):
         self.cotangent_groups: CotangentGroups = joint.cotangent_groups
         self.consts: dict[Var, Any] = dict(joint.program.consts)
-        self.moving = set(joint.seeds)
+        self.seed_dependent = set(joint.seeds)
         for eqn in joint.backward:
-            if any(isinstance(v, Var) and v in self.moving for v in eqn.invars):
-                self.moving.update(eqn.outvars)
+            if any(isinstance(v, Var) and v in self.seed_dependent for v in eqn.invars):
+                self.seed_dependent.update(eqn.outvars)
         self.absent = set(gather(joint.seeds, [not on for on in given]))
         self.names: dict[Any, Atom] = {}
 
@@ -217,46 +221,50 @@ class _Pruner:
     def equations(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
         """Return the equations that replace an equation of the backward part."""
         groups = self.cotangent_groups.get(id(eqn), ((),) * len(eqn.invars))
-        moves = [isinstance(v, Var) and v in self.moving for v in eqn.invars]
-        lost = list(map(self.is_absent, eqn.invars))
+        on_seed = [isinstance(v, Var) and v in self.seed_dependent for v in eqn.invars]
+        is_absent = list(map(self.is_absent, eqn.invars))
         # A user's backward function gets zeros for absent cotangents if others of its group are
         # present.
-        filled = [
-            gone and not all(map(self.is_absent, group))
-            for gone, group in zip(lost, groups, strict=True)
+        zero_needed = [
+            absent and not all(map(self.is_absent, group))
+            for absent, group in zip(is_absent, groups, strict=True)
         ]
-        if not any(lost):
-            return self._renamed(eqn)
-        if lost == moves and not any(filled):
+        if not any(is_absent):
+            return self._with_renamed_inputs(eqn)
+        if is_absent == on_seed and not any(zero_needed):
             self.absent.update(eqn.outvars)
             return ()
-        if not any(filled):
-            if eqn.primitive is join_p and (new := self._join(eqn, lost)) is not None:
+        if not any(zero_needed):
+            if eqn.primitive is join_p and (new := self._reduced_join(eqn, is_absent)) is not None:
                 return (new,)
-            if eqn.primitive in _SUMS and (term := eqn.invars[lost[0]]).aval == eqn.outvars[0].aval:
-                (self.names[eqn.outvars[0]],) = self.renamed([term])
-                return ()
+            if eqn.primitive in _SUMS:
+                term = eqn.invars[1 if is_absent[0] else 0]
+                if term.aval == eqn.outvars[0].aval:
+                    (self.names[eqn.outvars[0]],) = self.renamed([term])
+                    return ()
             rule = rule_of(eqn.primitive)
             if isinstance(rule, Passthrough):
-                gone = gather(lost, rule.returned_operands(eqn))
-                self.absent.update(gather(eqn.outvars, gone))
-                return self._renamed(rule.narrow_equation(eqn, tuple([not g for g in gone])))
-        return self._filled(eqn, lost)
+                absent = gather(is_absent, rule.returned_operands(eqn))
+                self.absent.update(gather(eqn.outvars, absent))
+                narrowed = rule.narrow_equation(eqn, tuple([not a for a in absent]))
+                return self._with_renamed_inputs(narrowed)
+        return self._with_zeros(eqn, is_absent)
 
-    def _renamed(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
+    def _with_renamed_inputs(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
+        """Return `eqn` with the remaining terms in place of the results of removed sums."""
         inputs = self.renamed(eqn.invars)
         same = all(a is b for a, b in zip(inputs, eqn.invars, strict=True))
         return (eqn if same else eqn.replace(invars=inputs),)
 
-    def _join(self, eqn: JaxprEqn, lost: Sequence[bool]) -> JaxprEqn | None:
+    def _reduced_join(self, eqn: JaxprEqn, is_absent: Sequence[bool]) -> JaxprEqn | None:
         """Return the `join` of a node without its absent seeds; None if the node needs them.
 
-        `lost` says which inputs of the equation are absent. Its inputs are the token of the node,
-        the inputs of the node and the seeds.
+        `is_absent` says which inputs of the equation are absent. These inputs are the token of the
+        node (the residuals that its `fork` returned), the inputs of the node, and the seeds.
         """
         node, given = eqn.params["node"], eqn.params["given"]
         n = 1 + len(node.eqn.invars)
-        fewer = submask(given, tuple(not gone for gone in lost[n:]))
+        fewer = submask(given, tuple(not absent for absent in is_absent[n:]))
         if not node.accepts(fewer):
             return None
         pairs = zip(
@@ -266,16 +274,16 @@ class _Pruner:
         )
         outputs = [v for v, on in pairs if on]
         self.absent.update(set(eqn.outvars).difference(outputs))
-        inputs = self.renamed(gather(eqn.invars, [not gone for gone in lost]))
+        inputs = self.renamed(gather(eqn.invars, [not absent for absent in is_absent]))
         params = {"node": node, "given": fewer}
         return eqn.replace(invars=inputs, outvars=outputs, params=params)
 
-    def _filled(self, eqn: JaxprEqn, lost: Sequence[bool]) -> tuple[JaxprEqn, ...]:
+    def _with_zeros(self, eqn: JaxprEqn, is_absent: Sequence[bool]) -> tuple[JaxprEqn, ...]:
         """Return the equations that make zeros for absent inputs, then `eqn` with these zeros."""
         zero_equations: list[JaxprEqn] = []
         inputs = self.renamed(eqn.invars)
         for i, v in enumerate(eqn.invars):
-            if lost[i]:
+            if is_absent[i]:
                 zero = trace(lambda aval=v.aval: [zeros(aval)])
                 self.consts.update(zero.consts)
                 zero_equations += zero.equations

@@ -1,7 +1,10 @@
-"""Watch operations on concrete values outside `jit`, in JAX's protocol of traces.
+"""Watch operations on concrete values outside `jit`, as a JAX trace.
 
-A `Watch` sees each operation on the values that it watches. A watched value carries its concrete
-value, so Python's `if`, `print` and `int` work. All other operations run as without a `Watch`.
+A `Watch` is a trace whose methods JAX calls for each operation on a value that it watches. Each
+watched value has a mark, such as its tangent, or its variable on a tape. A subclass defines what
+the marks are, and which marks the results of an operation get (`transforms/eager.py`). The
+operations themselves run in the trace `below`, so a watched value also has a concrete value, and
+Python's `if`, `print` and `int` work on it. Operations on other values run as without a `Watch`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from xform._jax import (
 )
 from xform._jax.mutable import is_mutable
 from xform.errors import DerivativeLost
-from xform.interpret.reference import refer
+from xform.interpret.reference import run_on_references
 from xform.program.arithmetic import NUMPY, Value, as_jax_values
 from xform.program.hijax import lower_operation
 from xform.program.ir import Mask, apply, environment, evaluate, read, trace
@@ -38,7 +41,9 @@ from xform.program.source import frame
 from xform.registry.table import Rule, lookup, rule_of
 from xform.registry.words import Bilinear, Linear, Pointwise
 
+# What a trace stores about a value that it watches. A value with the mark None is not watched.
 Mark = Any
+# The outputs of an operation and their marks.
 Results = tuple[Sequence[Value], Sequence[Mark]]
 
 
@@ -59,9 +64,10 @@ def _refused(conversion: str) -> Callable[..., NoReturn]:
 
 
 class WatchedTracer(Tracer[Any]):
-    """A watched value: `value` is the concrete value, `mark` is the trace's data about it.
+    """A watched value: `value` is the concrete value, and `mark` is its mark.
 
-    Python may look at the value (print, compare, branch), but may not convert it to a number.
+    Python may look at the value: print, compare, branch, `int(x)`. Conversions that would lose the
+    derivative, such as `float(x)`, raise DerivativeLost.
     """
 
     __slots__ = ()
@@ -120,13 +126,13 @@ class WatchedTracer(Tracer[Any]):
 
 
 class MarkedTracer(WatchedTracer):
-    """A watched value of any trace that does not push tangents."""
+    """A watched value whose mark is not a tangent."""
 
     __slots__ = ("mark", "value")
 
 
 class TangentTracer(WatchedTracer, JVPTracer):
-    """A watched value and its tangent. It is a JVPTracer, for libraries that look for tangents."""
+    """A watched value whose mark is its tangent. Libraries that look for a JVPTracer find one."""
 
     __slots__ = ()
     value = JVPTracer.primal
@@ -134,7 +140,16 @@ class TangentTracer(WatchedTracer, JVPTracer):
 
 
 class Watch(Trace, abc.ABC):
-    """A trace that passes operations on watched values to its methods; they run in `below`."""
+    """A trace that runs operations in the trace `below` and marks their results.
+
+    An operation with a watched input is differentiated by its rule (`registry.table`). There are
+    four ways, each a method of the subclass. `formula` is for rules that need only the inputs and
+    outputs of the operation, which has run. `equation` is for all other rules: it runs the
+    operation. `custom_jvp` and `custom_vjp` are for calls of users' custom functions.
+
+    In these methods `xs` are the inputs without marks, and `marks` are their marks, None for an
+    input that is not watched.
+    """
 
     tracer_type: type[WatchedTracer] = MarkedTracer
 
@@ -143,7 +158,7 @@ class Watch(Trace, abc.ABC):
         self.below = self.parent_trace = below
         self.requires_low = False  # `below` decides what is lowered
         self.tag_was_read = False  # whether JAX or a library has read the tag
-        self.refers = False  # whether there may be references
+        self.has_references = False  # whether an operation has made a mutable reference
 
     @property
     def tag(self) -> Any:
@@ -158,40 +173,50 @@ class Watch(Trace, abc.ABC):
     @abc.abstractmethod
     def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                 marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip
-        """Return the marks of `ys`, the outputs of an equation that has run, by its rule."""
+        """Return the marks of `ys`, the outputs of an equation that has run."""
 
     @abc.abstractmethod
     def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                  wanted: Mask) -> Results:  # fmt: skip
-        """Run an equation; return its outputs and their marks. Only `wanted` marks count."""
+        """Run an equation; return its outputs and their marks. Only `wanted` marks are used."""
 
     @abc.abstractmethod
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
-        """Run a `custom_jvp` call by the user's rule; return its outputs and their marks."""
+        """Run a `custom_jvp` call by the user's rule; return its outputs and their marks.
+
+        `symbolic` says whether the rule takes symbolic zeros.
+        """
 
     @abc.abstractmethod
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
-        """Run a `custom_vjp` call by the user's rule; return its outputs and their marks."""
+        """Run a `custom_vjp` call by the user's rules; return its outputs and their marks.
+
+        `rules` are the forward function, the backward function, and the trees of their results.
+        `symbolic` says whether the forward function takes symbolic zeros.
+        """
 
     def lift(self, value: Value, mark: Mark, aval: Any = None) -> Value:
-        """Return a value for the user: watched if it has a mark."""
+        """Return a watched value; `value` itself if the mark is None. `aval` is its type."""
         if mark is None:
             return value
         return self.tracer_type(self, value, mark, jax.typeof(value) if aval is None else aval)
 
     def lower(self, x: Value) -> tuple[Value, Mark]:
-        """Return a value and its mark."""
+        """Return the concrete value of `x` and its mark; the opposite of `lift`."""
         return (x.value, x.mark) if trace_of(x) is self else (x, None)
 
     def applied(self, primitive: Primitive, params: Any, avals: Sequence[Any],
                 marks: Sequence[Mark], outputs: list[Var] | None = None) -> Any:  # fmt: skip
-        """Return the equation of an operation; `outputs` are given if it has already run."""
+        """Return the equation of an operation on inputs of types `avals`.
+
+        `outputs` are its output variables, known if the operation has run.
+        """
         return equation(primitive, list(map(self.variable, avals, marks)), params, outputs)
 
     def variable(self, aval: Any, mark: Mark) -> Var:
-        """Return the variable of an input in an equation."""
+        """Return the variable that stands for an input of type `aval` in an equation."""
         return Var(aval)
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
@@ -200,13 +225,15 @@ class Watch(Trace, abc.ABC):
         return out if replaced.multiple_results == primitive.multiple_results else [out]
 
     def _processed(self, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
-        """Run an operation; return its outputs as its primitive returns them."""
-        self.refers = self.refers or primitive in MAKES_REFERENCES
-        if self.refers and (held := refer(self, primitive, args, params)) is not None:
-            return held if primitive.multiple_results else held[0]
-        xs, marks, avals = self._lowered(args)
+        """Run an operation; return its outputs, or its output if the primitive has only one."""
+        self.has_references = self.has_references or primitive in MAKES_REFERENCES
+        if self.has_references:
+            outputs = run_on_references(self, primitive, args, params)
+            if outputs is not None:
+                return outputs if primitive.multiple_results else outputs[0]
+        xs, marks, avals = self._lower_all(args)
         if primitive is jax_primitives.device_put_p:
-            params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
+            params = {**params, "srcs": tuple(map(_source_device, params["srcs"], xs))}
         on = tuple([m is not None for m in marks])
         rule = rule_of(primitive) if True in on else None
         with set_current_trace(self.below):
@@ -245,19 +272,25 @@ class Watch(Trace, abc.ABC):
 
     def _by_equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                      on: Mask) -> list[Value]:  # fmt: skip
-        """Run an equation by its rule, in `below`; return the outputs."""
+        """Run an equation by the method `equation`; return its outputs, marked.
+
+        `on` says which inputs are watched.
+        """
         rule.check(eqn)
         wanted = rule.active(eqn, on)
         if True not in wanted:
             return apply(eqn, xs)
-        if (inner := rule.inlined(eqn, False)) is not None:
+        if (body := rule.inlined(eqn, False)) is not None:  # a call that is replaced by its body
             with set_current_trace(self):
-                return evaluate(inner, list(map(self.lift, xs, marks)))
+                return evaluate(body, list(map(self.lift, xs, marks)))
         ys, marks = self.equation(rule, eqn, xs, marks, wanted)
         return [self.lift(y, m) if w else y for y, m, w in zip(ys, marks, wanted, strict=True)]
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
-        """Trace the body, because it has types and axis names of its own."""
+        """Differentiate a `shard_map` as one equation.
+
+        Its body is traced, because it has types and axis names of its own.
+        """
         structures: list[Any] = []
 
         def run(*xs: Value) -> list[Value]:
@@ -269,7 +302,7 @@ class Watch(Trace, abc.ABC):
         prog = trace(run, *map(jax.typeof, args))
         (staged,) = prog.equations
         env = environment(prog, args)
-        xs, marks, avals = self._lowered([read(env, v) for v in staged.invars])
+        xs, marks, avals = self._lower_all([read(env, v) for v in staged.invars])
         on = tuple(m is not None for m in marks)
         with set_current_trace(self.below):
             eqn = self.applied(primitive, staged.params, avals, marks, list(staged.outvars))
@@ -282,7 +315,7 @@ class Watch(Trace, abc.ABC):
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /, *,
                                 symbolic_zeros: bool) -> Any:  # fmt: skip
-        xs, marks, _ = self._lowered(args)
+        xs, marks, _ = self._lower_all(args)
         with set_current_trace(self.below):
             if all(m is None for m in marks):
                 return self.below.process_custom_jvp_call(
@@ -293,7 +326,7 @@ class Watch(Trace, abc.ABC):
 
     def process_custom_vjp_call(self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any,
                                 /, *, out_trees: Any, symbolic_zeros: bool) -> Any:  # fmt: skip
-        xs, marks, _ = self._lowered(args)
+        xs, marks, _ = self._lower_all(args)
         with set_current_trace(self.below):
             if all(m is None for m in marks):
                 return self.below.process_custom_vjp_call(
@@ -314,8 +347,8 @@ class Watch(Trace, abc.ABC):
         below: Any = self.below
         return below.cur_qdd(self.lower(x)[0])
 
-    def _lowered(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark], list[Any]]:
-        """Return the values, marks and types of arguments."""
+    def _lower_all(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark], list[Any]]:
+        """Return the concrete values, the marks and the types of arguments."""
         xs, marks, avals = [], [], []
         for x in args:
             if isinstance(x, Tracer) and x._trace is self:
@@ -329,12 +362,15 @@ class Watch(Trace, abc.ABC):
         return xs, marks, avals
 
 
-def _place(target: Any, x: Value) -> Any:
-    """Return where `device_put` sends a cotangent: JAX knows the sharding of plain values only."""
+def _source_device(source: Any, x: Value) -> Any:
+    """Return where the pullback of `device_put` sends a cotangent: to the sharding of its input.
+
+    JAX gives None as the `source` of a tracer, because it knows the sharding of arrays only.
+    """
     while isinstance(x, WatchedTracer):
         x = x.value
-    return getattr(x, "sharding", None) if target is None else target
+    return getattr(x, "sharding", None) if source is None else source
 
 
-# Rules that need the outputs, and that only run the primitive.
+# Rules for the method `formula`: they need only the inputs and outputs of an operation.
 _BY_FORMULA = Pointwise, Linear, Bilinear

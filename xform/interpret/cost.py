@@ -51,7 +51,7 @@ def aval_bytes(aval: Any) -> int:
 
 
 def _shards(aval: Any) -> int:
-    """The number of shards of a value, as far as its type tells."""
+    """The number of shards of a value; 1 if its type does not tell."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty:
         return 1
@@ -95,7 +95,11 @@ def equation_flops(eqn: JaxprEqn) -> int:
 
 
 def equation_bytes(eqn: JaxprEqn) -> float:
-    """Bytes of memory traffic that a recompute of one equation costs."""
+    """Bytes that one equation writes; for a reduction, the bytes that it reads.
+
+    This is the memory traffic that a recompute of the equation costs. A primitive may have a count
+    of its own in its traits.
+    """
     known = traits(eqn.primitive)
     if known.bytes is not None:
         return known.bytes(eqn)
@@ -104,7 +108,10 @@ def equation_bytes(eqn: JaxprEqn) -> float:
 
 
 def device_flops(eqn: JaxprEqn) -> float:
-    """FLOPs of one equation per device, if the work is split into as many parts as the values."""
+    """FLOPs of one equation on each device.
+
+    The work is divided by the largest number of shards among the inputs and outputs.
+    """
     return equation_flops(eqn) / max(_shards(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 

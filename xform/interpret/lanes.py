@@ -1,13 +1,14 @@
-"""Loops whose lanes, the elements of a batch, take different numbers of steps.
+"""Loops over a batch whose elements, the lanes, take different numbers of steps.
 
-A loop ends when no lane is alive, and a lane that has ended keeps its state. A loop that uses
-`any_alive` and `select_alive` counts its steps for all lanes together. Under `vmap` neither its
-predicate nor its counter is batched. Only the values given to `select_alive` are selected by lane.
-A step stores one slice of memory (`store_slice`). Outside `vmap`, `any_alive` and `select_alive`
-are identities.
+A lane is alive while its condition holds. A loop runs while any lane is alive, and a lane that has
+ended keeps its state. xform writes such loops with four primitives, and gives each a rule for
+`vmap`. Under `vmap`, JAX's `while_loop` would batch the predicate and the step counter. Here the
+result of `any_alive` is the same for all lanes, so the loop has one predicate and one counter.
+`select_alive` selects by lane, and `store_slice` writes one slice of memory for all lanes. Outside
+`vmap`, `any_alive` is an identity and `select_alive` returns the new values.
 
-If JAX has already batched a loop, its predicate has the batch axes, which are the leading axes of
-each part of its state. In this case both kinds of batching work at once.
+If JAX has batched a loop before xform sees it, its predicate has batch axes, which are the leading
+axes of each part of its state. Such a loop may be under a `vmap` of xform's own loop, too.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ store_p, final_p = Primitive("store_lanes"), Primitive("loop_result")
 
 
 def predicate(alive: Any) -> Value:
-    """Return the result of a condition as an array: a constant condition may be a plain bool."""
+    """Return `alive`, the result of a loop's condition, as a bool array."""
     return lax.convert_element_type(alive, np.bool_)
 
 
 def any_alive(alive: Value) -> Value:
-    """Return whether any lane is alive; the result is the same for all lanes."""
+    """Return whether any lane is alive: one bool, which `vmap` does not batch."""
     return some_p.bind(lax.reduce_or(alive, range(alive.ndim)) if alive.ndim else alive)
 
 
 def select_alive(alive: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
     """Return `new` in the lanes that are alive, and `old` in the others.
 
-    Call it only if some lane is alive. Outside a batch there is one lane, so the result is `new`.
+    Call it only if some lane is alive. Without a batch there is one lane, so the result is `new`.
     """
     choose = _select if alive.ndim else keep_p.bind
     return [choose(alive, a, b) for a, b in zip(new, old, strict=True)]
@@ -62,22 +63,28 @@ def _update(slots: Value, x: Value, i: Value, *, axis: int) -> Value:
 
 
 def forward_only(x: Value, where: str) -> Value:
-    """Mark the result of a loop, written at `where`, that `jax.grad` cannot differentiate."""
+    """Return `x`, the result of a loop; if JAX differentiates it in reverse mode, raise an error.
+
+    The error names `where`, the user's line with the loop.
+    """
     return final_p.bind(x, where=where)
 
 
 def while_loop(cond: Callable[[Any], Value], step: Callable[[Any], Any], state: Any) -> Any:
-    """Run `lax.while_loop` on a flat list; the predicate may have batch axes."""
+    """Run `lax.while_loop` on a state that is a flat list; the predicate may have batch axes.
+
+    `step` takes and returns the state. A lane whose predicate is false keeps its state.
+    """
     alive = predicate(cond(state))
     if not alive.ndim:
         return lax.while_loop(cond, step, state)
 
-    def one(s: Any) -> Any:
-        alive, old = s
+    def masked_step(alive_and_state: Any) -> Any:
+        alive, old = alive_and_state
         new = select_alive(alive, step(old), old)
         return cond(new), new
 
-    return lax.while_loop(lambda s: any_alive(s[0]), one, (alive, state))[1]
+    return lax.while_loop(lambda s: any_alive(s[0]), masked_step, (alive, state))[1]
 
 
 def _select(alive: Value, new: Value, old: Value) -> Value:
@@ -159,7 +166,10 @@ def _store_transpose(ct: Value, slots: Value, x: Value, i: Value, *, axis: int) 
 
 
 def _declare(prim: Primitive, f: Callable[..., Value], like: int, batched: Any, jvp: Any) -> None:
-    """Declare a primitive that is `f` until it is batched; its result has one input's type."""
+    """Declare a primitive that computes `f`, with JAX's rules for batching and forward mode.
+
+    Its result has the type of the input with index `like`.
+    """
     prim.def_impl(f)
     prim.def_abstract_eval(lambda *avals, **_: avals[like])
     mlir.register_lowering(prim, mlir.lower_fun(f, multiple_results=False))

@@ -1,8 +1,11 @@
-"""Logs of users' backward functions: dicts of trees that they return with the cotangents.
+"""Logs of users' backward functions.
 
-A pullback collects the log entries of its backward pass. In a program that is traced once and run
-later, an entry has no value yet. Then its key is recorded with the place, and a user who asks for
-the logs gets an error.
+Since JAX 0.11 the backward function of a `custom_vjp` may return a log with the cotangents: a dict
+of pytrees. `pull.with_logs(ct)` returns the cotangents, and the entries of all logs of that pass.
+
+If a program is traced once and run later, as under `jit`, the trace has no value for an entry. Then
+only its key is recorded, with a description of the place, and a user who asks for the logs gets an
+error.
 """
 
 from __future__ import annotations
@@ -18,14 +21,19 @@ _NOW: contextvars.ContextVar[Logs | None] = contextvars.ContextVar("xform_logs",
 
 
 class Logs:
-    """The entries of one backward pass. `without` maps keys that have no value to their places."""
+    """The log entries of one backward pass.
+
+    Attributes:
+      entries: the entries, by key.
+      without: the keys that are logged without a value, with a text that describes the place.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[Any, Any] = {}
         self.without: dict[Any, str] = {}
 
     def places(self, place: str) -> dict[Any, str]:
-        """Return where each key was logged: at `place`, or where its value was lost before."""
+        """Return a place for each key: `place`, or the earlier place where it had no value."""
         return {key: self.without.get(key, place) for key in (*self.entries, *self.without)}
 
     def checked(self, name: str) -> dict[Any, Any]:
@@ -52,7 +60,13 @@ def collect_logs() -> Generator[Logs]:
 
 
 def log(entries: Any, operation: str, where: str) -> None:
-    """Add the log of a backward function: a dict, or None."""
+    """Add the log of a backward function, a dict or None, to the logs that are being collected.
+
+    `operation` and `where` are the custom function's name and source line, for messages.
+
+    Raises:
+      WrongCotangent: the log is something else, or a key was logged before in this pass.
+    """
     if entries is None:
         return
     if type(entries) is not dict:
@@ -69,7 +83,13 @@ def log(entries: Any, operation: str, where: str) -> None:
 
 
 def log_without(places: Mapping[Any, str], operation: str, where: str) -> None:
-    """Record the keys that a program logs without a value here."""
+    """Record keys that a program logs without a value, with a text for each that says where.
+
+    `operation` and `where` are the name and the source line of the equation with that program.
+
+    Raises:
+      WrongCotangent: a key was logged before in this pass.
+    """
     if (logs := _NOW.get()) is not None:
         _check_new(logs, places, operation, where)
         logs.without.update(places)

@@ -1,4 +1,9 @@
-"""Find which parts of a loop's state to store, so that every step can be recomputed."""
+"""Find which parts of a loop's state to store, so that every step can be recomputed.
+
+The backward pass of a loop needs, for each step, values of the forward pass. It recomputes them
+from stored parts of the state before that step. A step is one call of the loop's body. Its Joint
+(`interpret.joint`) is the forward and the backward part of the body as one program.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +21,35 @@ _NONE: Mapping[Var, Var] = {}
 def needed_inputs(
     schedule: Schedule, carried: Mapping[Var, Atom], ahead: Mapping[Var, Var] = _NONE
 ) -> set[Var]:
-    """Return the inputs of a step to store, from which all its backward part reads is computed.
+    """Return the inputs of a step whose values suffice to run its backward part.
 
-    `carried` maps an input to the output that becomes its next value. `ahead` does so for the
-    inputs whose value after the step is available. The result is a least fixpoint: the inputs that
-    a needed carry is computed from are needed too.
+    The result has the inputs that the backward part reads, and the inputs that its saved values are
+    computed from. If a part of the state is in the result, so are the inputs that its next value is
+    computed from, so that the backward pass can advance the stored state step by step.
+
+    Args:
+      schedule: the Schedule of the step's Joint. It says what the backward part reads and saves.
+      carried: for each input that is part of the state, the output that becomes its next value.
+      ahead: the same for the parts of the state whose value after the step is available. Saved
+        values that are computed from these need no input.
     """
     joint, inputs = schedule.joint, set(schedule.joint.inputs)
-    need = {*gather(joint.inputs, schedule.reads), *ahead}
-    need |= values_read(joint, schedule.saved, ahead.values())
-    need &= inputs
+    needed = {*gather(joint.inputs, schedule.reads), *ahead}
+    needed |= values_read(joint, schedule.saved, ahead.values())
+    needed &= inputs
     while True:
-        goal = [carried[v] for v in need if v in carried]
-        sources = {v for v in goal if isinstance(v, Var)} | values_read(joint, goal)
-        grown = need | (inputs & sources)
-        if grown == need:
-            return need
-        need = grown
+        next_values = [carried[v] for v in needed if v in carried]
+        sources = {v for v in next_values if isinstance(v, Var)} | values_read(joint, next_values)
+        grown = needed | (inputs & sources)
+        if grown == needed:
+            return needed
+        needed = grown
 
 
 def values_read(joint: Joint, wanted: Iterable[Atom], known: Iterable[Var] = ()) -> set[Var]:
-    """Return what the equations of a step read to compute `wanted` values from `known` ones."""
+    """Return the variables that equations read, to compute `wanted` values from `known` ones.
+
+    The equations are those of the forward part of `joint`.
+    """
     equations = live(joint.forward, wanted, set(known), effects=False)
     return {v for e in equations for v in e.invars if isinstance(v, Var)}

@@ -183,7 +183,7 @@ class _LinearTrace(Split):
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
                                 **options: Any) -> Any:  # fmt: skip
-        if self.where(args) is not self.staged:
+        if self.trace_for(args) is not self.staged:
             return super().process_custom_jvp_call(primitive, fun, jvp, args, **options)
         with set_current_trace(self):
             return fun.call_wrapped(*args)

@@ -1,4 +1,9 @@
-"""Mutable references outside `jit`: a cell that the user holds as a reference."""
+"""Mutable references in a function that is differentiated outside `jit`.
+
+`jax.new_ref` in such a function makes a `Reference`. It holds a `RefCell`, which has the current
+content of the reference as an ordinary value. Operations that read or write the reference become
+operations on that value, which have derivatives.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +37,15 @@ class Reference(Tracer[Any]):
         )
 
 
-def refer(trace: Trace, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
-    """Run an operation that makes or uses references of `trace`; return None for any other."""
-    mine = lambda x: isinstance(x, Reference) and trace_of(x) is trace
-    xs = [x.cell if mine(x) else x for x in args]
+def run_on_references(
+    trace: Trace, primitive: Primitive, args: Sequence[Any], params: Any
+) -> list[Any] | None:
+    """Run an operation that makes or uses references of `trace`; return its outputs.
+
+    Return None, and run nothing, if the operation neither makes nor uses a reference.
+    """
+    own = lambda x: isinstance(x, Reference) and trace_of(x) is trace
+    xs = [x.cell if own(x) else x for x in args]
     if not uses_references(primitive, xs):
         return None
     with set_current_trace(trace):

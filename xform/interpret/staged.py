@@ -1,7 +1,8 @@
-"""Trace values that are unknown, beside values that are known, in JAX's protocol of traces.
+"""Trace a function into a program of only those operations that depend on its arguments.
 
-`stage` traces a function with unknown arguments. All other values stay concrete. This is the
-opposite of `concrete.Watch`.
+JAX has this for `linearize`: the operations on primals run at once, and those on tangents are
+staged, that is, recorded in a program. `stage` does it for any function. Operations that depend on
+an argument are staged. All others run at once, and the program holds their results as constants.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ import jax
 
 from xform._jax import Primitive, Trace, Tracer, current_trace, set_current_trace, trace_of
 from xform.program.arithmetic import Value
-from xform.program.ir import trace
+from xform.program.ir import Program, trace
 
 
 class Split(Trace):
-    """A trace that stages operations on staged values; all others run in the trace outside."""
+    """A JAX trace that passes each operation on to one of two other traces.
+
+    Attributes:
+      staged: the trace that records operations; it gets those with an input that it has recorded.
+        None if there is no such trace.
+      outside: the trace that runs all other operations.
+    """
 
     def __init__(self, outside: Trace, staged: Trace | None = None):
         super().__init__()
@@ -25,23 +32,24 @@ class Split(Trace):
         self.staged = staged
         self.requires_low = False
 
-    def where(self, args: Sequence[Any]) -> Trace:
-        """Return the trace that runs an operation on `args`."""
-        on = self.staged is not None and any(trace_of(x) is self.staged for x in args)
-        return self.staged if self.staged is not None and on else self.outside
+    def trace_for(self, args: Sequence[Any]) -> Trace:
+        """Return the trace that gets an operation on `args`."""
+        if self.staged is not None and any(trace_of(x) is self.staged for x in args):
+            return self.staged
+        return self.outside
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
-        with set_current_trace(trace := self.where(args)):
+        with set_current_trace(trace := self.trace_for(args)):
             return primitive.bind_with_trace(trace, args, [jax.typeof(x) for x in args], params)
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
                                 **options: Any) -> Any:  # fmt: skip
-        with set_current_trace(trace := self.where(args)):
+        with set_current_trace(trace := self.trace_for(args)):
             return trace.process_custom_jvp_call(primitive, fun, jvp, args, **options)
 
     def process_custom_vjp_call(self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any,
                                 /, **options: Any) -> Any:  # fmt: skip
-        with set_current_trace(trace := self.where(args)):
+        with set_current_trace(trace := self.trace_for(args)):
             return trace.process_custom_vjp_call(primitive, fun, fwd, bwd, args, **options)
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
@@ -55,16 +63,19 @@ class Split(Trace):
         return val if isinstance(val, Tracer | jax.Array) else self.outside.stage_value(val)
 
     def cur_qdd(self, x: Value) -> Any:
-        """Return the present contents of a JAX value that is mutable."""
-        trace: Any = self.where([x])
+        """Return the present contents of a JAX value that is mutable (a box, a list)."""
+        trace: Any = self.trace_for([x])
         return trace.cur_qdd(x)
 
 
-def stage(f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split):
-    """Trace `f` into a Program; only its arguments are unknown.
+def stage(
+    f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split
+) -> Program:
+    """Trace `f`, a function of flat arguments of types `avals`, into a Program.
 
-    Operations of `f` on other values run at once, in the current trace. The program holds their
-    results as constants.
+    Operations of `f` that depend on no argument run at once, in the current trace. The program
+    holds their results as constants. `split` makes the trace that separates the operations, from
+    the current trace and the trace that records.
     """
     outside = current_trace()
 

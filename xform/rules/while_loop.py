@@ -23,7 +23,7 @@ from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
-from xform.interpret.checkpoints import SNAPSHOTS, States, in_lanes, run_backward, sweep
+from xform.interpret.checkpoints import SNAPSHOTS, States, in_lanes, run_and_store, run_backward
 from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
@@ -240,7 +240,7 @@ class _Steps:
         loop = self.loop
         cond_consts, consts, carry = loop.parts(xs)
         stored = self.stored(schedule)[loop.n_step :]
-        ys, trail = sweep(
+        ys, trail = run_and_store(
             lambda x: evaluate(loop.cond, [*cond_consts, *x])[0],
             lambda x: emit.values(
                 schedule,

@@ -1,8 +1,11 @@
 """Derivatives outside `jit`: each operation is differentiated when Python runs it.
 
-Outside `jit` there is nothing to plan, because every value is concrete. Each operation saves what
-its pullback reads, and Python may print values and branch on them. The rules are the same as for a
-traced program.
+Outside `jit` every value is concrete, so there is no program to plan. The function runs with values
+that a trace watches (`interpret/concrete.py`). Each watched value has a mark. For `jvp` the mark is
+the tangent. For `linearize` it is a staged tangent: the operations on tangents are recorded as a
+program. For `vjp` it is a variable: each operation adds its equation and its pullback to a tape,
+and the pullback holds only the values that it reads. Python may print values and branch on them.
+The rules are the same as for a traced program.
 """
 
 from __future__ import annotations
@@ -19,22 +22,19 @@ from xform._jax import (
     Trace,
     Tracer,
     Var,
-    cotangent_aval,
     current_trace,
     equation,
     set_current_trace,
     tangent_aval,
-    zeros,
 )
 from xform.interpret.concrete import Mark, MarkedTracer, Results, TangentTracer, Watch
 from xform.interpret.jvp import push
 from xform.interpret.logs import collect_logs, log_without
-from xform.interpret.node import EagerToken, Node, Pull, fork_p, gather, join_p, spread
-from xform.interpret.pullback import RULE_RETURNED_NONE, check_cotangent, pull_of_jvp, pull_tape
+from xform.interpret.node import Pull, gather, spread
+from xform.interpret.pullback import pull_of_jvp, pull_tape
 from xform.interpret.pullback import vjp as pull_equation
-from xform.interpret.staged import Split, stage
+from xform.interpret.staged import stage
 from xform.passes.dce import live
-from xform.planner.decide import schedule
 from xform.program.arithmetic import (
     Value,
     as_jax_values,
@@ -52,77 +52,7 @@ from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, spli
 from xform.transforms.function import FunctionCall, Signature, Tree, as_array, check_outputs
 from xform.transforms.linear_map import LinearRunner, Pullback, Pushforward, dense
 from xform.transforms.residuals import Primals
-
-
-class _Direct(Split):
-    """A trace that replaces fork and join, when they are bound, by the parts of their node."""
-
-    def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
-        if primitive is _later_p and not self.stages(args):
-            with set_current_trace(self):
-                return params["run"](*args)
-        if primitive not in (fork_p, join_p):
-            return super().process_primitive(primitive, args, params)
-        node: Node = params["node"].node
-        schedules = [schedule(j, node.policy if node.region else None) for j in node.joints]
-        home = self.outside if self.staged is None else self
-        if primitive is fork_p:
-            with set_current_trace(home):
-                ys, value = node.forward(schedules, args, (True,) * len(node.eqn.outvars))
-            reads = zip(args, node.reads(schedules), strict=True)
-            return [*ys, EagerToken(self, value, [x if on else None for x, on in reads])]
-        token, given = args[0], params["given"]
-        seeds = spread(args[len(args) - sum(given) :], given)
-        # A remat region recomputes when the linear map is called, not when the map is made.
-        where = self.staged if node.region and self.staged is not None else home
-        with set_current_trace(where):
-            results = node.backward(schedules, token.value, token.inputs, seeds, False)
-        return gather(results, node.present_results(given))
-
-    def stages(self, args: Sequence[Any]) -> bool:
-        """Whether this trace stages an operation on `args`."""
-        return self.staged is not None and self.where(args) is self.staged
-
-
-def _directly(f: Callable[..., Any], *args: Any) -> Any:
-    """Call a function that may bind fork, join or `xform_later`, under a `_Direct` trace."""
-    current = current_trace()
-    with set_current_trace(current if isinstance(current, _Direct) else _Direct(current)):
-        return f(*args)
-
-
-# The call of a user's backward function in a staged linear map. It runs when the map is called.
-_later_p = Primitive("xform_later")
-_later_p.multiple_results = True
-_later_p.def_abstract_eval(lambda *_, run, avals: list(avals))
-
-
-def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
-          pull: Callable[..., list[Value]]) -> Pull:  # fmt: skip
-    """Return the pullback of a user's rule. While a tape is staged, the rule is not called."""
-    inputs: list[Any] = gather(eqn.invars, on)
-    avals = tuple(cotangent_aval(v.aval) for v in inputs)
-
-    def run(cts: Sequence[Value]) -> list[Value]:
-        active = tuple(ct is not None for ct in cts)
-        current = current_trace()
-        staged = isinstance(current, _Direct) and current.stages(gather(cts, active))
-        if not staged:
-            return pull(residuals, cts)
-
-        def later(*values: Value) -> list[Value]:
-            held, seeds = values[: len(residuals)], values[len(residuals) :]
-            cts = pull(held, spread(seeds, active))
-            results = [None if ct is RULE_RETURNED_NONE else ct for ct in gather(cts, on)]
-            for v, ct in zip(inputs, results, strict=True):
-                if ct is not None:
-                    check_cotangent(eqn, v, ct)
-            return [zeros(a) if ct is None else jax.lax.convert_element_type(ct, a.dtype)
-                    for ct, a in zip(results, avals, strict=True)]  # fmt: skip
-
-        return spread(_later_p.bind(*residuals, *gather(cts, active), run=later, avals=avals), on)
-
-    return run
+from xform.transforms.run_nodes import RunNodes, pull_by_user, with_nodes
 
 
 class _PushTrace(Watch):
@@ -156,7 +86,7 @@ class _PushTrace(Watch):
 
 
 class _LinearizeTrace(_PushTrace):
-    """A trace whose marks are staged tangents; primal and tangent part are kept apart."""
+    """A trace whose marks are staged tangents. No operation computes both primals and tangents."""
 
     tracer_type = MarkedTracer
     split = True
@@ -172,7 +102,10 @@ class _LinearizeTrace(_PushTrace):
 
 
 class _TapeTrace(Watch):
-    """A trace whose marks are variables; `tape` lists their equations with the pullbacks."""
+    """A trace whose marks are variables.
+
+    `tape` has, for each operation on a watched value, its equation and its pullback.
+    """
 
     def __init__(self, below: Trace):
         super().__init__(below)
@@ -193,33 +126,39 @@ class _TapeTrace(Watch):
     def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                  wanted: Mask) -> Results:  # fmt: skip
         on = tuple(m is not None for m in marks)
-        ys, pull = _directly(pull_equation, rule, eqn, xs, on, wanted)
-        self.tape.append((eqn, functools.partial(_directly, pull)))
+        ys, pull = with_nodes(pull_equation, rule, eqn, xs, on, wanted)
+        self.tape.append((eqn, functools.partial(with_nodes, pull)))
         return ys, eqn.outvars
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
-        moving: list[bool] = []
+        has_tangent: list[bool] = []
 
         def jvp(xs: Sequence[Value], dxs: Sequence[Value]):
             ys, dys = push_by_rule(rule, symbolic, xs, dxs)
-            moving[:] = [dy is not None for dy in dys]
+            has_tangent[:] = [dy is not None for dy in dys]
             return ys, dys
 
-        ys, pull = _directly(pull_of_jvp, jvp, xs, tuple(m is not None for m in marks))
-        pull = functools.partial(_directly, pull)
+        ys, pull = with_nodes(pull_of_jvp, jvp, xs, tuple(m is not None for m in marks))
+        pull = functools.partial(with_nodes, pull)
         ys, outs = self._by_rule(prim, xs, marks, ys, lambda eqn: pull)
-        return ys, [v if on else None for v, on in zip(outs, moving, strict=True)]
+        return ys, [v if on else None for v, on in zip(outs, has_tangent, strict=True)]
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
         fwd, bwd, trees = rules
         on = tuple(m is not None for m in marks)
         ys, residuals, pull = pull_by_rule(fwd, bwd, trees, symbolic, xs, on)
-        return self._by_rule(prim, xs, marks, ys, lambda eqn: _late(eqn, residuals, on, pull))
+        return self._by_rule(
+            prim, xs, marks, ys, lambda eqn: pull_by_user(eqn, residuals, on, pull)
+        )
 
     def _by_rule(self, prim: Primitive, xs: Sequence[Value], marks: Sequence[Any],
                  ys: Sequence[Value], pull: Callable[[JaxprEqn], Pull]) -> Results:  # fmt: skip
+        """Add a call of a custom function to the tape; return its outputs and their marks.
+
+        `pull` returns the pullback of the equation that stands for the call.
+        """
         inputs = list(map(self.variable, map(jax.typeof, xs), marks))
         outs = [Var(jax.typeof(y)) for y in ys]
         eqn = equation(prim, inputs, {}, outs)
@@ -233,7 +172,10 @@ def _show(value: Value, mark: Any) -> str:
 
 def _pull_by_formula(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                      active: Mask) -> Pull:  # fmt: skip
-    """Return the pullback of an equation that has run. It holds only the values that it reads."""
+    """Return the pullback of an equation that has run, by a rule that needs no second run.
+
+    The pullback holds only the values that it reads, and the types of the others.
+    """
     if isinstance(rule, Pointwise):
         return _pull_pointwise(rule, eqn, xs, ys[0], active)
     if isinstance(rule, Bilinear):
@@ -243,12 +185,13 @@ def _pull_by_formula(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequenc
             i for i, x in enumerate(xs) if differentiable(jax.typeof(x))
         ]
         reads = [i not in over for i in range(len(xs))]
-    held = [x if r else _Type(x) for x, r in zip(xs, reads, strict=True)]
-    of = [_Type(y) for y in ys]
-    return lambda cts: list(rule.pull(eqn, held, of, cts, active))
+    inputs = [x if r else _Type(x) for x, r in zip(xs, reads, strict=True)]
+    outputs = [_Type(y) for y in ys]
+    return lambda cts: list(rule.pull(eqn, inputs, outputs, cts, active))
 
 
 def _pull_pointwise(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], y: Value, active: Mask) -> Pull:
+    """Return the pullback of an elementwise equation. It holds its partial derivatives."""
     partials = zip(rule.formulas, active, strict=True)
     factors = [rule.call(d, eqn, y, *xs) if on else None for d, on in partials]
     types = [_Type(x) for x in xs]
@@ -266,7 +209,11 @@ class _Type(Tracer[Any]):
 
 
 class _TapeRunner(LinearRunner):
-    """Run a linear map by its tape, until the map's arrays are needed."""
+    """Runs a pullback by its tape. If the pullback must be a pytree of arrays, the tape is staged.
+
+    `inputs` and `outputs` are the variables of the function's arguments and of its outputs; None
+    for those without a derivative.
+    """
 
     def __init__(self, tape: Any, inputs: Sequence[Var | None], outputs: Sequence[Var | None]):
         self._tape, self._inputs, self._outputs = tape, inputs, outputs
@@ -279,61 +226,72 @@ class _TapeRunner(LinearRunner):
         return tuple(v is not None for v in self._outputs)
 
     def with_explicit_arrays(self, arrays: Any) -> tuple[LinearRunner, Any]:
-        takes = tuple(v is not None for v in self._outputs)
+        inputs_on = tuple(v is not None for v in self._outputs)
         avals = [v.aval for v in self._outputs if v is not None]
         return _stage_linear(
-            lambda cts: self.run(None, spread(cts, takes)), takes, avals, push=False
+            lambda cts: self.run(None, spread(cts, inputs_on)), inputs_on, avals, push=False
         )
 
 
 class _ProgramRunner(LinearRunner):
-    """Run a linear map as a program; the arrays are the program's constants."""
+    """Runs a linear map as a program, whose constants are the arrays of the map.
 
-    def __init__(self, program: Program, takes: Mask, gives: Mask, push: bool,
-                 places: dict[Any, str]):  # fmt: skip
-        self._places = places
-        self._program, self._takes, self._gives, self._push = program, takes, gives, push
+    The masks say which inputs and outputs of the map are inputs and outputs of the program; the
+    others are ignored or zero. `push` says whether the map is a pushforward; else it is a pullback.
+    `log_places` are the keys that users' backward functions log, see `log_without`.
+    """
+
+    def __init__(self, program: Program, inputs_on: Mask, outputs_on: Mask, push: bool,
+                 log_places: dict[Any, str]):  # fmt: skip
+        self._log_places, self._program, self._push = log_places, program, push
+        self._inputs_on, self._outputs_on = inputs_on, outputs_on
 
     def active_outputs(self) -> Mask:
-        return self._gives if self._push else self._takes
+        return self._outputs_on if self._push else self._inputs_on
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        values = as_jax_values(gather(seeds, self._takes))
-        results = _directly(evaluate, self._program, [*arrays, *values])
-        log_without(self._places, "a linear map", "")
-        return spread(results, self._gives)
+        values = as_jax_values(gather(seeds, self._inputs_on))
+        results = with_nodes(evaluate, self._program, [*arrays, *values])
+        log_without(self._log_places, "a linear map", "")
+        return spread(results, self._outputs_on)
 
 
-def _stage_linear(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
+def _stage_linear(f: Callable[..., Any], inputs_on: Mask, avals: Sequence[Any], push: bool
             ) -> tuple[LinearRunner, Any]:  # fmt: skip
-    """Stage a linear function, which returns None for a zero; return its runner and arrays."""
-    gives: list[bool] = []
-    places: dict[Any, str] = {}
+    """Stage a linear function; return its runner and arrays, as for `_ProgramRunner`.
+
+    `f` takes values of types `avals`, for the inputs in `inputs_on`. It returns None for a zero.
+    """
+    outputs_on: list[bool] = []
+    log_places: dict[Any, str] = {}
 
     def run(*seeds: Value) -> list[Value]:
         with collect_logs() as logs:
             results = f(seeds)
-        places.update(logs.places("a pullback that was flattened before its call"))
-        gives[:] = [r is not None for r in results]
-        return gather(results, gives)
+        log_places.update(logs.places("a pullback that was flattened before its call"))
+        outputs_on[:] = [r is not None for r in results]
+        return gather(results, outputs_on)
 
-    prog = stage(run, avals, _Direct)
+    prog = stage(run, avals, RunNodes)
     equations = live(prog.equations, prog.outputs)
     read = {v for eqn in equations for v in eqn.invars if isinstance(v, Var)}
     read.update(v for v in prog.outputs if isinstance(v, Var))
-    kept = tuple((v, x) for v, x in prog.consts if v in read)
-    lifted_prog, consts = lift_constants(Program(prog.inputs, kept, equations, prog.outputs))
-    return _ProgramRunner(lifted_prog, takes, tuple(gives), push, places), [
-        as_array(x, "staging") for x in consts
-    ]
+    read_consts = tuple((v, x) for v, x in prog.consts if v in read)
+    lifted_prog, consts = lift_constants(Program(prog.inputs, read_consts, equations, prog.outputs))
+    runner = _ProgramRunner(lifted_prog, inputs_on, tuple(outputs_on), push, log_places)
+    return runner, [as_array(x, "staging") for x in consts]
 
 
-def _watched(at: FunctionCall, trace: Watch, marks: Sequence[Any]):
-    """Run a call with marked arguments: return outputs, their marks, their tree, and `aux`."""
+def _run_watched(at: FunctionCall, trace: Watch, marks: Sequence[Any]):
+    """Run a call under `trace`, with a mark for each argument (None: not watched).
+
+    Return the outputs, their marks, their tree, and the auxiliary output.
+    """
     with set_current_trace(trace):
         triples = zip(at.leaves, at.args, marks, strict=True)
-        # An argument that is returned unchanged keeps its type: a Python number stays one.
-        args = [g if m is None else trace.lift(g if is_number(g) else x, m) for g, x, m in triples]
+        # `given` is the user's argument. If it is a Python number, it stays one.
+        args = [given if m is None else trace.lift(given if is_number(given) else x, m)
+                for given, x, m in triples]  # fmt: skip
         y, aux = at.run(args)
         del args, triples
     leaves, tree = jax.tree.flatten(y)
@@ -348,40 +306,46 @@ def _watched(at: FunctionCall, trace: Watch, marks: Sequence[Any]):
 
 
 def push_trace() -> Watch:
-    """Return a trace that pushes tangents."""
+    """Return a trace that pushes tangents, for `jvp`."""
     return _PushTrace(current_trace())
 
 
 def jvp(at: FunctionCall, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tree, Tree]:
-    """Return output, tangent and auxiliary output of a call that runs under `trace`."""
-    ys, dys, tree, aux = _watched(at, trace, dxs)
+    """Run a call at tangents `dxs`; return its output, their tangent and its auxiliary output.
+
+    `trace` is the result of `push_trace`. A tangent in `dxs` that is None is zero.
+    """
+    ys, dys, tree, aux = _run_watched(at, trace, dxs)
     dy = map(dense, dys, (tangent_aval(jax.typeof(y)) for y in ys))
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
 
 def vjp(at: FunctionCall, saveable: Mask) -> tuple[Tree, Pullback, Tree]:
-    """Return output, pullback and auxiliary output; the pullback holds only `saveable` inputs."""
+    """Run a call; return its output, its pullback and its auxiliary output.
+
+    The pullback holds an argument only if `saveable` allows it.
+    """
     inputs = [Var(jax.typeof(x)) if on else None for x, on in zip(at.args, at.active, strict=True)]
     trace = _TapeTrace(current_trace())
-    ys, outputs, tree, aux = _watched(at, trace, inputs)
-    runner = _TapeRunner(_leading_to(outputs, trace.tape), inputs, outputs)
+    ys, outputs, tree, aux = _run_watched(at, trace, inputs)
+    runner = _TapeRunner(_live_tape(outputs, trace.tape), inputs, outputs)
     pull = Pullback(_signature(at, ys, tree), runner, (), Primals(at.args, saveable))
     return tree.unflatten(ys), pull, aux
 
 
-def _leading_to(outputs: Sequence[Any], tape: Any) -> list[Any]:
+def _live_tape(outputs: Sequence[Any], tape: Any) -> list[Any]:
     """Return the part of a tape that some outputs depend on. The rest is freed."""
     by_equation = {id(eqn): pull for eqn, pull in tape}
     return [(eqn, by_equation[id(eqn)]) for eqn in live([eqn for eqn, _ in tape], outputs)]
 
 
 def linearize(at: FunctionCall) -> tuple[Tree, Pushforward, Tree]:
-    """Return output, pushforward and auxiliary output."""
+    """Run a call; return its output, its pushforward and its auxiliary output."""
     out: list[Any] = []
 
     def tangents(dxs: Sequence[Value]) -> list[Value]:
         trace = _LinearizeTrace(current_trace())
-        ys, dys, tree, aux = _watched(at, trace, spread(dxs, at.active))
+        ys, dys, tree, aux = _run_watched(at, trace, spread(dxs, at.active))
         out[:] = ys, tree, aux
         return dys
 

@@ -1,4 +1,9 @@
-"""`jvp` and `linearize`."""
+"""`jvp` and `linearize`: forward-mode derivatives at a point.
+
+Under `jit`, `linearize` traces the function and its pushforward into one program, a Joint
+(`interpret/joint.py`), whose Schedule says which values the pushforward reads from memory. Outside
+`jit`, and for `jvp`, each operation is differentiated as it happens (`transforms/eager.py`).
+"""
 
 from __future__ import annotations
 
@@ -70,10 +75,11 @@ _REFUSALS = (MissingRule, UnsupportedParam, TypeError)
 
 
 def _pruned(at: FunctionCall, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
-    """Push tangents through the traced program, without the operations that no output needs.
+    """Trace the call, and push tangents only through the operations that an output needs.
 
-    Such operations may lack a forward mode. Return None if an output needs one of them, or if the
-    program has effects, because the first attempt has run those.
+    The other operations may lack a forward mode. Return the output, its tangent and the auxiliary
+    output; None if an output needs such an operation, or if the program has side effects, because
+    the first attempt has run those.
     """
     fun, args = trace_function(at)
     if any(map(has_effects, fun.program.equations)):
@@ -124,9 +130,9 @@ def linearize(
         y, push, aux = eager.linearize(at)
     else:
         fun, args = trace_function(at)
-        pushed = schedule(analyze(fun.program, fun.active(), push=True))
-        outs, kept = emit.forward(pushed, args)
+        chosen = schedule(analyze(fun.program, fun.active(), push=True))
+        outs, saved = emit.forward(chosen, args)
         y, aux = fun.outputs(outs)
-        runner = PlannedRunner(fun, pushed, push=True)
-        push = Pushforward(fun.signature, runner, runner.arrays(kept, args))
+        runner = PlannedRunner(fun, chosen, push=True)
+        push = Pushforward(fun.signature, runner, runner.arrays(saved, args))
     return (y, push, aux) if has_aux else (y, push)

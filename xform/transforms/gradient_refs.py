@@ -1,4 +1,8 @@
-"""`with_refs` of a pullback: for each cotangent, add it to a reference, return it or drop it."""
+"""`pull.with_refs`: a pullback that adds cotangents to references, returns them, or drops them.
+
+As in JAX, the caller gives one wish for each argument: a `Ref` to add the cotangent to,
+`jax.ad.GradValue()` to return it, or `jax.ad.DontWant()` to drop it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,17 @@ from xform._jax import Tracer, cotangent_aval, is_reference
 from xform.errors import NotDifferentiable, WrongArgument
 from xform.program.arithmetic import Value
 from xform.transforms.function import Signature, Tree
-from xform.transforms.marks import wishes
+from xform.transforms.marks import markers
 from xform.transforms.residuals import argument_name
 
 
 def with_refs(pull: Any, of: Signature, given: Sequence[Any]) -> Callable[[Tree], Tree]:
-    """Return a function that pulls a cotangent back and treats each result as `given` says.
+    """Return a function from a cotangent to a tree of results, as the wishes `given` say.
+
+    Args:
+      pull: the pullback.
+      of: the types of its function.
+      given: trees of wishes, like the arguments of the function.
 
     Raises:
       WrongArgument: `given` does not have the tree of the primals, or a reference has another type.
@@ -36,13 +45,13 @@ def with_refs(pull: Any, of: Signature, given: Sequence[Any]) -> Callable[[Tree]
     refs: dict[int, Any] = {}
     dropped: list[int] = []
     for i, wish in enumerate(flat):
-        if isinstance(wish, wishes.DontWant):
+        if isinstance(wish, markers.DontWant):
             dropped.append(i)
         elif _is_reference(wish):
             _check(of, i, wish)
             refs[i] = wish
     return Partial(
-        functools.partial(_pulled, of.in_tree, tuple(refs), tuple(dropped)),
+        functools.partial(_pull_with_logs, of.in_tree, tuple(refs), tuple(dropped)),
         pull,
         list(refs.values()),
     )
@@ -52,7 +61,7 @@ def _is_reference(x: Any) -> bool:
     return isinstance(x, jax.Array | jax.Ref | Tracer) and is_reference(jax.typeof(x))
 
 
-def reference_argument(of: Signature, i: int) -> NotDifferentiable:
+def reference_argument_error(of: Signature, i: int) -> NotDifferentiable:
     """Return the error for the gradient of an argument that is a reference itself."""
     return NotDifferentiable(
         f"pullback of {of.name}",
@@ -64,8 +73,9 @@ def reference_argument(of: Signature, i: int) -> NotDifferentiable:
 
 
 def _check(of: Signature, i: int, ref: Any) -> None:
+    """Raise an error unless the cotangent of argument `i` can be added to `ref`."""
     if is_reference(of.primal_avals[i]):
-        raise reference_argument(of, i)
+        raise reference_argument_error(of, i)
     wanted: Any = cotangent_aval(of.primal_avals[i])
     given = jax.typeof(ref)
     if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
@@ -78,17 +88,23 @@ def _check(of: Signature, i: int, ref: Any) -> None:
         )
 
 
-def _pulled(tree: Any, at: Sequence[int], dropped: Sequence[int], pull: Any, refs: Sequence[Any],
-            ct: Tree) -> Tree:  # fmt: skip
-    return pull.logged(lambda: _added(tree, at, dropped, pull, refs, ct))
+def _pull_with_logs(tree: Any, ref_positions: Sequence[int], dropped: Sequence[int], pull: Any,
+                    refs: Sequence[Any], ct: Tree) -> Tree:  # fmt: skip
+    """Return the result of `_pull_and_add`, with the logs of the pass if `pull` returns logs."""
+    return pull.logged(lambda: _pull_and_add(tree, ref_positions, dropped, pull, refs, ct))
 
 
-def _added(tree: Any, at: Sequence[int], dropped: Sequence[int], pull: Any, refs: Sequence[Any],
-           ct: Tree) -> Tree:  # fmt: skip
+def _pull_and_add(tree: Any, ref_positions: Sequence[int], dropped: Sequence[int], pull: Any,
+                  refs: Sequence[Any], ct: Tree) -> Tree:  # fmt: skip
+    """Pull a cotangent back, and add the results at `ref_positions` to `refs`.
+
+    Return a tree like the arguments: markers for results that were added or `dropped`, and the
+    other results.
+    """
     out: list[Value] = pull.flat(ct, dropped)
-    for i, ref in zip(at, refs, strict=True):
+    for i, ref in zip(ref_positions, refs, strict=True):
         jax.ref.addupdate(ref, ..., out[i])
-        out[i] = wishes.GradRef()
+        out[i] = markers.GradRef()
     for i in dropped:
-        out[i] = wishes.DidntWant()
+        out[i] = markers.DidntWant()
     return tree.unflatten(out)

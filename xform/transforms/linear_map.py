@@ -1,7 +1,9 @@
 """The results of `vjp` and `linearize`: linear maps that are pytrees of residuals.
 
 Because they are pytrees, jitted functions may return them, `vmap` may batch them, and loops may
-carry them.
+carry them. A linear map has two parts: its arrays, which are the leaves of the pytree, and a
+runner, which computes the map from these arrays. Its seeds are the values that it is called with:
+cotangents of a function's outputs for `vjp`, and tangents of its inputs for `linearize`.
 """
 
 from __future__ import annotations
@@ -33,29 +35,44 @@ from xform.program.arithmetic import (
 from xform.program.hijax import is_differentiable_hitype
 from xform.program.ir import Mask, seldom_collected
 from xform.transforms.function import Function, Signature, Tree, as_array
-from xform.transforms.gradient_refs import reference_argument, with_refs
+from xform.transforms.gradient_refs import reference_argument_error, with_refs
 from xform.transforms.prefix import mirrored
 from xform.transforms.residuals import Primals, PullbackResiduals, split_residuals
 
 
 class LinearRunner(abc.ABC):
-    """Run a linear map. The map's arrays are not stored here, but passed to `run`."""
+    """Computes a linear map from its arrays, which are passed to `run`.
+
+    The arrays may be stored here too, while nobody needs them as a pytree. Then `run` ignores its
+    argument, until `with_explicit_arrays` has returned another runner.
+    """
 
     @abc.abstractmethod
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        """Return results from cotangents of the outputs (tangents of the primals); None is zero."""
+        """Return the results of the map, one for each primal (output); None is zero.
+
+        `seeds` are cotangents of the outputs (tangents of the primals); None is zero.
+        """
 
     @abc.abstractmethod
     def active_outputs(self) -> Mask:
         """Return which outputs depend on a differentiated input."""
 
     def with_explicit_arrays(self, arrays: Any) -> tuple[LinearRunner, Any]:
-        """Return a runner that reads values only from its arrays, and those arrays."""
+        """Return a runner for the same map that reads all values from its arrays, and the arrays.
+
+        `arrays` are the arrays of this runner.
+        """
         return self, arrays
 
 
 class PlannedRunner(LinearRunner):
-    """Run the backward part of a planned function; the arrays are its saved values and inputs."""
+    """Runs the backward part of a function that was traced and planned.
+
+    A Joint (`interpret/joint.py`) is the forward and the backward part of a function as one
+    program. Its Schedule says which forward values are saved. The arrays of this runner are those
+    values, and the inputs that the backward part reads.
+    """
 
     def __init__(self, fun: Function, schedule: Schedule, push: bool):
         self._schedule, self._n_consts, self._push = schedule, fun.n_consts, push
@@ -63,24 +80,24 @@ class PlannedRunner(LinearRunner):
         self._n_outputs = len(fun.signature.out_avals)
 
     def active_outputs(self) -> Mask:
-        """Return which outputs of the program are active."""
+        """Return which outputs of the program depend on a differentiated input."""
         return path(self._program, self._active).outputs[: self._n_outputs]
 
     def arrays(self, kept: list[Any], args: Sequence[Value]) -> Any:
-        """Return the saved values of a forward run, with the inputs that are still read."""
+        """Return the arrays, from the saved values of a forward pass and the inputs `args`."""
         return kept, gather(args, self._schedule.reads)
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        """Run the backward part under its schedule."""
-        joint, (kept, reads) = self._schedule.joint, arrays
+        """Run the backward part, and return its results."""
+        joint, (saved, read_inputs) = self._schedule.joint, arrays
         seeds = as_jax_values(seeds)
         if self._push:
-            full = [*[None] * self._n_consts, *seeds]
+            padded = [*[None] * self._n_consts, *seeds]
         else:
-            full = [*seeds, *[None] * (len(joint.outputs) - len(seeds))]
-        args, joint_seeds = spread(reads, self._schedule.reads), gather(full, joint.seeded)
+            padded = [*seeds, *[None] * (len(joint.outputs) - len(seeds))]
+        args, joint_seeds = spread(read_inputs, self._schedule.reads), gather(padded, joint.seeded)
         with seldom_collected(staging()):
-            results = emit.backward(self._schedule, kept, args, joint_seeds, True, whole=True)
+            results = emit.backward(self._schedule, saved, args, joint_seeds, True, whole=True)
         log_without(joint.logs, "a planned program", "")
         return spread(results, joint.results)[0 if self._push else self._n_consts :]
 
@@ -130,10 +147,10 @@ class Pullback:
         self._residuals: PullbackResiduals | None = None
         self._logs = False
         if not all(primals.saveable):
-            self._apart()
+            self._separate()
 
-    def _apart(self) -> PullbackResiduals:
-        """Separate the arguments from the other arrays, and store them that way from now on."""
+    def _separate(self) -> PullbackResiduals:
+        """Return the arrays, with arguments separate from others; store them so from now on."""
         if self._residuals is None:
             self._runner, arrays = self._runner.with_explicit_arrays(self._arrays)
             self._arrays = None
@@ -158,20 +175,20 @@ class Pullback:
     @property
     def args_res(self) -> Any:
         """The arguments that the pullback reads, in a list like the arguments."""
-        return self._apart().args
+        return self._separate().args
 
     @args_res.setter
     def args_res(self, values: Any) -> None:
-        self._apart().args = values
+        self._separate().args = values
 
     @property
     def opaque_residuals(self) -> Any:
         """All other arrays that the pullback reads, in a list."""
-        return self._apart().opaque
+        return self._separate().opaque
 
     @opaque_residuals.setter
     def opaque_residuals(self, values: Any) -> None:
-        self._apart().opaque = values
+        self._separate().opaque = values
 
     @property
     def structured_residuals(self) -> list[Any]:
@@ -180,20 +197,25 @@ class Pullback:
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
         """Return the arrays; everything else is static."""
-        of = self._apart()
-        return (of.args, of.opaque), (self._signature, self._runner, of.tree, of.places, self._logs)
+        residuals = self._separate()
+        static = self._signature, self._runner, residuals.tree, residuals.positions, self._logs
+        return (residuals.args, residuals.opaque), static
 
     @classmethod
     def tree_unflatten(cls, static: Any, children: tuple[Any, Any]) -> Pullback:
         """Return the map with other arrays."""
-        signature, runner, tree, places, logs = static
+        signature, runner, tree, positions, logs = static
         new = cls(signature, runner, None, Primals((), ()))
-        new._residuals, new._logs = PullbackResiduals(tree, places, *children), logs
+        new._residuals, new._logs = PullbackResiduals(tree, positions, *children), logs
         return new
 
     @property
     def with_logs(self) -> Pullback:
-        """The same map, but it returns a pair: the cotangents, and the logs of users' rules."""
+        """This map, as one that returns a pair: the cotangents, and the logs.
+
+        The logs are a dict with the entries that backward functions of `custom_vjp`s return as
+        their log (since JAX 0.11).
+        """
         new = copy.copy(self)
         new._logs = True
         return new
@@ -216,11 +238,14 @@ class Pullback:
         return self.logged(lambda: self.in_tree.unflatten(self.flat(ct)))
 
     def flat(self, ct: Tree, unwanted: Collection[int] = ()) -> list[Value]:
-        """Return flat cotangents of the primals, with dense zeros, except the `unwanted` ones."""
+        """Return the cotangents of the primals as a flat list, with arrays of zeros for zeros.
+
+        Primals at the positions `unwanted` may be references, which have no cotangent.
+        """
         of = self._signature
         for i, aval in enumerate(of.primal_avals):
             if i not in unwanted and is_reference(aval):
-                raise reference_argument(of, i)
+                raise reference_argument_error(of, i)
         cts, tree = jax.tree.flatten(ct)
         if tree != of.out_tree:
             raise WrongCotangent(
@@ -230,8 +255,9 @@ class Pullback:
                 "pass a cotangent with the tree of the function's output",
             )
         checked = [_cotangent(x, a, of.name) for x, a in zip(cts, of.out_avals, strict=True)]
-        apart = self._residuals
-        results = self._runner.run(self._arrays if apart is None else apart.arrays(of), checked)
+        separate = self._residuals
+        arrays = self._arrays if separate is None else separate.arrays(of)
+        results = self._runner.run(arrays, checked)
         return list(map(dense, results, map(cotangent_aval, of.primal_avals)))
 
     def with_refs(self, *wishes: Any) -> Callable[[Tree], Tree]:
@@ -247,7 +273,11 @@ class Pullback:
 
 @jax.tree_util.register_pytree_node_class
 class Pushforward(LinearMap):
-    """The function that `linearize` returns."""
+    """The function that `linearize` returns, from tangents of the primals to those of the output.
+
+    Attributes:
+      out_nzs: a tree like the output: whether each leaf depends on the differentiated arguments.
+    """
 
     @property
     def out_nzs(self) -> Any:
@@ -263,7 +293,7 @@ class Pushforward(LinearMap):
 
 
 def dense(value: Value, aval: Any) -> Value:
-    """Return `value`, or for None zeros of type `aval`, which may be float0."""
+    """Return `value`, or if it is None, zeros of type `aval`. The dtype may be float0."""
     if value is not None:
         return value
     if getattr(aval, "dtype", None) == jax.dtypes.float0:
@@ -272,7 +302,10 @@ def dense(value: Value, aval: Any) -> Value:
 
 
 def _cotangent(ct: Value, aval: Any, name: str) -> Value:
-    """Check a cotangent against its output, and return it as an array."""
+    """Return a cotangent of an output of type `aval` as an array.
+
+    Raise WrongCotangent if shape or dtype do not match; the message has the function's `name`.
+    """
     ct_aval = jax.typeof(ct)
     vector = is_differentiable_hitype(aval)
     integer = not vector and not jnp.issubdtype(aval.dtype, np.inexact)
@@ -287,9 +320,8 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
             "",
             "pass a cotangent of the output's shape and dtype",
         )
-    if (
-        vector or integer or is_number(ct)
-    ):  # a user's rule gets a Python number unchanged, as in JAX
+    # As in JAX, the backward function of a custom_vjp gets a Python number unchanged.
+    if vector or integer or is_number(ct):
         return ct
     return reshard_tangent(as_array(ct, f"pullback of {name}"), aval, cotangent_aval)
 
@@ -316,7 +348,19 @@ def varying(aval: Any) -> frozenset[Any]:
 def check_tangents(
     name: str, tree: Any, avals: Sequence[Any], caller: str, tangents: tuple[Tree, ...]
 ) -> list[Value]:
-    """Check tangents against a function's primals; return them flat, with None for integers."""
+    """Return tangents as a flat list, with None for integers.
+
+    Args:
+      name: the name of the function, for messages.
+      tree: the tree of its primals.
+      avals: the types of the leaves of that tree.
+      caller: the transform, for messages.
+      tangents: one tree for each primal.
+
+    Raises:
+      WrongTangent: the tangents do not match the primals in tree, shape or dtype, or vary over a
+        `shard_map` axis over which the primal does not.
+    """
     leaves, tangent_tree = jax.tree.flatten(tangents)
     if tangent_tree != tree:
         raise WrongTangent(

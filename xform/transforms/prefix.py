@@ -1,4 +1,8 @@
-"""Trees of bools, and other trees, with the structure of a function's arguments or output."""
+"""Trees with the structure of a function's arguments or output: flags that users pass, and results.
+
+In this file `tree` is a `PyTreeDef` of JAX. A prefix of a tree has a leaf where the tree may have a
+subtree; the leaf stands for all leaves of that subtree.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,17 @@ from xform.program.ir import Mask
 
 
 def mirrored(tree: Any, leaves: Sequence[Any]) -> Any:
-    """Return a tree of tuples, lists and dicts like `tree`; other containers become tuples."""
-    rest = iter(leaves)
+    """Return a tree like `tree`, of tuples, lists and dicts, with these leaves.
 
-    def build(of: Any) -> Any:
-        if (data := of.node_data()) is None:
-            return next(rest)
+    Other containers, such as dataclasses, become tuples.
+    """
+    remaining = iter(leaves)
+
+    def build(subtree: Any) -> Any:
+        if (data := subtree.node_data()) is None:
+            return next(remaining)
         kind, keys = data
-        children = [build(child) for child in of.children()]
+        children = [build(child) for child in subtree.children()]
         if kind is dict:
             return dict(zip(keys, children, strict=True))
         return None if kind is type(None) else children if kind is list else tuple(children)
@@ -28,35 +35,41 @@ def mirrored(tree: Any, leaves: Sequence[Any]) -> Any:
 
 
 def flags(given: Any, tree: Any, caller: str, name: str) -> Mask:
-    """Return one bool for each leaf of `tree`, from a tree of bools that is a prefix of it.
+    """Return one bool for each leaf of `tree`, from the tree of bools `given`, a prefix of it.
 
     Containers match if they have the same number of children. Two dicts must have the same keys.
+    `caller` is the transform and `name` its argument, for messages.
+
+    Raises:
+      WrongArgument: `given` is not such a prefix.
     """
     if isinstance(given, bool):
         return (given,) * tree.num_leaves
-    error: Callable[[str, str, str], WrongArgument] = lambda at, wrong, remedy: WrongArgument(
-        f"{caller} with {name}", f"{name}{at} {wrong}", "", remedy
+    error: Callable[[str, str, str], WrongArgument] = lambda path, problem, remedy: WrongArgument(
+        f"{caller} with {name}", f"{name}{path} {problem}", "", remedy
     )
 
-    def read(prefix: Any, of: Any, at: str) -> Mask:
+    def read(prefix: Any, subtree: Any, path: str) -> Mask:
         if isinstance(prefix, bool):
-            return (prefix,) * of.num_leaves
+            return (prefix,) * subtree.num_leaves
         try:
             children = list(flatten_one_level(prefix)[0])
         except ValueError:
-            wrong = f"is {prefix!r} of type {type(prefix).__name__}"
-            raise error(at, wrong, "give a tuple-tree of bools: tuples with bools") from None
-        if treedef_is_leaf(of) and of.num_leaves:
-            raise error(at, "is a container, but the argument is a leaf", "give one bool there")
-        inner = of.children()
-        if len(children) != len(inner):
-            wrong = f"has {len(children)}, but the argument has {len(inner)}"
-            raise error(at, f"differs in its number of children: it {wrong}", "give one for each")
-        kind, keys = of.node_data()
+            problem = f"is {prefix!r} of type {type(prefix).__name__}"
+            raise error(path, problem, "give a tuple-tree of bools: tuples with bools") from None
+        if treedef_is_leaf(subtree) and subtree.num_leaves:
+            raise error(path, "is a container, but the argument is a leaf", "give one bool there")
+        subtrees = subtree.children()
+        if len(children) != len(subtrees):
+            problem = f"has {len(children)}, but the argument has {len(subtrees)}"
+            raise error(
+                path, f"differs in its number of children: it {problem}", "give one for each"
+            )
+        kind, keys = subtree.node_data()
         if type(prefix) is dict and kind is dict and sorted(prefix) != list(keys):
-            wrong = f"has the keys {sorted(prefix)}, but the argument has {list(keys)}"
-            raise error(at, wrong, "give a bool for each key of the argument")
-        pairs = enumerate(zip(children, inner, strict=True))
-        return tuple(on for i, (p, t) in pairs for on in read(p, t, f"{at}[{i}]"))
+            problem = f"has the keys {sorted(prefix)}, but the argument has {list(keys)}"
+            raise error(path, problem, "give a bool for each key of the argument")
+        pairs = enumerate(zip(children, subtrees, strict=True))
+        return tuple(on for i, (p, t) in pairs for on in read(p, t, f"{path}[{i}]"))
 
     return read(given, tree, "")

@@ -1,7 +1,9 @@
 """The arrays of a pullback, in two groups: arguments of the function, and all others.
 
-`jax.vjp` returns an object whose residuals a user may read and replace. For instance, a user drops
-a gathered weight after the forward pass, and gathers it again for the backward pass.
+`jax.vjp` returns an object with attributes `args_res` and `opaque_residuals`: the arrays that it
+reads, which a user may replace. For instance, a user drops a gathered weight after the forward
+pass, and gathers it again for the backward pass. This file separates the arrays of xform's pullback
+in the same way, and puts them together again when it is called.
 """
 
 from __future__ import annotations
@@ -28,15 +30,16 @@ class Primals:
     """Weak references to the arguments of a function, and which of them may be saved."""
 
     def __init__(self, values: Sequence[Value], saveable: Mask):
-        self._refs, self.saveable = list(map(_weakly, values)), saveable
+        self._refs, self.saveable = list(map(_weak_reference, values)), saveable
 
-    def places(self) -> dict[int, int]:
+    def positions(self) -> dict[int, int]:
         """Map the `id` of each argument that is still alive to its position."""
         alive = [ref() for ref in self._refs]
         return {id(x): i for i, x in enumerate(alive) if x is not None}
 
 
-def _weakly(x: Value) -> Callable[[], Value]:
+def _weak_reference(x: Value) -> Callable[[], Value]:
+    """Return a function that returns `x` while `x` is alive, and None after that."""
     try:
         return weakref.ref(x)
     except TypeError:  # a value of another type than JAX's arrays
@@ -48,36 +51,41 @@ class PullbackResiduals:
     """The arrays that a pullback reads: arguments of the function, and all others.
 
     Attributes:
-      tree: the tree of the arrays.
-      places: for each array that is an argument, the argument's position; None for all others.
+      tree: the tree of all arrays, in the order in which the pullback takes them.
+      positions: for each of these arrays, the position of the argument that it is; None if it is
+        no argument.
       args: a list like the arguments, with NotNeeded for an argument that the pullback does not
         read, and NotSaveable for one that the user restores.
       opaque: the other arrays, in order.
     """
 
     tree: Any
-    places: tuple[int | None, ...]
+    positions: tuple[int | None, ...]
     args: Any
     opaque: Any
 
     def arrays(self, of: Signature) -> Any:
-        """Return the arrays as one tree; raise WrongArgument if an argument is missing."""
+        """Return all arrays as one tree, for a call of the pullback of a function with types `of`.
+
+        Raise WrongArgument if `args` lacks an argument that the pullback reads, or has one of
+        another shape.
+        """
         n = of.in_tree.num_leaves
         given = jax.tree.leaves(self.args, is_leaf=lambda x: isinstance(x, _MARKERS))
         others = iter(jax.tree.leaves(self.opaque))
-        read = sorted({i for i in self.places if i is not None})
+        read = sorted({i for i in self.positions if i is not None})
         if read and len(given) != n:
             raise WrongArgument(
                 f"pullback of {of.name}",
                 f"its args_res holds {len(given)} values, but the function has {n} arguments that "
-                f"are arrays, and the pullback reads {_listed(of, read)}",
+                f"are arrays, and the pullback reads {_argument_names(of, read)}",
                 "",
                 "assign each of them to args_res before the pullback is called",
             )
         if missing := [i for i in read if isinstance(given[i], NotSaveable)]:
             raise WrongArgument(
                 f"pullback of {of.name}",
-                f"its not-saveable arguments were not restored: {_listed(of, missing)}",
+                f"its not-saveable arguments were not restored: {_argument_names(of, missing)}",
                 "",
                 "assign each of them to args_res before the pullback is called",
             )
@@ -86,19 +94,23 @@ class PullbackResiduals:
                 raise WrongArgument(
                     f"pullback of {of.name}",
                     f"args_res has a value of type {jax.typeof(given[i]).str_short()} for "
-                    f"{_listed(of, [i])}, which is {of.primal_avals[i].str_short()}",
+                    f"{_argument_names(of, [i])}, which is {of.primal_avals[i].str_short()}",
                     "",
                     "restore the argument that the function was called with",
                 )
-        return self.tree.unflatten(next(others) if i is None else given[i] for i in self.places)
+        return self.tree.unflatten(next(others) if i is None else given[i] for i in self.positions)
 
 
 def split_residuals(arrays: Any, primals: Primals, in_tree: Any) -> PullbackResiduals:
-    """Separate the arrays of a pullback into arguments, found by identity, and all others."""
+    """Separate the arrays of a pullback into arguments of the function, and all others.
+
+    An array is an argument if it is the same object as one of `primals`. `in_tree` is the tree of
+    the arguments.
+    """
     leaves, tree = jax.tree.flatten(arrays)
-    by_id = primals.places()
-    places = tuple(by_id.get(id(x)) for x in leaves)
-    read_args = {i: x for i, x in zip(places, leaves, strict=True) if i is not None}
+    position_of_id = primals.positions()
+    positions = tuple(position_of_id.get(id(x)) for x in leaves)
+    read_args = {i: x for i, x in zip(positions, leaves, strict=True) if i is not None}
 
     def argument(i: int) -> Any:
         if i not in read_args:
@@ -106,15 +118,15 @@ def split_residuals(arrays: Any, primals: Primals, in_tree: Any) -> PullbackResi
         return read_args[i] if primals.saveable[i] else NotSaveable()
 
     args = mirrored(in_tree, [argument(i) for i in range(in_tree.num_leaves)])
-    opaque = [x for i, x in zip(places, leaves, strict=True) if i is None]
-    return PullbackResiduals(tree, places, list(args), opaque)
+    opaque = [x for i, x in zip(positions, leaves, strict=True) if i is None]
+    return PullbackResiduals(tree, positions, list(args), opaque)
 
 
 def argument_name(of: Signature, i: int) -> str:
-    """Return the name of an argument, such as `args[0]['w']`."""
+    """Return the name of the argument at position `i` of the flat arguments: `args[0]['w']`."""
     leaves = jax.tree_util.tree_leaves_with_path(mirrored(of.in_tree, range(of.in_tree.num_leaves)))
     return f"args{keystr(leaves[i][0])}"
 
 
-def _listed(of: Signature, positions: Sequence[int]) -> str:
+def _argument_names(of: Signature, positions: Sequence[int]) -> str:
     return ", ".join(argument_name(of, i) for i in positions)
