@@ -303,7 +303,7 @@ def _check_paths(
 
     `destination` says in the error what these outputs are.
     """
-    has_paths = path(*fun.ends).inputs[fun.n_consts :]
+    has_paths = path(*fun.program_and_masks).inputs[fun.n_consts :]
     for site, has_path in zip(targets, has_paths, strict=True):
         if not has_path:
             raise NotDifferentiable(

@@ -1,4 +1,9 @@
-"""Raise errors for inputs and outputs that a transform cannot differentiate."""
+"""Raise errors for inputs and outputs that a transform cannot differentiate.
+
+In all functions `caller` is the name of the transform, for the message. `holomorphic` and
+`allow_int` are options of the transform: whether the function is complex-differentiable, and
+whether integer inputs are accepted.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,10 @@ def check_inputs(caller: str, tree: Tree, holomorphic: bool, allow_int: bool) ->
 
 
 def check_input(caller: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
-    """Raise WrongDtype for an integer, or with `holomorphic` for an input that is not complex."""
+    """Raise WrongDtype for an input that cannot be differentiated.
+
+    That is an integer, unless `allow_int`. With `holomorphic` it is any input that is not complex.
+    """
     aval = jax.typeof(as_array(x, caller))
     if is_differentiable_hitype(aval) and not holomorphic:
         return
@@ -72,7 +80,7 @@ def check_output(caller: str, y: Tree, holomorphic: bool) -> None:
 
 
 def check_output_types(caller: str, avals: Iterable[Any], holomorphic: bool) -> None:
-    """Do the same as `check_output`, for the types of the outputs."""
+    """Raise WrongDtype unless all output types are real, or complex with `holomorphic`."""
     for dtype in (aval.dtype for aval in avals):
         if not jnp.issubdtype(dtype, np.complexfloating if holomorphic else np.floating):
             kind = "outputs with complex dtype" if holomorphic else "real-valued outputs"

@@ -1,4 +1,8 @@
-"""`checkpoint`, also called `remat`: recompute a region in the backward pass."""
+"""`checkpoint`, also called `remat`: recompute a region in the backward pass.
+
+A region is a call of a function as one equation of JAX's `checkpoint` primitive, with a policy that
+says which of its values are saved.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,6 @@ def checkpoint(
         of its own.
       static_argnums: positions of arguments that are not arrays. Each call must pass these
         arguments by position.
-        by position.
       static_argnames: names of keyword arguments that are not arrays.
 
     Returns:
@@ -68,36 +71,38 @@ def checkpoint(
     check_callable(f, "checkpoint")
     policy = policies.parse(policy)
     region_policy(policy)
-    names = _name_set(static_argnames)
-    places = numbers(static_argnums, "checkpoint", "static_argnums")
+    static_names = _name_set(static_argnames)
+    static_numbers = numbers(static_argnums, "checkpoint", "static_argnums")
     _check_cse(prevent_cse)
 
     @functools.wraps(f, updated=())
     def region(*args: Any, **kwargs: Any) -> Any:
-        at = _static_positions(places, f, len(args)) | _named_positions(f, names, len(args))
-        static = tuple((i, args[i]) for i in sorted(at))
-        static += tuple((k, kwargs[k]) for k in sorted(names & kwargs.keys()))
-        dynamic = [x for i, x in enumerate(args) if i not in at]
-        named = {k: x for k, x in kwargs.items() if k not in names}
-        run = _bound(f, static) if static else f
-        leaves = jax.tree.leaves((dynamic, named))
+        static_positions = _static_positions(static_numbers, f, len(args))
+        static_positions |= _named_positions(f, static_names, len(args))
+        static = tuple((i, args[i]) for i in sorted(static_positions))
+        static += tuple((k, kwargs[k]) for k in sorted(static_names & kwargs.keys()))
+        dynamic = [x for i, x in enumerate(args) if i not in static_positions]
+        keywords = {k: x for k, x in kwargs.items() if k not in static_names}
+        run = _bind_static(f, static) if static else f
+        leaves = jax.tree.leaves((dynamic, keywords))
         for x in leaves:
             as_array(x, "checkpoint")  # or an error
-        traced = jax.jit(run).trace(*dynamic, **named)
+        traced = jax.jit(run).trace(*dynamic, **keywords)
         jaxpr = traced.jaxpr
         if len(closed(jaxpr)[0].invars) != len(leaves):
-            # jit caches its traces, but hides the values that a closure takes from another trace.
-            jaxpr = jax.make_jaxpr(run)(*dynamic, **named)
+            # The function closes over a tracer. jit adds it to the inputs of its jaxpr;
+            # `make_jaxpr` returns it as a constant.
+            jaxpr = jax.make_jaxpr(run)(*dynamic, **keywords)
         cse = prevent_cse
         if not isinstance(cse, bool):
             try:
                 cse = tuple(jax.tree.leaves(jax.tree.broadcast(tuple(cse), tuple(dynamic))))
             except ValueError as error:
-                raise _no_cse(prevent_cse, str(error).splitlines()[0]) from None
-        by = policy
+                raise _wrong_prevent_cse(prevent_cse, str(error).splitlines()[0]) from None
+        jax_policy = policy
         if isinstance(policy, policies.MinCut | policies.Budget):
-            jaxpr, by = name_saved_values(jaxpr, policy)
-        out = remat_region_of(jaxpr, leaves, by, cse)
+            jaxpr, jax_policy = name_saved_values(jaxpr, policy)
+        out = remat_region_of(jaxpr, leaves, jax_policy, cse)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 
     return region
@@ -117,25 +122,28 @@ def _name_set(names: Any) -> set[str]:
 
 
 def _check_cse(prevent_cse: Any) -> None:
+    """Raise WrongArgument unless `prevent_cse` is a bool or a sequence."""
     if not isinstance(prevent_cse, bool | Sequence):
-        raise _no_cse(prevent_cse, "it is neither a bool nor a sequence")
+        raise _wrong_prevent_cse(prevent_cse, "it is neither a bool nor a sequence")
 
 
-def _no_cse(prevent_cse: Any, blocked: str) -> WrongArgument:
+def _wrong_prevent_cse(prevent_cse: Any, problem: str) -> WrongArgument:
+    """Return the error for a wrong `prevent_cse`."""
     return WrongArgument(
         f"checkpoint with prevent_cse={prevent_cse!r}",
-        blocked,
+        problem,
         "",
         "give True or False, or a bool or a tree of bools for each argument that is not static",
     )
 
 
+# Static arguments: pairs of a position or a name, and the value.
 Static = tuple[tuple[int | str, Any], ...]
-# For each live function: versions of it with some arguments bound, by the values of those.
+# For each live function: the functions that `_bind_static` made from it, by the static arguments.
 _BOUND: weakref.WeakKeyDictionary[Any, BoundedCache[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def _bound(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
+def _bind_static(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
     """Bind static arguments. Equal arguments give the same function, so `jit` reuses its trace."""
     key = tuple((k, type(x), x) for k, x in static)  # 1 and True are equal
     try:
@@ -149,6 +157,7 @@ def _bound(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
 
 
 def _bind(function_of: Callable[[], Any], static: Static) -> Callable[..., Any]:
+    """Bind static arguments of `function_of()`, which may be a weak reference to a function."""
     names = {k: x for k, x in static if isinstance(k, str)}
 
     def bound(*args: Any, **kwargs: Any) -> Any:
@@ -162,16 +171,19 @@ def _bind(function_of: Callable[[], Any], static: Static) -> Callable[..., Any]:
     return bound
 
 
-def _static_positions(places: Sequence[int], f: Callable[..., Any], n: int) -> set[int]:
-    """Return the static positions, counted from 0; raise WrongArgument if one is out of range."""
-    if wrong := [i for i in places if not -n <= i < n]:
+def _static_positions(numbers: Sequence[int], f: Callable[..., Any], n: int) -> set[int]:
+    """Return the positions `numbers`, some of them negative, as positions from 0 to n - 1.
+
+    Raise WrongArgument if one is out of range for a call with n arguments.
+    """
+    if wrong := [i for i in numbers if not -n <= i < n]:
         raise WrongArgument(
             f"checkpoint of {function_name(f)} with static_argnums={wrong[0]}",
             f"the call has {n} positional argument{'s' * (n != 1)}",
             definition_site(f),
             "pass static arguments by position, or name them: static_argnames='train'",
         )
-    return {i % n for i in places}
+    return {i % n for i in numbers}
 
 
 def _named_positions(f: Callable[..., Any], names: set[str], n: int) -> set[int]:

@@ -1,4 +1,8 @@
-"""`compare`: the memory and time of several policies on several targets, in one table."""
+"""`compare`: the memory and time of several policies on several targets, in one table.
+
+A policy says which values the backward pass saves. A target is a device to compile for. A budget is
+a policy that keeps the bytes of the peak below a limit.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +46,10 @@ from xform.transforms.plan import plan
 from xform.transforms.planning_task import check_step, with_policy
 from xform.transforms.reverse import Policy
 
-# The most compilations for one budget; the factor on the excess bytes when the next budget is made
-# smaller; the factor on the bytes already subtracted, if the last reduction changed nothing.
-_COMPILES, _FURTHER, _FASTER = 4, 1.05, 2.5
+# How `_report` makes the budgets of the derivatives smaller: after at most _MAX_COMPILES
+# compilations it stops. It subtracts the excess bytes times _EXCESS_FACTOR. If the last reduction
+# changed nothing, it multiplies the bytes subtracted so far by _SPEEDUP instead.
+_MAX_COMPILES, _EXCESS_FACTOR, _SPEEDUP = 4, 1.05, 2.5
 
 # Points of a plot share one label if they are closer than this fraction of the largest value.
 _NEAR = 0.03
@@ -122,23 +127,23 @@ class Comparison:
         sizes = [e.report.total_bytes or 0 for e in entries if e.report]
         costs = [1e6 * (e.report.seconds or 0) if timed else e.report.flops
                  for e in entries if e.report]  # fmt: skip
-        size, byte = unit_of(max(sizes, default=0), 1024, BYTES)
-        cost, each = unit_of(max(costs, default=0), 1000, _TIMES if timed else FLOPS)
+        size_unit, size_scale = unit_of(max(sizes, default=0), 1024, BYTES)
+        cost_unit, cost_scale = unit_of(max(costs, default=0), 1000, _TIMES if timed else FLOPS)
         for i, target in enumerate(dict.fromkeys(e.target for e in entries)):
             own = [k for k, e in enumerate(entries) if e.target == target]
             color = (BLUE, ORANGE, "#2f855a", "#805ad5", "#718096")[i % 5]
-            ax.plot([sizes[k] / byte for k in own], [costs[k] / each for k in own], "o",
-                    color=color, label=target)  # fmt: skip
-        for at, names in _labels(entries, sizes, costs).items():
-            right = sizes[at] > 0.6 * max(sizes)  # a label to its right would leave the frame
-            ax.annotate(", ".join(names), (sizes[at] / byte, costs[at] / each), fontsize=8,
-                        xytext=(-6 if right else 6, 5), textcoords="offset points",
-                        ha="right" if right else "left")  # fmt: skip
+            ax.plot([sizes[k] / size_scale for k in own], [costs[k] / cost_scale for k in own],
+                    "o", color=color, label=target)  # fmt: skip
+        for k, names in _labels(entries, sizes, costs).items():
+            at_right = sizes[k] > 0.6 * max(sizes)  # a label to its right would leave the frame
+            point = sizes[k] / size_scale, costs[k] / cost_scale
+            ax.annotate(", ".join(names), point, fontsize=8, xytext=(-6 if at_right else 6, 5),
+                        textcoords="offset points", ha="right" if at_right else "left")  # fmt: skip
         ax.set_title(f"{self.function}: what each policy takes", loc="left")
-        ax.set_xlabel(f"{size} on each device (compiled)")
-        ax.set_ylabel(f"step, {cost} (roofline estimate)" if timed else cost)
+        ax.set_xlabel(f"{size_unit} on each device (compiled)")
+        ax.set_ylabel(f"step, {cost_unit} (roofline estimate)" if timed else cost_unit)
         ax.margins(y=0.2)
-        ax.set_xlim(0, 1.05 * max(sizes, default=0) / byte or 1)
+        ax.set_xlim(0, 1.05 * max(sizes, default=0) / size_scale or 1)
         ax.legend(frameon=False, loc="upper left")
         save_figure(figure, "Comparison.plot", path)
 
@@ -196,30 +201,31 @@ def compare(
     ['min_cut', 'save_nothing']
     """
     check_callable(f, "compare")
-    about = f"compare of {function_name(f)}"
-    named = _named(policies, about)
-    where = [targets] if isinstance(targets, str) else targets
-    if not isinstance(where, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise WrongArgument(about, f"targets={targets!r} is not a list of targets", "",
+    request = f"compare of {function_name(f)}"
+    by_name = _policies_by_name(policies, request)
+    several = [targets] if isinstance(targets, str) else targets
+    if not isinstance(several, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise WrongArgument(request, f"targets={targets!r} is not a list of targets", "",
                             "give a list, such as ['cpu', 'tpu:v5e:1x1']")  # fmt: skip
-    where = list(where)
-    for given, few in (("policies", not named), ("targets", not where)):
-        if few:
+    target_list = list(several)
+    for argument, is_empty in (("policies", not by_name), ("targets", not target_list)):
+        if is_empty:
             raise WrongArgument(
-                f"{about} with {given}=[]", "there is nothing to compare", "",
-                f"give at least one, such as {given}=[None]: None is the default",
+                f"{request} with {argument}=[]", "there is nothing to compare", "",
+                f"give at least one, such as {argument}=[None]: None is the default",
             )  # fmt: skip
-    for target in where:  # before the first compilation
+    for target in target_list:  # before the first compilation
         parse_target(target)
     entries: list[Entry] = []
     with progress_line.show(f"comparing policies of {function_name(f)}"):
-        for target, name in itertools.product(where, named):
-            progress_line.update(f"{len(entries) + 1} of {len(where) * len(named)}, {name}")
+        for target, name in itertools.product(target_list, by_name):
+            count = len(target_list) * len(by_name)
+            progress_line.update(f"{len(entries) + 1} of {count}, {name}")
             if progress:
                 progress(name, target or "default backend")
             try:
                 report = report_on(
-                    target, f, args, named[name], argnums, policy_argument, **options
+                    target, f, args, by_name[name], argnums, policy_argument, **options
                 )
                 entries.append(Entry(name, report.target, report))
             except BudgetInfeasible as error:
@@ -227,23 +233,26 @@ def compare(
                                      error.floor_bytes))  # fmt: skip
     run, _ = with_policy(f, None, argnums, policy_argument)
     note = next((e.report.description.note for e in entries if e.report), "")
-    what = dataclasses.replace(describe(run, args, {}), policy="", note=note)
-    return Comparison(function_name(f), tuple(entries), what)
+    description = dataclasses.replace(describe(run, args, {}), policy="", note=note)
+    return Comparison(function_name(f), tuple(entries), description)
 
 
 def _labels(entries: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]
             ) -> dict[int, list[str]]:  # fmt: skip
-    """Return the policies' names by point. Points too close for two labels share the first's."""
-    near = lambda values, k: round(values[k] / max(*values, 1) / _NEAR)
-    places: dict[tuple[int, int], int] = {}
+    """Return the names of policies to write at points of a plot, by the index of the point.
+
+    Points that are too close for two labels share one, at the first of them.
+    """
+    cell = lambda values, k: round(values[k] / max(*values, 1) / _NEAR)
+    first_in_cell: dict[tuple[int, int], int] = {}
     labels: dict[int, list[str]] = {}
     for k, entry in enumerate(entries):
-        at = places.setdefault((near(sizes, k), near(costs, k)), k)
-        labels[at] = list(dict.fromkeys([*labels.get(at, ()), entry.policy]))
+        first = first_in_cell.setdefault((cell(sizes, k), cell(costs, k)), k)
+        labels[first] = list(dict.fromkeys([*labels.get(first, ()), entry.policy]))
     return labels
 
 
-def _named(policies: Any, caller: str) -> dict[str, Policy]:
+def _policies_by_name(policies: Any, caller: str) -> dict[str, Policy]:
     """Return the policies by name; equal names are numbered. None is replaced by the default."""
     if isinstance(policies, Mapping):
         return {str(name): min_cut if p is None else parse(p) for name, p in policies.items()}
@@ -269,73 +278,81 @@ def report_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], p
             **options: Any) -> MemoryReport:  # fmt: skip
     """Return the memory report of a function under a policy on a target, with the policy's name.
 
-    A budget of the peak limits the whole function: see `_kept_on`.
+    With `policy_argument` the function is a step, and is called with the policy as that argument.
+    Without it the function is a loss, and is differentiated under the policy. A budget of the peak
+    limits the whole function. `options` are those of `memory_analysis`.
+
+    Raises:
+      BudgetInfeasible: no plan was found that fits the budget.
+      NotScalar: without `policy_argument`, the function is a step.
     """
-    policy = _in_bytes(policy, target, options)
+    policy = _resolve_auto(policy, target, options)
     if policy_argument is not None:
         check_step(f, args, policy_argument, argnums, False, "compare")
     try:
-        report = _kept_on(target, f, args, policy, argnums, policy_argument, **options)
+        report = _report(target, f, args, policy, argnums, policy_argument, **options)
     except NotScalar as error:
         raise NotScalar(error.request, error.problem, error.where, SUBJECT) from None
     description = dataclasses.replace(report.description, policy=policy_name(policy))
     return dataclasses.replace(report, description=description)
 
 
-def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
-             argnums: int | Sequence[int], policy_argument: str | None, **options: Any
-             ) -> MemoryReport:  # fmt: skip
-    """Return the memory report of a loss or a step under a policy on a target.
+def _report(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
+            argnums: int | Sequence[int], policy_argument: str | None, **options: Any
+            ) -> MemoryReport:  # fmt: skip
+    """Return the memory report of `report_on`, without the policy's name.
 
-    A budget of the peak limits the whole function. If the function differentiates one function,
-    `plan` plans that derivative within the whole. `plan` cannot do so for several derivatives, or
-    on a mesh that is given by name. In these cases the default policy is compiled first. If it does
-    not fit, each derivative is planned for a smaller budget: the excess that the compiler reports
-    is subtracted, and the function is compiled again, at most four times. Before the budget is
-    refused, the plan with the lowest peak is compiled, for the floor in the error.
+    Under a budget of the peak, `plan` plans the derivative within the whole function, if the
+    function takes only one derivative and no mesh is given by name. Otherwise the default policy is
+    compiled first. If it does not fit, each derivative is planned for a smaller budget: the excess
+    that the compiler reports is subtracted, and the function is compiled again, at most four times.
+    Before the budget is refused, the plan with the lowest peak is compiled, for the error.
     """
 
-    def ask(policy: Policy) -> MemoryReport:
+    def compiled_under(policy: Policy) -> MemoryReport:
         run, extra = with_policy(f, policy, argnums, policy_argument)
         with measure_planning() as spent:
             report = memory_analysis(run, *args, target=target, **extra, **options)
         work = policy.summary if isinstance(policy, Plan) else str(spent)
-        what = dataclasses.replace(report.description, code=as_code(policy), planned=work)
-        return dataclasses.replace(report, description=what)
+        new = dataclasses.replace(report.description, code=as_code(policy), planned=work)
+        return dataclasses.replace(report, description=new)
 
     if not isinstance(policy, Budget) or policy.of != "peak":
-        return ask(policy)
+        return compiled_under(policy)
     if options.keys() <= {"donate_argnums", "capacity"}:
         donated = options.get("donate_argnums", ())
         with contextlib.suppress(NotOneDerivative):
-            report = ask(plan(f, *args, policy=policy, argnums=argnums,
-                              policy_argument=policy_argument, target=target,
-                              donate_argnums=donated))  # fmt: skip
+            chosen = plan(f, *args, policy=policy, argnums=argnums,
+                          policy_argument=policy_argument, target=target,
+                          donate_argnums=donated)  # fmt: skip
+            report = compiled_under(chosen)
             code = f"xform.plan(f, *args, policy={as_code(policy)}, target={report.target!r})"
             return dataclasses.replace(
                 report, description=dataclasses.replace(report.description, code=code)
             )
-    default = ask(min_cut)
+    default = compiled_under(min_cut)
     if default.total_bytes is not None and default.total_bytes <= policy.bytes:
         return default
     # The whole function is compiled, so the derivatives in it need not be compiled alone.
     inner, subtracted, sizes = dataclasses.replace(policy, verify=False), 0.0, list[int]()
-    while not sizes or (len(sizes) < _COMPILES and subtracted < policy.bytes):
+    while not sizes or (len(sizes) < _MAX_COMPILES and subtracted < policy.bytes):
         try:
-            report = ask(inner)
+            report = compiled_under(inner)
         except BudgetInfeasible:
             break
         size = report.total_bytes
         if size is None:
             break
-        over = size - policy.bytes
-        if over <= 0:
+        excess = size - policy.bytes
+        if excess <= 0:
             return report
-            # The size did not change: the derivative fits easily, and the rest is large.
-        subtracted = _FASTER * subtracted if size in sizes else subtracted + _FURTHER * over
+        if size in sizes:  # the derivative fits easily, and the rest is large
+            subtracted *= _SPEEDUP
+        else:
+            subtracted += _EXCESS_FACTOR * excess
         sizes.append(size)
         inner = dataclasses.replace(inner, bytes=max(0, policy.bytes - math.ceil(subtracted)))
-    report = _lowest(inner, ask)
+    report = _lowest_report(inner, compiled_under)
     least = min([n for n in (*sizes, report.total_bytes) if n is not None], default=None)
     if report.total_bytes is not None and report.total_bytes <= policy.bytes:
         return report
@@ -350,7 +367,7 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     )
 
 
-def _in_bytes(policy: Policy, target: str | None, options: Mapping[str, Any]) -> Policy:
+def _resolve_auto(policy: Policy, target: str | None, options: Mapping[str, Any]) -> Policy:
     """Replace "auto" by the budget, or the default policy, that it stands for on a target."""
     goal, capacity = parse_target(target), options.get("capacity")
     if isinstance(policy, Fit) and capacity is not None:
@@ -359,12 +376,18 @@ def _in_bytes(policy: Policy, target: str | None, options: Mapping[str, Any]) ->
         return resolve_fit(policy)
 
 
-def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryReport:
-    """Return the report in which each derivative has the lowest peak that a plan can reach."""
+def _lowest_report(
+    budget: Budget, compiled_under: Callable[[Policy], MemoryReport]
+) -> MemoryReport:
+    """Return the report in which each derivative has the lowest peak that a plan can reach.
+
+    A budget that is too small raises an error with the lowest peak of one derivative. That peak is
+    the next budget, until all derivatives fit.
+    """
     size = 0
     while True:
         try:
-            return ask(dataclasses.replace(budget, bytes=size))
+            return compiled_under(dataclasses.replace(budget, bytes=size))
         except BudgetInfeasible as error:
             if error.floor_bytes <= size:
                 raise
@@ -372,6 +395,7 @@ def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryRepo
 
 
 def _cells(entry: Entry) -> list[str]:
+    """Return the cells of an entry's row in the table."""
     report = entry.report
     if report is None:
         floor = human_bytes(entry.floor_bytes or None)

@@ -1,7 +1,8 @@
 """Compile a derivative that is planned inside a trace, to measure its memory.
 
-A budget limits the derivative alone. So the derivative is compiled alone, on the types of the
-trace.
+With `policy=budget(...)` under `jit`, a derivative is planned while the program around it is
+traced. The budget limits the derivative alone, so it is compiled alone, for the types of the values
+in the trace. If that is not possible, as under `vmap`, the planner simulates its memory instead.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from xform.transforms.linear_map import PlannedRunner
 if TYPE_CHECKING:
     from xform.memory.targets import Target
 
+# The reason why no compiler can measure a derivative under vmap.
 _VMAP = "under vmap"
 
 
@@ -47,7 +49,7 @@ def compiler_for(
     """Return the compiler that measures plans of a derivative; None if plans are only simulated.
 
     Args:
-      fun: the traced function.
+      fun: the traced function, whose derivative is planned.
       args: the inputs of its program, or their types. Concrete arrays become constants of the
         compiled program.
       policy: only a budget of the peak needs a compiler.
@@ -62,24 +64,30 @@ def compiler_for(
         return None
     goal = _goal()
     avals = [x if isinstance(x, AbstractValue) else jax.typeof(x) for x in args]
-    where = _no_compiler_reason(args, avals, goal)
-    if goal is None or where:
-        warned = where == _VMAP and budget.batch is None  # `planned_vjp` has already warned
+    reason = _no_compiler_reason(args, avals, goal)
+    if goal is None or reason:
+        warned = reason == _VMAP and budget.batch is None  # `planned_vjp` has already warned
         if not (warned or budget.device):
             warnings.warn(
                 f"{budget!r} of {fun.signature.name} is simulated, with a margin: xform cannot "
-                f"compile the derivative alone {where}. Plan the whole step with xform.plan, which "
-                "compiles it, or pass verify=False to the budget to accept the simulation",
+                f"compile the derivative alone {reason}. Plan the whole step with xform.plan, "
+                "which compiles it, or pass verify=False to the budget to accept the simulation",
                 stacklevel=5,
             )
         return None
     _check_shardings(budget, fun.signature.name, avals)
-    measure = _Measure(fun, args, avals, transform, goal)
+    measure = _DerivativeCompiler(fun, args, avals, transform, goal)
     return Compiler(fun.problem, measure.bytes, goal.name, *measure.cache_key)
 
 
-class _Measure:
-    """The bytes of a derivative, compiled alone."""
+class _DerivativeCompiler:
+    """Compiles a derivative alone, under one plan after another.
+
+    Attributes:
+      known: the concrete inputs of the program, which become constants; None for traced inputs.
+      cotangents: the types of the cotangents of the outputs; None if the cotangent is 1.
+      types: the types of the arguments of the compiled function: traced inputs, then cotangents.
+    """
 
     def __init__(
         self,
@@ -100,8 +108,8 @@ class _Measure:
     @property
     def cache_key(self) -> tuple[Any, ...]:
         """Return what the bytes of a plan depend on besides the program."""
-        places = tuple(str(t.sharding) for t in self.types)
-        return self.transform, places, tuple(x is None for x in self.known)
+        shardings = tuple(str(t.sharding) for t in self.types)
+        return self.transform, shardings, tuple(x is None for x in self.known)
 
     def bytes(self, candidate: Candidate) -> int | None:
         """Return the bytes of the compiled derivative under a plan."""
@@ -114,18 +122,18 @@ class _Measure:
         return compiled.total_bytes
 
     def _run(self, candidate: Candidate, given: Sequence[Value]) -> Any:
-        """Return the outputs and the cotangents of the arguments."""
-        rest, n = iter(given), len(self.fun.signature.out_avals)
-        args = [next(rest) if x is None else x for x in self.known]
-        outs, kept = emit.forward(candidate.schedule, args)
+        """Return the outputs, and the cotangents of the arguments, from values of `types`."""
+        remaining, n = iter(given), len(self.fun.signature.out_avals)
+        args = [next(remaining) if x is None else x for x in self.known]
+        outs, saved = emit.forward(candidate.schedule, args)
         if self.cotangents is None:
             cts = [jnp.ones_like(y) for y in outs[:n]]
         else:
-            cts = [float0_zeros(a.shape) if a.dtype == float0 else next(rest)
+            cts = [float0_zeros(a.shape) if a.dtype == float0 else next(remaining)
                    for a in self.cotangents]  # fmt: skip
         runner = PlannedRunner(self.fun, candidate.schedule, push=False)
         outs = outs[n:] if self.transform == "grad" else outs
-        return outs, runner.run(runner.arrays(kept, args), cts)
+        return outs, runner.run(runner.arrays(saved, args), cts)
 
 
 def _goal() -> Target | None:
@@ -151,7 +159,10 @@ def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], goal: Targe
 
 
 def _check_shardings(budget: Budget, name: str, avals: Sequence[Any]) -> None:
-    """Raise UnknownShardings if no type says how values are sharded over the mesh."""
+    """Raise UnknownShardings if values may be sharded over mesh axes that types do not mention.
+
+    These are `Auto` axes, of the mesh of an argument or of the current mesh.
+    """
     meshes = (*(a.sharding.mesh for a in avals), jax.sharding.get_abstract_mesh())
     for mesh in meshes:
         kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)

@@ -1,4 +1,9 @@
-"""A user's function at a point: flattened, checked and, if it is planned, traced."""
+"""A user's function at its arguments: flattened, checked and, if it is planned, traced.
+
+The transforms call `function_call`, which returns a `FunctionCall`, and, to plan the derivative,
+`trace_function`, which traces the call into a `Function`. A primal is an argument by which a
+transform differentiates. The other functions check arguments that several transforms have.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,17 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionCall:
-    """A call of `f` that a transform differentiates: the `leaves` of its primals, as arrays `args`.
+    """A call of a function `f` that a transform differentiates.
 
-    `caller` is the transform, for messages. `requested` says for each leaf whether the caller wants
-    its derivative; None means all leaves.
+    Attributes:
+      caller: the name of the transform, for messages.
+      name: the name of `f`, for messages.
+      f: the function of the primals.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`.
+      leaves: the leaves of the primals, as the user gave them.
+      args: the same leaves as arrays or tracers.
+      in_tree: the tree of the primals.
+      requested: for each leaf, whether the user wants its derivative; None for all.
     """
 
     caller: str
@@ -44,7 +56,7 @@ class FunctionCall:
 
     @property
     def active(self) -> Mask:
-        """Which primals are differentiated: the requested ones that have a tangent type."""
+        """Which leaves are differentiated: those of float or complex type that are requested."""
         return _differentiated(map(jax.typeof, self.args), self.requested)
 
     def run(self, args: Sequence[Value]) -> tuple[Tree, Tree]:
@@ -67,7 +79,16 @@ def function_call(f: Callable[..., Any], primals: Sequence[Tree], caller: str,
                   has_aux: bool = False, in_nzs: Any = None) -> FunctionCall:  # fmt: skip
     """Return the `FunctionCall` of `f` at positional arguments that are pytrees of arrays.
 
-    `in_nzs` is a tree of bools, a prefix of the arguments: which are differentiated; None for all.
+    Args:
+      f: the user's function.
+      primals: its arguments.
+      caller: the name of the transform, for messages.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`.
+      in_nzs: a tree of bools, a prefix of the arguments: which are differentiated; None for all.
+
+    Raises:
+      WrongArgument: `f` is not callable, or `in_nzs` is not a prefix of the arguments.
+      WrongDtype: a leaf of an argument is not an array.
     """
     check_callable(f, caller)
     name = function_name(f)
@@ -79,14 +100,14 @@ def function_call(f: Callable[..., Any], primals: Sequence[Tree], caller: str,
 
 
 def _differentiated(avals: Iterable[Any], requested: Mask | None) -> Mask:
-    """Return which values of these types are differentiated: requested, with a tangent type."""
+    """Return which values of these types are differentiated: float or complex, and requested."""
     on = tuple(map(differentiable, avals))
     return on if requested is None else tuple(a and b for a, b in zip(on, requested, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Signature:
-    """The trees and types of a function's primals and of its output."""
+    """The name of a function, and the trees and types of its primals and of its output."""
 
     name: str
     in_tree: Any
@@ -102,11 +123,16 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Function:
-    """A traced call.
+    """A traced call of a function.
 
-    The values that `f` closes over are the first inputs of the program (`n_consts` of them), so a
-    Program that outlives this trace holds no tracer. `requested` is as in
-    `FunctionCall`.
+    Attributes:
+      signature: the trees and types of the function.
+      program: the traced function. Its first inputs are the values that the function closes over,
+        so a Program that outlives this trace holds no tracer. Then come the leaves of the primals.
+        Its outputs are the leaves of the output, then the traced leaves of the auxiliary output.
+      n_consts: how many values the function closes over.
+      rebuild_aux: returns the auxiliary output, from its traced leaves.
+      requested: for each primal, whether the user wants its derivative; None for all.
     """
 
     signature: Signature
@@ -116,28 +142,28 @@ class Function:
     requested: Mask | None = None
 
     @property
-    def ends(self) -> tuple[Program, Mask, Mask]:
+    def program_and_masks(self) -> tuple[Program, Mask, Mask]:
         """Return the program, its differentiated inputs, and its outputs that get a cotangent."""
         return self.program, self.active(), self.differentiable()
 
     @property
     def problem(self) -> Problem:
-        """Return the derivative as a planning problem, for the device of the current plan."""
-        return Problem(*self.ends)
+        """Return the derivative as a planning problem, for the device that is planned for."""
+        return Problem(*self.program_and_masks)
 
     def active(self) -> Mask:
-        """Which inputs of the program are differentiated; constants are not."""
+        """Which inputs of the program are differentiated; values that are closed over are not."""
         on = _differentiated(self.signature.primal_avals, self.requested)
         return (*(False,) * self.n_consts, *on)
 
     def differentiable(self) -> Mask:
-        """Which outputs get a cotangent: inexact ones that are not auxiliary."""
+        """Which outputs of the program get a cotangent: float or complex, and not auxiliary."""
         avals = self.signature.out_avals
-        rest = len(self.program.outputs) - len(avals)
-        return (*map(differentiable, avals), *(False,) * rest)
+        n_aux = len(self.program.outputs) - len(avals)
+        return (*map(differentiable, avals), *(False,) * n_aux)
 
     def outputs(self, flat: Sequence[Value]) -> tuple[Tree, Tree]:
-        """Return output and auxiliary output of `f`, from flat outputs of the program."""
+        """Return the output and the auxiliary output, from the outputs of the program."""
         n = len(self.signature.out_avals)
         y = jax.tree.unflatten(self.signature.out_tree, flat[:n])
         return y, self.rebuild_aux(flat[n:])
@@ -149,33 +175,35 @@ def trace_function(at: FunctionCall, inline: bool = False) -> tuple[Function, li
     With `inline`, jitted functions that the program calls once are inlined, so that a planner sees
     through them.
     """
-    out: dict[str, Any] = {}
+    found: dict[str, Any] = {}  # the structure of the outputs, found during the trace
 
     def flat(*args: Value) -> list[Value]:
         result, aux = at.run(args)
-        ys, out["tree"] = jax.tree.flatten(result)
+        ys, found["tree"] = jax.tree.flatten(result)
         check_outputs(ys, at)
         leaves, tree = jax.tree.flatten(aux)
         # Auxiliary leaves may be anything; only traced values go through the program.
         traced = [isinstance(x, Tracer) for x in leaves]
-        out["n"] = len(ys)
-        out["aux"] = tree, [None if t else x for x, t in zip(leaves, traced, strict=True)], traced
+        found["n_outputs"] = len(ys)
+        untraced_leaves = [None if t else x for x, t in zip(leaves, traced, strict=True)]
+        found["aux"] = tree, untraced_leaves, traced
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
     prog = trace(flat, *at.args)
     if inline:
         prog = inline_bodies(prog, bodies_called_once(prog))
     lifted_prog, consts = lift_constants(prog)
-    tree, static, traced = out["aux"]
+    tree, untraced_leaves, traced = found["aux"]
 
     def rebuild_aux(values: Sequence[Value]) -> Tree:
-        rest = iter(values)
+        remaining = iter(values)
         return jax.tree.unflatten(
-            tree, [next(rest) if t else x for x, t in zip(static, traced, strict=True)]
+            tree,
+            [next(remaining) if t else x for x, t in zip(untraced_leaves, traced, strict=True)],
         )
 
-    ends = prog.in_avals, prog.out_avals[: out["n"]]
-    signature = Signature(at.name, at.in_tree, out["tree"], *ends)
+    avals = prog.in_avals, prog.out_avals[: found["n_outputs"]]
+    signature = Signature(at.name, at.in_tree, found["tree"], *avals)
     fun = Function(signature, lifted_prog, len(consts), rebuild_aux, at.requested)
     return fun, [*consts, *at.args]
 
@@ -201,7 +229,13 @@ def check_outputs(ys: Sequence[Any], at: FunctionCall) -> None:
 
 
 def as_array(x: Any, caller: str) -> Value:
-    """Return a leaf as an array or tracer, with its weak type, or as another JAX value."""
+    """Return a leaf of an argument as an array or tracer; values of hijax types are unchanged.
+
+    A Python number becomes an array of weak type. `caller` is the transform, for messages.
+
+    Raises:
+      WrongDtype: `x` is no JAX value, or is a mutable value, such as a Flax Variable.
+    """
     if isinstance(x, _ARRAYS) and not (isinstance(x, Tracer) and is_mutable(x.aval)):
         return x
     try:
@@ -238,7 +272,10 @@ def as_tuple(value: Any, name: str, caller: str) -> tuple[Tree, ...]:
 
 
 def numbers(value: Any, caller: str, name: str) -> tuple[int, ...]:
-    """Return one position, or a sequence of positions, as a tuple."""
+    """Return `value`, one position or a sequence of positions, as a tuple.
+
+    Raise WrongArgument if it is neither; `caller` and `name` name the transform and its argument.
+    """
     try:
         several = (value,) if isinstance(value, int | np.integer) else tuple(value)
         return tuple(map(operator.index, several))
@@ -252,7 +289,10 @@ def numbers(value: Any, caller: str, name: str) -> tuple[int, ...]:
 
 
 def positions(argnums: int | Sequence[int], n: int, caller: str) -> tuple[int, ...]:
-    """Return `argnums` as a tuple of non-negative positions."""
+    """Return `argnums` as a tuple of non-negative positions, for a call with `n` arguments.
+
+    Raise WrongArgument if a position is out of range or occurs twice.
+    """
     several = numbers(argnums, caller, "argnums")
     for i in several:
         if not -n <= i < n:
@@ -281,9 +321,9 @@ def distinct(at: Sequence[int], caller: str, argnums: Any) -> None:
 def partial(
     f: Callable[..., Any], at: tuple[int, ...], args: Sequence[Any], kwargs: dict[str, Any]
 ):
-    """Return `f` as a function of the arguments at positions `at`, and those arguments.
+    """Return `f` as a function of only the arguments at positions `at`, and those arguments.
 
-    All other arguments are bound.
+    All other arguments, and `kwargs`, are bound.
     """
 
     def bound(*primals: Any) -> Any:

@@ -1,4 +1,7 @@
-"""`residuals`: the values that a backward pass saves, as a table."""
+"""`residuals`: the values that a backward pass saves, as a table.
+
+`derivative_at` traces the derivative of a function at given types. `plan` uses it too.
+"""
 
 from __future__ import annotations
 
@@ -91,20 +94,24 @@ def residuals(
 
 
 class FlatArguments:
-    """The leaves of a function's arguments; arrays and types of arrays among them may be traced."""
+    """The leaves of a function's arguments.
+
+    Some of them are arrays, or types of arrays, which are inputs when the function is traced. The
+    others may be any Python objects. `paths` has each leaf with its path in the tree.
+    """
 
     def __init__(self, args: Sequence[Tree]):
         self.paths, self._tree = jax.tree.flatten_with_path(tuple(args))
         self._traced = tuple(is_array_or_type(x) for _, x in self.paths)
 
     def arrays(self) -> list[Any]:
-        """Return the leaves that may be traced."""
+        """Return the leaves that are arrays or types of arrays."""
         return gather([x for _, x in self.paths], self._traced)
 
     def replace_arrays(self, arrays: Sequence[Any]) -> tuple[list[Any], tuple[Tree, ...]]:
         """Return the leaves, and the arguments, with new values in place of the arrays."""
-        new = zip(spread(arrays, self._traced), self.paths, self._traced, strict=True)
-        leaves = [n if t else x for n, (_, x), t in new]
+        triples = zip(spread(arrays, self._traced), self.paths, self._traced, strict=True)
+        leaves = [new if traced else x for new, (_, x), traced in triples]
         return leaves, jax.tree.unflatten(self._tree, leaves)
 
     def indices(self, positions: Sequence[int]) -> tuple[int, ...]:
@@ -117,9 +124,11 @@ class FlatArguments:
 class TracedDerivative:
     """The derivative of a function at a point, as `grad` would plan it under `jit`.
 
-    `inputs` are the names of the inputs of its program. `closed` has an entry for each value that
-    the function closes over: the index among the caller's arrays if it is one of them, else the
-    value.
+    Attributes:
+      function: the traced function.
+      inputs: the names of the inputs of its program.
+      closed: an entry for each value that the function closes over, which are the first inputs: the
+        index among the caller's arrays if it is one of them, else the value.
     """
 
     function: Function
@@ -153,30 +162,36 @@ def derivative_at(
     argnums: int | Sequence[int] | None,
     has_aux: bool,
 ) -> TracedDerivative:
-    """Trace `f` at arrays, or their types, and return its derivative there. Nothing is run."""
+    """Trace `f` at arrays, or their types, and return its derivative there. Nothing is run.
+
+    `caller` is the transform, for messages. The other arguments are those of `residuals`.
+    """
     check_callable(f, caller)
-    at = None if argnums is None else positions(argnums, len(args), caller)
+    differentiated = None if argnums is None else positions(argnums, len(args), caller)
     arguments = FlatArguments(args)
     names = argument_names(f, len(args))
-    called = [names[path[0].idx] + keystr(path[1:]) for path, _ in arguments.paths]
-    points: list[TracedDerivative] = []
+    leaf_names = [names[path[0].idx] + keystr(path[1:]) for path, _ in arguments.paths]
+    traced: list[TracedDerivative] = []
 
     @functools.wraps(f, updated=())
     def run(*arrays: Any) -> None:
         leaves, full = arguments.replace_arrays(arrays)
-        bound, primals = (f, full) if at is None else partial(f, at, full, {})
-        at_point = function_call(bound, primals, caller, has_aux)
-        fun, flat = trace_function(at_point, inline=True)
-        place = {id(x): i for i, x in enumerate(leaves)}
-        closed = [place.get(id(x), x) for x in flat[: fun.n_consts]]
-        consts = [called[x] if isinstance(x, int) else "closed over" for x in closed]
-        order = range(len(args)) if at is None else at
-        primal = jax.tree.flatten_with_path(jax.tree.unflatten(at_point.in_tree, at_point.args))[0]
-        inputs = [names[order[path[0].idx]] + keystr(path[1:]) for path, _ in primal]
-        points.append(TracedDerivative(fun, [*consts, *inputs], closed))
+        if differentiated is None:
+            bound, primals, argument_of = f, full, range(len(args))
+        else:
+            bound, primals = partial(f, differentiated, full, {})
+            argument_of = differentiated
+        call = function_call(bound, primals, caller, has_aux)
+        fun, flat = trace_function(call, inline=True)
+        index_of_id = {id(x): i for i, x in enumerate(leaves)}
+        closed = [index_of_id.get(id(x), x) for x in flat[: fun.n_consts]]
+        consts = [leaf_names[x] if isinstance(x, int) else "closed over" for x in closed]
+        primal = jax.tree.flatten_with_path(jax.tree.unflatten(call.in_tree, call.args))[0]
+        inputs = [names[argument_of[path[0].idx]] + keystr(path[1:]) for path, _ in primal]
+        traced.append(TracedDerivative(fun, [*consts, *inputs], closed))
 
     jax.eval_shape(run, *arguments.arrays())
-    (point,) = points
+    (point,) = traced
     if argnums is not None and not point.function.signature.is_scalar:
         _check_loss(caller, f, point.function.program)
     return point

@@ -1,4 +1,9 @@
-"""`jacfwd`, `jacrev`, `hessian`, `hvp`."""
+"""`jacfwd`, `jacrev`, `hessian`, `hvp`: dense Jacobians and Hessians, and products with a Hessian.
+
+`jacfwd` pushes each vector of the standard basis of the input forward: the results are the columns
+of the Jacobian. `jacrev` pulls each vector of the standard basis of the output back: the results
+are the rows.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +69,12 @@ def jacfwd(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, primals = partial(f, nonempty_positions(argnums, len(args), "jacfwd"), args, kwargs)
+        bound, primals = partial(f, nonempty_positions(argnums, len(args), "jacfwd"), args, kwargs)
         for leaf in jax.tree.leaves(primals):
             check_forward_input(leaf, holomorphic)
 
         def push(tangents: Tree) -> Any:
-            return jvp(held, tuple(primals), tangents, has_aux=has_aux)
+            return jvp(bound, tuple(primals), tangents, has_aux=has_aux)
 
         axes = (None, -1, None) if has_aux else (None, -1)
         y, columns, *aux = jax.vmap(push, out_axes=axes)(_basis(tuple(primals)))
@@ -83,16 +88,22 @@ def jacfwd(
 
 
 def nonempty_positions(argnums: int | Sequence[int], n: int, caller: str) -> tuple[int, ...]:
-    """Return positions of arguments; raise WrongArgument if there are none."""
-    if at := positions(argnums, n, caller):
-        return at
+    """Return `argnums` as a tuple of positions; raise WrongArgument if it names no argument.
+
+    The call has `n` arguments, and `caller` is the transform, for messages.
+    """
+    if given := positions(argnums, n, caller):
+        return given
     raise WrongArgument(
         f"{caller} with argnums={argnums!r}", "it names no argument", "", "give one or more"
     )
 
 
 def check_forward_input(x: Value, holomorphic: bool, caller: str = "jacfwd") -> None:
-    """Raise WrongDtype unless an input is real, or complex with `holomorphic`."""
+    """Raise WrongDtype unless the input `x` is real, or complex with `holomorphic`.
+
+    `caller` is the transform, for messages.
+    """
     check_input(caller, x, holomorphic, False)
     dtype = jax.typeof(as_array(x, caller)).dtype
     if not holomorphic and not jnp.issubdtype(dtype, np.floating):
@@ -113,11 +124,21 @@ def jacrev(
 ) -> Callable[..., Any]:
     """Return a function that computes the Jacobian of `f` by reverse mode, all rows at once.
 
-    The arguments, the errors and the shapes of the result, `[*output, *input]`, are the same as for
-    `jacfwd`. With `allow_int`, integer inputs are accepted and get zeros of their own dtype.
+    Args:
+      f: pure function of pytrees of arrays.
+      argnums: position or positions of the arguments to differentiate.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
+      holomorphic: whether `f` is complex-differentiable; inputs and outputs must be complex.
+      allow_int: whether to accept integer inputs; their Jacobians are zeros of their own dtype.
+
+    Returns:
+      A function with the arguments of `f`. Its value has the tree of the output. Each leaf of this
+      tree is a tree like the input, with arrays of shape `[*output, *input]`.
 
     Raises:
       WrongDtype: an input is an integer, without `allow_int`, or an output is not real.
+      WrongArgument: `argnums` is out of range.
+      MissingRule: a primitive in `f` has no rule.
 
     Cost: one pull for each element of the output, all in one batch: best for wide Jacobians.
 
@@ -129,17 +150,18 @@ def jacrev(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, primals = partial(f, nonempty_positions(argnums, len(args), "jacrev"), args, kwargs)
+        bound, primals = partial(f, nonempty_positions(argnums, len(args), "jacrev"), args, kwargs)
         check_inputs("jacrev", primals, holomorphic, allow_int)
-        # All rows share one set of residuals, which is small beside them. A barrier would make a
-        # recompute wait for the cotangents, although the basis is available from the start. XLA
-        # does not fuse through a barrier, so each recomputed value would take one array per row.
+        # Save everything: all rows share one set of residuals, which is small beside the rows. A
+        # recompute would wait at a barrier for the cotangents. Here these are the basis, which is
+        # available from the start, so waiting saves nothing. And XLA does not fuse through a
+        # barrier, so each recomputed value would take one array for each row.
         policy = save_everything if staging() else None
-        y, pull, *aux = vjp(held, *primals, has_aux=has_aux, policy=policy)
+        y, pull, *aux = vjp(bound, *primals, has_aux=has_aux, policy=policy)
         check_output("jacrev", y, holomorphic)
-        rows = _pulled(pull, y)
-        one = isinstance(argnums, int | np.integer)
-        inputs, rows = (primals[0], rows[0]) if one else (tuple(primals), rows)
+        rows = _pull_basis(pull, y)
+        one_argument = isinstance(argnums, int | np.integer)
+        inputs, rows = (primals[0], rows[0]) if one_argument else (tuple(primals), rows)
         parts = jax.tree.map(lambda x, r: _rows(y, x, r), inputs, rows)
         out = jax.tree.transpose(jax.tree.structure(inputs), jax.tree.structure(y), parts)
         return (out, *aux) if has_aux else out
@@ -210,18 +232,20 @@ def hvp(
     """
     primals, tangents = as_tuple(primals, "primals", "hvp"), as_tuple(tangents, "tangents", "hvp")
     argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
-    product = lambda way, at, v: jvp(grad(f, argnums, policy=way), at, v)[1]
+    product = lambda policy, point, v: jvp(grad(f, argnums, policy=policy), point, v)[1]
     if policy is None:
         return product(None, primals, tangents)
     leaves, tree = jax.tree.flatten((primals, tangents))
-    run = lambda way: lambda *flat: product(way, *tree.unflatten(flat))
-    return run_within(policy, run, leaves)
+    run_under = lambda policy: lambda *flat: product(policy, *tree.unflatten(flat))
+    return run_within(policy, run_under, leaves)
 
 
 def _basis(tree: Tree) -> Tree:
-    """Return the standard basis of a tree of arrays: a leading axis of its dimension on each leaf.
+    """Return the standard basis of the space of trees like `tree`, stacked.
 
-    The program computes the basis. As a constant, its text would take the square of the dimension.
+    Each leaf has an additional leading axis, as long as the tree has elements.
+
+    The program computes the basis. As a constant, its text would take the square of that length.
     XLA also reads the computed basis as a mask, and selects where it would multiply. So the entries
     off the diagonal are zero, even where a derivative is infinite.
     """
@@ -234,10 +258,10 @@ def _basis(tree: Tree) -> Tree:
     return structure.unflatten(rows)
 
 
-def _pulled(pull: Callable[..., Any], y: Tree) -> Tree:
-    """Pull back each vector of the standard basis of the output: the rows of a Jacobian.
+def _pull_basis(pull: Callable[..., Any], y: Tree) -> Tree:
+    """Pull back each vector of the standard basis of the output `y`: the rows of a Jacobian.
 
-    A scalar output takes one pull, not a batch of one, so that a recompute stays fused.
+    For an output of one element, `pull` is called once without `vmap`, so that XLA can fuse more.
     """
     if sum(map(np.size, jax.tree.leaves(y))) != 1:
         return jax.vmap(pull)(_basis(y))
@@ -252,22 +276,31 @@ def _like(x: Value, leaf: Value) -> Value:
 
 
 def _columns(inputs: Tree, y: Value, columns: Value) -> Tree:
-    """Split the last axis of `columns` over the leaves of the inputs."""
+    """Return the Jacobian of the output leaf `y` as a tree like the inputs, from its columns.
+
+    The columns are stacked along the last axis, which is split over the leaves of the inputs.
+    """
     return _split(inputs, columns, -1, y, lambda x: (*np.shape(y), *np.shape(x)))
 
 
 def _rows(y: Tree, x: Value, rows: Value) -> Tree:
-    """Split the first axis of `rows` over the leaves of the output."""
+    """Return the Jacobian by the input leaf `x` as a tree like the output `y`, from its rows.
+
+    The rows are stacked along the first axis, which is split over the leaves of the output.
+    """
     return _split(y, rows, 0, x, lambda leaf: (*np.shape(leaf), *np.shape(x)))
 
 
 def _split(
     tree: Tree, stacked: Value, axis: int, of: Value, shape: Callable[[Value], tuple[int, ...]]
 ) -> Tree:
-    """Split an axis over the leaves of a tree. The derivatives of integers are integer zeros."""
+    """Split an axis of `stacked` over the leaves of a tree, and give each part its `shape(leaf)`.
+
+    If `stacked` has dtype float0, the result is zeros of the type of `of`, an integer input.
+    """
     leaves, structure = jax.tree.flatten(tree)
     if stacked.dtype == jax.dtypes.float0:
         stacked = weak_as(jnp.zeros(stacked.shape, jax.typeof(of).dtype), jax.typeof(of))
-    at = np.cumsum([np.size(x) for x in leaves])[:-1]
-    parts = jnp.split(stacked, at, axis=axis)
+    ends = np.cumsum([np.size(x) for x in leaves])[:-1]
+    parts = jnp.split(stacked, ends, axis=axis)
     return structure.unflatten(p.reshape(shape(x)) for p, x in zip(parts, leaves, strict=True))

@@ -85,24 +85,25 @@ def pareto(
     }  # fmt: skip
     plan_numbers = itertools.count(1)
 
-    def planned(policy: Any) -> Plan:
+    def plan_under(policy: Any) -> Plan:
         progress_line.update(f"plan {next(plan_numbers)} of {points + 1 + len(_STOCK)}")
         return plan(f, *args, **options, policy=policy)
 
     with progress_line.show(f"pareto of {function_name(f)}"):
-        first = planned(None)
-        plans, low = [first], _floor(planned, first)
+        default = plan_under(None)
+        plans, highest, lowest = [default], _peak(default), _lowest_peak(plan_under, default)
         for i in range(1, points):
-            budget = round(_peak(first) + (low - _peak(first)) * i / max(points - 1, 1))
+            budget = round(highest + (lowest - highest) * i / max(points - 1, 1))
             with contextlib.suppress(BudgetInfeasible):
-                plans.append(planned(policies.budget(budget)))
-        ours = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
-        ours.sort(key=lambda p: -p.peak_bytes)
-        stock = [_point(name, planned(name), True) for name in _STOCK]
-    return Pareto(first.function, first.target, verify, (*ours, *stock))
+                plans.append(plan_under(policies.budget(budget)))
+        own_points = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
+        own_points.sort(key=lambda p: -p.peak_bytes)
+        stock_points = [_point(name, plan_under(name), True) for name in _STOCK]
+    return Pareto(default.function, default.target, verify, (*own_points, *stock_points))
 
 
 def _point(name: str, result: Plan, stock: bool) -> ParetoPoint:
+    """Return the point of a plan; `stock` says whether a stock policy of JAX made the plan."""
     # The estimated time of a step, relative to a step that recomputes nothing. That step is one
     # forward pass, and a backward pass that takes about as long as two forward passes.
     time = 1 + result.recompute_flops / max(3 * result.forward_flops, 1)
@@ -114,16 +115,17 @@ def _point(name: str, result: Plan, stock: bool) -> ParetoPoint:
 
 
 def _peak(result: Plan) -> int:
+    """Return the compiled peak of a plan in bytes; if it was not compiled, the simulated peak."""
     return result.predicted_bytes if result.compiled_bytes is None else result.compiled_bytes
 
 
-def _floor(planned: Callable[[Any], Plan], first: Plan) -> int:
-    """Return the lowest peak that the planner finds, but at most the peak of the plan `first`.
+def _lowest_peak(plan_under: Callable[[Any], Plan], default: Plan) -> int:
+    """Return the lowest peak that the planner finds, at most the peak of the plan `default`.
 
     No plan fits a budget of 0 bytes, so planning raises an error, which contains the lowest peak.
     """
     try:
-        planned(policies.budget(0))
+        plan_under(policies.budget(0))
     except BudgetInfeasible as error:
-        return min(error.floor_bytes, _peak(first))
-    return _peak(first)
+        return min(error.floor_bytes, _peak(default))
+    return _peak(default)

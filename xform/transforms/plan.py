@@ -1,4 +1,4 @@
-"""`plan`: decide what the backward pass saves, verify it with the compiler, and show it."""
+"""`plan`: decide which values the backward pass saves, and measure the result with the compiler."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan(
     donate_argnums: int | Sequence[int] = (),
     verify: bool = True,
 ) -> Plan:
-    """Decide what the backward pass of `f` saves, and verify the decision with the compiler.
+    """Decide which values the backward pass of `f` saves, and compile it to measure its memory.
 
     Args:
       f: the loss, a pure function of pytrees of arrays, as for `grad`. `plan` compiles its `grad`.
@@ -118,16 +118,16 @@ def plan(
                              regions_of(policy))  # fmt: skip
         compiling: list[float] = []
 
-        def unverified(candidate: Candidate) -> Plan:
-            return _plan(task, name, candidate, goal)
+        def uncompiled_plan(candidate: Candidate) -> Plan:
+            return _uncompiled_plan(task, name, candidate, goal)
 
         def measure(candidate: Candidate) -> int | None:
             began = time.perf_counter()
-            total = task.compile(unverified(candidate)).total_bytes
+            total = task.compile(uncompiled_plan(candidate)).total_bytes
             compiling.append(time.perf_counter() - began)
             return total
 
-        def finished(candidate: Candidate, **verified: Any) -> Plan:
+        def finished_plan(candidate: Candidate, **compiled: Any) -> Plan:
             least = (
                 least_flops(task.problem, policy, task.outside_argument_bytes)
                 if isinstance(policy, Budget)
@@ -135,24 +135,27 @@ def plan(
             )
             spent = time.perf_counter() - start - sum(compiling)
             return dataclasses.replace(
-                unverified(candidate),
+                uncompiled_plan(candidate),
                 least_flops=least,
                 seconds=spent,
                 compile_seconds=sum(compiling),
-                **verified,
+                **compiled,
             )
 
         if not verify:
-            return finished(plan_program(task.problem, policy))
+            return finished_plan(plan_program(task.problem, policy))
         compiler = Compiler(task.problem, measure, goal.name, *task.cache_key)
         candidate = plan_program(task.problem, policy, compiler)
         size = compiler.bytes(candidate)
-        return finished(candidate, compiles=compiler.compiles, refused=size == math.inf,
-                        compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
+        return finished_plan(candidate, compiles=compiler.compiles, refused=size == math.inf,
+                             compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
 
 
-def _plan(task: PlanningTask, policy: str, candidate: Candidate, goal: Target) -> Plan:
-    """Return the `Plan` of a candidate, not verified by a compiler."""
+def _uncompiled_plan(task: PlanningTask, policy: str, candidate: Candidate, goal: Target) -> Plan:
+    """Return the `Plan` of a candidate, with simulated bytes only.
+
+    `policy` is the name of the policy, and `goal` is the target.
+    """
     chosen = candidate.schedule
     simulated = liveness(chosen, goal.backend)
     return Plan(

@@ -1,9 +1,10 @@
-"""Express what `min_cut` or a budget saves in a remat region in terms of JAX's policies.
+"""Make a remat region whose saved values xform plans, in a form that `jax.grad` obeys too.
 
-`jax.grad` asks a region's policy about one primitive at a time, but a plan decides for the whole
-region. So the region is planned when it is called. Its saved values get names
-(`checkpoint_name`), and the policy for JAX saves those names. A factor that one of xform's rules
-computes is not in JAX's program. For such a factor, the values that it is computed from are named.
+`jax.grad` asks a region's policy about one primitive at a time, but `min_cut` or a budget decides
+for the whole region. So the region is planned when it is called. Its saved values get names
+(`checkpoint_name`), and the policy for JAX saves those names. A saved value may be a factor that
+one of xform's rules computes, such as `cos x` for the derivative of `sin x`. It is not in JAX's
+program. Then the values that it is computed from are named.
 """
 
 from __future__ import annotations
@@ -32,38 +33,42 @@ from xform.registry.table import rule_of
 def name_saved_values(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, TaggedPolicy]:
     """Return a region's jaxpr with names for its saved values, and the policy that saves them.
 
-    Both are stored in the program's cache. Under a budget that is too small, nothing is named, so
-    only the arguments are saved.
+    The result is cached on the program. If no plan fits the budget, no value is named, so only the
+    arguments are saved.
     """
     prog = program(jaxpr)
     key = "tagged", policy
     if key not in prog.cache:
         active = tuple(map(differentiable, prog.in_avals))
         try:
-            decided = schedule(analyze(_named(prog, None), active), policy)
+            all_named = program(_jaxpr_with_names(prog, None))
+            decided = schedule(analyze(all_named, active), policy)
         except BudgetInfeasible:
             names = frozenset[str]()
         else:
-            names = frozenset(_kept(decided))
-        prog.cache[key] = _traced(prog, names), TaggedPolicy(policy, names)
+            names = frozenset(_saved_names(decided))
+        prog.cache[key] = _jaxpr_with_names(prog, names), TaggedPolicy(policy, names)
     return prog.cache[key]
 
 
-def _named(prog: Program, names: frozenset[str] | None) -> Program:
-    return program(_traced(prog, names))
+def _jaxpr_with_names(prog: Program, names: frozenset[str] | None) -> Any:
+    """Return the jaxpr of a program that names those of its values whose name is in `names`.
 
-
-def _traced(prog: Program, names: frozenset[str] | None) -> Any:
-    """Return the program with a name for each value whose name is in `names` (None: for all)."""
-    return jax.make_jaxpr(lambda *xs: _Naming(names).run(prog, xs))(*prog.in_avals)
+    A value's name is its number, in the order of computation, so it is the same in each trace. None
+    names all values.
+    """
+    return jax.make_jaxpr(lambda *xs: _NamingInterpreter(names).run(prog, xs))(*prog.in_avals)
 
 
 @dataclasses.dataclass(eq=False)
-class _Naming:
+class _NamingInterpreter:
+    """Runs a program and names values. `count` is the number of values so far."""
+
     names: frozenset[str] | None
     count: int = 0
 
     def run(self, prog: Program, args: Sequence[Any]) -> list[Any]:
+        """Run a program in the current trace; return its outputs."""
         env = environment(prog, args)
         outer = name_stack()
         for eqn in prog.equations:
@@ -81,30 +86,39 @@ class _Naming:
         return [read(env, v) for v in prog.outputs]
 
     def _scan(self, eqn: JaxprEqn, xs: Sequence[Any]) -> list[Any]:
-        nc, nk = scan_counts(eqn.params)
-        steps = program(eqn.params["jaxpr"])
+        """Run a scan whose body names values too."""
+        n_consts, n_carry = scan_counts(eqn.params)
+        body = program(eqn.params["jaxpr"])
         start = self.count
 
         def step(carry: list[Any], seq: list[Any]) -> tuple[list[Any], list[Any]]:
             self.count = start  # JAX may trace a body twice
-            ys = self.run(steps, [*xs[:nc], *carry, *seq])
-            return ys[:nk], ys[nk:]
+            ys = self.run(body, [*xs[:n_consts], *carry, *seq])
+            return ys[:n_carry], ys[n_carry:]
 
-        carry, seq = list(xs[nc : nc + nk]), list(xs[nc + nk :])
+        n_before = n_consts + n_carry
+        carry, seq = list(xs[n_consts:n_before]), list(xs[n_before:])
         carry, ys = lax.scan(step, carry, seq, **scan_options(eqn.params))
         return [*carry, *ys]
 
     def _name(self, x: Any) -> Any:
+        """Return `x`, with the next name if that is one of `names`."""
         name = f"{TAG}{self.count}"
         self.count += 1
         wanted = self.names is None or name in self.names
         return checkpoint_name(x, name) if wanted and hasattr(x, "dtype") else x
 
 
-def _kept(schedule: Schedule) -> Iterator[str]:
-    """Return the names of the values that a schedule saves, also in nested programs."""
-    kept = set(schedule.saved)
-    todo: list[Any] = list(kept)
+def _saved_names(schedule: Schedule) -> Iterator[str]:
+    """Yield the names to save so that all saved values of a Schedule are available.
+
+    For a saved value without a name, these are the names of the values that it is computed from.
+    Nested programs are included. A Schedule says which values of a forward pass are saved. In its
+    program a `fork` equation stands for a loop or call, and the last output of the fork, its token,
+    stands for all values that are saved in it.
+    """
+    saved = set(schedule.saved)
+    todo: list[Any] = list(saved)
     seen: set[Any] = set()
     while todo:
         v = todo.pop()
@@ -117,6 +131,6 @@ def _kept(schedule: Schedule) -> Iterator[str]:
         elif eqn.primitive is not fork_p:
             todo += eqn.invars
     for eqn in schedule.joint.forward:
-        if eqn.primitive is fork_p and eqn.outvars[-1] in kept:
+        if eqn.primitive is fork_p and eqn.outvars[-1] in saved:
             for inner in schedule.inner[eqn.params["node"]]:
-                yield from _kept(inner)
+                yield from _saved_names(inner)

@@ -1,4 +1,4 @@
-"""The derivative that is planned, and the program that is compiled with it.
+"""What `xform.plan` plans and compiles: a derivative, and the program around it.
 
 A step, such as a training step, takes derivatives itself. Its parameter `policy_argument` takes the
 policy of one of them. This derivative is planned, and the whole step is compiled. Without
@@ -48,8 +48,9 @@ class PlanningTask:
       derivative: a description of the compiled function, such as "grad by argument 0".
       problem: the derivative as a planning problem. It includes a simulation of the bytes outside
         the derivative at its peak.
-      outside_argument_bytes: bytes of the arguments outside the derivative; negative if arguments
-        are donated.
+      outside_argument_bytes: for a step, the bytes by which its arguments exceed those of the
+        derivative; for a loss, minus the bytes of the outputs that take the memory of donated
+        arguments.
       cache_key: what the bytes of a compiled plan depend on besides the derivative.
       compile: compiles the whole program under a plan.
     """
@@ -65,10 +66,15 @@ class PlanningTask:
 def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
                   policy_argument: str | None, goal: Target, donate_argnums: Any, regions: Regions
                   ) -> PlanningTask:  # fmt: skip
-    """Trace what `xform.plan` plans, with the arguments of `plan`. Nothing is compiled yet.
+    """Trace what `xform.plan` plans. Nothing is compiled yet.
+
+    `goal` is the target, and `regions` says whether remat regions are dissolved ("open") or stay as
+    written ("marked"). The other arguments are those of `xform.plan`.
 
     Raises:
-      WrongArgument: see `plan`.
+      WrongArgument: `has_aux` or `argnums` is given for a step, the step has no parameter
+        `policy_argument`, or `argnums` or `donate_argnums` is out of range.
+      NotOneDerivative: a step does not differentiate exactly one function under its policy.
     """
     donate = positions(numbers(donate_argnums, "plan", "donate_argnums"), len(args), "plan")
     if policy_argument is None:
@@ -107,32 +113,39 @@ def with_policy(f: Callable[..., Any], policy: Any, argnums: Any, policy_argumen
 
 def _loss_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
                goal: Target, donate: Sequence[int]) -> PlanningTask:  # fmt: skip
-    at, arguments = derivative_at("plan", f, args, argnums, has_aux), FlatArguments(args)
+    """Return the task for a loss; the arguments at the positions `donate` are donated."""
+    traced, arguments = derivative_at("plan", f, args, argnums, has_aux), FlatArguments(args)
     donated, arrays = arguments.indices(donate), arguments.arrays()
-    grads = gather(at.function.program.in_avals, at.function.active())
-    by = range(len(args)) if argnums is None else positions(argnums, len(args), "plan")
-    scalar = argnums is not None and at.function.signature.is_scalar
-    outputs = [*([] if scalar else at.function.signature.out_avals), *grads]
-    over = _over([jax.typeof(arrays[i]) for i in donated], outputs)
-    saved = sum(aval_bytes(a) for a in gather(outputs, over))
+    grads = gather(traced.function.program.in_avals, traced.function.active())
+    argument_positions = (
+        range(len(args)) if argnums is None else positions(argnums, len(args), "plan")
+    )
+    scalar = argnums is not None and traced.function.signature.is_scalar
+    outputs = [*([] if scalar else traced.function.signature.out_avals), *grads]
+    in_donated = _in_donated([jax.typeof(arrays[i]) for i in donated], outputs)
+    donated_bytes = sum(aval_bytes(a) for a in gather(outputs, in_donated))
 
     def compile_under(policy: Policy) -> Compilation:
-        run = (_gradient if scalar else _vjp)(f, by, argnums is None, has_aux, policy)
+        derivative_of = _gradient if scalar else _vjp
+        run = derivative_of(f, argument_positions, argnums is None, has_aux, policy)
         flat = lambda ct, *arrays: run(arguments.replace_arrays(arrays)[1], ct)
-        flat.__name__ = at.name
+        flat.__name__ = traced.name
         step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
-        return compile_for(step, (_cotangent(at), *arrays), target=goal)
+        return compile_for(step, (_cotangent(traced), *arrays), target=goal)
 
-    places = text_of(([getattr(x, "sharding", None) for x in arrays], at.closed))
-    several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
-    derivative = f"{'grad' if scalar else 'vjp'} by {several}"
-    problem = dataclasses.replace(at.problem, outside_bytes=-saved)
-    cache_key = donated, places, argnums is None
-    return PlanningTask(at.name, derivative, problem, -saved, cache_key, compile_under)
+    shardings = text_of(([getattr(x, "sharding", None) for x in arrays], traced.closed))
+    plural = "s" * (len(argument_positions) != 1)
+    derivative = (
+        f"{'grad' if scalar else 'vjp'} by argument{plural} "
+        f"{', '.join(map(str, argument_positions))}"
+    )
+    problem = dataclasses.replace(traced.problem, outside_bytes=-donated_bytes)
+    cache_key = donated, shardings, argnums is None
+    return PlanningTask(traced.name, derivative, problem, -donated_bytes, cache_key, compile_under)
 
 
-class _Undecided:
-    """A placeholder for the policy of the derivative to plan. It is equal to no other policy."""
+class _PlaceholderPolicy:
+    """Marks the derivative to plan while a step is traced. It is equal to no other policy."""
 
     def __call__(self, prim: Any, *avals: Any, **params: Any) -> Any:
         return min_cut(prim, *avals, **params)
@@ -140,40 +153,52 @@ class _Undecided:
 
 def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str, goal: Target,
                donate: Sequence[int], regions: Regions) -> PlanningTask:  # fmt: skip
-    placeholder, others, problems = _Undecided(), current_planner(), dict[Hashable, Problem]()
+    """Return the task for a step; the arguments at the positions `donate` are donated.
+
+    The step is traced with a placeholder as its policy. A planner that records the derivatives
+    under this policy finds the one to plan.
+    """
+    placeholder, problems = _PlaceholderPolicy(), dict[Hashable, Problem]()
+    other_planner = current_planner()
     default = dataclasses.replace(min_cut, regions=regions)
 
-    def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
+    def recording_planner(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         if policy is not placeholder:
-            return others(problem, policy, compiler)
+            return other_planner(problem, policy, compiler)
         problems[fingerprint(problem.marked), problem.active, problem.wanted] = problem
         return plan_program(problem, default)
 
     run, options = with_policy(f, placeholder, 0, policy_argument)
-    with use_planner(by):
+    with use_planner(recording_planner):
         trace = trace_for(run, args, options, goal, donate)
-    problem = _one(f, policy_argument, list(problems.values()))
+    problem = _only_problem(f, policy_argument, list(problems.values()))
     whole = program(trace.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
-    over = _over(gather(whole.in_avals, donated), whole.out_avals)
-    outer = simulate(whole, goal.backend, overwrites_argument=over)
+    in_donated = _in_donated(gather(whole.in_avals, donated), whole.out_avals)
+    outer = simulate(whole, goal.backend, overwrites_argument=in_donated)
     inner = liveness(plan_program(problem, default).schedule, goal.backend)
 
     def compile_under(policy: Policy) -> Compilation:
         run, options = with_policy(f, policy, 0, policy_argument)
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
-    places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
+    shardings = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
     problem = dataclasses.replace(problem, outside_bytes=outer.total_bytes - inner.total_bytes)
     outside = outer.argument_bytes - inner.argument_bytes
-    cache_key = fingerprint(whole), donated, places
+    cache_key = fingerprint(whole), donated, shardings
     return PlanningTask(
         function_name(f), "the whole step", problem, outside, cache_key, compile_under
     )
 
 
-def _one(f: Callable[..., Any], policy_argument: str, problems: Sequence[Problem]) -> Problem:
-    """Return the one derivative that a step takes under its argument `policy_argument`."""
+def _only_problem(
+    f: Callable[..., Any], policy_argument: str, problems: Sequence[Problem]
+) -> Problem:
+    """Return the only one of `problems`, the derivatives that a step takes under its policy.
+
+    Raise NotOneDerivative if there are none or several. The step takes the policy as its argument
+    `policy_argument`.
+    """
     if len(problems) == 1:
         return problems[0]
     raise NotOneDerivative(
@@ -190,37 +215,41 @@ def _one(f: Callable[..., Any], policy_argument: str, problems: Sequence[Problem
     )  # fmt: skip
 
 
-def _over(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:
+def _in_donated(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:
     """Return which outputs take the memory of a donated argument of their shape and dtype."""
-    free = collections.Counter((a.shape, a.dtype) for a in donated)
-    over: list[bool] = []
+    unused = collections.Counter((a.shape, a.dtype) for a in donated)
+    in_donated: list[bool] = []
     for a in outputs:
-        over.append(free[a.shape, a.dtype] > 0)
-        free[a.shape, a.dtype] -= over[-1]
-    return tuple(over)
+        in_donated.append(unused[a.shape, a.dtype] > 0)
+        unused[a.shape, a.dtype] -= in_donated[-1]
+    return tuple(in_donated)
 
 
-def _gradient(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) -> Any:
-    """Return the gradient of a scalar function, as a function of its arguments and a cotangent."""
-    gradient = grad(f, tuple(by), has_aux, policy=policy)
+def _gradient(f: Any, argnums: Sequence[int], every: bool, has_aux: bool, policy: Policy) -> Any:
+    """Return the gradient of a scalar function, as a function of its arguments and a cotangent.
+
+    The cotangent is ignored: `_vjp` has the same arguments.
+    """
+    gradient = grad(f, tuple(argnums), has_aux, policy=policy)
     return lambda args, ct: gradient(*args)
 
 
-def _vjp(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) -> Any:
+def _vjp(f: Any, argnums: Sequence[int], every: bool, has_aux: bool, policy: Policy) -> Any:
     """Return both parts of `vjp` as one function of the arguments and the cotangents.
 
-    With `whole`, all arguments are differentiated, whatever their types; else those in `by`.
+    With `every`, all arguments are differentiated, whatever their types; else those in `argnums`.
     """
 
     def both(args: Any, ct: Any) -> Any:
-        bound, primals = (f, args) if whole else partial(f, tuple(by), args, {})
+        bound, primals = (f, args) if every else partial(f, tuple(argnums), args, {})
         y, pull, *aux = vjp(bound, *primals, has_aux=has_aux, policy=policy)
         return y, aux, pull(ct)
 
     return both
 
 
-def _cotangent(at: TracedDerivative) -> Tree:
-    signature = at.function.signature
+def _cotangent(traced: TracedDerivative) -> Tree:
+    """Return the types of the cotangents of a function's outputs."""
+    signature = traced.function.signature
     types = [argument(cotangent_aval(a)) for a in signature.out_avals]
     return jax.tree.unflatten(signature.out_tree, types)

@@ -1,4 +1,9 @@
-"""`vjp`, `grad`, `value_and_grad`, `fwd_and_bwd`, `linear_transpose`."""
+"""`vjp`, `grad`, `value_and_grad`, `fwd_and_bwd`, `linear_transpose`: reverse-mode derivatives.
+
+Under `jit`, or with a policy, the function is traced, and a planner decides which values the
+forward pass saves and which the backward pass recomputes. Outside `jit`, without a policy, each
+operation is differentiated as it happens (`transforms/eager.py`).
+"""
 
 from __future__ import annotations
 
@@ -98,45 +103,47 @@ def vjp(
 
 
 def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
+    """Return the results of `vjp` for a call; `saveable` has a bool for each leaf, None for all."""
     saveable = saveable or (True,) * len(at.args)
     if policy is None and not staging():
         y, pull, aux = eager.vjp(at, saveable)
     else:
-        by = min_cut if policy is None else policy
+        policy = min_cut if policy is None else policy
         # Outside jit, a function that the user jitted stays compiled, unless a Plan is applied: it
         # was made for the inlined program.
-        inline = staging() or isinstance(by, Plan)
-        y, pull, aux = planned_vjp(*trace_function(at, inline), by, saveable, at.caller)
+        inline = staging() or isinstance(policy, Plan)
+        y, pull, aux = planned_vjp(*trace_function(at, inline), policy, saveable, at.caller)
     return (y, pull, aux) if at.has_aux else (y, pull)
 
 
-def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask | None = None,
+def planned_vjp(fun: Function, args: Sequence[Value], policy: Policy, saveable: Mask | None = None,
                 caller: str = "vjp") -> tuple[Tree, Pullback, Tree]:  # fmt: skip
     """Plan a traced function under a policy; return its output, pullback and auxiliary output.
 
-    `saveable` says which arguments the pullback may hold; None for all. `caller` is the transform
-    that the user called.
+    `args` are the inputs of its program. `saveable` says which primals the pullback may hold; None
+    for all. `caller` is the transform that the user called.
     """
-    if isinstance(by, Budget | Fit) and by.batch is None and any(map(batched, args)):
+    if isinstance(policy, Budget | Fit) and policy.batch is None and any(map(batched, args)):
         warnings.warn(
-            f"under vmap, {by!r} limits the bytes of one example; to limit those of a batch of n, "
-            f"pass {'fit' if isinstance(by, Fit) else 'budget'}(..., batch=n)",
+            f"under vmap, {policy!r} limits the bytes of one example; to limit those of a batch of "
+            f"n, pass {'fit' if isinstance(policy, Fit) else 'budget'}(..., batch=n)",
             stacklevel=3,
         )
     with seldom_collected(staging()):
-        compiler = compiler_for(fun, args, by, caller) if staging() else None
-        chosen = current_planner()(fun.problem, by, compiler)
-        outs, kept = emit.forward(chosen.schedule, args)
+        compiler = compiler_for(fun, args, policy, caller) if staging() else None
+        chosen = current_planner()(fun.problem, policy, compiler)
+        outs, saved = emit.forward(chosen.schedule, args)
     y, aux = fun.outputs(outs)
     runner = PlannedRunner(fun, chosen.schedule, push=False)
-    return y, _pullback(fun, runner, kept, args, saveable), aux
+    return y, _pullback(fun, runner, saved, args, saveable), aux
 
 
-def _pullback(fun: Function, runner: PlannedRunner, kept: list[Any], args: Sequence[Value],
+def _pullback(fun: Function, runner: PlannedRunner, saved: list[Any], args: Sequence[Value],
               saveable: Mask | None = None) -> Pullback:  # fmt: skip
+    """Return the pullback, from the saved values of a forward pass at the inputs `args`."""
     primals = args[fun.n_consts :]
-    known = Primals(primals, saveable or (True,) * len(primals))
-    return Pullback(fun.signature, runner, runner.arrays(kept, args), known)
+    known_primals = Primals(primals, saveable or (True,) * len(primals))
+    return Pullback(fun.signature, runner, runner.arrays(saved, args), known_primals)
 
 
 def value_and_grad(
@@ -218,6 +225,7 @@ def grad(
 
 def _value_and_grad(caller: str, f: Any, argnums: Any, has_aux: bool, holomorphic: bool,
                     allow_int: bool, policy: Policy) -> Callable[..., Any]:  # fmt: skip
+    """Return the result of `value_and_grad`, with messages that name `caller`."""
     check_callable(f, caller)
     numbers(argnums, caller, "argnums")
 
@@ -229,9 +237,9 @@ def _value_and_grad(caller: str, f: Any, argnums: Any, has_aux: bool, holomorphi
             y, pull, *aux = _vjp(function_call(bound, primals, caller, has_aux), policy)
             check_scalar(caller, bound.__name__, y)
             check_output(caller, y, holomorphic)
-            place = cotangent_sharding(y)
-            usual = place == jax.typeof(y).sharding
-            g = pull(lax.full_like(y, 1, sharding=None if usual else place))
+            sharding = cotangent_sharding(y)
+            same = sharding == jax.typeof(y).sharding
+            g = pull(lax.full_like(y, 1, sharding=None if same else sharding))
         g = g[0] if isinstance(argnums, int | np.integer) else g
         return ((y, *aux) if has_aux else y), g
 
@@ -247,7 +255,7 @@ def fwd_and_bwd(
     *,
     policy: Policy = None,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return two functions, one for each pass, each compiled once and reused.
+    """Return two functions, one for the forward and one for the backward pass.
 
     Args:
       f: pure function of pytrees of arrays.
@@ -258,7 +266,7 @@ def fwd_and_bwd(
 
     Returns:
       `fwd(*args) -> (y, residuals)`, or `(y, residuals, auxiliary)` with `has_aux`; and
-      `bwd(residuals, ct) -> cotangents`.
+      `bwd(residuals, ct) -> cotangents`: a tuple, or one cotangent if `argnums` is an int.
 
     Raises:
       WrongArgument: `argnums` or `policy` is unusable.
@@ -302,16 +310,17 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
     >>> float(transpose(2.0)[0])
     6.0
     """
-    zero = jax.tree.map(_zeros_like, primals)
-    for leaf in jax.tree.leaves(zero):
+    # The pullback of a linear function is its transpose, at any point.
+    zero_primals = jax.tree.map(_zeros_like, primals)
+    for leaf in jax.tree.leaves(zero_primals):
         check_input("linear_transpose", leaf, False, False)
-    fun, args = trace_function(function_call(f, zero, "linear_transpose"))
+    fun, args = trace_function(function_call(f, zero_primals, "linear_transpose"))
     joint = analyze(fun.program, fun.active(), fun.differentiable(), linear=True)
-    linear = schedule(joint)
-    check_linear(linear, fun.active())
-    _, kept = emit.forward(linear, args, (False,) * len(fun.program.outputs))
-    runner = PlannedRunner(fun, linear, push=False)
-    return _pullback(fun, runner, kept, args)
+    chosen = schedule(joint)
+    check_linear(chosen, fun.active())
+    _, saved = emit.forward(chosen, args, (False,) * len(fun.program.outputs))
+    runner = PlannedRunner(fun, chosen, push=False)
+    return _pullback(fun, runner, saved, args)
 
 
 def _zeros_like(x: Any) -> Value:

@@ -1,4 +1,8 @@
-"""Try several ways to compute something, and take the first whose compiled bytes fit a budget."""
+"""Compile several variants of a computation, and take the first whose bytes fit a budget.
+
+It serves derivatives that no single plan covers, such as a product with a Hessian. A variant is one
+of several ways to compute the same values: a policy, or a choice of the caller.
+"""
 
 from __future__ import annotations
 
@@ -20,54 +24,62 @@ from xform.program.ir import evaluate, lift_constants, trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
 
-Way = TypeVar("Way")
+Variant = TypeVar("Variant")
 
 
 def compiled_bytes(run: Callable[..., Any], avals: Sequence[Any]) -> float:
-    """Return the bytes of a compiled function of flat arguments, with arguments and outputs.
+    """Return the bytes of a compiled function, arguments and outputs included.
 
-    Infinite if the compiler refuses the program or reports nothing.
+    `run` is a function of flat arguments of types `avals`. The result is infinite if the compiler
+    refuses the program or reports nothing.
     """
     try:
-        said = jax.jit(run).lower(*avals).compile().memory_analysis()
+        reported = jax.jit(run).lower(*avals).compile().memory_analysis()
     except jax.errors.JaxRuntimeError:  # the program does not fit the device
         return math.inf
-    if said is None:
+    if reported is None:
         return math.inf
-    held = said.argument_size_in_bytes + said.output_size_in_bytes
-    return held + said.temp_size_in_bytes - said.alias_size_in_bytes
+    ends = reported.argument_size_in_bytes + reported.output_size_in_bytes
+    return ends + reported.temp_size_in_bytes - reported.alias_size_in_bytes
 
 
-def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
-                 bytes_of: Callable[[Way], float], remedy: str) -> Way:  # fmt: skip
-    """Return the first way that fits a budget, or raise BudgetInfeasible.
+def first_within(budget: Budget, ladders: Iterable[Sequence[Variant]],
+                 bytes_of: Callable[[Variant], float], remedy: str) -> Variant:  # fmt: skip
+    """Return the first variant that fits a budget.
 
-    Ladders come in order of rising work. A ladder is a list of ways to compute the same values,
-    each with fewer bytes than the one before. The last way of a ladder is compiled first. If it
-    fits, bisection finds the first way of this ladder that fits.
+    Args:
+      budget: the budget of the peak.
+      ladders: lists of variants, in order of rising work. In a list, each variant takes fewer bytes
+        than the one before. The last one is compiled first. If it fits, bisection finds the first
+        variant of this list that fits.
+      bytes_of: the compiled bytes of a variant.
+      remedy: the remedy in the error.
+
+    Raises:
+      BudgetInfeasible: no variant fits.
     """
     floor, compiles = math.inf, itertools.count(1)
 
-    def size(way: Way) -> float:
-        progress_line.update(f"compiling way {next(compiles)}")
-        return bytes_of(way)
+    def size(variant: Variant) -> float:
+        progress_line.update(f"compiling variant {next(compiles)}")
+        return bytes_of(variant)
 
-    with progress_line.show("choosing what fits the budget"):
+    with progress_line.show("choosing a variant that fits the budget"):
         for ladder in ladders:
             least = size(ladder[-1])
             floor = min(floor, least)
             if least <= budget.bytes:
-                at = bisect.bisect_left(
-                    ladder[:-1], True, key=lambda way: size(way) <= budget.bytes
+                first = bisect.bisect_left(
+                    ladder[:-1], True, key=lambda variant: size(variant) <= budget.bytes
                 )
-                return ladder[at]
+                return ladder[first]
     known = floor < math.inf
     raise BudgetInfeasible(
         f"policy={budget!r}",
         f"the lowest peak found takes {human_bytes(int(floor))} (compiled): arguments, outputs and "
         "temporary memory"
         if known
-        else "the compiler refused every way that was tried",
+        else "the compiler refused every variant that was tried",
         "",
         remedy,
         int(floor) if known else 0,
@@ -75,7 +87,10 @@ def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
 
 
 def reverse_policies(budget: Budget) -> Iterator[Any]:
-    """Yield policies for reverse mode under a budget of the peak, in order of rising work."""
+    """Yield policies to try under a budget of the peak, in order of rising work.
+
+    They are for a derivative of several parts. Each part gets a half or a quarter of the budget.
+    """
     yield None
     yield min_cut
     for share in (2, 4):
@@ -84,16 +99,17 @@ def reverse_policies(budget: Budget) -> Iterator[Any]:
 
 
 def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> Any:
-    """Return `run(policy)(*args)`; under a budget of the peak, run the first policy that fits it.
+    """Return `run(policy)(*args)`; for a budget of the peak, under the first policy that fits it.
 
-    Under a budget the function is compiled, because operation by operation it would not fit.
+    `run` returns the function of `args` under a policy. Under a budget the function is compiled
+    even outside `jit`, because operation by operation it would not fit.
     """
     policy = resolve_fit(parse(policy))
     if not isinstance(policy, Budget) or policy.of != "peak":
         return run(policy)(*args)
 
-    def bytes_of(way: Any) -> float:
-        flat = lambda *xs: jax.tree.leaves(run(way)(*xs))
+    def bytes_of(policy: Any) -> float:
+        flat = lambda *xs: jax.tree.leaves(run(policy)(*xs))
         try:
             prog, _ = lift_constants(trace(flat, *args))
         except BudgetInfeasible:  # raised for a smaller budget of one part
@@ -102,6 +118,6 @@ def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> A
 
     remedy = "raise the budget, make the batch smaller, or use xform.remat on the largest part"
     chosen = run(
-        first_within(policy, ([way] for way in reverse_policies(policy)), bytes_of, remedy)
+        first_within(policy, ([each] for each in reverse_policies(policy)), bytes_of, remedy)
     )
     return (chosen if staging() else jax.jit(chosen))(*args)
