@@ -315,4 +315,4 @@ def test_several_threads_plan_at_once(said: list[str]) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert len([*pool.map(call, range(8))]) == 8
         assert not any(pool.map(lambda _: progress_line._SHOWN.get(), range(8)))
-    assert progress_line._Ticker._owner is None
+    assert progress_line._LineWriter._owner is None

@@ -9,13 +9,15 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(dict[Key, Value]):
-    """A dict that keeps only the `max_entries` entries that were added last.
+    """A dict that keeps only the `max_entries` entries whose keys were added last.
+
+    Setting a key again does not make it newer, and reading does not either.
 
     >>> from xform.storage.bounded_cache import BoundedCache
-    >>> found = BoundedCache(2)
+    >>> cache = BoundedCache(2)
     >>> for i in range(4):
-    ...     found[i] = str(i)
-    >>> found
+    ...     cache[i] = str(i)
+    >>> cache
     {2: '2', 3: '3'}
     """
 

@@ -12,10 +12,14 @@ from xform.errors import FileNotWritten
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Generator[Path]:
-    """Yield a temporary path, with the suffix of `path`; move it to `path` if the body succeeds.
+    """Context that writes a file in full or not at all.
+
+    It yields a temporary path, with the suffix of `path`, for the body to write to. If the body
+    succeeds, that file replaces `path`. If the body fails, that file is removed and `path` is
+    unchanged.
 
     Raises:
-      FileNotWritten: the file cannot be written.
+      FileNotWritten: the temporary file cannot be written, or cannot replace `path`.
 
     >>> import os, tempfile
     >>> from xform.storage.files import atomic_write

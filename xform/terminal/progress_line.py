@@ -1,7 +1,7 @@
-"""A progress line for long work: after two seconds a terminal shows the work and its duration.
+"""A progress line: if work takes more than two seconds, a terminal shows its name and its duration.
 
 The line goes to standard error, is updated in place and disappears at the end. Nothing is written
-if standard error is not a terminal: in a notebook, to a file or a pipe, or under pytest.
+if standard error is not a terminal, as in a notebook, with a file or a pipe, or under pytest.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import threading
 import time
 from collections.abc import Generator
 
+# When the line appears, and how often it is updated.
 AFTER_SECONDS, EVERY_SECONDS = 2.0, 0.5
+# Moves to the start of the line and erases it.
 _ERASE = "\r\x1b[K"
 
 
 @dataclasses.dataclass(eq=False)
 class Task:
-    """A task, such as `planning loss`; `progress` is a text such as `3 of 8`."""
+    """Some work: `title` is a text such as `planning loss`, `progress` such as `3 of 8`."""
 
     title: str
     progress: str = ""
@@ -31,35 +33,35 @@ class Task:
         return f"{self.title}: {self.progress}" if self.progress else self.title
 
 
-# The current thread's work that is on the line, the outermost first.
+# The tasks of the current thread that the line shows, the outermost first; None if there are none.
 _SHOWN: contextvars.ContextVar[list[Task] | None] = contextvars.ContextVar("shown", default=None)
 
 
 @contextlib.contextmanager
 def show(title: str) -> Generator[None]:
-    """Show `title` in a terminal while the body runs, once it has taken two seconds.
+    """Context that shows `title` in a terminal while its body runs, from the third second on.
 
-    Nested work of the same thread is appended to the same line.
+    If the body shows another title, both are on the same line.
     """
-    outer = _SHOWN.get()
-    if outer is None and not _is_terminal():
+    outer_tasks = _SHOWN.get()
+    if outer_tasks is None and not _is_terminal():
         yield
         return
-    work, shown = Task(title), [] if outer is None else outer
-    shown.append(work)
-    before = _SHOWN.set(shown)
+    task, tasks = Task(title), [] if outer_tasks is None else outer_tasks
+    tasks.append(task)
+    token = _SHOWN.set(tasks)
     try:
-        with _Ticker(shown) if outer is None else contextlib.nullcontext():
+        with _LineWriter(tasks) if outer_tasks is None else contextlib.nullcontext():
             yield
     finally:
-        _SHOWN.reset(before)
-        shown.remove(work)
+        _SHOWN.reset(token)
+        tasks.remove(task)
 
 
 def update(text: str) -> None:
-    """Set the progress text of this thread's innermost work."""
-    if shown := _SHOWN.get():
-        shown[-1].progress = text
+    """Set the progress text of the current thread's innermost task; do nothing if it has none."""
+    if tasks := _SHOWN.get():
+        tasks[-1].progress = text
 
 
 def _is_terminal() -> bool:
@@ -69,14 +71,14 @@ def _is_terminal() -> bool:
     return isinstance(err, io.TextIOWrapper) and err.isatty() and kind not in ("dumb", "unknown")
 
 
-class _Ticker:
-    """A thread that updates the line until the body ends, with or without an error."""
+class _LineWriter:
+    """Context that updates the line in a thread of its own, until its body ends or fails."""
 
-    # Only one ticker writes at a time: the first whose work has taken two seconds.
+    # Only one of them writes at a time, `_owner`: the first whose work has taken two seconds.
     _lock, _owner = threading.Lock(), None
 
-    def __init__(self, shown: list[Task]) -> None:
-        self._shown, self._start = shown, time.monotonic()
+    def __init__(self, tasks: list[Task]) -> None:
+        self._tasks, self._start = tasks, time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="xform-progress", daemon=True)
 
@@ -95,19 +97,20 @@ class _Ticker:
         self._write("")
 
     def _text(self) -> str:
+        """Return the text of the line, cut to the width of the terminal."""
         seconds = f", {time.monotonic() - self._start:.0f} s"
         columns = 0
         with contextlib.suppress(OSError, ValueError):
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
-        text, room = "; ".join(map(str, tuple(self._shown))), (columns or 80) - len(seconds) - 1
+        text, room = "; ".join(map(str, tuple(self._tasks))), (columns or 80) - len(seconds) - 1
         return (text if len(text) <= room else text[: max(room - 3, 0)] + "...") + seconds
 
     def _write(self, text: str) -> None:
         """Replace the text of the line; an empty text releases the line for other threads."""
-        with _Ticker._lock:
-            mine = _Ticker._owner is self
-            if mine or (text and _Ticker._owner is None):
-                _Ticker._owner = self if text else None
+        with _LineWriter._lock:
+            is_owner = _LineWriter._owner is self
+            if is_owner or (text and _LineWriter._owner is None):
+                _LineWriter._owner = self if text else None
                 # The terminal may be gone, or standard error closed.
                 with contextlib.suppress(OSError, ValueError):
                     sys.stderr.write(_ERASE + text)

@@ -1,9 +1,10 @@
 """Suppress the startup messages of JAX and its plugins in xform's commands.
 
-If the compilers for TPUs and GPUs are installed but there is no such device, JAX writes tens of
-lines of errors to stderr and then continues: when it is imported, and when it looks for devices.
-C++ code writes them, so redirecting Python's `sys.stderr` does not help. In a process that runs a
-command of xform, this module imports JAX first. If the import fails, all messages are shown.
+If the compilers for TPUs and GPUs are installed but there is no such device, JAX writes many lines
+of errors to stderr and then continues: when it is imported, and when it looks for devices. C++ code
+writes them, so redirecting Python's `sys.stderr` does not help; `hide_stderr` redirects the file
+descriptor. In a process that runs a command of xform, importing this module imports JAX with hidden
+messages. If that import fails, all messages are shown.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def hide_stderr() -> Generator[None]:
-    """Context that hides all output to stderr; if the body fails, the output is shown then."""
+    """Context that hides all output to stderr. If the body raises an error, it is shown then."""
     try:
         sys.stderr.flush()
-        own = os.dup(2)
+        stderr_copy = os.dup(2)
     except (OSError, AttributeError):  # there is no stderr
         yield
         return
@@ -33,8 +34,8 @@ def hide_stderr() -> Generator[None]:
             failed = False
         finally:
             sys.stderr.flush()
-            os.dup2(own, 2)
-            os.close(own)
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
             if failed:
                 log.seek(0)
                 os.write(2, log.read())
@@ -42,11 +43,11 @@ def hide_stderr() -> Generator[None]:
 
 def is_command() -> bool:
     """Whether this process runs `python -m xform` or the script `xform`."""
-    first = sys.argv[0] if sys.argv else ""
-    if first == "-m":  # Python is still looking for the module
-        after = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
-        return after[:1] == ["xform"]
-    return os.path.basename(first) == "xform"
+    script = sys.argv[0] if sys.argv else ""
+    if script == "-m":  # Python is still looking for the module
+        after_m = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
+        return after_m[:1] == ["xform"]
+    return os.path.basename(script) == "xform"
 
 
 if is_command():

@@ -1,4 +1,4 @@
-"""Plain text tables, and human-readable numbers."""
+"""Plain text for a terminal: aligned tables, and numbers with units."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def human_seconds(seconds: float) -> str:
 
 
 def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
-    """The unit for writing `n`, and its size in the first unit.
+    """The unit in which to write `n`, and how many of the first unit it is.
+
+    `n` is in the first of `units`. Each unit is `base` times the one before.
 
     >>> from xform.terminal.text import BYTES, unit_of
     >>> unit_of(3 * 2**20, 1024, BYTES)
@@ -105,12 +107,13 @@ def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
 
 
 def _scale(n: int, base: int, units: Sequence[str]) -> str:
-    unit, one = unit_of(n, base, units)
-    return f"{n} {unit}" if one == 1 else f"{n / one:.1f} {unit}"
+    """`n` with a unit, such as `1.5 KiB`; with one decimal, except in the first unit."""
+    unit, scale = unit_of(n, base, units)
+    return f"{n} {unit}" if scale == 1 else f"{n / scale:.1f} {unit}"
 
 
 def first_few(names: Sequence[str], most: int = 3) -> str:
-    """The first `most` names as a text, and the number of the others.
+    """A text with the first `most` of some names, and the number of the others.
 
     >>> from xform.terminal.text import first_few
     >>> first_few(["w", "b"]), first_few(["a", "b", "c", "d", "e"])
@@ -129,7 +132,9 @@ def shorten_place(where: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Format rows of cells as aligned lines. `right`: indices of right-aligned columns.
+    """Format rows of cells as a text with aligned columns.
+
+    All rows have the same number of cells. `right` has the indices of the right-aligned columns.
 
     >>> from xform.terminal.text import columns
     >>> print(columns([["argument", "8 B"], ["temp", "512 B"]], right=[1]))
@@ -154,5 +159,5 @@ _ANSI = re.compile("\x1b\\[[0-9;]*m")
 
 
 def _width(cell: str) -> int:
-    """The number of terminal columns that a text takes."""
+    """The number of characters that a terminal shows of a text."""
     return len(_ANSI.sub("", cell)) if "\x1b" in cell else len(cell)
