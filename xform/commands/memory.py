@@ -14,7 +14,7 @@ from xform.commands.reports import (
     options,
     render,
 )
-from xform.transforms.compare import report_on
+from xform.transforms.policy_report import report_on
 
 
 def run(args: argparse.Namespace) -> str:
