@@ -23,13 +23,13 @@ def _scan_eqn():
 
 def test_closed_reads_both_kinds_of_jaxpr():
     whole = jax.make_jaxpr(lambda x: x + jnp.arange(3.0))(jnp.ones(3))
-    opened, consts = _jax.closed(whole)
+    opened, consts = _jax.jaxpr_and_consts(whole)
     assert opened.eqns
     assert len(opened.constvars) == len(consts)
     merged = SimpleNamespace(eqns=opened.eqns, consts=("kept",))
-    assert _jax.closed(merged) == (merged, ("kept",))
+    assert _jax.jaxpr_and_consts(merged) == (merged, ("kept",))
     bare = SimpleNamespace(eqns=opened.eqns)
-    assert _jax.closed(bare) == (bare, ())
+    assert _jax.jaxpr_and_consts(bare) == (bare, ())
 
 
 def test_scan_counts_of_this_version():
@@ -102,17 +102,17 @@ def test_operations_run_in_the_current_trace():
 def test_what_is_inlined_was_asked_to_be(inline, asked):
     in_012 = isinstance(inline, str)
     value = SimpleNamespace(name=inline) if in_012 else inline
-    assert _jax.inlines({"inline": value}) is asked
+    assert _jax.is_inlined({"inline": value}) is asked
     if not in_012:
         nested = jax.jit(lambda x: x + 1, inline=inline)
         eqns = jax.make_jaxpr(nested)(1.0).jaxpr.eqns
-        assert all(_jax.inlines(e.params) is asked for e in eqns if e.primitive.name == "jit")
+        assert all(_jax.is_inlined(e.params) is asked for e in eqns if e.primitive.name == "jit")
 
 
 def test_the_bodies_of_calls():
     for f in (lax.composite(jnp.sin, "a.name"), jax.jit(jnp.sin)):
         (eqn,) = jax.make_jaxpr(f)(1.0).jaxpr.eqns
-        opened, _ = _jax.closed(_jax.callee(eqn.params, "jaxpr"))
+        opened, _ = _jax.jaxpr_and_consts(_jax.callee(eqn.params, "jaxpr"))
         assert [e.primitive.name for e in opened.eqns] == ["sin"]
     assert _jax.callee({"call_jaxpr": 1}, "jaxpr") == 1
 
@@ -126,7 +126,7 @@ def _tagged(**how):
 
 def test_metadata_of_both_versions():
     eqn = _tagged()
-    (again,) = jax.make_jaxpr(_jax.tagged(jnp.sin, eqn.params))(1.0).jaxpr.eqns
+    (again,) = jax.make_jaxpr(_jax.with_metadata(jnp.sin, eqn.params))(1.0).jaxpr.eqns
     plain = lambda e: {k: v for k, v in e.params.items() if k != "jaxpr"}
     assert again.primitive is eqn.primitive
     assert plain(again) == plain(eqn)
@@ -142,7 +142,7 @@ def test_metadata_of_a_linear_part(derived):
     params = _jax.linear_part(eqn).params
     assert (params["xla_metadata"], params["ad_metadata"]) == (derived, "same")
     if "jaxpr" in params:
-        pull = lambda x: xform.vjp(_jax.tagged(jnp.sin, eqn.params), x)[1](x)
+        pull = lambda x: xform.vjp(_jax.with_metadata(jnp.sin, eqn.params), x)[1](x)
         first, second = jax.make_jaxpr(pull)(1.0).jaxpr.eqns
         assert first.params["xla_metadata"] == eqn.params["xla_metadata"]
         assert second.params["xla_metadata"] == derived
@@ -153,5 +153,5 @@ def test_an_equation_says_nothing_of_where_it_stands_unless_that_is_unusual():
         jax.make_jaxpr(f)(1.0).jaxpr.eqns[0].ctx
         for f in (lax.sin, jax.threefry_partitionable(False)(lax.sin))
     )
-    assert _jax.context(plain) == {}
-    assert _jax.context(other) == {"threefry_partitionable": False}
+    assert _jax.context_fields(plain) == {}
+    assert _jax.context_fields(other) == {"threefry_partitionable": False}

@@ -17,7 +17,7 @@ from tests.fuzz.evaluate import Eager, Machine
 from tests.fuzz.generate import Sample, inputs
 from tests.fuzz.modes import Fun, Level, compose, order
 from tests.fuzz.source import function
-from xform._jax import closed, set_current_trace
+from xform._jax import jaxpr_and_consts, set_current_trace
 from xform.errors import NotDifferentiable, XformError
 
 # The error that rounding may cause in a well-conditioned program in float64, relative to the
@@ -251,10 +251,10 @@ def differences(found: Sequence[Any], expected: Sequence[Any]) -> str:
 
 def primitives(jaxpr: Any) -> Iterator[str]:
     """Return the names of all equations of a program, including nested ones."""
-    for eqn in closed(jaxpr)[0].eqns:
+    for eqn in jaxpr_and_consts(jaxpr)[0].eqns:
         yield eqn.primitive.name
         for value in jax.tree.leaves(list(eqn.params.values())):
-            if hasattr(closed(value)[0], "eqns"):
+            if hasattr(jaxpr_and_consts(value)[0], "eqns"):
                 yield from primitives(value)
 
 

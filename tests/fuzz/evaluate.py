@@ -25,8 +25,8 @@ from xform._jax import (
     Primitive,
     Trace,
     Var,
-    closed,
     equation,
+    jaxpr_and_consts,
     scan_counts,
     set_current_trace,
 )
@@ -58,7 +58,7 @@ class Machine:
 
     def _read(self, jaxpr: Any) -> tuple[Any, ...]:
         """Return a jaxpr as numbered places and steps, and hold it, so that its id stays unique."""
-        opened, consts = closed(jaxpr)
+        opened, consts = jaxpr_and_consts(jaxpr)
         env: list[Any] = []
         places: dict[Any, int] = {}
 

@@ -16,7 +16,7 @@ from jax import lax
 import xform
 from tests.rules.test_rules import CASES, dtypes, ids
 from xform import passes
-from xform._jax import closed
+from xform._jax import jaxpr_and_consts
 from xform.registry.table import differentiable
 from xform.testing import Case, cast
 
@@ -50,7 +50,7 @@ def text(f: Fun, xs: tuple[Any, ...]) -> tuple[str, list[Any]]:
 def staged(f: Fun, *xs: Any) -> list[Any]:
     """Run `f` as traced under `jit`, but operation by operation: no compiler fuses differently."""
     jaxpr = jax.make_jaxpr(f)(*xs)
-    return jax.core.eval_jaxpr(*closed(jaxpr), *jax.tree.leaves(xs))
+    return jax.core.eval_jaxpr(*jaxpr_and_consts(jaxpr), *jax.tree.leaves(xs))
 
 
 def eager(f: Fun, *xs: Any) -> list[Any]:

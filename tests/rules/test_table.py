@@ -20,7 +20,7 @@ import xform
 from tests.rules.elsewhere import ELSEWHERE
 from tests.rules.tested import FAMILIES
 from tests.versions import ABSENT, NEW
-from xform._jax import Primitive, mlir, registered
+from xform._jax import Primitive, mlir, registered_names
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
 from xform.interpret.cost import equation_flops
 from xform.planner.costs.recompute import fusible
@@ -46,7 +46,7 @@ IMPORTED = (hijax, multihost_utils, pallas, sparse)
 
 # Read before any test runs, because other tests declare rules.
 LIBRARY = tuple(rules_by_name())
-REGISTERED = registered()
+REGISTERED = registered_names()
 
 
 def has_a_case(name: str) -> bool:
@@ -69,7 +69,7 @@ def test_what_is_tested_elsewhere_is_there(path: str) -> None:
 
 def test_every_primitive_has_a_rule_or_a_reason() -> None:
     """The public primitives, and those with a JAX derivative."""
-    assert not registered() - rules_by_name().keys() - UNSUPPORTED.keys()
+    assert not registered_names() - rules_by_name().keys() - UNSUPPORTED.keys()
 
 
 def test_what_is_without_a_rule_is_still_without() -> None:

@@ -1,17 +1,19 @@
 """Access to JAX's internals: all imports from jax.core, jax.extend and jax.interpreters.
 
-The differences between JAX 0.10.2 and 0.12 are handled here:
+A jaxpr is JAX's form of a traced function: a list of equations, each of which applies a primitive.
+An aval is the type of a value: shape, dtype, sharding. The differences between JAX 0.10.2 and 0.12
+are handled here:
 
-- `closed`: in 0.11, ClosedJaxpr was replaced by a Jaxpr with `consts`;
+- `jaxpr_and_consts`: in 0.11, ClosedJaxpr was replaced by a Jaxpr with `consts`;
 - `pull_custom_vjp`: since 0.11, the backward function of a custom_vjp also returns a log;
 - `scan_counts`: in 0.11, scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out`;
 - `compute_on`: in 0.11, `compute_on2` was renamed to `compute_on`, and replaced the older function;
 - `current_trace`: in 0.12, no operation runs within `take_current_trace`;
-- `inlines`: in 0.11, a jit's `inline` became an enumeration;
+- `is_inlined`: in 0.11, a jit's `inline` became an enumeration;
 - `callee`: in 0.11, the parameters with the bodies of a composite and of an `eval_jaxpr` were
   renamed;
-- `tagged`, `linear_part`: in 0.12, the metadata of a call became one parameter, with a second one
-  for the linear part of its derivative.
+- `with_metadata`, `linear_part`: in 0.12, the metadata of a call became one parameter, with a
+  second one for the linear part of its derivative.
 """
 
 from __future__ import annotations
@@ -59,18 +61,21 @@ from jaxlib import xla_client
 
 from xform._jax.meshes import on_mesh_of
 from xform._jax.mutable import argument_type, type_alone
+from xform._jax.wrappers import unwrapped
 from xform.introspection.loaded import names_of
 
 __all__ = [
-    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable",
-    "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names",
-    "axes_of", "batching", "behind", "broadcast_in_dim_p", "callee", "closed", "compiler_options",
-    "compute_on", "cond_p", "context", "conv_general_dilated_p", "cotangent_aval", "current_trace",
-    "dot_general_p", "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr", "is_reference",
-    "is_silent", "is_zero", "itemsize", "jax_primitives", "jaxprs_of", "jit_p", "linear_part",
-    "mlir", "name_p", "named", "perturbed", "policy_answer", "primitives", "pull_custom_vjp",
-    "registered", "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging",
-    "tagged", "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
+    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal",
+    "Offloadable", "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad",
+    "argument_names", "batching", "broadcast_in_dim_p", "callee", "compiler_options",
+    "compute_on", "cond_p", "context_fields", "conv_general_dilated_p", "cotangent_aval",
+    "current_trace", "dot_general_p", "equation", "has_effects", "hlo_text", "is_inlined",
+    "is_jaxpr", "is_reference", "is_silent", "is_zero", "itemsize", "jax_primitives",
+    "jaxpr_and_consts", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p", "named_axes",
+    "policy_answer", "primitive_named", "primitives", "pull_custom_vjp", "registered_names",
+    "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tangent_aval",
+    "trace_of", "trace_to_jaxpr", "tracer_of_type", "unwrapped", "weak_as", "while_p",
+    "with_metadata", "zeros",
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer
@@ -79,8 +84,11 @@ JVPTracer: Any = ad.JVPTracer
 compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
 
 
-def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
-    """The open jaxpr and the constants of a Jaxpr or a ClosedJaxpr."""
+def jaxpr_and_consts(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """The Jaxpr and the constants of a ClosedJaxpr; of a Jaxpr, that itself and its constants.
+
+    A Jaxpr has constants since 0.11, and none before.
+    """
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
@@ -89,7 +97,9 @@ def is_jaxpr(x: Any) -> bool:
     return isinstance(x, Jaxpr | ClosedJaxpr)
 
 
-def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
+def trace_to_jaxpr(
+    f: Callable[..., Sequence[Any]], args: Sequence[Any]
+) -> tuple[Jaxpr, Sequence[Any]]:
     """The jaxpr of a function of flat arguments, and the values that it closed over.
 
     The jaxpr's first variables stand for these values: constvars, or leading inputs since 0.11.
@@ -105,7 +115,7 @@ def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr,
 
 
 def compiler_options(traced: Any) -> dict[str, Any]:
-    """The `compiler_options` of the `jax.jit` that returned this `Traced`."""
+    """The `compiler_options` of a `jax.jit`, from `traced`, the result of its method `trace`."""
     return dict(getattr(traced, "_params", {}).get("compiler_options_kvs", ()))
 
 
@@ -117,7 +127,7 @@ def hlo_text(module: bytes) -> str:
 
 def argument_names(jaxpr: Any) -> list[str]:
     """The names of a jaxpr's inputs, as paths such as `params['w']`."""
-    opened = closed(jaxpr)[0]
+    opened = jaxpr_and_consts(jaxpr)[0]
     return [str(name) for name in opened.debug_info.safe_arg_names(len(opened.invars))]
 
 
@@ -136,16 +146,16 @@ def has_effects(eqn: JaxprEqn) -> bool:
     return not all(map(_names_axis, eqn.effects))
 
 
-def axes_of(jaxpr: Any) -> set[Any]:
+def named_axes(jaxpr: Any) -> set[Any]:
     """The named axes that a jaxpr uses: in collectives and in `axis_index`."""
-    opened = closed(jaxpr)[0]
+    opened = jaxpr_and_consts(jaxpr)[0]
     effects: Any = opened.effects
     axes = {e.name for e in effects if _names_axis(e)}
-    return axes.union(*(axes_of(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
+    return axes.union(*(named_axes(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
 
 
 def callee(params: dict[str, Any], name: str) -> Any:
-    """The called program of a call, from the parameter `name` or `call_jaxpr`; None if absent."""
+    """The jaxpr that a call runs: the parameter `name` or `call_jaxpr`; None if both are absent."""
     return params.get(name, params.get("call_jaxpr"))
 
 
@@ -157,14 +167,14 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def inlines(params: dict[str, Any]) -> bool:
+def is_inlined(params: dict[str, Any]) -> bool:
     """Whether a jit has `inline=True`. Since 0.11 it is an enumeration, and each member is true."""
     inline = params["inline"]
     return inline if isinstance(inline, bool) else inline.name in ("JAX_EARLY", "JAX_LATE")
 
 
-def tagged(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
-    """`f` wrapped in an `xla_metadata_call` with the metadata of `params`."""
+def with_metadata(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
+    """`f` wrapped in an `xla_metadata_call`; `params` are the parameters of such a call."""
     if "xla_metadata" not in params:
         return _groups.xla_metadata_call(f, **{k: v for k, v in params.items() if k != "jaxpr"})
     module: Any = _metadata
@@ -174,7 +184,10 @@ def tagged(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
 
 
 def linear_part(eqn: JaxprEqn) -> JaxprEqn:
-    """An equation with the metadata for the linear part of its derivative, separate since 0.12."""
+    """An `xla_metadata_call` with the metadata that is for the linear part of its derivative.
+
+    Since 0.12 a call may have such metadata of its own. Otherwise the result is `eqn` itself.
+    """
     if (linear := eqn.params.get("ad_metadata", "same")) == "same":
         return eqn
     return eqn.replace(params={**eqn.params, "xla_metadata": linear, "ad_metadata": "same"})
@@ -213,65 +226,35 @@ def zeros(aval: Any) -> Any:
 def pull_custom_vjp(
     bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]
 ) -> tuple[list[Any], Any]:
-    """Call the backward function of a custom_vjp: its cotangents, and its log (None in 0.10)."""
+    """Call the backward function of a custom_vjp; return its cotangents and its log.
+
+    The log is None in 0.10.
+    """
     out = bwd.call_wrapped(*residuals, *cts)
     logs = len(out) == 2 and isinstance(out[0], list | tuple)
     return (list(out[0]), out[1]) if logs else (list(out), None)
 
 
 def is_zero(x: Any) -> bool:
-    """Whether a custom rule returned a symbolic zero."""
+    """Whether `x`, a result of a custom rule, is a symbolic zero."""
     return isinstance(x, SymbolicZero | ad.Zero)
 
 
-# Wrapper functions of JAX: the variable of the closure that holds the wrapped function.
-_WRAPPERS = {
-    "_memoize.<locals>.memoized": "fn",
-    "DynamicJaxprTrace.process_custom_jvp_call.<locals>.jvp_jaxpr_thunk": "jvp",
-    "DynamicJaxprTrace.process_custom_vjp_call.<locals>.fwd_jaxpr_from_zeros": "fwd",
-    "DynamicJaxprTrace.process_custom_vjp_call.<locals>.out_trees_": "out_trees",
-    "lift_jvp.<locals>.jvp": "jvp_jaxpr_fun",
-    "lift_fwd.<locals>.fwd": "fwd_jaxpr_thunk",
-    "transformation_with_aux2.<locals>.<lambda>": "out_store",
-    "linear_call.<locals>.transpose_thunk": "",  # the full closure without tracers (for messages)
-}
-
-
-def behind(f: Any) -> Any:
-    """The user's function inside a wrapper of JAX; `f` itself if it is not a wrapper.
-
-    JAX wraps the rules of custom functions in new objects at each trace or bind. Two wrappers of
-    the same function are equivalent, if they skip the same constants and transform the arguments
-    in the same way; so these are returned too.
-    """
-    if not (getattr(f, "__module__", "") or "").startswith("jax."):
-        return f
-    if type(f).__name__ == "WrappedFun":
-        transforms = [(g, args) for g, args in f.transforms
-                      if g.__name__ != "_handle_consts_in_bwd" or any(args)]  # fmt: skip
-        return (f.f, tuple(transforms), f.params) if transforms or f.params else f.f
-    if getattr(f, "__qualname__", "") not in _WRAPPERS or not f.__closure__:
-        return f
-    cells = zip(f.__code__.co_freevars, f.__closure__, strict=True)
-    closure = {name: cell.cell_contents for name, cell in cells}
-    if not _WRAPPERS[f.__qualname__]:
-        return tuple(v for k, v in closure.items() if k not in ("residual_args", "linear_args"))
-    inner, skipped = closure[_WRAPPERS[f.__qualname__]], closure.get("num_consts", 0)
-    return (skipped, inner) if skipped else inner
-
-
 def is_silent(x: Any) -> bool:
-    """Whether an object has no influence on the results of a program.
+    """Whether an object in a closure has no influence on the results of a program.
 
     These are traces, debug information, and storage for output trees.
     """
-    silent = ("DebugInfo", "Store", "EqualStore")
+    names = ("DebugInfo", "Store", "EqualStore")
     kind = type(x)
-    return isinstance(x, Trace) or (kind.__module__.startswith("jax.") and kind.__name__ in silent)
+    return isinstance(x, Trace) or (kind.__module__.startswith("jax.") and kind.__name__ in names)
 
 
-def context(ctx: Any) -> dict[str, Any]:
-    """The non-default fields of an equation's context, such as mesh, compute type, metadata."""
+def context_fields(ctx: Any) -> dict[str, Any]:
+    """The fields of an equation's context, such as mesh and compute type, that are not the default.
+
+    `ctx` is `eqn.ctx`. The result maps the names of the fields to their values.
+    """
     default = {"threefry_partitionable": "True", "remove_size_one_mesh_axis": "False",
                "cur_layout_mode": "LayoutMode.AUTO", "no_collectives": "frozenset()"}  # fmt: skip
     fields = {k: getattr(ctx, k, None) for k in type(ctx).__slots__ if not k.startswith("__")}
@@ -303,34 +286,34 @@ def primitives() -> dict[str, Primitive]:
     return {p.name: p for p in public.values()}
 
 
-def named(name: str) -> Primitive | None:
+def primitive_named(name: str) -> Primitive | None:
     """JAX's own primitive of this name; None if no loaded module of JAX holds one.
 
     Only some of JAX's primitives are public, so all loaded modules of JAX are searched. A primitive
     of the same name in another library is not returned.
     """
-    if name not in _OWN:
-        for module in sys.modules.keys() - _SEEN:
+    if name not in _FOUND:
+        for module in sys.modules.keys() - _SEARCHED:
             names = names_of(sys.modules[module]) if f"{module}.".startswith("jax.") else {}
             if not getattr(names.get("__spec__"), "_initializing", False):
-                _SEEN.add(module)
+                _SEARCHED.add(module)
             own = [x for x in [*names.values()] if isinstance(x, Primitive)]
-            _OWN.update((p.name, p) for p in own)
-    return _OWN.get(name)
+            _FOUND.update((p.name, p) for p in own)
+    return _FOUND.get(name)
 
 
-_OWN: dict[str, Primitive] = {}
-_SEEN: set[str] = set()  # the modules that were searched
+_FOUND: dict[str, Primitive] = {}  # the primitives that were found, by name
+_SEARCHED: set[str] = set()  # the modules that were searched
 
 
-def registered() -> set[str]:
-    """Names of JAX's primitives that are public or have a derivative in JAX.
+def registered_names() -> set[str]:
+    """The names of JAX's primitives that are public or have a derivative in JAX.
 
     Primitives of modules that are not imported yet are missing. Primitives that other libraries
     (Flax) register are left out.
     """
     known = {*ad.primitive_jvps, *ad.primitive_transposes}
-    return {*primitives(), *(p.name for p in known if named(p.name) is p)}
+    return {*primitives(), *(p.name for p in known if primitive_named(p.name) is p)}
 
 
 def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
@@ -358,7 +341,7 @@ def trace_of(x: Any) -> Any:
     return x._trace if isinstance(x, Tracer) else None
 
 
-def batched(x: Any) -> bool:
+def is_batched(x: Any) -> bool:
     """Whether a value is a batched tracer of `vmap`."""
     return type(trace_of(x)).__name__ == "BatchTrace"
 
@@ -378,7 +361,10 @@ def staging() -> bool:
 
 
 def weak_as(x: Any, aval: Any) -> Any:
-    """`x` with the weak type of `aval`. lax has no public function for this."""
+    """`x` as a value that is weakly typed if, and only if, `aval` is.
+
+    lax has no public function for this.
+    """
     weak = getattr(aval, "weak_type", False)
     if weak == getattr(jax.typeof(x), "weak_type", False):
         return x
@@ -386,10 +372,11 @@ def weak_as(x: Any, aval: Any) -> Any:
     return convert.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
 
 
-def perturbed(aval: Any) -> Tracer[Any]:
-    """A tracer of type `aval`, for code that tests whether a value may have a tangent.
+def tracer_of_type(aval: Any) -> Tracer[Any]:
+    """A tracer of JAX with the type `aval` and no trace.
 
-    `jax.closure_convert` does, and recognizes only JAX's own tracers.
+    It is for code that looks inside a tracer to find out whether its value may have a tangent.
+    `jax.closure_convert` does that, and recognizes only JAX's own tracers.
     """
     tracer = object.__new__(partial_eval.DynamicJaxprTracer)
     tracer.aval = aval

@@ -9,23 +9,23 @@ import jax
 from jax.sharding import AxisType
 
 
-def explicit(aval: Any) -> bool:
+def has_explicit_axis(aval: Any) -> bool:
     """Whether a type tells the sharding of its values, along at least one mesh axis."""
     return AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
-def argument(aval: Any) -> jax.ShapeDtypeStruct:
+def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
     """The `jax.ShapeDtypeStruct` of a type, with its sharding if the type tells it."""
-    sharding = aval.sharding if explicit(aval) else None
+    sharding = aval.sharding if has_explicit_axis(aval) else None
     weak = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
 
 
 def on_mesh_of(*avals: Any) -> contextlib.AbstractContextManager[Any]:
-    """Context that sets the current mesh to that of the first type that has a mesh.
+    """Context that sets the current mesh to that of the first of `avals` that has a mesh.
 
-    This mesh differs from the current one inside `jax.sharding.auto_axes` and similar functions,
-    which change the types of axes. If no type has a mesh, the current one stays.
+    If none has one, the current mesh stays. The mesh of a type differs from the current one inside
+    `jax.sharding.auto_axes` and similar functions, which change the types of axes.
     """
     meshes = (getattr(getattr(aval, "sharding", None), "mesh", None) for aval in avals)
     mesh = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), None)

@@ -1,7 +1,8 @@
 """Types of mutable values, such as Flax Variables in hijax mode.
 
-The type of a mutable value does not describe its current content. Tracing needs that too, and JAX
-keeps it beside the type, as "quasi-dynamic data" (`qdd`). JAX 0.12 has no such types.
+The type of a mutable value does not describe its current content. A trace needs the type of the
+content too. JAX 0.10 has both together in an `AvalQDD`, where QDD means "quasi-dynamic data".
+JAX 0.12 has no such types.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def is_mutable(aval: Any) -> bool:
 
 
 def argument_type(x: Any) -> Any:
-    """The type to trace a function of `x` with. `x` is a value or a type."""
+    """The type with which to trace a function of `x`, a value or a type."""
     if _TypeAndContent and isinstance(x, _TypeAndContent):
         return x
     aval = api_util.shaped_abstractify(x)
@@ -29,7 +30,7 @@ def argument_type(x: Any) -> Any:
 
 
 def input_type(v: Any) -> Any:
-    """The type to trace a function with for the input variable `v` of a jaxpr."""
+    """The type with which to trace a function again for `v`, an input variable of a jaxpr."""
     return _TypeAndContent(v.aval, v.initial_qdd) if is_mutable(v.aval) else v.aval
 
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from xform._jax import Primitive, ad, registered
+from xform._jax import Primitive, ad, registered_names
 from xform.errors import WrongArgument
 from xform.introspection.loaded import loaded_modules
 from xform.registry.table import rules_by_name
@@ -69,7 +69,7 @@ def rows() -> list[RuleRow]:
     test_files, rules = json.loads(TESTED.read_text()), rules_by_name()
     table = []
     for name in sorted(
-        {*rules, *UNSUPPORTED, *registered()} - {"xform_fork", "xform_join", "xform_refused"}
+        {*rules, *UNSUPPORTED, *registered_names()} - {"xform_fork", "xform_join", "xform_refused"}
     ):
         if name not in rules:
             reason = UNSUPPORTED.get(name, "not known to xform")

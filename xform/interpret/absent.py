@@ -34,7 +34,7 @@ from xform._jax import (
     batching,
     jax_primitives,
     mlir,
-    named,
+    primitive_named,
     zeros,
 )
 from xform.interpret.node import gather, join_p, spread, submask
@@ -49,7 +49,7 @@ from xform.storage.bounded_cache import BoundedCache
 Joint = Any
 Schedule = Any
 
-_SUMS = (jax_primitives.add_p, named("add_any"))
+_SUMS = (jax_primitives.add_p, primitive_named("add_any"))
 
 # An identity that marks the cotangents of all outputs of one call, such as of a `custom_vjp`, as a
 # group. The user's backward function takes the whole group, so if one cotangent of the group is

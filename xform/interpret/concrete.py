@@ -26,9 +26,9 @@ from xform._jax import (
     current_trace,
     equation,
     jax_primitives,
-    perturbed,
     set_current_trace,
     trace_of,
+    tracer_of_type,
 )
 from xform._jax.mutable import is_mutable
 from xform.errors import DerivativeLost
@@ -110,7 +110,7 @@ class WatchedTracer(Tracer[Any]):
         return "\nIt is being differentiated. If it should be constant, pass stop_gradient of it."
 
     def _contents(self) -> list[tuple[str, Any]]:
-        return [("value", self.value), ("tangent", perturbed(self.aval))]
+        return [("value", self.value), ("tangent", tracer_of_type(self.aval))]
 
     def __format__(self, spec: str) -> str:
         return format(self.value, spec)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import Var
-from xform._jax.meshes import explicit
+from xform._jax.meshes import has_explicit_axis
 from xform.interpret.activity import path
 from xform.interpret.cost import size
 from xform.planner.costs.recompute import fusible
@@ -165,4 +165,4 @@ def _has_one_derivative(aval: Any, holomorphic: bool) -> bool:
     """Whether a value's derivative is a plain matrix of its dtype, without explicit sharding."""
     kind = np.complexfloating if holomorphic else np.floating
     plain = isinstance(aval.dtype, np.dtype) and jnp.issubdtype(aval.dtype, kind)
-    return plain and not explicit(aval)
+    return plain and not has_explicit_axis(aval)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
-from xform._jax import closed, compiler_options
+from xform._jax import compiler_options, jaxpr_and_consts
 from xform.errors import CompilationFailed
 from xform.interpret.cost import flops
 from xform.introspection.callables import function_name
@@ -348,7 +348,7 @@ def _closed_bytes(jaxpr: Any) -> int:
     sizes: dict[int, int] = {}
     seen, stack = set[int](), [jaxpr]
     while stack:
-        inner, consts = closed(stack.pop())
+        inner, consts = jaxpr_and_consts(stack.pop())
         sizes |= {id(x): getattr(x, "nbytes", 0) for x in consts}
         if id(inner) not in seen:
             seen.add(id(inner))

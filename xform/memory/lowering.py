@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax import export
 
-from xform._jax import argument_names, closed, compiler_options, jaxprs_of
+from xform._jax import argument_names, compiler_options, jaxpr_and_consts, jaxprs_of
 from xform.errors import WrongArgument, XformError
 from xform.introspection.callables import definition_site
 from xform.memory.sharding import Axes, LoweringArguments
@@ -180,7 +180,7 @@ class _TracedFunction:
 
 def _callback_line(jaxpr: Any) -> str:
     """Return the line of the user's code that calls back to Python; "" if there is none."""
-    for eqn in closed(jaxpr)[0].eqns:
+    for eqn in jaxpr_and_consts(jaxpr)[0].eqns:
         if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
             return frame(eqn)
         if line := next(filter(None, map(_callback_line, jaxprs_of(eqn))), ""):

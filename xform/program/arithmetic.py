@@ -27,7 +27,7 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
-from xform._jax.meshes import explicit, on_mesh_of
+from xform._jax.meshes import has_explicit_axis, on_mesh_of
 from xform.program.hijax import is_differentiable_hitype
 
 Value = Any
@@ -98,7 +98,7 @@ def reshard_tangent(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_av
 
     `kind` is `tangent_aval`, or `cotangent_aval` if `x` is a cotangent.
     """
-    if not explicit(aval):
+    if not has_explicit_axis(aval):
         return x
     sharding = kind(aval).sharding
     same = jax.typeof(x).sharding.spec == sharding.spec

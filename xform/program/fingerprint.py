@@ -31,12 +31,12 @@ from xform._jax import (
     Primitive,
     ShapedArray,
     Tracer,
-    behind,
-    closed,
-    context,
+    context_fields,
     is_jaxpr,
     is_silent,
-    named,
+    jaxpr_and_consts,
+    primitive_named,
+    unwrapped,
 )
 from xform.program.ir import Atom, Program
 from xform.program.naming import (
@@ -133,7 +133,7 @@ def parameters_text(eqn: JaxprEqn) -> str:
     depends on the version of JAX and on how the primitive was bound. For other primitives, a
     missing parameter may have another meaning than None.
     """
-    skip_none = named(eqn.primitive.name) is eqn.primitive
+    skip_none = primitive_named(eqn.primitive.name) is eqn.primitive
     params = sorted(eqn.params.items())
     texts = [f"{k}={text_of(v)}" for k, v in params if v is not None or not skip_none]
     where = cached_text(eqn.ctx, _context)
@@ -155,7 +155,7 @@ def _mesh_in_types(eqn: JaxprEqn) -> bool:
 
 def _context(ctx: Any, mesh: bool = True) -> str:
     """The fields of a trace context that differ from their defaults. `mesh`: with the mesh."""
-    unusual = {k: v for k, v in context(ctx).items() if mesh or k != "cur_abstract_mesh"}
+    unusual = {k: v for k, v in context_fields(ctx).items() if mesh or k != "cur_abstract_mesh"}
     return f"in {_pairs(unusual, ())}" if unusual else ""
 
 
@@ -258,7 +258,7 @@ def _function(x: Any, outer: _Outer) -> str:
 
 def _unwrap(x: Any) -> Any:
     """The user's function inside all of JAX's wrappers; `x` itself if it is not a wrapper."""
-    while (inner := behind(x)) is not x:
+    while (inner := unwrapped(x)) is not x:
         x = inner
     return x
 
@@ -383,7 +383,7 @@ def _dtype_text(dtype: Any) -> str:
 
 def _nested(jaxpr: Any) -> str:
     """The text of a nested program."""
-    opened, consts = closed(jaxpr)
+    opened, consts = jaxpr_and_consts(jaxpr)
     rows = _listing(opened.invars, opened.constvars, opened.eqns, opened.outvars)
     return f"program#{digest((*rows, *map(text_of, consts)))}"
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.experimental import hijax
 
-from xform._jax import AbstractToken, JaxprEqn, Primitive, closed, name_p, named
+from xform._jax import AbstractToken, JaxprEqn, Primitive, jaxpr_and_consts, name_p, primitive_named
 from xform.errors import UnsupportedParam
 from xform.program.source import frame
 
@@ -38,8 +38,8 @@ _DERIVED_NAMES = (
 _in_hijax = [getattr(hijax, name) for name in _DERIVED_NAMES if hasattr(hijax, name)]
 _DERIVED = [rule for x in _in_hijax for rule in (x if isinstance(x, tuple) else (x,))]
 
-_HI_CALL: Any = named("call_hi_primitive")
-_REMAT: Any = named("remat2")
+_HI_CALL: Any = primitive_named("call_hi_primitive")
+_REMAT: Any = primitive_named("remat2")
 _REGION_PARAMS = {"jaxpr", "policy", "prevent_cse"}
 
 
@@ -97,7 +97,7 @@ def lower_operation(
 
 def _remat_params(params: dict[str, Any]) -> dict[str, Any]:
     """Convert the parameters of a remat region object to those of the primitive `remat2`."""
-    jaxpr, consts = closed(params["jaxpr"])
+    jaxpr, consts = jaxpr_and_consts(params["jaxpr"])
     unsupported = [*(f"parameter {name!r}" for name in params.keys() - _REGION_PARAMS),
                    *(f"constant {jax.typeof(c).str_short()}" for c in consts)]  # fmt: skip
     if unsupported:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, closed, traced
+from xform._jax import JaxprEqn, Var, jaxpr_and_consts, trace_to_jaxpr
 from xform._jax.mutable import input_type
 from xform.program.equation import Atom as Atom
 from xform.program.equation import apply as apply
@@ -69,7 +69,7 @@ def program(jaxpr: Any) -> Program:
     """The Program of a Jaxpr or ClosedJaxpr. It is cached for as long as the jaxpr lives."""
     prog = _PROGRAMS.get(jaxpr)
     if prog is None:
-        prog = _PROGRAMS[jaxpr] = _read(*closed(jaxpr))
+        prog = _PROGRAMS[jaxpr] = _read(*jaxpr_and_consts(jaxpr))
     return prog
 
 
@@ -91,7 +91,7 @@ def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
     primitives (`xform.program.references`, `xform.program.hijax`).
     """
     if makes_references(jaxpr):
-        jaxpr, consts = closed(remove_references(jaxpr, consts))
+        jaxpr, consts = jaxpr_and_consts(remove_references(jaxpr, consts))
     variables = (*jaxpr.constvars, *jaxpr.invars)
     n = len(consts)
     pairs = tuple(zip(variables[:n], consts, strict=True))
@@ -103,7 +103,7 @@ def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
 def trace(f: Callable[..., Any], *args: Any) -> Program:
     """The Program of `f` at `args` (values or types). `f` takes and returns flat sequences."""
     with seldom_collected():
-        return _read(*traced(f, args))
+        return _read(*trace_to_jaxpr(f, args))
 
 
 # While tracing, Python collects garbage after this many new objects.

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from xform._jax import Primitive, named
+from xform._jax import Primitive, primitive_named
 from xform.introspection.loaded import loaded_modules, names_of
 
 _LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
@@ -31,7 +31,7 @@ def primitive_name(primitive: Primitive) -> str:
 
 def _primitive_name(primitive: Primitive) -> str:
     name = primitive.name
-    if named(name) is primitive:
+    if primitive_named(name) is primitive:
         return name
     places = sorted(
         f"{module}.{k}"

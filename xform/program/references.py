@@ -19,10 +19,10 @@ from jax import checkpoint, lax  # JAX's own, whatever `xform.install` puts in i
 from xform._jax import (
     JaxprEqn,
     Primitive,
-    closed,
     cond_p,
+    jaxpr_and_consts,
     jit_p,
-    named,
+    primitive_named,
     scan_counts,
     scan_p,
     while_p,
@@ -157,7 +157,7 @@ def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[RefCell]) -> _
 
     `args` shows which inputs are cells. The function ignores its inputs at these positions.
     """
-    opened, consts = closed(jaxpr)
+    opened, consts = jaxpr_and_consts(jaxpr)
     cell_numbers = [cells.index(x) if isinstance(x, RefCell) else None for x in args]
 
     def run(args: Sequence[Value], values: Sequence[Value]):
@@ -236,23 +236,27 @@ def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
     return _values(cells)
 
 
-_new_p, _empty_p, _run_state_p = named("new_ref"), named("empty_ref"), named("run_state")
+_new_p, _empty_p, _run_state_p = (
+    primitive_named("new_ref"),
+    primitive_named("empty_ref"),
+    primitive_named("run_state"),
+)
 MAKES_REFERENCES = (_new_p, _empty_p, _run_state_p)
 _OPERATIONS: dict[Primitive | None, Callable[..., list[Any]]] = {
     _new_p: _new,
     _empty_p: _empty,
-    named("free_ref"): lambda params, cell: [],
-    named("freeze"): lambda params, cell: [cell.value],
-    named("get"): _get,
-    named("swap"): _swap,
-    named("addupdate"): _addupdate,
+    primitive_named("free_ref"): lambda params, cell: [],
+    primitive_named("freeze"): lambda params, cell: [cell.value],
+    primitive_named("get"): _get,
+    primitive_named("swap"): _swap,
+    primitive_named("addupdate"): _addupdate,
     _run_state_p: _run_state,
 }
 _CALLS_AND_LOOPS: dict[Primitive | None, Callable[..., Any]] = {
     jit_p: _call,
-    named("closed_call"): _call,
-    named("core_call"): _call,
-    named("remat2"): _call,
+    primitive_named("closed_call"): _call,
+    primitive_named("core_call"): _call,
+    primitive_named("remat2"): _call,
     cond_p: _cond,
     while_p: _while,
     scan_p: _scan,

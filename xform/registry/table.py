@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from xform._jax import JaxprEqn, Primitive, named
+from xform._jax import JaxprEqn, Primitive, primitive_named
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
 from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Mask, Program, clear_program_cache
@@ -155,7 +155,7 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
     """
     if isinstance(primitive, str):
         own = _fallback is None  # later, a user declares the rule
-        jax_primitive, rule = named(primitive), dataclasses.replace(rule, own=own)
+        jax_primitive, rule = primitive_named(primitive), dataclasses.replace(rule, own=own)
         if jax_primitive is None:
             if _fallback is not None:
                 raise WrongRule(
@@ -198,7 +198,11 @@ def set_fallback(find_rule: Callable[[Primitive], Rule | None]) -> None:
 def rule_of(primitive: Primitive) -> Rule | None:
     """The rule of a primitive, from the registry or the fallback; None if it has no rule."""
     rule = RULES.get(primitive)
-    if rule is None and primitive.name in PENDING_RULES and named(primitive.name) is primitive:
+    if (
+        rule is None
+        and primitive.name in PENDING_RULES
+        and primitive_named(primitive.name) is primitive
+    ):
         rule = RULES[primitive] = PENDING_RULES.pop(primitive.name)
     return _fallback(primitive) if rule is None and _fallback is not None else rule
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, closed, inlines, primitives, staging, weak_as
+from xform._jax import JaxprEqn, is_inlined, jaxpr_and_consts, primitives, staging, weak_as
 from xform._jax.mutable import is_mutable
 from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
@@ -131,7 +131,7 @@ class Jit(Structured):
         if not staged or has_shardings(eqn):
             return None
         prog = called_body(eqn)
-        return prog if inlines(eqn.params) or size(prog) < _LARGE else None
+        return prog if is_inlined(eqn.params) or size(prog) < _LARGE else None
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         on = tuple([dx is not None for dx in dxs])
@@ -276,7 +276,7 @@ def remat_region_of(
     jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tuple[bool, ...]
 ):
     """Run a jaxpr as a remat region. Values that it closes over become arguments of the region."""
-    opened, consts = closed(jaxpr)
+    opened, consts = jaxpr_and_consts(jaxpr)
     if any(is_mutable(jax.typeof(x)) for x in consts):
         raise NotDifferentiable(
             "checkpoint of a function that closes over a mutable value",
@@ -289,7 +289,7 @@ def remat_region_of(
         if "lifted" not in prog.cache:
             lifted, _ = lift_constants(prog)
             lifted_jaxpr = jax.make_jaxpr(lambda *xs: evaluate(lifted, xs))(*lifted.in_avals)
-            prog.cache["lifted"] = closed(lifted_jaxpr)[0]
+            prog.cache["lifted"] = jaxpr_and_consts(lifted_jaxpr)[0]
         opened = prog.cache["lifted"]
         if isinstance(prevent_cse, tuple):
             prevent_cse = (*(False,) * len(consts), *prevent_cse)

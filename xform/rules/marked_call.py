@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, compute_on, linear_part, tagged
+from xform._jax import JaxprEqn, compute_on, linear_part, with_metadata
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
@@ -42,7 +42,7 @@ def _compute_on(eqn: JaxprEqn, f: Callable[..., Any], spaces: Any) -> Callable[.
 
 
 def _metadata(eqn: JaxprEqn, f: Callable[..., Any], spaces: Any) -> Callable[..., Any]:
-    return tagged(f, eqn.params)
+    return with_metadata(f, eqn.params)
 
 
 class _MarkedNode(CallNode):

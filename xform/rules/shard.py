@@ -28,7 +28,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xform._jax import JaxprEqn, axes_of, cotangent_aval, staging, tangent_aval
+from xform._jax import JaxprEqn, cotangent_aval, named_axes, staging, tangent_aval
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import reduced_joint
@@ -71,7 +71,7 @@ class _Devices:
         `vmap` with `spmd_axis_name` may map over such an axis.
         """
         specs = (*self.in_specs, *self.out_specs)
-        named = axes_of(self.jaxpr).union(*(set().union(*_all_axes(spec)) for spec in specs))
+        named = named_axes(self.jaxpr).union(*(set().union(*_all_axes(spec)) for spec in specs))
         return tuple(a for a in self.mesh.axis_names if a in self.axes and a in named)
 
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:

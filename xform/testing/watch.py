@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import Primitive, closed
+from xform._jax import Primitive, jaxpr_and_consts
 from xform.program.arithmetic import differentiable
 from xform.registry.table import RULES, Rule, rule_of
 
@@ -30,7 +30,7 @@ def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], 
     if not name:
         yield
         return
-    program = closed(jax.make_jaxpr(f)(*xs))[0]
+    program = jaxpr_and_consts(jax.make_jaxpr(f)(*xs))[0]
     primitives = _primitives(program)
     if name not in primitives:
         return fail("the program", f"it has no primitive {name}: {sorted(primitives)}")
@@ -73,6 +73,6 @@ def _primitives(program: Any) -> dict[str, Primitive]:
     for eqn in program.eqns:
         primitives[eqn.primitive.name] = eqn.primitive
         for value in jax.tree.leaves(list(eqn.params.values())):
-            inner = closed(value)[0]
+            inner = jaxpr_and_consts(value)[0]
             primitives |= _primitives(inner) if hasattr(inner, "eqns") else {}
     return primitives

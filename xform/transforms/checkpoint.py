@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from xform import policies
-from xform._jax import closed
+from xform._jax import jaxpr_and_consts
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.policies.regions import region_policy
@@ -89,7 +89,7 @@ def checkpoint(
             as_array(x, "checkpoint")  # or an error
         traced = jax.jit(run).trace(*dynamic, **keywords)
         jaxpr = traced.jaxpr
-        if len(closed(jaxpr)[0].invars) != len(leaves):
+        if len(jaxpr_and_consts(jaxpr)[0].invars) != len(leaves):
             # The function closes over a tracer. jit adds it to the inputs of its jaxpr;
             # `make_jaxpr` returns it as a constant.
             jaxpr = jax.make_jaxpr(run)(*dynamic, **keywords)

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.dtypes import float0
 from jax.sharding import AxisType
 
-from xform._jax import AbstractValue, ShapedArray, Tracer, batched, cotangent_aval
-from xform._jax.meshes import argument
+from xform._jax import AbstractValue, ShapedArray, Tracer, cotangent_aval, is_batched
+from xform._jax.meshes import shape_dtype_struct
 from xform.errors import UnknownShardings
 from xform.interpret import emit
 from xform.planner.candidate import Candidate
@@ -102,8 +102,10 @@ class _DerivativeCompiler:
         # The cotangent of a scalar function is 1, and the compiler may use that.
         scalar = transform in ("grad", "value_and_grad")
         self.cotangents = None if scalar else [cotangent_aval(a) for a in fun.signature.out_avals]
-        self.types = [argument(a) for a, x in zip(avals, self.known, strict=True) if x is None]
-        self.types += [argument(a) for a in self.cotangents or () if a.dtype != float0]
+        self.types = [
+            shape_dtype_struct(a) for a, x in zip(avals, self.known, strict=True) if x is None
+        ]
+        self.types += [shape_dtype_struct(a) for a in self.cotangents or () if a.dtype != float0]
 
     @property
     def cache_key(self) -> tuple[Any, ...]:
@@ -146,7 +148,7 @@ def _goal() -> Target | None:
 
 def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], goal: Target | None) -> str:
     """Return why no compiler can measure these arguments; empty if one can."""
-    if any(map(batched, args)):
+    if any(map(is_batched, args)):
         return _VMAP
     if jax.sharding.get_abstract_mesh().manual_axes:
         return "inside a shard_map"

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from xform._jax import cotangent_aval
-from xform._jax.meshes import argument
+from xform._jax.meshes import shape_dtype_struct
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.interpret.cost import aval_bytes
 from xform.interpret.node import gather
@@ -251,5 +251,5 @@ def _vjp(f: Any, argnums: Sequence[int], every: bool, has_aux: bool, policy: Pol
 def _cotangent(traced: TracedDerivative) -> Tree:
     """Return the types of the cotangents of a function's outputs."""
     signature = traced.function.signature
-    types = [argument(cotangent_aval(a)) for a in signature.out_avals]
+    types = [shape_dtype_struct(cotangent_aval(a)) for a in signature.out_avals]
     return jax.tree.unflatten(signature.out_tree, types)

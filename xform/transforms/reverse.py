@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import batched, staging, zeros
+from xform._jax import is_batched, staging, zeros
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
@@ -123,7 +123,7 @@ def planned_vjp(fun: Function, args: Sequence[Value], policy: Policy, saveable: 
     `args` are the inputs of its program. `saveable` says which primals the pullback may hold; None
     for all. `caller` is the transform that the user called.
     """
-    if isinstance(policy, Budget | Fit) and policy.batch is None and any(map(batched, args)):
+    if isinstance(policy, Budget | Fit) and policy.batch is None and any(map(is_batched, args)):
         warnings.warn(
             f"under vmap, {policy!r} limits the bytes of one example; to limit those of a batch of "
             f"n, pass {'fit' if isinstance(policy, Fit) else 'budget'}(..., batch=n)",

@@ -7,7 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xform._jax import named
+from xform._jax import primitive_named
 from xform.testing import Case
 
 V = np.array([0.3, -0.7, 1.4])
@@ -89,7 +89,7 @@ CASES = [
        label="integer"),
     of("device_put", lambda x: jax.device_put(x, here()), V),
     of("sharding_constraint", lambda x: lax.with_sharding_constraint(x, here()), V),
-    of("tie", lambda x, y: named("tie").bind(lax.sin(x), lax.sin(y)), V, V),
+    of("tie", lambda x, y: primitive_named("tie").bind(lax.sin(x), lax.sin(y)), V, V),
     of("copy", lambda x: lax.mul(jax.numpy.array(x, copy=True), x), V),
     # The usual layout. With another one XLA:CPU mixes up the elements of a stack, as in a vmap.
     of("layout_constraint",
