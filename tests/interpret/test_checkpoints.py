@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import xform
 from tests.parameters import slow
 from xform.interpret.checkpoints import (
     _distance,
@@ -125,3 +126,19 @@ def test_the_way_forward_and_the_way_back_part_alike() -> None:
                     assert int(_distance(jnp.int32(length), jnp.int32(free), n)) == _known_distance(
                         length, free
                     ), (n, length, free)
+
+
+def test_states_are_stored_under_a_mesh_of_explicit_axes() -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    place = lambda x, *axes: jax.device_put(
+        x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    )
+    ws = place(jax.random.normal(jax.random.key(0), (12, 16, 16)) / 4)
+    x = place(jax.random.normal(jax.random.key(1), (512, 16)), "data")
+    loss = lambda ws, x: jnp.mean(lax.scan(lambda h, w: (jnp.sin(h @ w), None), x, ws)[0])
+    with jax.set_mesh(mesh):
+        plan = xform.plan(loss, ws, x, policy="budget:60KiB", verify=False)
+        assert any(decision["snapshots"] for decision in plan.record.decisions)
+        got = jax.jit(xform.grad(loss, policy=plan))(ws, x)
+        want = jax.jit(jax.grad(loss))(ws, x)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

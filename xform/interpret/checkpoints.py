@@ -29,7 +29,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -340,9 +339,12 @@ def known_length_trail(length: int, n: int, slots: States) -> Trail:
     stored = np.flatnonzero((slot_of_step < n) | (np.arange(length) == length - 1))
     steps = np.zeros(n + 1, np.int32)
     steps[: len(stored)] = stored
-    count, filled = jnp.int32(length), jnp.int32(len(stored))
-    order = jnp.arange(n + 1, dtype=np.int32)
-    return Trail(count, count, filled, jnp.asarray(steps), order, slots)
+    order = np.arange(n + 1, dtype=np.int32)
+    numbers = np.int32(length), np.int32(length), np.int32(len(stored)), steps, order
+    # A result of an operation is on the current mesh, and a constant is on none. Over Explicit axes
+    # these are two types.
+    on_mesh = (lax.add(lax.full(np.shape(x), np.int32(0)), x) for x in numbers)
+    return Trail(*on_mesh, slots)
 
 
 def _distance(length: Value, free: Value, n: int) -> Value:
