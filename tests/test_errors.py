@@ -140,8 +140,8 @@ policy=budget('1 MiB') of <lambda>
   problem: the budget limits the bytes of each device, but inside jit nothing says how values are \
 sharded over a mesh with Auto axes {'data': 8}
   where:   HERE
-  remedy:  plan the whole step with xform.plan, which asks the compiler, and pass the plan as the \
-policy; or make the axes Explicit""",
+  remedy:  give the budget to xform.jit of the whole step, which asks the compiler; or make the \
+axes Explicit""",
     ),
     "missing extra": (
         without_matplotlib,

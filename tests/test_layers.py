@@ -16,15 +16,15 @@ FILES = {
 LAYERS = """
     errors, terminal, storage, introspection < _jax < program < registry < passes < interpret <
     rules < policies < planner < memory < transforms <
-    adjoints, curvature, diagnosis, jacobians, sparse <
+    adjoints, curvature, diagnosis, jacobians, sparse, steps <
     extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ < experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
 # The layers within the planner.
 ROOMS = """
     hardware, shape < loops, device, simulate < costs < candidate, report < plan, infeasible <
-    schedule, cuts < decide < problem < candidates, bound, compiler < front < search < plan_program
-    < planning
+    schedule, cuts < decide < problem < candidates, bound, compiler < front <
+    search, search_several < plan_program < planning
 """
 ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")

@@ -16,7 +16,7 @@ from tests import versions
 
 PUBLIC = {
     "Plan", "checkpoint", "compare", "fits", "fwd_and_bwd", "grad", "health", "hessian", "hvp",
-    "install", "is_installed", "jacfwd", "jacobian", "jacrev", "jvp", "linear_transpose",
+    "install", "is_installed", "jacfwd", "jacobian", "jacrev", "jit", "jvp", "linear_transpose",
     "linearize", "memory_analysis", "pareto", "plan", "remat", "residuals", "uninstall",
     "value_and_grad", "vjp",
 }  # fmt: skip

@@ -42,6 +42,7 @@ __all__ = [
     "jacfwd",
     "jacobian",
     "jacrev",
+    "jit",
     "jvp",
     "linear_transpose",
     "linearize",
@@ -63,6 +64,7 @@ _LAZY_FUNCTIONS = {
     "compare": "xform.transforms.compare",
     "fits": "xform.memory.capacity",
     "health": "xform.diagnosis.health",
+    "jit": "xform.steps.jit",
     "memory_analysis": "xform.memory.analysis",
     "pareto": "xform.transforms.pareto",
     "plan": "xform.transforms.plan",
@@ -81,6 +83,7 @@ if _typing.TYPE_CHECKING:
     from xform.diagnosis.health import health
     from xform.memory.analysis import memory_analysis
     from xform.memory.capacity import fits
+    from xform.steps.jit import jit
     from xform.transforms.compare import compare
     from xform.transforms.pareto import pareto
     from xform.transforms.plan import plan

@@ -176,7 +176,7 @@ def test_a_warning_says_where_nothing_is_compiled() -> None:
     step = xform.grad(f, policy=budget("1 MiB"))
     inside = jax.shard_map(step, mesh=mesh, in_specs=(PartitionSpec(), spec), out_specs=spec,
                            check_vma=False)  # fmt: skip
-    with pytest.warns(UserWarning, match=r"inside a shard_map.*xform\.plan.*verify=False"):
+    with pytest.warns(UserWarning, match=r"inside a shard_map.*xform\.jit.*verify=False"):
         jax.jit(inside).trace(f32(8, 8), f32(4, 8))
 
 
@@ -201,5 +201,5 @@ def test_on_auto_axes_the_shardings_are_not_known() -> None:
     x = jax.ShapeDtypeStruct((256, 64), "float32",
                              sharding=NamedSharding(mesh, PartitionSpec("data")))  # fmt: skip
     f = lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)
-    with pytest.raises(UnknownShardings, match=r"Auto axes {'data': 8}[\s\S]*xform\.plan"):
+    with pytest.raises(UnknownShardings, match=r"Auto axes {'data': 8}[\s\S]*xform\.jit"):
         jax.jit(xform.grad(f, policy=budget("1 MiB"))).lower(f32(64, 64), x)

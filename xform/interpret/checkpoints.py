@@ -340,11 +340,11 @@ def known_length_trail(length: int, n: int, slots: States) -> Trail:
     steps = np.zeros(n + 1, np.int32)
     steps[: len(stored)] = stored
     order = np.arange(n + 1, dtype=np.int32)
-    numbers = np.int32(length), np.int32(length), np.int32(len(stored)), steps, order
     # A result of an operation is on the current mesh, and a constant is on none. Over Explicit axes
     # these are two types.
-    on_mesh = (lax.add(lax.full(np.shape(x), np.int32(0)), x) for x in numbers)
-    return Trail(*on_mesh, slots)
+    on_mesh = lambda x: lax.add(lax.full(np.shape(x), np.int32(0)), x)
+    count, filled = on_mesh(np.int32(length)), on_mesh(np.int32(len(stored)))
+    return Trail(count, count, filled, on_mesh(steps), on_mesh(order), slots)
 
 
 def _distance(length: Value, free: Value, n: int) -> Value:

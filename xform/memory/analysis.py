@@ -14,7 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from xform.introspection.callables import check_callable
-from xform.memory.compilation import compile_for
+from xform.memory.compilation import Compilation, compile_for
 from xform.memory.description import describe, short
 from xform.memory.report import MemoryReport
 from xform.policies.budgets import bytes_of
@@ -80,17 +80,25 @@ def memory_analysis(
         compilation = dataclasses.replace(
             compilation, target=dataclasses.replace(compilation.target, device=device)
         )
-    leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
-              for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
-    shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
-    description = describe(f, args, kwargs)
+    report = report_of(compilation, f, args, kwargs)
     if (
         mesh is not None
         and in_specs is None
         and not any(map(_has_mesh, jax.tree.leaves((args, kwargs))))
     ):
-        description = dataclasses.replace(description, note=_REPLICATED)
-    return MemoryReport(compilation, shapes, description)
+        note = dataclasses.replace(report.description, note=_REPLICATED)
+        report = dataclasses.replace(report, description=note)
+    return report
+
+
+def report_of(
+    compilation: Compilation, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> MemoryReport:
+    """The report of a function that was compiled for some arguments."""
+    leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
+              for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
+    shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
+    return MemoryReport(compilation, shapes, describe(f, args, kwargs))
 
 
 # A remark in the report if a mesh is given and no sharding.

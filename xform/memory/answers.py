@@ -54,20 +54,24 @@ class Answer:
 _answers: BoundedCache[str, Answer] = BoundedCache(32)
 
 
-def cached_answer(program: bytes, *depends_on: str, ask: Callable[[], Answer]) -> Answer:
+def depends_on() -> list[str]:
+    """What every compiler's answer depends on: XLA's flags, and the versions of JAX's packages."""
+    flags = [os.environ.get(name, "") for name in _FLAGS]
+    return [*flags, *(version(package) or "" for package in _COMPILERS)]
+
+
+def cached_answer(program: bytes, *details: str, ask: Callable[[], Answer]) -> Answer:
     """Return the cached answer for a program; if there is none, compile it and cache the answer.
 
     The answer of a compiler that failed is not cached.
 
     Args:
       program: the serialized program.
-      *depends_on: everything else that the answer depends on, such as the target.
+      *details: what else the answer depends on, such as the target.
       ask: compiles the program and returns the answer.
     """
     key = hashlib.sha256(program)
-    flags = (os.environ.get(name, "") for name in _FLAGS)
-    versions = (version(package) or "" for package in _COMPILERS)
-    for part in (*depends_on, *flags, *versions, _FORMAT):
+    for part in (*details, *depends_on(), _FORMAT):
         key.update(b"\0" + part.encode())
     name = key.hexdigest()
     if name not in _answers:

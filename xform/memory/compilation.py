@@ -225,7 +225,7 @@ def _compile_elsewhere(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], t
     ask = lambda: compile_there(lowered, target, timeout_seconds)
     key = target.name, str(lowered.donated), str(lowered.options)
     answer = cached_answer(lowered.program, *key, ask=ask)
-    return _compilation(lowered.name, target, lowered.devices, answer, jaxpr, lowered.arguments)
+    return compilation_of(lowered.name, target, lowered.devices, answer, jaxpr, lowered.arguments)
 
 
 def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
@@ -299,7 +299,7 @@ def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tar
     devices = arguments.mesh.size if arguments.mesh else 1
     key = target.name, target.device.name, str(compiler_options(trace))
     answer = cached_answer(lowered.as_text(debug_info=True).encode(), *key, ask=ask)
-    return _compilation(trace.fun_name, target, devices, answer, trace.jaxpr)
+    return compilation_of(trace.fun_name, target, devices, answer, trace.jaxpr)
 
 
 def _has_abstract_mesh(x: Any) -> bool:
@@ -308,8 +308,8 @@ def _has_abstract_mesh(x: Any) -> bool:
     return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)
 
 
-def _compilation(name: str, target: Target, devices: int, answer: Answer, jaxpr: Any,
-                 arguments: tuple[str, ...] = ()) -> Compilation:  # fmt: skip
+def compilation_of(name: str, target: Target, devices: int, answer: Answer, jaxpr: Any,
+                   arguments: tuple[str, ...] = ()) -> Compilation:  # fmt: skip
     """Return the `Compilation` for a compiler's answer, or raise `CompilationFailed`."""
     if answer.failed:
         raise CompilationFailed(

@@ -9,14 +9,17 @@ import contextvars
 import dataclasses
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import jax
 
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
-from xform.policies import Policy
+from xform.policies import Policy, min_cut
 from xform.terminal.text import human_flops, human_seconds
 
 # Returns the plan of a derivative (`Problem`) under a policy. The compiler measures plans; None:
@@ -24,6 +27,9 @@ from xform.terminal.text import human_flops, human_seconds
 Planner = Callable[[Problem, Policy, Compiler | None], Candidate]
 
 _PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=plan_program)
+# The policy of reverse mode without a policy. A trace depends on it, so it is part of the keys of
+# JAX's caches.
+_default: Any = jax.make_user_context(min_cut)
 
 
 def current_planner() -> Planner:
@@ -39,6 +45,16 @@ def use_planner(planner: Planner) -> Generator[None]:
         yield
     finally:
         _PLANNER.reset(token)
+
+
+def default_policy() -> Policy:
+    """The policy of reverse mode without a policy: `min_cut`, or that of `use_default_policy`."""
+    return _default.value
+
+
+def use_default_policy(policy: Policy) -> AbstractContextManager[None]:
+    """A context manager: reverse mode inside it has this policy if the user gives none."""
+    return _default(policy)
 
 
 @dataclasses.dataclass

@@ -70,8 +70,8 @@ def compiler_for(
         if not (warned or budget.device):
             warnings.warn(
                 f"{budget!r} of {fun.signature.name} is simulated, with a margin: xform cannot "
-                f"compile the derivative alone {reason}. Plan the whole step with xform.plan, "
-                "which compiles it, or pass verify=False to the budget to accept the simulation",
+                f"compile the derivative alone {reason}. Give the budget to xform.jit of the whole "
+                "step, or pass verify=False to the budget to accept the simulation",
                 stacklevel=5,
             )
         return None
@@ -175,6 +175,6 @@ def _check_shardings(budget: Budget, name: str, avals: Sequence[Any]) -> None:
                 f"the budget limits the bytes of each device, but inside jit nothing says how "
                 f"values are sharded over a mesh with Auto axes {axes}",
                 frame(),
-                "plan the whole step with xform.plan, which asks the compiler, and pass the plan "
-                "as the policy; or make the axes Explicit",
+                "give the budget to xform.jit of the whole step, which asks the compiler; or make "
+                "the axes Explicit",
             )

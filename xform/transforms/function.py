@@ -22,7 +22,9 @@ from xform.errors import WrongArgument, WrongDtype
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.introspection.modules import is_inexact_array, take_static_out_of_modules
 from xform.passes.inline import bodies_called_once, inline_bodies
+from xform.planner.planning import use_default_policy
 from xform.planner.problem import Problem
+from xform.policies import min_cut
 from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Mask, Program, lift_constants, trace
 from xform.transforms.prefix import flags
@@ -189,7 +191,8 @@ def trace_function(at: FunctionCall, inline: bool = False) -> tuple[Function, li
         found["aux"] = tree, untraced_leaves, traced
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
-    prog = trace(flat, *at.args)
+    with use_default_policy(min_cut):  # a derivative inside of `f` is a part of this derivative
+        prog = trace(flat, *at.args)
     if inline:
         prog = inline_bodies(prog, bodies_called_once(prog))
     lifted_prog, consts = lift_constants(prog)

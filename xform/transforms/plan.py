@@ -20,6 +20,7 @@ from xform.planner.plan.decision import decision_of
 from xform.planner.plan.plan import Plan
 from xform.planner.plan.record import record
 from xform.planner.plan_program import plan_program
+from xform.planner.problem import Problem
 from xform.planner.report.rows import rows_of
 from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut, parse, policy_name
@@ -27,7 +28,7 @@ from xform.policies.budgets import Budget, Fit
 from xform.policies.regions import regions_of
 from xform.terminal import progress_line
 from xform.transforms.function import Tree
-from xform.transforms.planning_task import PlanningTask, planning_task
+from xform.transforms.planning_task import planning_task
 from xform.transforms.reverse import Policy
 
 
@@ -119,7 +120,9 @@ def plan(
         compiling: list[float] = []
 
         def uncompiled_plan(candidate: Candidate) -> Plan:
-            return _uncompiled_plan(task, name, candidate, goal)
+            return plan_of_candidate(
+                task.name, task.derivative, task.problem, name, candidate, goal
+            )
 
         def measure(candidate: Candidate) -> int | None:
             began = time.perf_counter()
@@ -151,23 +154,30 @@ def plan(
                              compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
 
 
-def _uncompiled_plan(task: PlanningTask, policy: str, candidate: Candidate, goal: Target) -> Plan:
-    """Return the `Plan` of a candidate, with simulated bytes only.
+def plan_of_candidate(
+    function: str,
+    derivative: str,
+    problem: Problem,
+    policy: str,
+    candidate: Candidate,
+    goal: Target,
+) -> Plan:
+    """The `Plan` of a candidate, with simulated bytes and without those of a compiler.
 
-    `policy` is the name of the policy, and `goal` is the target.
+    `derivative` describes what is compiled, and `policy` names the policy.
     """
     chosen = candidate.schedule
     simulated = liveness(chosen, goal.backend)
     return Plan(
-        function=task.name,
-        derivative=task.derivative,
+        function=function,
+        derivative=derivative,
         policy=policy,
         target=goal.name,
         rows=tuple(rows_of(chosen)),
         saved_bytes=residual_bytes(chosen),
-        forward_flops=flops(task.problem.program),
+        forward_flops=flops(problem.program),
         recompute_flops=recompute_flops(chosen),
-        predicted_bytes=simulated.total_bytes + task.problem.outside_bytes,
+        predicted_bytes=simulated.total_bytes + problem.outside_bytes,
         compiled_bytes=None,
         compiles=0,
         live=simulated.live,

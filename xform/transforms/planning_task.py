@@ -33,7 +33,7 @@ from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import Policy, min_cut
 from xform.policies.budgets import Regions
 from xform.program.fingerprint import fingerprint, text_of
-from xform.program.ir import Mask, program
+from xform.program.ir import Mask, Program, program
 from xform.transforms.function import Tree, numbers, partial, positions
 from xform.transforms.inspect import FlatArguments, TracedDerivative, derivative_at
 from xform.transforms.reverse import grad, value_and_grad, vjp
@@ -173,9 +173,7 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str
         trace = trace_for(run, args, options, goal, donate)
     problem = _only_problem(f, policy_argument, list(problems.values()))
     whole = program(trace.jaxpr)
-    donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
-    in_donated = _in_donated(gather(whole.in_avals, donated), whole.out_avals)
-    outer = simulate(whole, goal.backend, overwrites_argument=in_donated)
+    outer = simulate(whole, goal.backend, overwrites_argument=overwritten(trace, whole))
     inner = liveness(plan_program(problem, default).schedule, goal.backend)
 
     def compile_under(policy: Policy) -> Compilation:
@@ -185,7 +183,7 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str
     shardings = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
     problem = dataclasses.replace(problem, outside_bytes=outer.total_bytes - inner.total_bytes)
     outside = outer.argument_bytes - inner.argument_bytes
-    cache_key = fingerprint(whole), donated, shardings
+    cache_key = fingerprint(whole), _donated(trace), shardings
     return PlanningTask(
         function_name(f), "the whole step", problem, outside, cache_key, compile_under
     )
@@ -213,6 +211,19 @@ def _only_problem(
         f"pass it to the derivative in the step: xform.value_and_grad(loss, "
         f"policy={policy_argument}); or pass a loss, without policy_argument",
     )  # fmt: skip
+
+
+def overwritten(trace: Any, whole: Program) -> Mask:
+    """Which outputs of a step take the memory of a donated argument.
+
+    `trace` is JAX's `Traced` object of the step, and `whole` its program.
+    """
+    return _in_donated(gather(whole.in_avals, _donated(trace)), whole.out_avals)
+
+
+def _donated(trace: Any) -> Mask:
+    """Which arguments of a traced function are donated."""
+    return tuple(a.donated for a in jax.tree.leaves(trace.args_info))
 
 
 def _in_donated(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:

@@ -24,8 +24,8 @@ from xform.interpret.linear import check_linear
 from xform.introspection.callables import check_callable, record_transform
 from xform.planner.decide import schedule
 from xform.planner.plan.plan import Plan
-from xform.planner.planning import current_planner
-from xform.policies import min_cut, parse
+from xform.planner.planning import current_planner, default_policy
+from xform.policies import parse
 from xform.policies.budgets import Budget, Fit
 from xform.program.arithmetic import Value, cotangent_sharding
 from xform.program.ir import Mask, seldom_collected
@@ -108,7 +108,7 @@ def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
     if policy is None and not staging():
         y, pull, aux = eager.vjp(at, saveable)
     else:
-        policy = min_cut if policy is None else policy
+        policy = default_policy() if policy is None else policy
         # Outside jit, a function that the user jitted stays compiled, unless a Plan is applied: it
         # was made for the inlined program.
         inline = staging() or isinstance(policy, Plan)

@@ -189,6 +189,18 @@ class Plan:
         del data["seconds"], data["compile_seconds"]
         return {"format": _FORMAT, **data}
 
+    @classmethod
+    def from_dict(cls, data: Any) -> Plan:
+        """The plan that `to_dict` wrote as plain data.
+
+        Raises:
+          ValueError: the data are no plan, or their format is that of another version of xform.
+        """
+        file_format = data.get("format") if isinstance(data, dict) else None
+        if file_format != _FORMAT:
+            raise ValueError(f"the format is {file_format!r}, not {_FORMAT!r}")
+        return read_plan_data(cls, {k: x for k, x in data.items() if k != "format"})
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, as JSON. If writing fails, no partial file remains.
 
@@ -206,11 +218,7 @@ class Plan:
           OSError: the file cannot be read.
         """
         try:
-            data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-            file_format = data.pop("format", None) if isinstance(data, dict) else None
-            if file_format != _FORMAT:
-                raise ValueError(f"the format is {file_format!r}, not {_FORMAT!r}")
-            return read_plan_data(cls, data)
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, RecursionError) as error:
             raise WrongArgument(
                 f"Plan.load({str(path)!r})",

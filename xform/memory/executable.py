@@ -1,0 +1,47 @@
+"""The figures of a program that JAX compiled, to run it: without another compilation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from xform.memory.answers import Answer
+from xform.memory.worker import KINDS
+
+
+def executable_answer(compiled: Any, seconds: float) -> Answer:
+    """What a compiler says of JAX's `Compiled` object: its bytes, and the module if it is there.
+
+    `seconds` is the time that the compilation took.
+    """
+    stats = compiled.memory_analysis()
+    if stats is None:
+        return Answer({}, seconds, None)
+    sizes = {kind: int(getattr(stats, f"{kind}_size_in_bytes", None) or 0) for kind in KINDS}
+    return Answer(sizes, seconds, _module(compiled, stats))
+
+
+def _module(compiled: Any, stats: Any) -> bytes | None:
+    """The HloProto of a compiled program; None if the backend does not keep what is in it.
+
+    An HloProto has the module in field 1 and the buffer assignment in field 3.
+    """
+    assignment = getattr(stats, "serialized_buffer_assignment_proto", b"")
+    try:
+        (module,) = compiled.runtime_executable().hlo_modules()
+    except (ValueError, jax.errors.JaxRuntimeError):
+        return None
+    if not assignment:
+        return None
+    parts = (1, module.as_serialized_hlo_module_proto()), (3, bytes(assignment))
+    return b"".join(_field(number, data) for number, data in parts)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    """A field of bytes in the wire format of protocol buffers."""
+    size, length = len(data), b""
+    while size > 127:
+        length += bytes([size & 127 | 128])
+        size >>= 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + data

@@ -1,0 +1,111 @@
+"""The derivatives that a step takes, and the plans that they follow when the step is traced.
+
+A step is traced once for each set of plans. The plans are in a context that is part of the keys of
+JAX's caches. So jitted functions inside the step are traced again under other plans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from xform.errors import OtherProgram
+from xform.planner.candidate import Candidate
+from xform.planner.compiler import Compiler
+from xform.planner.plan.plan import Plan
+from xform.planner.plan_program import plan_program
+from xform.planner.planning import (
+    current_planner,
+    default_policy,
+    use_default_policy,
+    use_planner,
+)
+from xform.planner.problem import Problem
+from xform.policies import Policy
+from xform.program.fingerprint import fingerprint, text_of
+from xform.program.naming import digest
+
+_number = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decided:
+    """What the derivatives of a step follow, if their author gave them no policy.
+
+    It is a policy itself: it marks the derivatives that the planner of `follow` decides about.
+
+    Attributes:
+      default: the policy of derivatives without a plan.
+      plans: plans by the key of their derivative, see `derivative_key`.
+      complete: whether a derivative without a plan is an error.
+      collects: whether it is equal to no other object, so that JAX traces the whole step, with the
+        jitted functions in it, and all its derivatives are seen.
+    """
+
+    default: Policy
+    plans: Mapping[str, Plan]
+    complete: bool = False
+    collects: bool = False
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A text that only equal decisions share."""
+        records = {k: plan.record for k, plan in self.plans.items()}
+        unique = str(next(_number)) if self.collects else ""
+        return digest([text_of(self.default), text_of(records), str(self.complete), unique])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decided) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __call__(self, prim: Any, *avals: Any, **params: Any) -> Any:
+        """Answer as the default policy does, for code that calls policies by JAX's protocol."""
+        return self.default(prim, *avals, **params)
+
+
+def derivative_key(problem: Problem) -> str:
+    """A text that equal derivatives share: of equal programs, by the same inputs."""
+    return digest([fingerprint(problem.marked), text_of((problem.active, problem.wanted))])
+
+
+@contextlib.contextmanager
+def follow(decided: Decided, seen: dict[str, Problem] | None = None) -> Generator[None]:
+    """A context in which the derivatives without a policy of their own follow `decided`.
+
+    The derivatives of functions that are traced inside are added to `seen`, by their keys, in the
+    order of the trace.
+
+    Raises:
+      OtherProgram: `decided` is complete and has no plan for a derivative.
+    """
+    others = current_planner()
+
+    def planner(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
+        if policy != decided:
+            return others(problem, policy, compiler)
+        key = derivative_key(problem)
+        if seen is not None:
+            seen.setdefault(key, problem)
+        plan = decided.plans.get(key)
+        if plan is None and decided.complete:
+            raise OtherProgram(
+                f"a step under the plan of {', '.join(p.function for p in decided.plans.values())}",
+                "the step takes a derivative that the plan does not have",
+                "",
+                "make a new plan: call the step with a budget",
+            )
+        return plan_program(problem, decided.default if plan is None else plan)
+
+    with use_planner(planner), use_default_policy(decided):
+        yield
+
+
+def in_step() -> bool:
+    """Whether a step is traced here, so that its budget covers the derivatives in it."""
+    return isinstance(default_policy(), Decided)

@@ -1,0 +1,309 @@
+"""`jit`: compile a training step within a byte budget for the whole step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import threading
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+
+from xform._jax import Tracer
+from xform.errors import WrongArgument
+from xform.introspection.callables import check_callable, function_name
+from xform.memory.analysis import report_of
+from xform.memory.report import MemoryReport
+from xform.memory.targets import parse_target
+from xform.planner.device import resolve_fit
+from xform.planner.planning import use_default_policy
+from xform.policies import min_cut, parse
+from xform.policies.budgets import Budget
+from xform.steps.call import StaticArguments, shardings
+from xform.steps.derivatives import Decided, in_step
+from xform.steps.plan import StepPlan
+from xform.steps.program import Args, CompiledStep, Kwargs, NotPlanned, StepProgram
+from xform.steps.search import StepSearch
+from xform.steps.stored import load_plan, plan_file, save_plan
+from xform.storage.bounded_cache import BoundedCache
+
+
+def jit(
+    step: Callable[..., Any],
+    policy: Any = None,
+    *,
+    target: str | None = None,
+    plans: str | os.PathLike[str] | None = None,
+    time_limit: float | None = None,
+    **options: Any,
+) -> JitStep:
+    """Compile a step with `jax.jit`, and plan its derivatives for a byte budget of the whole step.
+
+    At the first call with some types, the step is traced, compiled under several plans, and the one
+    that recomputes least within the budget is run. The compiler says what fits: the budget is for
+    the arguments, outputs and temporary memory of the step on each device, with the arguments'
+    real shardings, donation and the optimizer included. All derivatives that the step takes without
+    a policy of their own share the budget.
+
+    Args:
+      step: a function as for `jax.jit`. It differentiates with `xform.grad`, `xform.value_and_grad`
+        or `xform.vjp` (after `xform.install()`, with JAX's or a library's functions).
+      policy: a budget of `xform.policies`, "auto" for the memory of the device, a `StepPlan` that
+        an earlier call made, a `Plan`, or any other policy. It applies to derivatives without a
+        policy of their own; None is `min_cut`.
+      target: a device to compile for that need not be here, such as `gpu:h100:8`; then only
+        `lower` and what is read from it can be used. None is JAX's default backend.
+      plans: a folder in which plans are kept for the next process; None keeps them beside JAX's
+        compilation cache if that is on (`jax_compilation_cache_dir`).
+      time_limit: seconds after which no further program is compiled. The plan is then the best one
+        so far, with a warning. None for no limit.
+      **options: the options of `jax.jit`, such as `donate_argnums`, `static_argnames` and
+        `in_shardings`.
+
+    Returns:
+      A function with the arguments and the results of `step`. It has the methods of `jax.jit`'s
+      functions, `trace` and `lower`, which take types too; and `plan`, `memory_analysis()` and
+      `explain(value)`, about the program that was compiled last.
+
+      Under `jax.grad`, `jax.vmap`, `shard_map` or another `jax.jit` it behaves as `jax.jit` does,
+      and a budget is ignored with a warning: the budget belongs to the outermost jit.
+
+    Raises:
+      BudgetInfeasible: at the call, if no plan was found with which the step is within the budget.
+        The error names the lowest bytes found and the largest buffers.
+      OtherProgram: at the call, if a plan was made for another step or other types.
+      WrongArgument: `step`, `policy` or `target` is unusable.
+
+    Cost: a trace and a compilation for each plan that is tried, at most eight; later calls with the
+    same types cost what a call of `jax.jit` costs.
+
+    >>> import optax
+    >>> optimizer = optax.adam(1e-3)
+    >>> def loss(ws, x):
+    ...     return jnp.mean(jax.lax.scan(lambda h, w: (jnp.sin(h @ w), None), x, ws)[0])
+    >>> def step(ws, state, x):
+    ...     value, grads = xform.value_and_grad(loss)(ws, x)
+    ...     updates, state = optimizer.update(grads, state)
+    ...     return optax.apply_updates(ws, updates), state, value
+    >>> ws, x = jnp.ones((12, 64, 64)) / 64, jnp.ones((256, 64))
+    >>> fast = xform.jit(step, "budget:2MiB", donate_argnums=(0, 1))
+    >>> ws, state, value = fast(ws, optimizer.init(ws), x)
+    >>> fast.plan.compiled_bytes <= 2 * 2**20
+    True
+    """
+    check_callable(step, "jit")
+    return JitStep(step, parse(policy), target, plans, time_limit, options)
+
+
+class JitStep:
+    """A step that `xform.jit` compiles: call it as the step, see `xform.jit`."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        policy: Any,
+        target: str | None,
+        plans: str | os.PathLike[str] | None,
+        time_limit: float | None,
+        options: dict[str, Any],
+    ):
+        functools.update_wrapper(self, step)
+        self._step, self._name = step, function_name(step)
+        self._goal, self._folder, self._time_limit = parse_target(target), plans, time_limit
+        with self._goal.planned_for():
+            self._policy = resolve_fit(min_cut if policy is None else policy)
+        self._program = StepProgram(step, options, self._goal)
+        self._lock = threading.RLock()
+        self._static = StaticArguments(step, options)
+        self._planned: dict[Hashable, _PlannedStep] = BoundedCache(64)
+        self._last: _PlannedStep | None = None
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step; at the first call with some types, plan and compile it."""
+        if not self._plans_whole_step:
+            with use_default_policy(self._policy):
+                return self._program.jitted(*args, **kwargs)
+        leaves = jax.tree.leaves((args, kwargs))
+        last = self._last
+        if last is not None and last.shardings == shardings(leaves):
+            with contextlib.suppress(NotPlanned):
+                return self._program.run(last.decided, args, kwargs)
+        if any(isinstance(x, Tracer) for x in leaves):
+            self._warn_of_outer_trace()
+            return self._program.jitted(*args, **kwargs)
+        if not self._goal.local:
+            raise WrongArgument(
+                f"a call of {self._name}, which xform.jit compiles for {self._goal.name!r}",
+                "the devices of this target are not here",
+                "",
+                "call lower(...) with arrays or jax.ShapeDtypeStructs, or leave target out",
+            )
+        with contextlib.suppress(NotPlanned):
+            return self._program.run(self._plan_for(args, kwargs).decided, args, kwargs)
+        # A setting of JAX has changed since the step was planned for these types.
+        return self._program.run(self._plan_for(args, kwargs, again=True).decided, args, kwargs)
+
+    @property
+    def _plans_whole_step(self) -> bool:
+        """Whether the derivatives are planned together for the whole step, not each by itself."""
+        policy = self._policy
+        return isinstance(policy, StepPlan) or (isinstance(policy, Budget) and policy.of == "peak")
+
+    def _warn_of_outer_trace(self) -> None:
+        """Warn once that a budget does nothing inside another transformation."""
+        if in_step() or self._warned:  # in a step of `xform.jit`, the budget of that step counts
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self._name} is called inside another transformation, so {self._policy!r} is "
+            "ignored: it limits the memory of a whole compiled program. Give the budget to "
+            "xform.jit of the outermost function",
+            stacklevel=3,
+        )
+
+    def _plan_for(self, args: Args, kwargs: Kwargs, again: bool = False) -> _PlannedStep:
+        """The plan for some arguments or types: a known one, one from disk, or a new one.
+
+        With `again`, a known one is not used.
+        """
+        with self._lock:
+            key = self._static.types(args, kwargs)
+            if again or key not in self._planned:
+                plan, decided, compiled = self._decide(args, kwargs)
+                report = report_of(compiled.compilation, self._step, args, kwargs)
+                where = shardings(jax.tree.leaves((args, kwargs)))
+                self._planned[key] = _PlannedStep(plan, decided, compiled, report, where)
+            self._last = self._planned[key]
+            return self._last
+
+    def _decide(self, args: Args, kwargs: Kwargs) -> tuple[StepPlan, Decided, CompiledStep]:
+        """Follow the plan that is the policy or is on disk, or search for a plan."""
+        policy = self._policy
+        if isinstance(policy, StepPlan):
+            return self._follow(policy, args, kwargs)
+        assert isinstance(policy, Budget)
+        default = dataclasses.replace(min_cut, regions=policy.regions)
+        traced, problems = self._program.trace(Decided(default, {}, collects=True), args, kwargs)
+        where = shardings(jax.tree.leaves((args, kwargs)))
+        file = plan_file(self._folder, traced, where, policy, self._goal)
+        stored = load_plan(file)
+        if stored is not None and problems.keys() == stored.plans.keys():
+            followed = self._follow(stored, args, kwargs)
+            total = followed[2].compilation.total_bytes
+            if total is not None and total <= policy.bytes:
+                return followed
+        search = StepSearch(self._program, args, kwargs, policy, problems, self._time_limit)
+        chosen = search.decided(traced)
+        save_plan(file, chosen[0])
+        return chosen
+
+    def _follow(
+        self, plan: StepPlan, args: Args, kwargs: Kwargs
+    ) -> tuple[StepPlan, Decided, CompiledStep]:
+        """Compile the step under a plan that was made before."""
+        decided = Decided(min_cut, plan.plans, complete=True)
+        return plan, decided, self._program.compile(decided, args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan for arrays or types; return JAX's `Traced` object of the step under that plan."""
+        if not self._plans_whole_step:
+            with use_default_policy(self._policy):
+                return self._program.jitted.trace(*args, **kwargs)
+        return self._program.trace(self._plan_for(args, kwargs).decided, args, kwargs)[0]
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan and compile for arrays or types; return the lowered step under that plan.
+
+        The result has the methods of JAX's `Lowered` object; its `compile()` does not compile
+        again. For a `target` that is not here it has `plan` and `memory_analysis()` alone. Without
+        a budget it is JAX's object.
+        """
+        if not self._plans_whole_step:
+            with use_default_policy(self._policy):
+                return self._program.jitted.lower(*args, **kwargs)
+        return LoweredStep(self._name, self._plan_for(args, kwargs))
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plans of the program that was planned last.
+
+        Raises:
+          WrongArgument: no program was planned.
+        """
+        return self._planned_last("plan").plan
+
+    def memory_analysis(self) -> MemoryReport:
+        """A report of the program that was planned last; nothing is compiled again.
+
+        Raises:
+          WrongArgument: no program was planned.
+        """
+        return self._planned_last("memory_analysis").report
+
+    def explain(self, value: str) -> str:
+        """Explain why a value is saved or not, see `Plan.explain`."""
+        return self.plan.explain(value)
+
+    def _planned_last(self, request: str) -> _PlannedStep:
+        if self._last is not None:
+            return self._last
+        problem, remedy = (
+            ("it was not called yet", "call it first, or call lower(...) with types")
+            if self._plans_whole_step
+            else (
+                f"under policy={self._policy!r} each derivative is planned by itself",
+                "give xform.jit a budget, or use xform.plan and xform.memory_analysis",
+            )
+        )
+        raise WrongArgument(f"{request} of xform.jit of {self._name}", problem, "", remedy)
+
+
+class LoweredStep:
+    """A planned step for some types: what JAX's `Lowered` object has, and the plan.
+
+    Attributes:
+      plan: the plans of its derivatives.
+    """
+
+    def __init__(self, name: str, planned: _PlannedStep):
+        self._name, self._planned, self.plan = name, planned, planned.plan
+
+    def memory_analysis(self) -> MemoryReport:
+        """A report of the compiled step; nothing is compiled again."""
+        return self._planned.report
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's `Compiled` object. It is compiled again only if compiler options are given."""
+        if args or kwargs or self._planned.compiled.executable is None:
+            return self._lowered().compile(*args, **kwargs)
+        return self._planned.compiled.executable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered(), name)
+
+    def _lowered(self) -> Any:
+        lowered = self._planned.compiled.lowered
+        if lowered is None:
+            raise WrongArgument(
+                f"{self._name} on {self.plan.target}",
+                "the devices of this target are not here",
+                "",
+                "read plan and memory_analysis()",
+            )
+        return lowered
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PlannedStep:
+    """A step for some types: its plan, what its derivatives follow, and the compiled program."""
+
+    plan: StepPlan
+    decided: Decided
+    compiled: CompiledStep
+    report: MemoryReport
+    shardings: list[Any]

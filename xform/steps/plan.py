@@ -1,0 +1,139 @@
+"""`StepPlan`: the plans of all derivatives that a step takes, with the bytes of the whole step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xform._jax import Primitive
+from xform.errors import WrongArgument
+from xform.planner.plan.plan import Plan
+from xform.policies import min_cut
+from xform.storage.files import atomic_write
+from xform.terminal.text import human_bytes, human_seconds
+
+_FORMAT = "xform step plan 1"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepPlan:
+    """The plans of all derivatives that a step takes without a policy of their own.
+
+    `xform.jit` makes it, see `.plan` there. It prints as the tables of its plans, and iterates over
+    them. It is also a policy of `xform.jit`, for the same step and the same types: it runs no
+    search, and compiles once.
+
+    Attributes:
+      function: the name of the step.
+      policy: the policy that chose the plans, as text.
+      target: the backend that the step was compiled for.
+      plans: the plans, by the key of their derivative.
+      compiled_bytes: the compiler's peak of the step on each device; None if it was not compiled.
+      compiles: how many programs were compiled to find the plans.
+      seconds: the time of planning without compilations; 0 if the plan was read from a file.
+      compile_seconds: the time of these compilations; 0 if the plan was read from a file.
+    """
+
+    function: str
+    policy: str
+    target: str
+    plans: dict[str, Plan]
+    compiled_bytes: int | None
+    compiles: int
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans.values())
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
+        """Answer as `min_cut` does, for code that calls policies by JAX's protocol."""
+        return min_cut(prim, *avals, **params)
+
+    @property
+    def recompute_flops(self) -> int:
+        """FLOPs that all derivatives recompute."""
+        return sum(plan.recompute_flops for plan in self)
+
+    def explain(self, value: str) -> str:
+        """Explain why a value is saved or not, see `Plan.explain`.
+
+        Raises:
+          WrongArgument: no plan has a row of this name.
+        """
+        texts: list[str] = []
+        errors: list[WrongArgument] = []
+        for plan in self:
+            try:
+                texts.append(plan.explain(value))
+            except WrongArgument as error:
+                errors.append(error)
+        if not texts:
+            raise (
+                errors[0]
+                if errors
+                else WrongArgument(
+                    f"explain({value!r})",
+                    f"{self.function} takes no derivative without a policy of its own",
+                    "",
+                    "call explain on the plan of a step that differentiates",
+                )
+            )
+        return "\n".join(texts)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, as JSON. `StepPlan.load(path)` reads it."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del data["seconds"], data["compile_seconds"]
+        data["plans"] = {key: plan.to_dict() for key, plan in self.plans.items()}
+        with atomic_write(path) as partial:
+            partial.write_text(json.dumps({"format": _FORMAT, **data}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> StepPlan:
+        """Read a plan that `save` wrote.
+
+        Raises:
+          WrongArgument: the file holds no plan of a step, or another version of xform wrote it.
+          OSError: the file cannot be read.
+        """
+        try:
+            data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
+                raise ValueError("it has another format")
+            plans = {str(key): Plan.from_dict(value) for key, value in data.pop("plans").items()}
+            return cls(plans=plans, **data)
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            raise WrongArgument(
+                f"StepPlan.load({str(path)!r})",
+                f"the file holds no plan of a step: {error}",
+                "",
+                "pass a file that StepPlan.save of this version of xform wrote",
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<StepPlan of {self.function}, {self.policy}>"
+
+    def __str__(self) -> str:
+        return "\n\n".join([*map(str, self), self.summary])
+
+    @property
+    def summary(self) -> str:
+        """One line: the derivatives, the bytes of the step, and the times."""
+        n = len(self)
+        size = "not compiled" if self.compiled_bytes is None else human_bytes(self.compiled_bytes)
+        times = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
+        if self.compiles:
+            times += f", {self.compiles} program{'s' * (self.compiles != 1)} compiled"
+            times += f" in {human_seconds(self.compile_seconds)}" if self.compile_seconds else ""
+        return (
+            f"{self.function}, {self.policy}, on {self.target}: {n} derivative{'s' * (n != 1)}, "
+            f"{size} on each device{times}"
+        )

@@ -1,0 +1,201 @@
+"""Choose the plans of a step for a byte budget; the compiler of the target decides what fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from xform.errors import BudgetInfeasible
+from xform.memory.report import MemoryReport
+from xform.planner.candidate import Candidate
+from xform.planner.compiler import Compiler
+from xform.planner.plan_program import plan_program
+from xform.planner.problem import Problem
+from xform.planner.search import search_compiled
+from xform.planner.search_several import search_several
+from xform.planner.simulate.liveness import liveness, simulate
+from xform.policies import min_cut, policy_name
+from xform.policies.budgets import Budget
+from xform.program.ir import program
+from xform.steps.derivatives import Decided
+from xform.steps.plan import StepPlan
+from xform.steps.processes import agreed
+from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
+from xform.terminal import progress_line
+from xform.terminal.text import human_bytes, human_seconds
+from xform.transforms.plan import plan_of_candidate
+from xform.transforms.planning_task import overwritten
+
+Candidates = Mapping[str, Candidate]
+_LISTED = 3
+
+
+class _OutOfTime(Exception):
+    """The time limit of planning has passed."""
+
+
+@dataclasses.dataclass(eq=False)
+class StepSearch:
+    """A search for the plans of one step at one set of types.
+
+    Attributes:
+      program: the step.
+      args, kwargs: the arguments, as arrays or types.
+      budget: the bytes of the step on each device.
+      problems: the derivatives of the step, by key.
+      time_limit: seconds after which no further program is compiled; None for no limit.
+    """
+
+    program: StepProgram
+    args: Args
+    kwargs: Kwargs
+    budget: Budget
+    problems: Mapping[str, Problem]
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        self.start = time.perf_counter()
+        self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
+        self.tried: list[tuple[Candidates, Decided, CompiledStep, float]] = []
+
+    def decided(self, traced: Any) -> tuple[StepPlan, Decided, CompiledStep]:
+        """Return the plans, what the derivatives follow, and the compiled step.
+
+        `traced` is JAX's `Traced` object of the step under the default policy.
+
+        Raises:
+          BudgetInfeasible: no plan was found with which the compiled step is within the budget.
+        """
+        self.problems = self._with_outside_bytes(traced)
+        default = {k: plan_program(p, self.default) for k, p in self.problems.items()}
+        with progress_line.show(f"planning {self._name}"):
+            try:
+                chosen = self._search(traced, default)
+            except _OutOfTime:
+                chosen = self._best_known()
+            except BudgetInfeasible as error:
+                raise self._with_largest_buffers(error) from None
+            return self._finish(chosen)
+
+    @property
+    def _name(self) -> str:
+        return self.program.jitted.__name__
+
+    def _with_outside_bytes(self, traced: Any) -> dict[str, Problem]:
+        """The derivatives, each with the simulated bytes that the step holds outside of it."""
+        goal, whole = self.program.goal, program(traced.jaxpr)
+        over = overwritten(traced, whole)
+        outer = simulate(whole, goal.backend, overwrites_argument=over).total_bytes
+        inner = [
+            liveness(plan_program(p, self.default).schedule, goal.backend).total_bytes
+            for p in self.problems.values()
+        ]
+        outside = outer - max(inner, default=0)
+        return {
+            k: dataclasses.replace(p, outside_bytes=outside, regions=self.budget.regions)
+            for k, p in self.problems.items()
+        }
+
+    def _search(self, traced: Any, default: Candidates) -> Candidates:
+        if len(self.problems) == 1:
+            ((key, problem),) = self.problems.items()
+            one = lambda candidate: _known(self._measure({key: candidate}))
+            compiler = Compiler(problem, one, object())  # equal to no other: `tried` is the memory
+            return {key: search_compiled(problem, self.budget, default[key], compiler)}
+        if self.problems:
+            return search_several(self.problems, self.budget, default, self._measure)
+        if (size := self._measure(default)) <= self.budget.bytes:
+            return default
+        raise BudgetInfeasible(
+            f"policy={self.budget!r} of {self._name}",
+            f"the compiled step takes {human_bytes(int(size))}, and it takes no derivative without "
+            "a policy of its own, so there is nothing to plan",
+            "",
+            "raise the budget, donate arguments, make the batch smaller, or differentiate with "
+            "xform.grad (xform.install() replaces jax.grad)",
+            int(size),
+        )
+
+    def _measure(self, candidates: Candidates) -> float:
+        """Bytes of the step that is compiled under some plans; infinite if they are unknown."""
+        for known, _, _, size in self.tried:
+            if known is candidates or all(known[k] is candidates[k] for k in candidates):
+                return size
+        spent = time.perf_counter() - self.start
+        late = self.time_limit is not None and spent > self.time_limit and bool(self.tried)
+        if agreed(late):
+            raise _OutOfTime
+        progress_line.update(f"{len(self.tried)} candidates compiled")
+        decided = self._decided(candidates)
+        compiled = self.program.compile(decided, self.args, self.kwargs)
+        total = compiled.compilation.total_bytes
+        size = agreed(math.inf if total is None else float(total))
+        self.tried.append((candidates, decided, compiled, size))
+        return size
+
+    def _decided(self, candidates: Candidates) -> Decided:
+        name, goal = policy_name(self.budget), self.program.goal
+        plans = {
+            k: plan_of_candidate(
+                f"a derivative in {self._name}", "the whole step", self.problems[k], name, c, goal
+            )
+            for k, c in candidates.items()
+        }
+        return Decided(self.default, plans, complete=True)
+
+    def _best_known(self) -> Candidates:
+        """The plan to take when the time is over: the least work that fits, else the smallest."""
+        fitting = [t for t in self.tried if t[3] <= self.budget.bytes]
+        work = lambda t: tuple(map(sum, zip(*(c.work for c in t[0].values()), strict=True)))
+        best = min(fitting, key=work) if fitting else min(self.tried, key=lambda t: t[3])
+        limit = human_seconds(self.time_limit or 0)
+        takes = f"takes {human_bytes(int(best[3]))}" if best[3] < math.inf else "is refused"
+        warnings.warn(
+            f"planning {self._name} for {self.budget!r} stopped at its time limit of {limit}, "
+            f"after {len(self.tried)} compilations. "
+            + (
+                "A plan with less recomputation may exist."
+                if fitting
+                else f"The smallest program so far {takes}, which exceeds the budget. Raise "
+                "time_limit to search on."
+            ),
+            stacklevel=5,
+        )
+        return best[0]
+
+    def _finish(self, chosen: Candidates) -> tuple[StepPlan, Decided, CompiledStep]:
+        self._measure(chosen)
+        known = next(t for t in self.tried if all(t[0][k] is c for k, c in chosen.items()))
+        _, decided, compiled, size = known
+        compiling = sum(t[2].compilation.compile_seconds for t in self.tried)
+        total = None if size == math.inf else int(size)
+        plans = {
+            k: dataclasses.replace(plan, compiled_bytes=total, compiles=len(self.tried))
+            for k, plan in decided.plans.items()
+        }
+        plan = StepPlan(
+            self._name, policy_name(self.budget), self.program.goal.name, plans, total,
+            len(self.tried), time.perf_counter() - self.start - compiling, compiling,
+        )  # fmt: skip
+        return plan, decided, compiled
+
+    def _with_largest_buffers(self, error: BudgetInfeasible) -> BudgetInfeasible:
+        """The error with the largest buffers of the smallest program that was compiled."""
+        compiled = min(self.tried, key=lambda t: t[3])[2].compilation
+        if compiled.module is None:
+            return error
+        report = MemoryReport(compiled)
+        rows = sorted(report.peak, key=lambda row: -row.bytes)[:_LISTED]
+        largest = "; ".join(f"{human_bytes(r.bytes)} {r.name} at {r.where}" for r in rows)
+        problem = f"{error.problem}. The largest buffers of that program: {largest}"
+        return BudgetInfeasible(
+            error.request, problem, error.where, error.remedy, error.floor_bytes
+        )
+
+
+def _known(size: float) -> int | None:
+    return None if size == math.inf else int(size)

@@ -1,0 +1,58 @@
+"""Plans of steps on disk, so that a program that starts again compiles its step once.
+
+The name of a file is a digest of everything that the plan depends on: the traced step with its
+shardings, the budget, the versions of JAX and its compilers, XLA's flags, and the devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from xform.errors import WrongArgument, XformError
+from xform.memory.answers import depends_on
+from xform.memory.targets import Target
+from xform.policies.budgets import Budget
+from xform.program.fingerprint import fingerprint, text_of
+from xform.program.ir import program
+from xform.program.naming import digest
+from xform.steps.plan import StepPlan
+
+
+def plan_file(
+    folder: str | os.PathLike[str] | None, traced: Any, shardings: Any, budget: Budget, goal: Target
+) -> Path | None:
+    """The file for the plan of a traced step; None if no folder is given and JAX has no cache.
+
+    Without a `folder`, plans are kept beside JAX's compilation cache, in its folder `xform`.
+    """
+    if folder is None:
+        cache = getattr(jax.config, "jax_compilation_cache_dir", None)
+        if not cache or "://" in cache:
+            return None
+        folder = Path(cache, "xform")
+    whole = program(traced.jaxpr)
+    donated = tuple(a.donated for a in jax.tree.leaves(traced.args_info))
+    device = (goal.name, goal.device.name, goal.device.capacity_bytes, jax.process_count())
+    key = [fingerprint(whole), text_of((donated, shardings, budget, device)), *depends_on()]
+    return Path(folder) / f"{digest(key)}.step.json"
+
+
+def load_plan(file: Path | None) -> StepPlan | None:
+    """The plan in a file; None if there is no file, or it cannot be read."""
+    if file is not None and file.exists():
+        with contextlib.suppress(WrongArgument, OSError):
+            return StepPlan.load(file)
+    return None
+
+
+def save_plan(file: Path | None, plan: StepPlan) -> None:
+    """Write a plan. If that fails, it is made again next time."""
+    if file is not None:
+        with contextlib.suppress(XformError, OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            plan.save(file)
