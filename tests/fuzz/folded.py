@@ -16,25 +16,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import weak_as
+from xform._jax import match_weak_type
 
 
 def ldexp(x: Any, n: Any) -> Any:
     """`jnp.ldexp`."""
     made = x * 2.0 ** jnp.asarray(n, jnp.result_type(x))
-    return weak_as(made, jax.eval_shape(lambda: jnp.ldexp(x, n)))
+    return match_weak_type(made, jax.eval_shape(lambda: jnp.ldexp(x, n)))
 
 
 def frexp(x: Any) -> Any:
     """`jnp.frexp`."""
     n = jnp.frexp(lax.stop_gradient(x))[1]
-    return weak_as(ldexp(x, -n), jax.eval_shape(lambda: jnp.frexp(x)[0])), n
+    return match_weak_type(ldexp(x, -n), jax.eval_shape(lambda: jnp.frexp(x)[0])), n
 
 
 def reduce(x: Any, start: Any, f: Callable[..., Any], dimensions: Sequence[int]) -> Any:
     """`lax.reduce`, also of several operands if `x` is a tuple."""
     types = jax.eval_shape(lambda: lax.reduce(x, start, f, dimensions))
-    return jax.tree.map(weak_as, _reduced(x, start, f, dimensions), types)
+    return jax.tree.map(match_weak_type, _reduced(x, start, f, dimensions), types)
 
 
 def _reduced(x: Any, start: Any, f: Callable[..., Any], dimensions: Sequence[int]) -> Any:

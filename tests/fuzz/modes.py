@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import xform
-from xform._jax import weak_as
+from xform._jax import match_weak_type
 
 Fun = Callable[..., tuple[Any, ...]]
 POLICIES = {
@@ -164,7 +164,7 @@ class _Directions:
                     return direction
                 if not np.ndim(x):
                     return float(direction)
-            return weak_as(jnp.asarray(self.scale * direction), jax.typeof(x))
+            return match_weak_type(jnp.asarray(self.scale * direction), jax.typeof(x))
 
         return [one(i, x) for i, x in enumerate(values)]
 
@@ -193,7 +193,9 @@ def _derivatives(values: Any, of: Any) -> tuple[Any, ...]:
     keeps that of scalars; in `jnp.sin`, which is jitted, it comes back.
     """
     pairs = zip(values, of, strict=True)
-    return tuple(weak_as(d, jax.typeof(x)) for d, x in pairs if _dtype(d) != jax.dtypes.float0)
+    return tuple(
+        match_weak_type(d, jax.typeof(x)) for d, x in pairs if _dtype(d) != jax.dtypes.float0
+    )
 
 
 def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
@@ -203,7 +205,7 @@ def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
     """
     if ad is xform:
         return ys
-    return tuple(weak_as(y, jax.typeof(plain)) for y, plain in zip(ys, f(*xs), strict=True))
+    return tuple(match_weak_type(y, jax.typeof(plain)) for y, plain in zip(ys, f(*xs), strict=True))
 
 
 def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool, of: Any) -> list[Any]:
@@ -280,7 +282,7 @@ def _hessian(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[An
 
 def _strong(x: Any) -> Any:
     """Return `x` strongly typed, because the weak type of a Jacobian is accidental too."""
-    return weak_as(jnp.asarray(x), jax.typeof(x).update(weak_type=False))
+    return match_weak_type(jnp.asarray(x), jax.typeof(x).update(weak_type=False))
 
 
 def _linearize(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:

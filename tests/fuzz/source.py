@@ -17,7 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 
 import xform
 from tests.fuzz import folded
-from xform._jax import weak_as
+from xform._jax import match_weak_type
 
 STATES = 6
 
@@ -108,7 +108,7 @@ def masked_while(cond: Callable[..., Any], body: Callable[..., Any], start: Any)
         return jax.tree.map(lambda a, b: jnp.where(live, a, b), body(state), state), None
 
     types = jax.eval_shape(lambda: lax.while_loop(cond, body, start))
-    return jax.tree.map(weak_as, lax.scan(step, start, None, length=STATES)[0], types)
+    return jax.tree.map(match_weak_type, lax.scan(step, start, None, length=STATES)[0], types)
 
 
 class PlainVmap:

@@ -5,15 +5,17 @@ An aval is the type of a value: shape, dtype, sharding. The differences between 
 are handled here:
 
 - `jaxpr_and_consts`: in 0.11, ClosedJaxpr was replaced by a Jaxpr with `consts`;
-- `pull_custom_vjp`: since 0.11, the backward function of a custom_vjp also returns a log;
+- `pull_custom_vjp`: since 0.11, the backward function of a custom_vjp returns its cotangents and a
+  dict of values that the user logs;
 - `scan_counts`: in 0.11, scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out`;
 - `compute_on`: in 0.11, `compute_on2` was renamed to `compute_on`, and replaced the older function;
 - `current_trace`: in 0.12, no operation runs within `take_current_trace`;
 - `is_inlined`: in 0.11, a jit's `inline` became an enumeration;
 - `callee`: in 0.11, the parameters with the bodies of a composite and of an `eval_jaxpr` were
   renamed;
-- `with_metadata`, `linear_part`: in 0.12, the metadata of a call became one parameter, with a
-  second one for the linear part of its derivative.
+- `with_metadata`, `linear_part`: an `xla_metadata_call` gives XLA metadata to all operations of a
+  function. Since 0.12 its parameter `xla_metadata` has the metadata of the function, and
+  `ad_metadata` that of the linear part of the function's derivative.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from jax.ref import AbstractRef
 from jaxlib import xla_client
 
 from xform._jax.meshes import on_mesh_of
-from xform._jax.mutable import argument_type, type_alone
+from xform._jax.mutable import argument_type, drop_content
 from xform._jax.wrappers import unwrapped
 from xform.introspection.loaded import names_of
 
@@ -69,12 +71,12 @@ __all__ = [
     "Offloadable", "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad",
     "argument_names", "batching", "broadcast_in_dim_p", "callee", "compiler_options",
     "compute_on", "cond_p", "context_fields", "conv_general_dilated_p", "cotangent_aval",
-    "current_trace", "dot_general_p", "equation", "has_effects", "hlo_text", "is_inlined",
-    "is_jaxpr", "is_reference", "is_silent", "is_zero", "itemsize", "jax_primitives",
-    "jaxpr_and_consts", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p", "named_axes",
-    "policy_answer", "primitive_named", "primitives", "pull_custom_vjp", "registered_names",
-    "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tangent_aval",
-    "trace_of", "trace_to_jaxpr", "tracer_of_type", "unwrapped", "weak_as", "while_p",
+    "current_trace", "dot_general_p", "equation", "has_effects", "hlo_text", "is_bookkeeping",
+    "is_inlined", "is_jaxpr", "is_reference", "is_zero", "itemsize", "jax_primitives",
+    "jaxpr_and_consts", "jaxprs_of", "jit_p", "linear_part", "match_weak_type", "mlir", "name_p",
+    "named_axes", "policy_answer", "primitive_named", "primitives", "pull_custom_vjp",
+    "registered_names", "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging",
+    "tangent_aval", "trace_of", "trace_to_jaxpr", "tracer_of_type", "unwrapped", "while_p",
     "with_metadata", "zeros",
 ]  # fmt: skip
 
@@ -85,9 +87,9 @@ compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compu
 
 
 def jaxpr_and_consts(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
-    """The Jaxpr and the constants of a ClosedJaxpr; of a Jaxpr, that itself and its constants.
+    """The Jaxpr and the constants of `jaxpr`, which is a ClosedJaxpr or a Jaxpr.
 
-    A Jaxpr has constants since 0.11, and none before.
+    A Jaxpr has constants of its own since 0.11. Before, there are none, and `()` is returned.
     """
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
@@ -201,7 +203,8 @@ def tangent_aval(aval: Any) -> Any:
 def cotangent_aval(aval: Any) -> Any:
     """The type of a cotangent of a value of type `aval`.
 
-    It equals the tangent's type, except for values that are sums over a mesh axis.
+    It equals the tangent's type, except over mesh axes along which a value is unreduced or reduced:
+    the cotangent of an unreduced value is reduced, and that of a reduced value is unreduced.
     """
     return aval.to_ct_aval()
 
@@ -228,7 +231,7 @@ def pull_custom_vjp(
 ) -> tuple[list[Any], Any]:
     """Call the backward function of a custom_vjp; return its cotangents and its log.
 
-    The log is None in 0.10.
+    The log is a dict of the values that the user logs, or None. It is always None in 0.10.
     """
     out = bwd.call_wrapped(*residuals, *cts)
     logs = len(out) == 2 and isinstance(out[0], list | tuple)
@@ -240,10 +243,10 @@ def is_zero(x: Any) -> bool:
     return isinstance(x, SymbolicZero | ad.Zero)
 
 
-def is_silent(x: Any) -> bool:
-    """Whether an object in a closure has no influence on the results of a program.
+def is_bookkeeping(x: Any) -> bool:
+    """Whether an object in a closure belongs to JAX's bookkeeping and cannot change any result.
 
-    These are traces, debug information, and storage for output trees.
+    Such objects are traces, debug information, and storage for output trees.
     """
     names = ("DebugInfo", "Store", "EqualStore")
     kind = type(x)
@@ -326,7 +329,7 @@ def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
     if outputs is None:
         avals, effects = prim.abstract_eval(*[v.aval for v in inputs], **params)
         avals = avals if prim.multiple_results else [avals]
-        outputs = [Var(type_alone(a)) for a in avals]
+        outputs = [Var(drop_content(a)) for a in avals]
     return new_jaxpr_eqn(list(inputs), outputs, prim, params, effects, source_info_util.current())
 
 
@@ -360,7 +363,7 @@ def staging() -> bool:
     return False
 
 
-def weak_as(x: Any, aval: Any) -> Any:
+def match_weak_type(x: Any, aval: Any) -> Any:
     """`x` as a value that is weakly typed if, and only if, `aval` is.
 
     lax has no public function for this.

@@ -34,6 +34,6 @@ def input_type(v: Any) -> Any:
     return _TypeAndContent(v.aval, v.initial_qdd) if is_mutable(v.aval) else v.aval
 
 
-def type_alone(aval: Any) -> Any:
-    """The type alone, without the content of a mutable value."""
+def drop_content(aval: Any) -> Any:
+    """The type `aval` without the type of the content, if it is that of a mutable value."""
     return aval.aval if _TypeAndContent and isinstance(aval, _TypeAndContent) else aval

@@ -45,8 +45,9 @@ def partials(
 
     Values get names by `xform.adjoints.name` or `jax.ad_checkpoint.checkpoint_name`. The
     gradient at a value tells how the output changes, to first order, if something is added to that
-    value. It includes all paths from the value to the output, or one use of the value only, as if
-    `stop_gradient` cut all its other uses.
+    value. It includes all paths from the value to the output. With `via` it includes only some of
+    them. With `per_use` there is one gradient for each use of the value: the gradient that the
+    value would have if `stop_gradient` cut all its other uses.
 
     Names may be inside jitted functions, loops of known length (`scan`), branches, remat regions
     (functions under `jax.checkpoint`), `vmap`, and functions with a custom derivative. The gradient
@@ -59,10 +60,11 @@ def partials(
       f: pure function that returns a real scalar. Its arguments may be any Python objects. Arrays
         in them are traced, as under `jit`; everything else is passed unchanged.
       names: a name, or a pytree of names: `"h"`, `["h", "g"]`.
-      via: restricts the gradient. A name: include only paths through a value of that name, the next
-        such value if a loop computes several. A number: include only this use of the value.
-        Operations that read the value are numbered from 0 in program order; the error for a wrong
-        number lists them with their lines.
+      via: which paths from the value to the output to include; None includes all. A string: only
+        the paths that pass through a value with this name (or through several, as in a loop). A
+        number: only the paths that begin with this use of the value. The uses are the operations
+        that read the value, numbered from 0 in program order; the error for a wrong number lists
+        them with their lines.
       per_use: whether to return the gradient along each use separately, in a dict in program order.
         A key names the use, with its number and line. The shares add up to the gradient.
       has_aux: whether `f` returns a pair whose second element is auxiliary output.

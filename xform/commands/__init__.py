@@ -152,10 +152,10 @@ def _check_returned_arrays(error: Exception, args: argparse.Namespace) -> None:
 
     Only then, because other values are correct for static arguments, such as a configuration.
     """
-    bound = getattr(args, "bound", None)
-    if isinstance(error, TypeError | ValueError) and bound and (others := bound.non_arrays()):
+    function = getattr(args, "bound_function", None)
+    if isinstance(error, TypeError | ValueError) and function and (others := function.non_arrays()):
         raise WrongArgument(
-            f"the arguments of {bound.name}, by {bound.source}",
+            f"the arguments of {function.name}, by {function.source}",
             f"{type(error).__name__}: {_first_lines(str(error))}",
             "",
             "return arrays or ShapeDtypeStructs, except for static arguments of a jitted function; "

@@ -23,17 +23,17 @@ def run(args: argparse.Namespace) -> str:
 
 def compare_policies(args: argparse.Namespace) -> Any:
     """Return the `Comparison` that the command line requests."""
-    bound = read_function(args)
+    function = read_function(args)
     policies = [read_policy(text) for text in args.policy or ["min_cut"]]
     comparison = xform.compare(
-        bound.f,
-        *bound.args,
+        function.f,
+        *function.args,
         policies=policies,
         targets=args.target,
-        policy_argument=bound.policy_argument,
+        policy_argument=function.policy_argument,
         **options(args),
     )
-    return bound.with_note(comparison, comparison.description.note)
+    return function.with_note(comparison, comparison.description.note)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

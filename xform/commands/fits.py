@@ -25,14 +25,14 @@ def run(args: argparse.Namespace) -> str:
     Without --policy the function is compiled unchanged. With it, the function is compiled as
     `memory --policy` does.
     """
-    bound = read_function(args)
+    function = read_function(args)
     report = xform.fits(
-        under_policy(bound, args.policy), *bound.args, target=args.target, **options(args)
+        under_policy(function, args.policy), *function.args, target=args.target, **options(args)
     )
     args.status = 0 if report.fits else OVER
     if args.json:
         return json.dumps({"fits": report.fits, **report.to_dict()}, indent=1)
-    described = bound.with_note(report, report.description.note)
+    described = function.with_note(report, report.description.note)
     return f"{report.compilation.verdict()}\n{described.description}"
 
 

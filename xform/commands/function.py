@@ -185,10 +185,10 @@ def add_argnums(parser: argparse.ArgumentParser, default: int | None = 0) -> Non
 
 def read_function(args: argparse.Namespace) -> BoundFunction:
     """Return the function of the command line with its arguments, after `--transform` if given."""
-    args.bound = read_untransformed(args)
+    args.bound_function = read_untransformed(args)
     if args.transform:
-        args.bound = args.bound.transformed(args)
-    return args.bound
+        args.bound_function = args.bound_function.transformed(args)
+    return args.bound_function
 
 
 def read_untransformed(args: argparse.Namespace) -> BoundFunction:
@@ -352,7 +352,7 @@ def read_policy(text: str) -> Any:
     return policies.parse(text, f"--policy {text}")
 
 
-def under_policy(bound: BoundFunction, text: str | None) -> Callable[..., Any]:
+def under_policy(function: BoundFunction, text: str | None) -> Callable[..., Any]:
     """Return the function under the policy that `text` names; unchanged if it is None.
 
     A training step gets the policy as its `policy_argument`. Any other function is taken as a loss,
@@ -362,10 +362,11 @@ def under_policy(bound: BoundFunction, text: str | None) -> Callable[..., Any]:
       WrongArgument: the function is neither a loss nor a step with a `policy_argument`.
     """
     if text is None:
-        return bound.f
-    if bound.policy_argument is None:
-        derivative_at(f"--policy {text}", bound.f, bound.args, 0, False)  # an error for a step
-    f, options = with_policy(bound.f, read_policy(text), 0, bound.policy_argument)
+        return function.f
+    if function.policy_argument is None:
+        # This raises an error for a step.
+        derivative_at(f"--policy {text}", function.f, function.args, 0, False)
+    f, options = with_policy(function.f, read_policy(text), 0, function.policy_argument)
     return functools.partial(f, **options) if options else f
 
 

@@ -27,12 +27,12 @@ def run(args: argparse.Namespace) -> str:
     one. Without --policy the function is compiled unchanged. With it, the function is compiled as
     `memory --policy` does.
     """
-    bound = read_function(args)
+    function = read_function(args)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
-    inputs = None if by_axis else bound.args_of_batch
+    inputs = None if by_axis else function.args_of_batch
     batch = xform.memory.max_batch(
-        under_policy(bound, args.policy),
-        *(() if inputs else bound.args),
+        under_policy(function, args.policy),
+        *(() if inputs else function.args),
         target=args.target,
         inputs=inputs,
         batch_axis=args.batch_axis or 0,

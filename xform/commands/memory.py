@@ -27,25 +27,25 @@ def run(args: argparse.Namespace) -> str:
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
         return render(compare_policies(args), args)
-    bound, (target,) = read_function(args), args.target
+    function, (target,) = read_function(args), args.target
     if args.policy:
         report = report_on(
             target,
-            bound.f,
-            bound.args,
+            function.f,
+            function.args,
             read_policy(args.policy[0]),
-            policy_argument=bound.policy_argument,
+            policy_argument=function.policy_argument,
             **options(args),
         )
     else:
-        report = xform.memory_analysis(bound.f, *bound.args, target=target, **options(args))
+        report = xform.memory_analysis(function.f, *function.args, target=target, **options(args))
     note = report.description.note
     if not args.policy and not report.description.transform:
         compiled = "under that policy"
-        if bound.policy_argument is None:
+        if function.policy_argument is None:
             compiled = "its value_and_grad (a training step needs --policy-argument too)"
         note = f"with --policy min_cut: {compiled}\n{note}".strip()
-    return render(bound.with_note(report, note), args)
+    return render(function.with_note(report, note), args)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

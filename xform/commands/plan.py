@@ -22,17 +22,18 @@ from xform.commands.reports import file, picture, write_file
 
 def run(args: argparse.Namespace) -> str:
     """Choose the values that the backward pass saves, and compile to verify the plan."""
-    bound = read_function(args)
-    # A transform in reverse mode has used --argnums and --has-aux already.
-    used = args.transform and bound.policy_argument is not None
-    argnums, has_aux = (0, False) if used else (args.argnums, args.has_aux)
+    function = read_function(args)
+    # With --transform grad, value_and_grad or vjp, `function.f` is that derivative, and it was made
+    # with --argnums and --has-aux. So these are not applied again.
+    is_derivative = args.transform and function.policy_argument is not None
+    argnums, has_aux = (0, False) if is_derivative else (args.argnums, args.has_aux)
     plan = xform.plan(
-        bound.f,
-        *bound.args,
+        function.f,
+        *function.args,
         policy=read_policy(args.policy),
         argnums=argnums,
         has_aux=has_aux,
-        policy_argument=bound.policy_argument,
+        policy_argument=function.policy_argument,
         target=args.target,
         donate_argnums=args.donate,
         verify=not args.no_verify,
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> str:
     write_file(args.png, plan.plot, args)
     if args.json:
         return json.dumps(_data(plan), indent=1)
-    return bound.with_heading(plan, argnums)
+    return function.with_heading(plan, argnums)
 
 
 def _data(plan: xform.Plan) -> dict[str, Any]:

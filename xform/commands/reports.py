@@ -62,7 +62,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments for `memory_analysis`, except `target`, from a command line."""
-    specs = None if args.in_specs is None else args.bound.in_specs(args.in_specs)
+    specs = None if args.in_specs is None else args.bound_function.in_specs(args.in_specs)
     values: dict[str, Any] = {"capacity": args.capacity, "mesh": args.mesh, "in_specs": specs}
     values = {k: v for k, v in values.items() if v is not None}
     return values | ({"donate_argnums": args.donate} if args.donate else {})

@@ -17,17 +17,17 @@ from xform.commands.function import (
 
 def run(args: argparse.Namespace) -> str:
     """List the values saved for the backward pass of a function, with their bytes and lines."""
-    bound = read_function(args)
+    function = read_function(args)
     table = xform.residuals(
-        bound.f,
-        *bound.args,
+        function.f,
+        *function.args,
         policy=read_policy(args.policy),
         argnums=args.argnums,
         has_aux=args.has_aux,
     )
     if args.json:
         return json.dumps(table.to_dict(), indent=1)
-    return bound.with_heading(table, args.argnums)
+    return function.with_heading(table, args.argnums)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

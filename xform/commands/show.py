@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> str:
     arguments of --argnums passes through them, yellow if it is stopped (stop_gradient, integers),
     and dim if they are constant. The environment variable NO_COLOR turns colours off.
     """
-    bound = read_untransformed(args)
-    flat = _transformed(bound, args)
+    function = read_untransformed(args)
+    flat = _transformed(function, args)
     steps: list[PassResult] = []
     if args.passes:
         pipeline = Pipeline([PASSES[name]() for name in args.passes])
@@ -73,15 +73,15 @@ def run(args: argparse.Namespace) -> str:
         return stablehlo_text(flat.f, flat.types)
     if args.hlo:
         return compiled_text(flat.f, flat.types, args.target)
-    return "\n\n".join(_sections(bound, args, flat, steps))
+    return "\n\n".join(_sections(function, args, flat, steps))
 
 
-def _sections(bound: BoundFunction, args: argparse.Namespace, flat: _ArrayFunction,
+def _sections(function: BoundFunction, args: argparse.Namespace, flat: _ArrayFunction,
               steps: Sequence[PassResult]) -> Iterator[str]:  # fmt: skip
-    called = f"{args.transform} of {bound.name}" if args.transform else bound.name
+    called = f"{args.transform} of {function.name}" if args.transform else function.name
     if args.transform in ("grad", "value_and_grad", "vjp", "linearize"):
-        yield _joint(bound, args)
-    text = lambda prog: f"{_count(prog)}\n{_listing(bound, args, prog)}"
+        yield _joint(function, args)
+    text = lambda prog: f"{_count(prog)}\n{_listing(function, args, prog)}"
     if not steps:
         yield f"{called}: {text(trace(flat.f, *flat.types))}"
         return
@@ -97,15 +97,15 @@ def _sections(bound: BoundFunction, args: argparse.Namespace, flat: _ArrayFuncti
     yield columns([["pass", "equations before", "after", "ms"], *rows], right=(1, 2, 3))
 
 
-def _listing(bound: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
+def _listing(function: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
     """Return the program as text. If colours are on, values are coloured, and a legend follows."""
     if not _in_colour(args.color):
         return listing(prog, args.lines)
-    given = FlatArguments(bound.args)
-    n, argnums = len(given.arrays()), _argnums(bound, args.argnums)
+    given = FlatArguments(function.args)
+    n, argnums = len(given.arrays()), _argnums(function, args.argnums)
     if args.transform not in (None, "grad", "value_and_grad"):
-        argnums = range(len(bound.args))
-    wrt = of_call(argnums, len(bound.args), "show --argnums")
+        argnums = range(len(function.args))
+    wrt = of_call(argnums, len(function.args), "show --argnums")
     # Inputs after the arguments are cotangents or tangents.
     active = {*given.indices(wrt), *range(n, len(prog.inputs))}
     inputs: list[Activity] = [
@@ -132,12 +132,12 @@ def _count(prog: Program) -> str:
     return f"{n} equation{'s' * (n != 1)}"
 
 
-def _joint(bound: BoundFunction, args: argparse.Namespace) -> str:
+def _joint(function: BoundFunction, args: argparse.Namespace) -> str:
     """Return the text of the joint program of the requested transform, under its policy."""
     if args.transform in ("grad", "value_and_grad"):
-        traced = derivative_at("show", bound.f, bound.args, args.argnums, args.has_aux)
+        traced = derivative_at("show", function.f, function.args, args.argnums, args.has_aux)
     else:
-        flat = _of_arrays(bound)
+        flat = _of_arrays(function)
         traced = derivative_at("show", flat.f, flat.types, None, args.has_aux)
     if args.transform == "linearize":
         fun = traced.function
@@ -145,26 +145,26 @@ def _joint(bound: BoundFunction, args: argparse.Namespace) -> str:
             analyze(fun.program, fun.active(), fun.differentiable(), push=True), None
         )
         text = show_schedule(linearized, args.lines, "tangents")
-        return f"joint program of {bound.name}, linearized\n{text}"
+        return f"joint program of {function.name}, linearized\n{text}"
     policy = read_policy(args.policy or "min_cut")
     text = show_schedule(traced.planned(policy).schedule, args.lines)
-    return f"joint program of {bound.name}, {policy_name(policy)}\n{text}"
+    return f"joint program of {function.name}, {policy_name(policy)}\n{text}"
 
 
-def _of_arrays(bound: BoundFunction) -> _ArrayFunction:
+def _of_arrays(function: BoundFunction) -> _ArrayFunction:
     """Return the function as one of only its array arguments; the other arguments are fixed."""
-    return _ArrayFunction(*arrays_alone(bound.f, bound.args))
+    return _ArrayFunction(*arrays_alone(function.f, function.args))
 
 
-def _transformed(bound: BoundFunction, args: argparse.Namespace) -> _ArrayFunction:
+def _transformed(function: BoundFunction, args: argparse.Namespace) -> _ArrayFunction:
     """Return the function after `--transform`, as one of arrays only.
 
     Its outputs are a flat list of arrays. Those of dtype float0 are left out, and of `vjp` the
     outputs are only the cotangents.
     """
     if args.transform:
-        bound = bound.transformed(args, read_policy(args.policy) if args.policy else None)
-    flat = _of_arrays(bound)
+        function = function.transformed(args, read_policy(args.policy) if args.policy else None)
+    flat = _of_arrays(function)
 
     def program(*xs: Any) -> list[Any]:
         return [y for y in jax.tree.leaves(flat.f(*xs)) if y.dtype != jax.dtypes.float0]
@@ -172,9 +172,9 @@ def _transformed(bound: BoundFunction, args: argparse.Namespace) -> _ArrayFuncti
     return dataclasses.replace(flat, f=program)
 
 
-def _argnums(bound: BoundFunction, argnums: int | Sequence[int] | None) -> int | Sequence[int]:
+def _argnums(function: BoundFunction, argnums: int | Sequence[int] | None) -> int | Sequence[int]:
     """Return `argnums`, or the positions of all arguments for None."""
-    return tuple(range(len(bound.args))) if argnums is None else argnums
+    return tuple(range(len(function.args))) if argnums is None else argnums
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,9 +21,9 @@ def run(args: argparse.Namespace) -> str:
     Without --policy the function is compiled unchanged. With it, the function is compiled as
     `memory --policy` does.
     """
-    bound = read_function(args)
-    f = under_policy(bound, args.policy)
-    return str(xform.memory.why_oom(f, *bound.args, target=args.target, **options(args)))
+    function = read_function(args)
+    f = under_policy(function, args.policy)
+    return str(xform.memory.why_oom(f, *function.args, target=args.target, **options(args)))
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -77,17 +77,18 @@ class ModuleBoundary:
         return nnx.to_tree(tree, prefix=prefix, split_fn=_split, ctxtag=self.name)
 
     def pure(self, f: Function, has_aux: bool = False) -> Function:
-        """Make `f` a pure function of entered arguments.
+        """Make `f` a pure function of arguments that `enter` has converted.
 
         It returns `(output, (auxiliary, changes))`. `auxiliary` is `()` without `has_aux`.
         `changes` is what `leave` writes back.
         """
 
-        def pure_function(*entered: Tree, **entered_kwargs: Tree) -> Any:
-            args, kwargs = nnx.from_tree((entered, entered_kwargs), ctxtag=self.name, is_inner=True)
+        def pure_function(*array_args: Tree, **array_kwargs: Tree) -> Any:
+            converted = array_args, array_kwargs
+            args, kwargs = nnx.from_tree(converted, ctxtag=self.name, is_inner=True)
             # `f` may change a container of modules, so the modules are collected before it runs.
             pick = lambda node_states, x: x if is_node(node_states) else None
-            modules = jax.tree.map(pick, (entered, entered_kwargs), (args, kwargs), is_leaf=is_node)
+            modules = jax.tree.map(pick, converted, (args, kwargs), is_leaf=is_node)
             before = self._parts(modules)
             old_values = [
                 (part, *jax.tree.flatten(part))

@@ -14,17 +14,17 @@ from xform.errors import WrongArgument
 Function = Callable[..., Any]
 
 
-def called_like_nnx(required: int) -> Callable[[Function], Function]:
+def accepts_nnx_calls(n_required: int) -> Callable[[Function], Function]:
     """Decorate a transform of `xform.flax`, so that it takes the calls that NNX's takes.
 
-    A call without the first `required` arguments returns a partial, which serves as a decorator. A
-    bound method of a module raises `WrongArgument`, because its module would be held constant.
+    A call without the first `n_required` arguments returns a partial, which serves as a decorator.
+    A bound method of a module raises `WrongArgument`, because its module would be held constant.
     """
 
     def decorate(transform: Function) -> Function:
         @functools.wraps(transform)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if len(args) + len(kwargs.keys() & {"f", "primals", "tangents"}) < required:
+            if len(args) + len(kwargs.keys() & {"f", "primals", "tangents"}) < n_required:
                 return functools.partial(call, *args, **kwargs)
             inner: Any = args[0] if args else kwargs["f"]
             while isinstance(inner, functools.partial):

@@ -16,7 +16,7 @@ from flax import nnx
 
 from xform.errors import NotScalar, WrongArgument
 from xform.flax.boundary import Function, Mode, ModuleBoundary, is_node
-from xform.flax.calls import called_like_nnx, positional
+from xform.flax.calls import accepts_nnx_calls, positional
 from xform.introspection.callables import function_name
 from xform.transforms import reverse
 from xform.transforms.function import Tree, distinct, numbers, positions
@@ -24,7 +24,7 @@ from xform.transforms.function import Tree, distinct, numbers, positions
 Argnum = int | nnx.DiffState
 
 
-@called_like_nnx(1)
+@accepts_nnx_calls(n_required=1)
 def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = False,
                    holomorphic: bool = False, allow_int: bool = False, *, policy: Any = None,
                    graph: Mode = None, graph_updates: Mode = None) -> Function:  # fmt: skip
@@ -69,7 +69,7 @@ def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux:
     return _gradient(boundary, f, argnums, has_aux, holomorphic, allow_int, policy)
 
 
-@called_like_nnx(1)
+@accepts_nnx_calls(n_required=1)
 def grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = False,
          holomorphic: bool = False, allow_int: bool = False, *, policy: Any = None,
          graph: Mode = None, graph_updates: Mode = None) -> Function:  # fmt: skip
@@ -114,8 +114,8 @@ def _gradient(boundary: ModuleBoundary, f: Function, argnums: Any, has_aux: bool
 
         def objective(*wrt: Tree) -> Any:
             """Return the value, and `(value, auxiliary, changes of the modules)`."""
-            full = _replace_selected(entered, indices, wrt)
-            y, (aux, changes) = boundary.pure(f, has_aux)(*full, **entered_kwargs)
+            full = _replace_selected(array_args, indices, wrt)
+            y, (aux, changes) = boundary.pure(f, has_aux)(*full, **array_kwargs)
             if is_node(y):
                 raise NotScalar(
                     f"{caller}: gradient only defined for scalar-output functions",
@@ -127,12 +127,13 @@ def _gradient(boundary: ModuleBoundary, f: Function, argnums: Any, has_aux: bool
 
         objective.__name__ = function_name(f)
         with nnx.update_context(boundary.name):
-            # With the prefix, NNX also checks that all or none of a Variable's owners select it.
+            # With the prefix, NNX also checks Variables that several arguments share. It raises an
+            # error if one of these arguments selects such a Variable and another one does not.
             by_index = dict(zip(indices, diff_states, strict=True))
             prefix = tuple(by_index.get(i) for i in range(len(args)))
-            entered, entered_kwargs = boundary.enter((args, kwargs), (prefix, None))
+            array_args, array_kwargs = boundary.enter((args, kwargs), (prefix, None))
             selected = lambda x: x.states[0] if is_node(x) else x
-            wrt = [jax.tree.map(selected, entered[i], is_leaf=is_node) for i in indices]
+            wrt = [jax.tree.map(selected, array_args[i], is_leaf=is_node) for i in indices]
             if not jax.tree.leaves(wrt):
                 _refuse_empty_selection(caller, [args[i] for i in indices], diff_states)
             transform = getattr(reverse, boundary.name)
@@ -143,7 +144,7 @@ def _gradient(boundary: ModuleBoundary, f: Function, argnums: Any, has_aux: bool
             aux = boundary.leave(aux, changes)
         if not boundary.updates:
             # All gradients are made modules together, so that they share parts as the arguments do.
-            modules = nnx.from_tree(_replace_selected(entered, indices, g))
+            modules = nnx.from_tree(_replace_selected(array_args, indices, g))
             g = [modules[i] for i in indices]
         g = g[0] if is_single else tuple(g)
         if boundary.name == "grad":
@@ -169,11 +170,14 @@ def _refuse_empty_selection(
 
 
 def _replace_selected(
-    entered: Sequence[Tree], indices: Sequence[int], new_states: Sequence[Tree]
+    array_args: Sequence[Tree], indices: Sequence[int], new_states: Sequence[Tree]
 ) -> list[Tree]:
-    """Return the entered arguments with new selected states in those at `indices`."""
+    """Return `array_args` with new selected states in the arguments at `indices`.
+
+    `array_args` are arguments whose modules `ModuleBoundary.enter` converted to arrays.
+    """
     put = lambda old, new: old.replace(states=(new, *old.states[1:])) if is_node(old) else new
-    full = list(entered)
+    full = list(array_args)
     for i, state in zip(indices, new_states, strict=True):
         full[i] = jax.tree.map(put, full[i], state, is_leaf=is_node)
     return full

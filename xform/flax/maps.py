@@ -12,12 +12,12 @@ import jax
 from flax import nnx
 
 from xform.flax.boundary import Function, Mode, ModuleBoundary
-from xform.flax.calls import called_like_nnx
+from xform.flax.calls import accepts_nnx_calls
 from xform.transforms import forward, reverse
 from xform.transforms.function import Tree, as_tuple
 
 
-@called_like_nnx(2)
+@accepts_nnx_calls(n_required=2)
 def vjp(f: Function, *primals: Tree, has_aux: bool = False, policy: Any = None,
         graph: Mode = None, graph_updates: Mode = None) -> Any:  # fmt: skip
     """Evaluate a function of modules and return the map that pulls cotangents back through it.
@@ -54,8 +54,9 @@ def vjp(f: Function, *primals: Tree, has_aux: bool = False, policy: Any = None,
     """
     boundary = ModuleBoundary.without_updates("vjp", graph, graph_updates)
     with nnx.update_context(boundary.name):
-        entered = boundary.enter(primals)
-        result: Any = reverse.vjp(boundary.pure(f, has_aux), *entered, has_aux=True, policy=policy)
+        array_primals = boundary.enter(primals)
+        pure = boundary.pure(f, has_aux)
+        result: Any = reverse.vjp(pure, *array_primals, has_aux=True, policy=policy)
         y, pull, (aux, changes) = result
         y, aux = boundary.leave((y, aux), changes)
     # As a Partial the pullback is a pytree of residuals, which a jitted function may return.
@@ -68,7 +69,7 @@ def _pull_modules(pull: Any, ct: Tree) -> Any:
     return nnx.from_tree(pull(nnx.to_tree(ct)))
 
 
-@called_like_nnx(3)
+@accepts_nnx_calls(n_required=3)
 def jvp(f: Function, primals: Sequence[Tree], tangents: Sequence[Tree], *, has_aux: bool = False,
         graph: Mode = None, graph_updates: Mode = None) -> Any:  # fmt: skip
     """Evaluate a function of modules and push tangents forward through it.
@@ -104,8 +105,8 @@ def jvp(f: Function, primals: Sequence[Tree], tangents: Sequence[Tree], *, has_a
     boundary = ModuleBoundary.without_updates("jvp", graph, graph_updates)
     primals, tangents = as_tuple(primals, "primals", "jvp"), as_tuple(tangents, "tangents", "jvp")
     with nnx.update_context(boundary.name):
-        entered, entered_tangents = boundary.enter(primals), nnx.to_tree(tangents)
+        array_primals, array_tangents = boundary.enter(primals), nnx.to_tree(tangents)
         pure = boundary.pure(f, has_aux)
-        y, dy, (aux, changes) = forward.jvp(pure, entered, entered_tangents, has_aux=True)
+        y, dy, (aux, changes) = forward.jvp(pure, array_primals, array_tangents, has_aux=True)
         y, aux = boundary.leave((y, aux), changes)
     return (y, nnx.from_tree(dy), aux) if has_aux else (y, nnx.from_tree(dy))

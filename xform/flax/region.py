@@ -8,11 +8,11 @@ from typing import Any
 from flax import nnx
 
 from xform.flax.boundary import Function, Mode, ModuleBoundary
-from xform.flax.calls import called_like_nnx, positional
+from xform.flax.calls import accepts_nnx_calls, positional
 from xform.transforms.checkpoint import checkpoint
 
 
-@called_like_nnx(1)
+@accepts_nnx_calls(n_required=1)
 def remat(f: Function, *, prevent_cse: bool = True, static_argnums: int | tuple[int, ...] = (),
           policy: Any = None, graph: Mode = None, graph_updates: Mode = None
           ) -> Function:  # fmt: skip
@@ -54,8 +54,8 @@ def remat(f: Function, *, prevent_cse: bool = True, static_argnums: int | tuple[
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = positional(f, args, kwargs) if boundary.updates else (args, kwargs)
         with nnx.update_context(boundary.name):
-            entered, entered_kwargs = boundary.enter((args, kwargs))
-            y, (_, changes) = region(*entered, **entered_kwargs)
+            array_args, array_kwargs = boundary.enter((args, kwargs))
+            y, (_, changes) = region(*array_args, **array_kwargs)
             return boundary.leave(y, changes)
 
     return call

@@ -5,16 +5,17 @@ lane is an element of a batch, if the loop is under `vmap`.
 
 - Forward, a loop of unknown length (`run_and_store`) has n slots. At first it stores its state at
   every step. When all slots are full, it frees every second one, and then stores a state at every
-  second step, later at every fourth, and so on. A quarter of the slots stays free for the backward
-  pass. A loop of known length stores its states at the optimal steps (`slot_of_each_step`).
+  second step. After that it frees every second one as soon as three quarters are full, and then
+  stores a state at every fourth step, and so on. So a quarter stays free for the backward pass. A
+  loop of known length stores its states at the optimal steps (`slot_of_each_step`).
 - Backward (`run_backward`), the slots are a stack. The state before a step is recomputed from the
   topmost stored state. During the recompute, states are stored in the free slots by the rule that
   is optimal for a known number of steps.
 
 With four slots or more, an unknown length costs 4 to 8% more steps than a known one, on average
 over lengths up to 100,000, and 40% at worst. Griewank and Walther, "Algorithm 799: revolve", 2000,
-section 2 (backward); Stumm and Walther, "New algorithms for optimal online checkpointing", 2010
-(the problem of placing states forward).
+section 2 (the backward pass). Stumm and Walther, "New algorithms for optimal online checkpointing",
+2010, describe the problem of the forward pass at unknown length, and solve it in another way.
 
 These loops contain no branch: a branch would copy the slots, which loops update in place.
 """
@@ -45,27 +46,32 @@ Pull = Callable[[Value, States, States, States, States], tuple[States, States]]
 # How many states a `while` loop stores; read when its derivative is traced.
 SNAPSHOTS = contextvars.ContextVar("xform_checkpoints_per_while_loop", default=32)
 
-# The size of the table of binomials of `_distance`. More slots than rows count as the last row.
+# `_distance` has a table of C(s + t, s) for s slots and t runs of a step, with t < _COLUMNS and
+# s <= _ROWS. If there are more slots, it uses the last row.
 _COLUMNS, _ROWS = 32, 1024
 
 
 class Trail(NamedTuple):
-    """The states that a loop has stored for its backward pass; a pytree of arrays.
+    """The stack of states that a loop has stored for its backward pass; a pytree of arrays.
+
+    It has room for n + 1 states: one for each of the n slots, and an extra one. The extra one is
+    filled when all slots are full, with a state that the backward pass uses immediately.
 
     Attributes:
       count: the number of steps of the longest lane.
       lane_steps: the number of steps of each lane.
-      filled: how many slots hold a state.
-      steps: the step before which each state was stored, in order; one entry more than slots.
-      places: the slot of each state. The last slot is extra, for the state that is used next.
-      slots: the states, along a new leading axis.
+      filled: the number of states on the stack.
+      steps: for each state, from the bottom of the stack up, the index of the step that starts
+        from it, `[n + 1]`. The first `filled` entries count.
+      slot_indices: for each position of the stack, the index of its state in `slots`, `[n + 1]`.
+      slots: the states, each array with a new leading axis of length n + 1.
     """
 
     count: Value
     lane_steps: Value
     filled: Value
     steps: Value
-    places: Value
+    slot_indices: Value
     slots: States
 
 
@@ -88,9 +94,9 @@ def run_and_store(
     live = predicate(alive(start))
     zero, zero_steps = (zeros(_as_int32(x)) for x in (any_alive(live), live))
     steps = lax.broadcast(zero, (n + 1,))
-    places = lax.add(steps, np.arange(n + 1, dtype=np.int32))
+    slot_indices = lax.add(steps, np.arange(n + 1, dtype=np.int32))
     slots = [lax.broadcast(x, (n + 1,)) for x in gather(start, stored)]
-    trail = Trail(zero, zero_steps, zero, steps, places, slots)
+    trail = Trail(zero, zero_steps, zero, steps, slot_indices, slots)
     # With two slots or fewer only the first state is stored: a free slot saves more steps.
     stride = lax.add(zero, np.int32(1 if n > 2 else 2**30))
 
@@ -142,23 +148,23 @@ def _make_room(trail: Trail, stride: Value, n: int) -> tuple[Trail, Value]:
         return lax.ge(filled, lax.select(lax.eq(stride, np.int32(1)), all_slots, most_slots))
 
     def drop_every_second(s: Any) -> Any:
-        filled, stride, steps, places = s
+        filled, stride, steps, slot_indices = s
         half = lax.div(lax.add(filled, np.int32(1)), np.int32(2))
-        return half, lax.mul(stride, np.int32(2)), evens_first(steps), evens_first(places)
+        return half, lax.mul(stride, np.int32(2)), evens_first(steps), evens_first(slot_indices)
 
     def evens_first(x: Value) -> Value:
         """Move the elements at even positions to the front; the last element stays."""
         last = lax.slice(x, (n,), (n + 1,))
         return lax.concatenate([*(lax.slice(x, (i,), (n,), (2,)) for i in (0, 1)), last], 0)
 
-    state = trail.filled, stride, trail.steps, trail.places
-    filled, stride, steps, places = lax.while_loop(full, drop_every_second, state)
-    return trail._replace(filled=filled, steps=steps, places=places), stride
+    state = trail.filled, stride, trail.steps, trail.slot_indices
+    filled, stride, steps, slot_indices = lax.while_loop(full, drop_every_second, state)
+    return trail._replace(filled=filled, steps=steps, slot_indices=slot_indices), stride
 
 
 def _store(trail: Trail, x: States) -> Trail:
     """Push the state `x` before step `trail.count` on the stack."""
-    slot = _get(trail.places, trail.filled)
+    slot = _get(trail.slot_indices, trail.filled)
     return trail._replace(
         filled=lax.add(trail.filled, np.int32(1)),
         steps=_put(trail.steps, trail.count, trail.filled),
@@ -169,7 +175,7 @@ def _store(trail: Trail, x: States) -> Trail:
 def run_backward(
     trail: Trail,
     last: States,
-    ahead: Mask,
+    read_next: Mask,
     step: Step,
     pull: Pull,
     cts: States,
@@ -179,12 +185,12 @@ def run_backward(
 
     Args:
       trail: the stored states.
-      last: the `ahead` parts of the final state.
-      ahead: which of the stored parts of a state the backward pass also needs after a step.
+      last: the `read_next` parts of the final state.
+      read_next: which stored parts the backward pass of a step also reads from the state after it.
       step: `step(i, x)` advances the stored parts `x` of a state by step i.
       pull: `pull(i, x, after, cts, sums)` goes back over step i. `x` are the stored parts before
-        the step, `after` the `ahead` parts after it, `cts` the cotangents after it, and `sums` the
-        sums over the later steps. It returns the cotangents before the step, and the new sums.
+        the step, `after` the `read_next` parts after it, `cts` the cotangents after it, and `sums`
+        the sums over the later steps. It returns the cotangents before the step, and the new sums.
       cts: the cotangents of the final state.
       sums: the first sums, such as zeros: the cotangents of constants are sums over all steps.
 
@@ -192,7 +198,7 @@ def run_backward(
       The cotangents of the first state, and the sums over all steps.
     """
     n = trail.steps.shape[0] - 1
-    places = trail.places
+    slot_indices = trail.slot_indices
 
     # In these loops `end` is the number of steps that the backward pass has not gone back over.
     def advance_and_store(s: Any) -> Any:
@@ -205,7 +211,7 @@ def run_backward(
             return lax.add(i, np.int32(1)), step(i, x)
 
         i, x = lax.while_loop(lambda s: lax.lt(s[0], target), advance, (i, x))
-        slot = _get(places, filled)
+        slot = _get(slot_indices, filled)
         slots = [store_slice(s, v, slot) for s, v in zip(slots, x, strict=True)]
         return i, end, lax.add(filled, np.int32(1)), _put(steps, i, filled), x, slots
 
@@ -220,17 +226,17 @@ def run_backward(
         """Go back over one step, and free the slot of the state before it."""
         end, filled, steps, slots, after, cts, sums = s
         end, filled = lax.sub(end, np.int32(1)), _top(filled)
-        slot = _get(places, filled)
+        slot = _get(slot_indices, filled)
         x = [_get(v, slot) for v in slots]
         cts, sums = pull(end, x, after, cts, sums)
-        return end, filled, steps, slots, gather(x, ahead), cts, sums
+        return end, filled, steps, slots, gather(x, read_next), cts, sums
 
     def recompute_and_go_back(s: Any) -> Any:
         """Store states up to the last remaining step, then go back while its state is on top."""
         end, filled, steps, slots, *rest = s
         if slots:
             top = _top(filled)
-            i, slot = _get(steps, top), _get(places, top)
+            i, slot = _get(steps, top), _get(slot_indices, top)
             _, _, filled, steps, _, slots = lax.while_loop(
                 lambda s: lax.lt(s[0], lax.sub(s[1], np.int32(1))),
                 advance_and_store,
@@ -305,11 +311,11 @@ def _known_distance(length: int, free: int) -> int:
     """Compute `_distance` for Python integers; `length` is greater than 1."""
     if not free:
         return length - 1
-    times = _times(length, free + 1)
-    return min(math.comb(free + times, free + 1), length - math.comb(free + times - 1, free))
+    runs = _least_runs(length, free + 1)
+    return min(math.comb(free + runs, free + 1), length - math.comb(free + runs - 1, free))
 
 
-def _times(length: int, n: int) -> int:
+def _least_runs(length: int, n: int) -> int:
     """Return the least t such that t runs of each step suffice for the backward pass, with n slots.
 
     The loop has `length` steps.
@@ -329,8 +335,8 @@ def steps_run(length: int, n: int) -> int:
     """
     if length < 2:
         return 0
-    times = _times(length, n)
-    return times * length - math.comb(n + times, n + 1)
+    runs = _least_runs(length, n)
+    return runs * length - math.comb(n + runs, n + 1)
 
 
 def known_length_trail(length: int, n: int, slots: States) -> Trail:
@@ -354,8 +360,8 @@ def _distance(length: Value, free: Value, n: int) -> Value:
     C(s + t, s) steps is possible if each step runs at most t times. Take s = free + 1, for the free
     slots and that of the current state, and the least t that suffices for `length` steps. The
     result is a distance for which no step runs more than t times, neither those before the next
-    stored state nor those after it. If t is beyond the table, the result is a fixed share of the
-    length.
+    stored state nor those after it. If the table has no such t, which is then `_COLUMNS` or more,
+    the result is about _COLUMNS / (s + _COLUMNS) of the length.
     """
     table = _binomials(min(n, _ROWS) + 1)
     one_less = lax.min(free, np.int32(len(table) - 2))

@@ -19,7 +19,7 @@ _NONE: Mapping[Var, Var] = {}
 
 
 def needed_inputs(
-    schedule: Schedule, carried: Mapping[Var, Atom], ahead: Mapping[Var, Var] = _NONE
+    schedule: Schedule, carried: Mapping[Var, Atom], known_after: Mapping[Var, Var] = _NONE
 ) -> set[Var]:
     """Return the inputs of a step whose values suffice to run its backward part.
 
@@ -30,12 +30,12 @@ def needed_inputs(
     Args:
       schedule: the Schedule of the step's Joint. It says what the backward part reads and saves.
       carried: for each input that is part of the state, the output that becomes its next value.
-      ahead: the same for the parts of the state whose value after the step is available. Saved
-        values that are computed from these need no input.
+      known_after: the same, for the parts of the state whose value after the step is available.
+        Saved values that are computed from these need no input.
     """
     joint, inputs = schedule.joint, set(schedule.joint.inputs)
-    needed = {*gather(joint.inputs, schedule.reads), *ahead}
-    needed |= values_read(joint, schedule.saved, ahead.values())
+    needed = {*gather(joint.inputs, schedule.reads), *known_after}
+    needed |= values_read(joint, schedule.saved, known_after.values())
     needed &= inputs
     while True:
         next_values = [carried[v] for v in needed if v in carried]

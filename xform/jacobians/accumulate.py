@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from xform._jax import Var, cotangent_aval, tangent_aval, weak_as
+from xform._jax import Var, cotangent_aval, match_weak_type, tangent_aval
 from xform.jacobians.chain import Order, Product, Sweep
 from xform.jacobians.segments import CutProgram, Segment
 from xform.jacobians.units import LinearMap, images_of_rows, images_of_units
@@ -158,7 +158,7 @@ def split_into_blocks(
 
 def _reshape_block(block: Value, y: Any, x: Any) -> Value:
     """A block in shape `[*output, *input]` and the dtype of the input, as reverse mode returns."""
-    return weak_as(block.reshape(*y.shape, *x.shape).astype(x.dtype), x)
+    return match_weak_type(block.reshape(*y.shape, *x.shape).astype(x.dtype), x)
 
 
 def _split(matrix: Value, sizes: Sequence[int], axis: int) -> list[Value]:

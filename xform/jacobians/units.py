@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xform._jax import JaxprEqn, ShapedArray, Var, dot_general_p, weak_as
+from xform._jax import JaxprEqn, ShapedArray, Var, dot_general_p, match_weak_type
 from xform.passes.inline import Inline
 from xform.program.arithmetic import Value
 from xform.program.ir import Program, bind, read, trace, write
@@ -177,4 +177,4 @@ def _run_on_units(prog: Program, units: dict[Var, _UnitVectors]) -> list[Value]:
 def _unit_vector_leaf(i: Value, aval: Any, start: int) -> Value:
     """The part of unit vector `i` in one leaf, which begins at element `start`."""
     index = lax.reshape(lax.iota(jnp.int32, math.prod(aval.shape)), aval.shape)
-    return weak_as((index == i - start).astype(aval.dtype), aval)
+    return match_weak_type((index == i - start).astype(aval.dtype), aval)

@@ -18,8 +18,11 @@ from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
 from xform.rules.contract import remaining_axes
 
-# For each axis of an operand: its axis in the result; or a number >= the result's number of axes if
-# it is summed, equal for axes that are summed together; or None if it is mixed.
+# For each axis of an operand, how it ends:
+# - It stays: its axis in the result.
+# - It is summed: a number that is no axis of the result, so at least the result's number of axes.
+#   Axes that are summed together have the same number, such as the contracted axes of a product.
+# - It is mixed: None.
 Ends = tuple[int | None, ...]
 # Returns the `Ends` of each operand of an equation.
 EndsRule = Callable[[JaxprEqn], list[Ends]]
@@ -152,9 +155,11 @@ def _dot(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _conv(eqn: JaxprEqn) -> list[Ends]:
-    """The batch and output features stay, and spatial axes along which the window does not slide.
+    """The batch and output features stay; the input features are summed.
 
-    The input features are summed. With groups, the axes that they split are mixed.
+    A spatial axis of the input stays if the window has size 1 and stride 1 along it, and the input
+    has no padding and no dilation. Other spatial axes are mixed, and all those of the window. With
+    groups, the axes that they split are mixed.
     """
     p = eqn.params
     axes_x, axes_w, axes_y = p["dimension_numbers"]
@@ -222,8 +227,16 @@ def _whole_axes(
 ) -> dict[int, int]:
     """Return the axes of `x` that every window covers, each with its axis in the windows' array.
 
-    `sizes` is the window's shape, and `axes` are its axes in the array of all windows, without the
-    `collapsed` and `batch` axes of `x`. `indexed` axes have a start index, so they do not count.
+    The windows' array has all windows of `x`: the result of a gather, or the updates of a scatter.
+
+    Args:
+      x: the shape of the array that the windows are part of.
+      sizes: the shape of one window, with a size for each axis of `x`.
+      axes: the axes of the windows' array that are axes of one window, in order. There is one for
+        each axis of `x` that is neither `collapsed` nor `batch`.
+      collapsed: axes of `x` that the windows' array does not have: the window has size 1 there.
+      batch: batching axes of `x`, also called operand batching dimensions.
+      indexed: axes of `x` along which indices give the start of the window. They are not returned.
     """
     window_axes = zip(remaining_axes(len(x), collapsed, batch), axes, strict=True)
     return {i: j for i, j in window_axes if i not in indexed and sizes[i] == x[i]}

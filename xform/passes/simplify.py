@@ -153,7 +153,10 @@ def _abs(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
 
 
 def _extreme_or_logical(eqn: JaxprEqn, producers: Producers) -> Atom | None:
-    """Simplify max, min, and, or: with equal operands, or a neutral boolean operand."""
+    """Simplify `max`, `min`, `and` and `or` of two equal operands to that operand.
+
+    Also simplify a boolean `and` with True, or a boolean `or` with False, to the other operand.
+    """
     x, y = eqn.invars
     if x is y:
         return x
@@ -269,7 +272,7 @@ def _concatenate(eqn: JaxprEqn, producers: Producers) -> Atom | None:
     return split.invars[0] if all(map(operator.is_, parts, split.outvars)) else None
 
 
-# Primitives that may change a shape only; `_only_reshapes` checks their parameters.
+# Primitives that change nothing but the shape, for some parameters. `_only_reshapes` checks these.
 _RESHAPING = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
 
 

@@ -32,8 +32,8 @@ from xform._jax import (
     ShapedArray,
     Tracer,
     context_fields,
+    is_bookkeeping,
     is_jaxpr,
-    is_silent,
     jaxpr_and_consts,
     primitive_named,
     unwrapped,
@@ -216,7 +216,7 @@ def _compound(x: Any, outer: _Outer) -> str:
         return cached_text(x, _mesh_or_sharding)
     if isinstance(x, type | types.ModuleType):
         return name_of(x)
-    if is_silent(x):
+    if is_bookkeeping(x):
         return name_of(kind)
     if (rule := _unwrap(x)) is not x:
         return f"rule {text_of(rule, outer)}"

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, is_inlined, jaxpr_and_consts, primitives, staging, weak_as
+from xform._jax import JaxprEqn, is_inlined, jaxpr_and_consts, match_weak_type, primitives, staging
 from xform._jax.mutable import is_mutable
 from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
@@ -177,7 +177,7 @@ class Jit(Structured):
 def _weak_as(dxs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
     """Return the tangents of a body's inputs, with the weak types of the inputs, as in JAX."""
     pairs = zip(dxs, avals, strict=True)
-    return [None if dx is None else weak_as(dx, aval) for dx, aval in pairs]
+    return [None if dx is None else match_weak_type(dx, aval) for dx, aval in pairs]
 
 
 def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask

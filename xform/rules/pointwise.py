@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, primitives, weak_as, zeros
+from xform._jax import JaxprEqn, match_weak_type, primitives, zeros
 from xform.program.arithmetic import (
     DivideBy,
     Value,
@@ -51,7 +51,7 @@ def real_valued(x: Value) -> bool:
 
 def step(mask: Value, x: Value) -> Value:
     """Return 1 in the type of `x` where the mask is True, else 0. The mask is cheaper to save."""
-    return weak_as(lax.convert_element_type(mask, x.dtype), jax.typeof(x))
+    return match_weak_type(lax.convert_element_type(mask, x.dtype), jax.typeof(x))
 
 
 def nonzero(x: Value) -> Value:
@@ -377,7 +377,7 @@ linear(
 def _convert(ct: Value, x: Value, *, new_dtype: Any, weak_type: bool, sharding: Any) -> Value:
     if real_valued(x) and not real_valued(ct):
         ct = lax.real(ct)
-    return weak_as(lax.convert_element_type(ct, x.dtype), jax.typeof(x))
+    return match_weak_type(lax.convert_element_type(ct, x.dtype), jax.typeof(x))
 
 
 linear("convert_element_type", _convert, traits=CONVERSION)

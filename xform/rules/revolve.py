@@ -115,8 +115,8 @@ def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[
         return node.carried_cts(ct_carry, on), [*sums, *stacks]
 
     trail = known_length_trail(length, n, slots)
-    ahead = (False,) * sum(stored)  # `pull` reads no part of the state after a step
-    cts, accumulators = run_backward(trail, [], ahead, step, pull, cts, [*sums, *stacks])
+    read_next = (False,) * sum(stored)  # `pull` reads no part of the state after a step
+    cts, accumulators = run_backward(trail, [], read_next, step, pull, cts, [*sums, *stacks])
     where = frame(node.eqn)
     results = [*accumulators[:n_sums], *cts, *accumulators[n_sums:]]
     return node.as_results([forward_only(ct, where) for ct in results], on)

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, cotangent_aval, weak_as
+from xform._jax import JaxprEqn, Var, cotangent_aval, match_weak_type
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
@@ -194,8 +194,8 @@ class _Steps:
                 if v in need and isinstance(y, Var) and y in self.joint.producer
             }
             read = {*schedule.saved, *values_read(self.joint, schedule.saved, outputs.values())}
-            ahead = {v: y for v, y in outputs.items() if y in read}
-            schedule.cache["needs"] = needed_inputs(schedule, self.next_value, ahead), ahead
+            read_next = {v: y for v, y in outputs.items() if y in read}
+            schedule.cache["needs"] = needed_inputs(schedule, self.next_value, read_next), read_next
         return schedule.cache["needs"]
 
     def stored(self, schedule: Schedule) -> Mask:
@@ -203,10 +203,10 @@ class _Steps:
         need, _ = self.needs(schedule)
         return tuple(v in need and self.next_value.get(v, v) is not v for v in self.joint.inputs)
 
-    def ahead(self, schedule: Schedule) -> Mask:
+    def read_next(self, schedule: Schedule) -> Mask:
         """Which of the stored carries the backward pass also reads as they are after a step."""
-        _, ahead = self.needs(schedule)
-        return tuple(v in ahead for v in gather(self.joint.inputs, self.stored(schedule)))
+        _, read_next = self.needs(schedule)
+        return tuple(v in read_next for v in gather(self.joint.inputs, self.stored(schedule)))
 
     def has_cotangent(self, given: Mask) -> tuple[Mask, Mask]:
         """Which constants and carries get a cotangent, if the `given` carries bring one."""
@@ -251,17 +251,17 @@ class _Steps:
             stored,
             self.slots if any(stored) else 1,
         )
-        return ys, (trail, gather(gather(ys, stored), self.ahead(schedule)))
+        return ys, (trail, gather(gather(ys, stored), self.read_next(schedule)))
 
     def _backward(
         self, schedule: Schedule, token: Any, xs: list[Value], cts: States
     ) -> list[Value]:
         """Return the cotangents of constants and carries, from those after the last step, `cts`."""
         joint, n = self.joint, self.loop.n_step
-        stored, ahead = self.stored(schedule), self.ahead(schedule)
+        stored, read_next = self.stored(schedule), self.read_next(schedule)
         initial_inputs = xs[self.loop.n_cond :]
         next_state = gather(joint.outputs, stored[n:])
-        outputs_ahead = gather(next_state, ahead)
+        outputs_read_next = gather(next_state, read_next)
         consts, carry = self.has_cotangent(submask(self.carried, present_mask(cts)))
 
         def inputs(x: States) -> list[Value]:
@@ -280,7 +280,7 @@ class _Steps:
 
         def pull(x: States, after: States, cts: States) -> tuple[States, States]:
             """Pull cotangents back over a step; return those of its carries and its constants."""
-            known = {**environment(x), **dict(zip(outputs_ahead, after, strict=True))}
+            known = {**environment(x), **dict(zip(outputs_read_next, after, strict=True))}
             with emit.recompute_scope():
                 saved = emit.values_by_variable(schedule, schedule.saved, known)
             seeds = gather(spread(cts, carry), self.carried)
@@ -294,7 +294,7 @@ class _Steps:
         # Under `vmap`, each element of the batch is a lane, with its own number of steps.
         lane_step, lane_pull = in_lanes(trail.lane_steps, step, pull)
         cts = gather(spread(cts, self.carried), carry)
-        cts, sums = run_backward(trail, last, ahead, lane_step, lane_pull, cts, sums)
+        cts, sums = run_backward(trail, last, read_next, lane_step, lane_pull, cts, sums)
         return [*sums, *cts]
 
 
@@ -320,9 +320,9 @@ class _WhileNode(Node):
 
     def stored_states(self, schedules: Schedules) -> list[int]:
         steps = self.steps
-        _, ahead = steps.needs(schedules[0])
+        _, read_next = steps.needs(schedules[0])
         inputs = zip(steps.joint.inputs, self.stacked_inputs(schedules), strict=True)
-        return [(steps.slots + 1 + (v in ahead)) * on for v, on in inputs]
+        return [(steps.slots + 1 + (v in read_next)) * on for v, on in inputs]
 
     def reads(self, schedules: Schedules) -> Mask:
         need, _ = self.steps.needs(schedules[0])
@@ -335,7 +335,8 @@ class _WhileNode(Node):
         where = frame(self.eqn)
         outs = zip(ys, self.eqn.outvars, used, strict=True)
         # Under `vmap` the outputs of a loop may lose their weak type.
-        return [forward_only(weak_as(y, v.aval), where) if u else None for y, v, u in outs], token
+        typed = (match_weak_type(y, v.aval) if u else None for y, v, u in outs)
+        return [None if y is None else forward_only(y, where) for y in typed], token
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
@@ -343,10 +344,8 @@ class _WhileNode(Node):
         cts = instantiate(spread(seeds, self.seeded), self.eqn.outvars, carry, cotangent_aval)
         cts = gather(spread(cts, carry), self.steps.carried)
         results = self.steps.compiled(schedules[0], "backward")(token, list(xs), cts)
-        where = frame(self.eqn)
-        return spread(
-            [forward_only(ct, where) for ct in results], self.dependent_results(present_mask(seeds))
-        )
+        where, on = frame(self.eqn), self.dependent_results(present_mask(seeds))
+        return spread([forward_only(ct, where) for ct in results], on)
 
     def dependent_results(self, given: Mask) -> Mask:
         inputs = self._inputs_with_cotangent(submask(self.seeded, given))

@@ -173,7 +173,11 @@ def union_over_axes(sets: Sets, axes: Sequence[int]) -> Sets:
 
 
 def gather_along_axis(sets: Sets, axis: int, index_rows: Rows) -> Sets:
-    """Replace an axis: index `i` of the new one has the union over the indices in row `i`."""
+    """Replace an axis by a new one of one index for each row of `index_rows`.
+
+    Index `i` of the new axis has the union of the sets at those indices of the old axis that row
+    `i` lists.
+    """
     begins, indices = index_rows
     lines = np.moveaxis(sets.ids, axis, -1)
     n = len(begins) - 1

@@ -42,20 +42,20 @@ class Decided:
       default: the policy of derivatives without a plan.
       plans: plans by the key of their derivative, see `derivative_key`.
       complete: whether a derivative without a plan is an error.
-      collects: whether it is equal to no other object, so that JAX traces the whole step, with the
-        jitted functions in it, and all its derivatives are seen.
+      retrace: whether JAX must trace the whole step again, with the jitted functions in it, so
+        that all its derivatives are seen. The object is then equal to no other.
     """
 
     default: Policy
     plans: Mapping[str, Plan]
     complete: bool = False
-    collects: bool = False
+    retrace: bool = False
 
     @functools.cached_property
     def key(self) -> str:
         """A text that only equal decisions share."""
         records = {k: plan.record for k, plan in self.plans.items()}
-        unique = str(next(_number)) if self.collects else ""
+        unique = str(next(_number)) if self.retrace else ""
         return digest([text_of(self.default), text_of(records), str(self.complete), unique])
 
     def __eq__(self, other: object) -> bool:

@@ -55,8 +55,9 @@ def jit(
       policy: a budget of `xform.policies`, "auto" for the memory of the device, a `StepPlan` that
         an earlier call made, a `Plan`, or any other policy. It applies to derivatives without a
         policy of their own; None is `min_cut`.
-      target: a device to compile for that need not be here, such as `gpu:h100:8`; then only
-        `lower` and what is read from it can be used. None is JAX's default backend.
+      target: the name of the devices to compile for; None is JAX's default backend. Devices such
+        as "gpu:h100:8" need not be attached. For these the step cannot be called: use `lower(...)`,
+        and `plan` and `memory_analysis()` of its result.
       plans: a folder in which plans are kept for the next process; None keeps them beside JAX's
         compilation cache if that is on (`jax_compilation_cache_dir`).
       time_limit: seconds after which no further program is compiled. The plan is then the best one
@@ -113,10 +114,10 @@ class JitStep:
     ):
         functools.update_wrapper(self, step)
         self._step, self._name = step, function_name(step)
-        self._goal, self._folder, self._time_limit = parse_target(target), plans, time_limit
-        with self._goal.planned_for():
+        self._target, self._folder, self._time_limit = parse_target(target), plans, time_limit
+        with self._target.planned_for():
             self._policy = resolve_fit(min_cut if policy is None else policy)
-        self._program = StepProgram(step, options, self._goal)
+        self._program = StepProgram(step, options, self._target)
         self._lock = threading.RLock()
         self._static = StaticArguments(step, options)
         self._planned: dict[Hashable, _PlannedStep] = BoundedCache(64)
@@ -136,9 +137,9 @@ class JitStep:
         if any(isinstance(x, Tracer) for x in leaves):
             self._warn_of_outer_trace()
             return self._program.jitted(*args, **kwargs)
-        if not self._goal.local:
+        if not self._target.local:
             raise WrongArgument(
-                f"a call of {self._name}, which xform.jit compiles for {self._goal.name!r}",
+                f"a call of {self._name}, which xform.jit compiles for {self._target.name!r}",
                 "the devices of this target are not here",
                 "",
                 "call lower(...) with arrays or jax.ShapeDtypeStructs, or leave target out",
@@ -188,9 +189,9 @@ class JitStep:
             return self._follow(policy, args, kwargs)
         assert isinstance(policy, Budget)
         default = dataclasses.replace(min_cut, regions=policy.regions)
-        traced, problems = self._program.trace(Decided(default, {}, collects=True), args, kwargs)
+        traced, problems = self._program.trace(Decided(default, {}, retrace=True), args, kwargs)
         where = shardings(jax.tree.leaves((args, kwargs)))
-        file = plan_file(self._folder, traced, where, policy, self._goal)
+        file = plan_file(self._folder, traced, where, policy, self._target)
         stored = load_plan(file)
         if stored is not None and problems.keys() == stored.plans.keys():
             followed = self._follow(stored, args, kwargs)

@@ -51,10 +51,10 @@ class StepProgram:
     Args:
       f: the step.
       options: the options of `jax.jit`.
-      goal: the target.
+      target: the devices to compile for.
     """
 
-    def __init__(self, f: Callable[..., Any], options: Mapping[str, Any], goal: Target):
+    def __init__(self, f: Callable[..., Any], options: Mapping[str, Any], target: Target):
         @functools.wraps(f)
         def step(*args: Any, **kwargs: Any) -> Any:
             if in_step() and not _TRACING.get():
@@ -62,31 +62,31 @@ class StepProgram:
             return f(*args, **kwargs)
 
         self.jitted: Any = jax.jit(step, **options)
-        self.goal = goal
+        self.target = target
 
     def trace(self, decided: Decided, args: Args, kwargs: Kwargs) -> tuple[Any, dict[str, Problem]]:
         """Trace the step; return JAX's `Traced` object and the derivatives that the trace met.
 
-        If `decided` collects, these are all derivatives of the step without a policy of their own.
+        With `decided.retrace`, these are all derivatives without a policy of their own.
         """
         seen: dict[str, Problem] = {}
         token = _TRACING.set(True)
         try:
             with follow(decided, seen):
-                if self.goal.local:
+                if self.target.local:
                     return self.jitted.trace(*args, **kwargs), seen
-                return trace_for(self.jitted, args, kwargs, self.goal), seen
+                return trace_for(self.jitted, args, kwargs, self.target), seen
         finally:
             _TRACING.reset(token)
 
     def compile(self, decided: Decided, args: Args, kwargs: Kwargs) -> CompiledStep:
         """Compile the step under some plans. JAX keeps the program, so a call runs it."""
-        if not self.goal.local:
+        if not self.target.local:
             token = _TRACING.set(True)
             try:
                 with follow(decided):
                     return CompiledStep(
-                        None, None, compile_for(self.jitted, args, kwargs, self.goal)
+                        None, None, compile_for(self.jitted, args, kwargs, self.target)
                     )
             finally:
                 _TRACING.reset(token)
@@ -100,7 +100,7 @@ class StepProgram:
                 answer = executable_answer(executable, time.perf_counter() - start)
             except jax.errors.JaxRuntimeError as error:
                 answer = Answer({}, time.perf_counter() - start, None, str(error))
-        figures = compilation_of(traced.fun_name, self.goal, 1, answer, traced.jaxpr)
+        figures = compilation_of(traced.fun_name, self.target, 1, answer, traced.jaxpr)
         return CompiledStep(lowered, executable, figures)
 
     def run(self, decided: Decided, args: Args, kwargs: Kwargs) -> Any:

@@ -87,11 +87,11 @@ class StepSearch:
 
     def _with_outside_bytes(self, traced: Any) -> dict[str, Problem]:
         """The derivatives, each with the simulated bytes that the step holds outside of it."""
-        goal, whole = self.program.goal, program(traced.jaxpr)
+        target, whole = self.program.target, program(traced.jaxpr)
         over = overwritten(traced, whole)
-        outer = simulate(whole, goal.backend, overwrites_argument=over).total_bytes
+        outer = simulate(whole, target.backend, overwrites_argument=over).total_bytes
         inner = [
-            liveness(plan_program(p, self.default).schedule, goal.backend).total_bytes
+            liveness(plan_program(p, self.default).schedule, target.backend).total_bytes
             for p in self.problems.values()
         ]
         outside = outer - max(inner, default=0)
@@ -138,10 +138,10 @@ class StepSearch:
         return size
 
     def _decided(self, candidates: Candidates) -> Decided:
-        name, goal = policy_name(self.budget), self.program.goal
+        name, target = policy_name(self.budget), self.program.target
         plans = {
             k: plan_of_candidate(
-                f"a derivative in {self._name}", "the whole step", self.problems[k], name, c, goal
+                f"a derivative in {self._name}", "the whole step", self.problems[k], name, c, target
             )
             for k, c in candidates.items()
         }
@@ -178,7 +178,7 @@ class StepSearch:
             for k, plan in decided.plans.items()
         }
         plan = StepPlan(
-            self._name, policy_name(self.budget), self.program.goal.name, plans, total,
+            self._name, policy_name(self.budget), self.program.target.name, plans, total,
             len(self.tried), time.perf_counter() - self.start - compiling, compiling,
         )  # fmt: skip
         return plan, decided, compiled

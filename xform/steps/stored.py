@@ -24,7 +24,11 @@ from xform.steps.plan import StepPlan
 
 
 def plan_file(
-    folder: str | os.PathLike[str] | None, traced: Any, shardings: Any, budget: Budget, goal: Target
+    folder: str | os.PathLike[str] | None,
+    traced: Any,
+    shardings: Any,
+    budget: Budget,
+    target: Target,
 ) -> Path | None:
     """The file for the plan of a traced step; None if no folder is given and JAX has no cache.
 
@@ -37,7 +41,7 @@ def plan_file(
         folder = Path(cache, "xform")
     whole = program(traced.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(traced.args_info))
-    device = (goal.name, goal.device.name, goal.device.capacity_bytes, jax.process_count())
+    device = (target.name, target.device.name, target.device.capacity_bytes, jax.process_count())
     key = [fingerprint(whole), text_of((donated, shardings, budget, device)), *depends_on()]
     return Path(folder) / f"{digest(key)}.step.json"
 

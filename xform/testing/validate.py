@@ -46,7 +46,10 @@ def check_outputs(caller: str, outputs: Any) -> None:
 
 
 def check_precision(caller: str, kind: str, arrays: Any) -> None:
-    """Raise `WrongArgument` if arrays are too inexact for finite differences."""
+    """Raise `WrongArgument` if arrays are too inexact for finite differences.
+
+    `kind` says in the error what the arrays are: "an argument" or "an output".
+    """
     dtypes = [x.dtype for x in jax.tree.leaves(arrays) if differentiable(x)]
     if narrow := [dtype for dtype in dtypes if jnp.finfo(dtype).bits < 64]:
         raise WrongArgument(

@@ -173,7 +173,8 @@ def compare(
       **options: options of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums`, `capacity`.
 
     Returns:
-      A `Comparison`. If a budget cannot be met, its row shows the lowest peak that can.
+      A `Comparison`. If no plan fits a budget, its row has no report. It shows the floor instead:
+      the lowest peak of any plan that was found.
 
     Raises:
       WrongArgument: a target is unknown, or there are no policies or no targets.
@@ -251,12 +252,12 @@ def _policies_by_name(policies: Any, caller: str) -> dict[str, Policy]:
             "give a list, such as ['min_cut', 'save_nothing'], or a dict of names",
         )
     by_name: dict[str, Policy] = {}
-    alike = collections.Counter[str]()
+    count_by_name = collections.Counter[str]()
     for policy in policies:
         policy = min_cut if policy is None else parse(policy)
         name = policy_name(policy)
-        alike[name] += 1
-        by_name[name if alike[name] == 1 else f"{name} ({alike[name]})"] = policy
+        count_by_name[name] += 1
+        by_name[name if count_by_name[name] == 1 else f"{name} ({count_by_name[name]})"] = policy
     return by_name
 
 

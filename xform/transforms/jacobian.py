@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import staging, weak_as
+from xform._jax import match_weak_type, staging
 from xform.errors import WrongArgument, WrongDtype
 from xform.policies import save_everything
 from xform.program.arithmetic import Value, common_dtype
@@ -272,7 +272,7 @@ def _pull_basis(pull: Callable[..., Any], y: Tree) -> Tree:
 def _like(x: Value, leaf: Value) -> Value:
     """Return `x` with the dtype and the weak type of a leaf."""
     aval = jax.typeof(leaf)
-    return weak_as(lax.convert_element_type(x, aval.dtype), aval)
+    return match_weak_type(lax.convert_element_type(x, aval.dtype), aval)
 
 
 def _columns(inputs: Tree, y: Value, columns: Value) -> Tree:
@@ -300,7 +300,7 @@ def _split(
     """
     leaves, structure = jax.tree.flatten(tree)
     if stacked.dtype == jax.dtypes.float0:
-        stacked = weak_as(jnp.zeros(stacked.shape, jax.typeof(of).dtype), jax.typeof(of))
+        stacked = match_weak_type(jnp.zeros(stacked.shape, jax.typeof(of).dtype), jax.typeof(of))
     ends = np.cumsum([np.size(x) for x in leaves])[:-1]
     parts = jnp.split(stacked, ends, axis=axis)
     return structure.unflatten(p.reshape(shape(x)) for p, x in zip(parts, leaves, strict=True))

@@ -1,11 +1,20 @@
 """Fusion on GPUs and TPUs: an operation is fused into all of its readers, or its result is written.
 
-An operation of XLA:GPU is fused if that saves time, and the operation that saves most goes first.
-This time is called the gain, and it is counted in bytes that the memory could move in that time. It
-is the start of one kernel, the bytes that the operation reads and writes, and the bytes that its
-readers read from it, minus the bytes that each reader must read instead. Arithmetic does not
-count, because the memory limits the speed of kernels. A value is written to memory or computed in
-each reader, never both, except for a reshape. A reduction is always written.
+These are the rules of XLA:GPU. TPUs are simulated by the same rules, with the constants of a TPU
+(`profiles.py`). `tests/planner/simulate/test_chips.py` compares both simulations with XLA.
+
+An operation is fused if that saves time, and the operation that saves most goes first. The saved
+time is called the gain. It is expressed as the number of bytes that the memory could move in that
+time. Arithmetic does not count, because the memory limits the speed of kernels. The gain of fusing
+an operation into all its readers is the sum of
+
+- the start of one kernel (`Profile.kernel_bytes`),
+- the bytes that the operation reads, and the bytes of its result, which is no longer written,
+- for each reader, the bytes of that result, which is no longer read, minus the bytes of those
+  operands of the operation that the reader did not read before.
+
+A value is written to memory or computed in each reader, never both, except for a reshape. A
+reduction is always written.
 Source: XLA's `priority_fusion.cc` and `gpu_performance_model.cc`.
 """
 
@@ -62,7 +71,10 @@ class GainFusion(Fusion):
                 group.not_elementwise = reads_not_elementwise(order)
 
     def _fuse_reshape(self, group: FusionGroup) -> None:
-        """Fuse a reshape, which takes no time, into all loops that read it."""
+        """Fuse a reshape, which takes no time, into all groups that read it.
+
+        Nothing is fused into library calls and other groups that are no loop over elements.
+        """
         value = group.root.results[0]
         for step in tuple(self.users.get(value, ())):
             if not self.by_root[step].call:
