@@ -193,7 +193,7 @@ def test_only_the_derivative_is_compiled_and_the_report_names_it() -> None:
         "grad by argument 1": (f, {"argnums": -1}, xform.grad(f, 1)),
         "grad by arguments 0, 1": (f, {"argnums": (0, 1)}, xform.grad(f, (0, 1))),
         "vjp by arguments 0, 1": (f, {"argnums": None}, pulled(1.0)),
-        "the whole step": (step, {}, xform.value_and_grad(f)),
+        "the whole step": (step, {"policy_argument": "policy"}, xform.value_and_grad(f)),
     }
     for name, (g, options, derivative) in cases.items():
         cotangent = 4 if name.startswith("vjp") else 0  # for the plan it is an argument
