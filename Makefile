@@ -26,8 +26,12 @@ help: ## this text
 demo: $(VENV)/.installed ## train a small GPT-2 on real text, with the memory table and plots
 	@$(PY) -m models demo
 
+# JAX keeps the programs that it compiles there, so that the next run of the tests is faster.
+CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/compiled/$(VENV) \
+  JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+
 test: $(VENV)/.installed ## all tests but the slow ones, and the examples in docstrings
-	@$(PY) -m pytest -m "not slow" -n 2 --durations=15
+	@$(CACHE) $(PY) -m pytest -m "not slow" -n 2 --durations=15
 
 check: $(VENV)/.installed ## formatting, lint, types, layers: under 20 seconds
 	@$(MAKE) --no-print-directory -j2 types lint
@@ -41,7 +45,7 @@ lint: $(VENV)/.installed
 	@$(PY) -m pytest -q -s --noconftest tests/test_layers.py tests/test_repository.py -p no:hypothesispytest  # without JAX
 
 slow: $(VENV)/.docs ## the tests that take minutes
-	@$(PY) -m pytest -m slow -n 2 --durations=15
+	@$(CACHE) $(PY) -m pytest -m slow -n 2 --durations=15
 
 docs: $(VENV)/.docs ## the site, in build/site; warnings are errors, and nothing comes from the network
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --config-file docs/site/mkdocs.yml

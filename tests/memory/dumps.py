@@ -69,7 +69,9 @@ def dumped(name: str) -> tuple[bytes, Any]:
     jax.clear_caches()  # JAX keeps the source line of the first call of a jitted function
     lowered = jax.jit(f, **options).lower(*args)
     with tempfile.TemporaryDirectory() as folder:
-        flags = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True}
+        # A unique option makes JAX's compilation cache miss: a cached program is not dumped.
+        unique = {"xla_dump_emitter_re": Path(folder).name}
+        flags = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, **unique}
         stats = lowered.compile(compiler_options=flags).memory_analysis()
         (path,) = Path(folder).glob("*after_optimizations.hlo.pb")
         return path.read_bytes(), stats

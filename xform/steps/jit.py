@@ -58,8 +58,7 @@ def jit(
       target: the name of the devices to compile for; None is JAX's default backend. Devices such
         as "gpu:h100:8" need not be attached. For these the step cannot be called: use `lower(...)`,
         and `plan` and `memory_analysis()` of its result.
-      plans: a folder in which plans are kept for the next process; None keeps them beside JAX's
-        compilation cache if that is on (`jax_compilation_cache_dir`).
+      plans: a folder in which plans are kept for the next process; None keeps none.
       time_limit: seconds after which no further program is compiled. The plan is then the best one
         so far, with a warning. None for no limit.
       **options: the options of `jax.jit`, such as `donate_argnums`, `static_argnames` and

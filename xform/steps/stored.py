@@ -1,7 +1,7 @@
 """Plans of steps on disk, so that a program that starts again compiles its step once.
 
 The name of a file is a digest of everything that the plan depends on: the traced step with its
-shardings, the budget, the versions of JAX and its compilers, XLA's flags, and the devices.
+shardings, the budget, the versions of xform, JAX and its compilers, XLA's flags, and the devices.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from xform.errors import WrongArgument, XformError
+from xform.introspection.packages import own_version
 from xform.memory.answers import depends_on
 from xform.memory.targets import Target
 from xform.policies.budgets import Budget
@@ -30,19 +31,18 @@ def plan_file(
     budget: Budget,
     target: Target,
 ) -> Path | None:
-    """The file for the plan of a traced step; None if no folder is given and JAX has no cache.
-
-    Without a `folder`, plans are kept beside JAX's compilation cache, in its folder `xform`.
-    """
+    """The file for the plan of a traced step; None without a folder."""
     if folder is None:
-        cache = getattr(jax.config, "jax_compilation_cache_dir", None)
-        if not cache or "://" in cache:
-            return None
-        folder = Path(cache, "xform")
+        return None
     whole = program(traced.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(traced.args_info))
     device = (target.name, target.device.name, target.device.capacity_bytes, jax.process_count())
-    key = [fingerprint(whole), text_of((donated, shardings, budget, device)), *depends_on()]
+    key = [
+        fingerprint(whole),
+        text_of((donated, shardings, budget, device)),
+        *depends_on(),
+        own_version(),
+    ]
     return Path(folder) / f"{digest(key)}.step.json"
 
 
