@@ -140,7 +140,7 @@ def test_why_not() -> None:
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_exists", lambda *modules: False)
+    monkeypatch.setattr(targets, "_can_import", lambda *modules: False)
     text = commands.run(["doctor"])
     assert "pip install 'jax-xform[tpu]'" in text
     assert "pip install 'jax-xform[gpu-aot]'" in text
@@ -160,7 +160,7 @@ def test_doctor_says_how_to_keep_plugins_quiet(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_exists", lambda *modules: False)
+    monkeypatch.setattr(targets, "_can_import", lambda *modules: False)
     with pytest.raises(MissingExtra) as caught:
         commands.run(["memory", "small:loss", "--target", "tpu:v5e:1x1"])
     assert "pip install 'jax-xform[tpu]'" in str(caught.value)

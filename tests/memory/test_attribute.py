@@ -10,7 +10,8 @@ import pytest
 import xform
 from tests.memory.dumps import PROGRAMS, dumped
 from tests.memory.test_capacity import f32
-from xform.memory.attribute import Argument, BufferRow, buffer_rows, pass_name, saving_reason, scope
+from xform.interpret.emit import pass_name
+from xform.memory.attribute import Argument, BufferRow, buffer_rows, saving_reason, scope
 from xform.memory.buffers import read
 
 

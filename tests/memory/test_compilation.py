@@ -42,6 +42,7 @@ def answering(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[LoweredPr
     monkeypatch.setattr(compilation, "check_installed", lambda target: None)
     monkeypatch.setattr(compilation, "compile_there", compile_there)
     monkeypatch.setattr(answers, "_answers", BoundedCache(5))
+    monkeypatch.setattr(answers, "_answer_file", lambda name: None)
     return asked
 
 
@@ -271,6 +272,7 @@ def test_what_jax_has_in_its_cache_is_compiled_to_be_read(tmp_path, monkeypatch)
                 "jax_persistent_cache_min_entry_size_bytes": -1}  # fmt: skip
     before = {name: getattr(jax.config, name) for name in settings}
     monkeypatch.setattr(answers, "_answers", BoundedCache(5))
+    monkeypatch.setattr(answers, "_answer_file", lambda name: None)
     compilation_cache.reset_cache()
     for name, value in settings.items():
         jax.config.update(name, value)

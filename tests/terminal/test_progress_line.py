@@ -266,7 +266,7 @@ SAYS = {
     "pareto": (lambda: xform.pareto(loss, *ARGS, points=2),
                ["pareto of loss", "plan 1 of 7", "plan 7 of 7", "planning loss"]),
     "compare": (lambda: xform.compare(loss, *ARGS, policies=[None, SMALL]),
-                ["comparing policies of loss: 2 of 2, budget:19.5KiB"]),
+                ["comparing policies of loss: 2 of 2, budget:20 kB"]),
     "max_batch": (lambda: xform.memory.max_batch(loss, *ARGS, target="cpu", capacity="40 kB"),
                   ["finding the largest batch of loss: batch 8, 0 of at most 8 sizes tried"]),
     "memory_analysis": (lambda: xform.memory_analysis(loss, *ARGS), ["compiling loss for cpu"]),

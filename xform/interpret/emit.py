@@ -34,6 +34,23 @@ BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recom
 SAVED = "xform(saved: {})"
 
 
+def pass_name(op_name: str) -> str:
+    """Return the pass that an operation belongs to: "backward", "recompute" or "".
+
+    "" means the forward pass, or an operation outside any derivative.
+
+    >>> from xform.interpret.emit import pass_name
+    >>> pass_name("jit(f)/jvp(mlp)/mul"), pass_name("jit(f)/transpose(jvp(mlp))/mul")
+    ('', 'backward')
+    """
+    for piece in reversed(op_name.split("/")):
+        if piece in (RECOMPUTE, "rematted_computation"):
+            return "recompute"
+        if piece == BACKWARD or piece.startswith("transpose("):
+            return "backward"
+    return ""
+
+
 def forward(
     schedule: Schedule, args: Sequence[Value], used: Mask | None = None
 ) -> tuple[list[Value], list[Value]]:

@@ -33,7 +33,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from xform.interpret.emit import BACKWARD, RECOMPUTE
+from xform.interpret.emit import pass_name
 from xform.memory.buffers import COUNTED, DEVICE, Assignment, Buffer, MemoryChunk
 from xform.memory.dataflow import DataFlow
 from xform.memory.hlo import Index, Instruction
@@ -142,23 +142,6 @@ def peak_rows(rows: Sequence[BufferRow]) -> list[BufferRow]:
     sizes = list(accumulate(change[step] for step in steps))
     peak_step = steps[sizes.index(max(sizes))] if steps else 0
     return [row for row in rows if row.born <= peak_step <= row.dies]
-
-
-def pass_name(op_name: str) -> str:
-    """Return the pass that an operation belongs to: "backward", "recompute" or "".
-
-    "" means the forward pass, or an operation outside any derivative.
-
-    >>> from xform.memory.attribute import pass_name
-    >>> pass_name("jit(f)/jvp(mlp)/mul"), pass_name("jit(f)/transpose(jvp(mlp))/mul")
-    ('', 'backward')
-    """
-    for piece in reversed(op_name.split("/")):
-        if piece in (RECOMPUTE, "rematted_computation"):
-            return "recompute"
-        if piece == BACKWARD or piece.startswith("transpose("):
-            return "backward"
-    return ""
 
 
 def scope(op_name: str) -> str:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
 from xform.interpret.cost import shape
-from xform.memory.attribute import pass_name
+from xform.interpret.emit import pass_name
 from xform.memory.axes import Axes, Factors, repeated_factors
 from xform.memory.ends import ends
 from xform.passes.structured import called_body

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xform.memory.attribute import pass_name
+from xform.interpret.emit import pass_name
 from xform.memory.hlo import Module
 
 

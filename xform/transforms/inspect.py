@@ -15,6 +15,7 @@ from jax.tree_util import keystr
 
 from xform._jax import JaxprEqn, jaxprs_of
 from xform.errors import NotScalar
+from xform.interpret.emit import pass_name
 from xform.interpret.node import gather, spread
 from xform.introspection.callables import (
     argument_names,
@@ -23,7 +24,6 @@ from xform.introspection.callables import (
     function_name,
 )
 from xform.introspection.modules import is_array_or_type
-from xform.memory.attribute import pass_name
 from xform.planner.candidate import Candidate
 from xform.planner.device import resolve_fit
 from xform.planner.plan_program import plan_program
