@@ -1,6 +1,7 @@
 import importlib.metadata
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Before JAX is imported, set up eight CPU devices, and spend no time on optimized machine code for
 # thousands of small programs (XLA's own passes run as usual). Settings of the caller stay.
@@ -25,11 +26,15 @@ from tests import own_ad
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give docstring examples their three names.
+    """Give docstring examples their three names, and mark slow tests.
 
     A `doctest_namespace` fixture here would reach tests/ only; this hook reaches xform/ as well.
+    The tests that `slow.txt` lists are marked as slow: a faster test covers the same subject.
     """
+    slow = set((Path(__file__).parent / "slow.txt").read_text().splitlines())
     for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
         if isinstance(item, pytest.DoctestItem) and item.dtest is not None:
             item.dtest.globs.update(jax=jax, jnp=jnp, xform=xform)
 

@@ -101,3 +101,10 @@ def test_a_class_name_stands_for_one_class_of_xform() -> None:
                 name, place = node.name.strip("_"), f"{path.relative_to(ROOT)}:{node.lineno}"
                 first = places.setdefault(name, place)
                 assert first == place, f"{name} is defined twice: in {first} and in {place}"
+
+
+def test_the_slow_tests_exist() -> None:
+    """A test that is renamed would otherwise leave the list without notice."""
+    for line in (ROOT / "tests/slow.txt").read_text().splitlines():
+        file, _, name = line.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), line
