@@ -276,6 +276,13 @@ def test_a_time_limit_ends_the_search_with_a_warning() -> None:
     assert planned.plan.compiles == 1
 
 
+def test_without_verify_the_simulation_decides_and_one_program_is_compiled() -> None:
+    size = int(0.8 * compiled_bytes(sgd, WS, X))
+    planned = xform.jit(sgd, budget(size, verify=False))
+    assert_equal(planned(WS, X), jax.jit(sgd)(WS, X))
+    assert planned.plan.compiles == 1
+
+
 def test_a_step_without_a_derivative() -> None:
     planned = xform.jit(lambda x: x + 1, "budget:1MiB")
     assert float(planned(1.0)) == 2

@@ -15,7 +15,7 @@ from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
-from xform.planner.search import search_compiled
+from xform.planner.search import search_compiled, search_simulated
 from xform.planner.search_several import search_several
 from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import min_cut, policy_name
@@ -36,6 +36,25 @@ _LISTED = 3
 
 class _OutOfTime(Exception):
     """The time limit of planning has passed."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Tried:
+    """A program that the search compiled: the step under some plans.
+
+    `size` is the compiler's peak on a device; infinite if the compiler refused the program without
+    a size.
+    """
+
+    candidates: Candidates
+    decided: Decided
+    compiled: CompiledStep
+    size: float
+
+    @property
+    def work(self) -> tuple[int, ...]:
+        """Recomputed FLOPs of all derivatives, then their bytes sent to the host."""
+        return tuple(map(sum, zip(*(c.work for c in self.candidates.values()), strict=True)))
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,7 +79,7 @@ class StepSearch:
     def __post_init__(self) -> None:
         self.start = time.perf_counter()
         self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
-        self.tried: list[tuple[Candidates, Decided, CompiledStep, float]] = []
+        self.tried: list[_Tried] = []
 
     def decided(self, traced: Any) -> tuple[StepPlan, Decided, CompiledStep]:
         """Return the plans, what the derivatives follow, and the compiled step.
@@ -74,7 +93,7 @@ class StepSearch:
         default = {k: plan_program(p, self.default) for k, p in self.problems.items()}
         with progress_line.show(f"planning {self._name}"):
             try:
-                chosen = self._search(traced, default)
+                chosen = self._search(default)
             except _OutOfTime:
                 chosen = self._best_known()
             except BudgetInfeasible as error:
@@ -100,7 +119,12 @@ class StepSearch:
             for k, p in self.problems.items()
         }
 
-    def _search(self, traced: Any, default: Candidates) -> Candidates:
+    def _search(self, default: Candidates) -> Candidates:
+        """The plans that recompute least within the budget; without `verify`, by simulation."""
+        if not self.budget.verify:
+            return {
+                k: search_simulated(p, self.budget, default[k]) for k, p in self.problems.items()
+            }
         if len(self.problems) == 1:
             ((key, problem),) = self.problems.items()
             one = lambda candidate: _known(self._measure({key: candidate}))
@@ -122,9 +146,13 @@ class StepSearch:
 
     def _measure(self, candidates: Candidates) -> float:
         """Bytes of the step that is compiled under some plans; infinite if they are unknown."""
-        for known, _, _, size in self.tried:
-            if known is candidates or all(known[k] is candidates[k] for k in candidates):
-                return size
+        return self._try(candidates).size
+
+    def _try(self, candidates: Candidates) -> _Tried:
+        """Compile the step under some plans, unless it was done before."""
+        for tried in self.tried:
+            if all(tried.candidates[k] is candidate for k, candidate in candidates.items()):
+                return tried
         spent = time.perf_counter() - self.start
         late = self.time_limit is not None and spent > self.time_limit and bool(self.tried)
         if agreed(late):
@@ -134,8 +162,8 @@ class StepSearch:
         compiled = self.program.compile(decided, self.args, self.kwargs)
         total = compiled.compilation.total_bytes
         size = agreed(math.inf if total is None else float(total))
-        self.tried.append((candidates, decided, compiled, size))
-        return size
+        self.tried.append(_Tried(candidates, decided, compiled, size))
+        return self.tried[-1]
 
     def _decided(self, candidates: Candidates) -> Decided:
         name, target = policy_name(self.budget), self.program.target
@@ -148,44 +176,53 @@ class StepSearch:
         return Decided(self.default, plans, complete=True)
 
     def _best_known(self) -> Candidates:
-        """The plan to take when the time is over: the least work that fits, else the smallest."""
-        fitting = [t for t in self.tried if t[3] <= self.budget.bytes]
-        work = lambda t: tuple(map(sum, zip(*(c.work for c in t[0].values()), strict=True)))
-        best = min(fitting, key=work) if fitting else min(self.tried, key=lambda t: t[3])
-        limit = human_seconds(self.time_limit or 0)
-        takes = f"takes {human_bytes(int(best[3]))}" if best[3] < math.inf else "is refused"
+        """The plans to take when the time is over: the least work that fits, else the smallest."""
+        fitting = [tried for tried in self.tried if tried.size <= self.budget.bytes]
+        best = (
+            min(fitting, key=lambda tried: tried.work)
+            if fitting
+            else min(self.tried, key=lambda tried: tried.size)
+        )
+        takes = f"takes {human_bytes(int(best.size))}" if best.size < math.inf else "is refused"
+        rest = (
+            "A plan with less recomputation may exist."
+            if fitting
+            else f"The smallest program so far {takes}, which exceeds the budget. Raise time_limit "
+            "to search on."
+        )
         warnings.warn(
-            f"planning {self._name} for {self.budget!r} stopped at its time limit of {limit}, "
-            f"after {len(self.tried)} compilations. "
-            + (
-                "A plan with less recomputation may exist."
-                if fitting
-                else f"The smallest program so far {takes}, which exceeds the budget. Raise "
-                "time_limit to search on."
-            ),
+            f"planning {self._name} for {self.budget!r} stopped at its time limit of "
+            f"{human_seconds(self.time_limit or 0)}, after {len(self.tried)} compilations. {rest}",
             stacklevel=5,
         )
-        return best[0]
+        return best.candidates
 
     def _finish(self, chosen: Candidates) -> tuple[StepPlan, Decided, CompiledStep]:
-        self._measure(chosen)
-        known = next(t for t in self.tried if all(t[0][k] is c for k, c in chosen.items()))
-        _, decided, compiled, size = known
-        compiling = sum(t[2].compilation.compile_seconds for t in self.tried)
-        total = None if size == math.inf else int(size)
+        """The result of the search, with the compiler's bytes and the times."""
+        best = self._try(chosen)
+        compiling = sum(tried.compiled.compilation.compile_seconds for tried in self.tried)
+        total = None if best.size == math.inf else int(best.size)
         plans = {
             k: dataclasses.replace(plan, compiled_bytes=total, compiles=len(self.tried))
-            for k, plan in decided.plans.items()
+            for k, plan in best.decided.plans.items()
         }
         plan = StepPlan(
-            self._name, policy_name(self.budget), self.program.target.name, plans, total,
-            len(self.tried), time.perf_counter() - self.start - compiling, compiling,
-        )  # fmt: skip
-        return plan, decided, compiled
+            self._name,
+            policy_name(self.budget),
+            self.program.target.name,
+            plans,
+            total,
+            len(self.tried),
+            time.perf_counter() - self.start - compiling,
+            compiling,
+        )
+        return plan, best.decided, best.compiled
 
     def _with_largest_buffers(self, error: BudgetInfeasible) -> BudgetInfeasible:
         """The error with the largest buffers of the smallest program that was compiled."""
-        compiled = min(self.tried, key=lambda t: t[3])[2].compilation
+        if not self.tried:
+            return error
+        compiled = min(self.tried, key=lambda tried: tried.size).compiled.compilation
         if compiled.module is None:
             return error
         report = MemoryReport(compiled)
@@ -198,4 +235,5 @@ class StepSearch:
 
 
 def _known(size: float) -> int | None:
+    """A number of bytes as a Compiler takes it: None if it is not known."""
     return None if size == math.inf else int(size)
