@@ -34,7 +34,7 @@ _number = itertools.count()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decided:
-    """What the derivatives of a step follow, if their author gave them no policy.
+    """The plans and the default policy of the derivatives that have no policy of their own.
 
     It is a policy itself: it marks the derivatives that the planner of `follow` decides about.
 
@@ -76,7 +76,7 @@ def derivative_key(problem: Problem) -> str:
 
 @contextlib.contextmanager
 def follow(decided: Decided, seen: dict[str, Problem] | None = None) -> Generator[None]:
-    """A context in which the derivatives without a policy of their own follow `decided`.
+    """Trace functions in this context: derivatives without a policy of their own follow `decided`.
 
     The derivatives of functions that are traced inside are added to `seen`, by their keys, in the
     order of the trace.

@@ -58,7 +58,7 @@ def jit(
       target: the name of the devices to compile for; None is JAX's default backend. Devices such
         as "gpu:h100:8" need not be attached. For these the step cannot be called: use `lower(...)`,
         and `plan` and `memory_analysis()` of its result.
-      plans: a folder in which plans are kept for the next process; None keeps none.
+      plans: a folder that keeps plans for the next process; None keeps none.
       time_limit: seconds after which no further program is compiled. The plan is then the best one
         so far, with a warning. None for no limit.
       **options: the options of `jax.jit`, such as `donate_argnums`, `static_argnames` and
@@ -73,7 +73,7 @@ def jit(
       and a budget is ignored with a warning: the budget belongs to the outermost jit.
 
     Raises:
-      BudgetInfeasible: at the call, if no plan was found with which the step is within the budget.
+      BudgetInfeasible: at the call, if the step exceeds the budget under all plans that were tried.
         The error names the lowest bytes found and the largest buffers.
       OtherProgram: at the call, if a plan was made for another step or other types.
       WrongArgument: `step`, `policy` or `target` is unusable.

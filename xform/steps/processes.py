@@ -1,4 +1,4 @@
-"""Let all processes of a program take the same decisions: those of the first process."""
+"""Let all processes of a program take the decisions of the first process."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class StepSearch:
         `traced` is JAX's `Traced` object of the step under the default policy.
 
         Raises:
-          BudgetInfeasible: no plan was found with which the compiled step is within the budget.
+          BudgetInfeasible: the compiled step exceeds the budget under all plans that were tried.
         """
         self.problems = self._with_outside_bytes(traced)
         default = {k: plan_program(p, self.default) for k, p in self.problems.items()}
