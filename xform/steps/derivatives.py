@@ -33,7 +33,7 @@ _number = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Decided:
+class Decisions:
     """The plans and the default policy of the derivatives that have no policy of their own.
 
     It is a policy itself: it marks the derivatives that the planner of `follow` decides about.
@@ -59,7 +59,7 @@ class Decided:
         return digest([text_of(self.default), text_of(records), str(self.complete), unique])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Decided) and self.key == other.key
+        return isinstance(other, Decisions) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -75,37 +75,37 @@ def derivative_key(problem: Problem) -> str:
 
 
 @contextlib.contextmanager
-def follow(decided: Decided, seen: dict[str, Problem] | None = None) -> Generator[None]:
-    """Trace functions in this context: derivatives without a policy of their own follow `decided`.
+def follow(decisions: Decisions, seen: dict[str, Problem] | None = None) -> Generator[None]:
+    """A context for traces: derivatives without a policy of their own follow `decisions`.
 
     The derivatives of functions that are traced inside are added to `seen`, by their keys, in the
     order of the trace.
 
     Raises:
-      OtherProgram: `decided` is complete and has no plan for a derivative.
+      OtherProgram: `decisions` is complete and has no plan for a derivative.
     """
     others = current_planner()
 
     def planner(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
-        if policy != decided:
+        if policy != decisions:
             return others(problem, policy, compiler)
         key = derivative_key(problem)
         if seen is not None:
             seen.setdefault(key, problem)
-        plan = decided.plans.get(key)
-        if plan is None and decided.complete:
+        plan = decisions.plans.get(key)
+        if plan is None and decisions.complete:
             raise OtherProgram(
-                f"a step under the plan of {', '.join(p.function for p in decided.plans.values())}",
+                f"a step under a plan of {len(decisions.plans)} derivatives",
                 "the step takes a derivative that the plan does not have",
                 "",
                 "make a new plan: call the step with a budget",
             )
-        return plan_program(problem, decided.default if plan is None else plan)
+        return plan_program(problem, decisions.default if plan is None else plan)
 
-    with use_planner(planner), use_default_policy(decided):
+    with use_planner(planner), use_default_policy(decisions):
         yield
 
 
 def in_step() -> bool:
     """Whether a step is traced here, so that its budget covers the derivatives in it."""
-    return isinstance(default_policy(), Decided)
+    return isinstance(default_policy(), Decisions)

@@ -24,7 +24,7 @@ from xform.planner.planning import use_default_policy
 from xform.policies import min_cut, parse
 from xform.policies.budgets import Budget
 from xform.steps.call import StaticArguments, shardings
-from xform.steps.derivatives import Decided, in_step
+from xform.steps.derivatives import Decisions, in_step
 from xform.steps.plan import StepPlan
 from xform.steps.program import Args, CompiledStep, Kwargs, NotPlanned, StepProgram
 from xform.steps.search import StepSearch
@@ -132,7 +132,7 @@ class JitStep:
         last = self._last
         if last is not None and last.shardings == shardings(leaves):
             with contextlib.suppress(NotPlanned):
-                return self._program.run(last.decided, args, kwargs)
+                return self._program.run(last.decisions, args, kwargs)
         if any(isinstance(x, Tracer) for x in leaves):
             self._warn_of_outer_trace()
             return self._program.jitted(*args, **kwargs)
@@ -144,9 +144,9 @@ class JitStep:
                 "call lower(...) with arrays or jax.ShapeDtypeStructs, or leave target out",
             )
         with contextlib.suppress(NotPlanned):
-            return self._program.run(self._plan_for(args, kwargs).decided, args, kwargs)
+            return self._program.run(self._plan_for(args, kwargs).decisions, args, kwargs)
         # A setting of JAX has changed since the step was planned for these types.
-        return self._program.run(self._plan_for(args, kwargs, again=True).decided, args, kwargs)
+        return self._program.run(self._plan_for(args, kwargs, again=True).decisions, args, kwargs)
 
     @property
     def _plans_whole_step(self) -> bool:
@@ -174,21 +174,21 @@ class JitStep:
         with self._lock:
             key = self._static.types(args, kwargs)
             if again or key not in self._planned:
-                plan, decided, compiled = self._decide(args, kwargs)
+                plan, decisions, compiled = self._decide(args, kwargs)
                 report = report_of(compiled.compilation, self._step, args, kwargs)
                 where = shardings(jax.tree.leaves((args, kwargs)))
-                self._planned[key] = _PlannedStep(plan, decided, compiled, report, where)
+                self._planned[key] = _PlannedStep(plan, decisions, compiled, report, where)
             self._last = self._planned[key]
             return self._last
 
-    def _decide(self, args: Args, kwargs: Kwargs) -> tuple[StepPlan, Decided, CompiledStep]:
+    def _decide(self, args: Args, kwargs: Kwargs) -> tuple[StepPlan, Decisions, CompiledStep]:
         """Follow the plan that is the policy or is on disk, or search for a plan."""
         policy = self._policy
         if isinstance(policy, StepPlan):
             return self._follow(policy, args, kwargs)
         assert isinstance(policy, Budget)
         default = dataclasses.replace(min_cut, regions=policy.regions)
-        traced, problems = self._program.trace(Decided(default, {}, retrace=True), args, kwargs)
+        traced, problems = self._program.trace(Decisions(default, {}, retrace=True), args, kwargs)
         where = shardings(jax.tree.leaves((args, kwargs)))
         file = plan_file(self._folder, traced, where, policy, self._target)
         stored = load_plan(file)
@@ -198,23 +198,23 @@ class JitStep:
             if total is not None and total <= policy.bytes:
                 return followed
         search = StepSearch(self._program, args, kwargs, policy, problems, self._time_limit)
-        chosen = search.decided(traced)
+        chosen = search.run(traced)
         save_plan(file, chosen[0])
         return chosen
 
     def _follow(
         self, plan: StepPlan, args: Args, kwargs: Kwargs
-    ) -> tuple[StepPlan, Decided, CompiledStep]:
+    ) -> tuple[StepPlan, Decisions, CompiledStep]:
         """Compile the step under a plan that was made before."""
-        decided = Decided(min_cut, plan.plans, complete=True)
-        return plan, decided, self._program.compile(decided, args, kwargs)
+        decisions = Decisions(min_cut, plan.plans, complete=True)
+        return plan, decisions, self._program.compile(decisions, args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Plan for arrays or types; return JAX's `Traced` object of the step under that plan."""
         if not self._plans_whole_step:
             with use_default_policy(self._policy):
                 return self._program.jitted.trace(*args, **kwargs)
-        return self._program.trace(self._plan_for(args, kwargs).decided, args, kwargs)[0]
+        return self._program.trace(self._plan_for(args, kwargs).decisions, args, kwargs)[0]
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Plan and compile for arrays or types; return the lowered step under that plan.
@@ -303,7 +303,7 @@ class _PlannedStep:
     """A step for some types: its plan, what its derivatives follow, and the compiled program."""
 
     plan: StepPlan
-    decided: Decided
+    decisions: Decisions
     compiled: CompiledStep
     report: MemoryReport
     shardings: list[Any]

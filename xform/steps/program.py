@@ -17,7 +17,7 @@ from xform.memory.executable import executable_answer
 from xform.memory.targets import Target
 from xform.planner.planning import use_default_policy
 from xform.planner.problem import Problem
-from xform.steps.derivatives import Decided, follow, in_step
+from xform.steps.derivatives import Decisions, follow, in_step
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
@@ -64,35 +64,37 @@ class StepProgram:
         self.jitted: Any = jax.jit(step, **options)
         self.target = target
 
-    def trace(self, decided: Decided, args: Args, kwargs: Kwargs) -> tuple[Any, dict[str, Problem]]:
+    def trace(
+        self, decisions: Decisions, args: Args, kwargs: Kwargs
+    ) -> tuple[Any, dict[str, Problem]]:
         """Trace the step; return JAX's `Traced` object and the derivatives that the trace met.
 
-        With `decided.retrace`, these are all derivatives without a policy of their own.
+        With `decisions.retrace`, these are all derivatives without a policy of their own.
         """
         seen: dict[str, Problem] = {}
         token = _TRACING.set(True)
         try:
-            with follow(decided, seen):
+            with follow(decisions, seen):
                 if self.target.local:
                     return self.jitted.trace(*args, **kwargs), seen
                 return trace_for(self.jitted, args, kwargs, self.target), seen
         finally:
             _TRACING.reset(token)
 
-    def compile(self, decided: Decided, args: Args, kwargs: Kwargs) -> CompiledStep:
+    def compile(self, decisions: Decisions, args: Args, kwargs: Kwargs) -> CompiledStep:
         """Compile the step under some plans. JAX keeps the program, so a call runs it."""
         if not self.target.local:
             token = _TRACING.set(True)
             try:
-                with follow(decided):
+                with follow(decisions):
                     return CompiledStep(
                         None, None, compile_for(self.jitted, args, kwargs, self.target)
                     )
             finally:
                 _TRACING.reset(token)
-        traced, _ = self.trace(decided, args, kwargs)
+        traced, _ = self.trace(decisions, args, kwargs)
         executable = None
-        with follow(decided):
+        with follow(decisions):
             lowered = traced.lower()
             start = time.perf_counter()
             try:
@@ -103,11 +105,11 @@ class StepProgram:
         figures = compilation_of(traced.fun_name, self.target, 1, answer, traced.jaxpr)
         return CompiledStep(lowered, executable, figures)
 
-    def run(self, decided: Decided, args: Args, kwargs: Kwargs) -> Any:
+    def run(self, decisions: Decisions, args: Args, kwargs: Kwargs) -> Any:
         """Call the step under some plans.
 
         Raises:
           NotPlanned: JAX would have to trace it, as it was not compiled for these arguments.
         """
-        with use_default_policy(decided):
+        with use_default_policy(decisions):
             return self.jitted(*args, **kwargs)

@@ -21,7 +21,7 @@ from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
 from xform.program.ir import program
-from xform.steps.derivatives import Decided
+from xform.steps.derivatives import Decisions
 from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed
 from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
@@ -47,7 +47,7 @@ class _Tried:
     """
 
     candidates: Candidates
-    decided: Decided
+    decisions: Decisions
     compiled: CompiledStep
     size: float
 
@@ -81,7 +81,7 @@ class StepSearch:
         self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
         self.tried: list[_Tried] = []
 
-    def decided(self, traced: Any) -> tuple[StepPlan, Decided, CompiledStep]:
+    def run(self, traced: Any) -> tuple[StepPlan, Decisions, CompiledStep]:
         """Return the plans, what the derivatives follow, and the compiled step.
 
         `traced` is JAX's `Traced` object of the step under the default policy.
@@ -158,14 +158,14 @@ class StepSearch:
         if agreed(late):
             raise _OutOfTime
         progress_line.update(f"{len(self.tried)} candidates compiled")
-        decided = self._decided(candidates)
-        compiled = self.program.compile(decided, self.args, self.kwargs)
+        decisions = self._decisions(candidates)
+        compiled = self.program.compile(decisions, self.args, self.kwargs)
         total = compiled.compilation.total_bytes
         size = agreed(math.inf if total is None else float(total))
-        self.tried.append(_Tried(candidates, decided, compiled, size))
+        self.tried.append(_Tried(candidates, decisions, compiled, size))
         return self.tried[-1]
 
-    def _decided(self, candidates: Candidates) -> Decided:
+    def _decisions(self, candidates: Candidates) -> Decisions:
         name, target = policy_name(self.budget), self.program.target
         plans = {
             k: plan_of_candidate(
@@ -173,7 +173,7 @@ class StepSearch:
             )
             for k, c in candidates.items()
         }
-        return Decided(self.default, plans, complete=True)
+        return Decisions(self.default, plans, complete=True)
 
     def _best_known(self) -> Candidates:
         """The plans to take when the time is over: the least work that fits, else the smallest."""
@@ -197,14 +197,14 @@ class StepSearch:
         )
         return best.candidates
 
-    def _finish(self, chosen: Candidates) -> tuple[StepPlan, Decided, CompiledStep]:
+    def _finish(self, chosen: Candidates) -> tuple[StepPlan, Decisions, CompiledStep]:
         """The result of the search, with the compiler's bytes and the times."""
         best = self._try(chosen)
         compiling = sum(tried.compiled.compilation.compile_seconds for tried in self.tried)
         total = None if best.size == math.inf else int(best.size)
         plans = {
             k: dataclasses.replace(plan, compiled_bytes=total, compiles=len(self.tried))
-            for k, plan in best.decided.plans.items()
+            for k, plan in best.decisions.plans.items()
         }
         plan = StepPlan(
             self._name,
@@ -216,7 +216,7 @@ class StepSearch:
             time.perf_counter() - self.start - compiling,
             compiling,
         )
-        return plan, best.decided, best.compiled
+        return plan, best.decisions, best.compiled
 
     def _with_largest_buffers(self, error: BudgetInfeasible) -> BudgetInfeasible:
         """The error with the largest buffers of the smallest program that was compiled."""
