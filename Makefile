@@ -56,10 +56,10 @@ guides: $(VENV)/.docs ## run the guides, and put what they print into them
 
 N ?= 20000
 fuzz: $(VENV)/.installed ## N=20000 random programs, by xform and by JAX; goes on where it stopped
-	@$(PY) -m experiments.fuzz.run --programs $(N)
+	@$(PY) -m experiments.fuzz.run --programs $(N) $(if $(WRITE),--write)
 
 claims: $(VENV)/.installed ## what texts claim of derivatives, measured; QUICK=1 in a few minutes, nothing kept
-	@$(PY) -m experiments.claims.run $(if $(QUICK),--quick)
+	@$(PY) -m experiments.claims.run $(if $(QUICK),--quick) $(if $(WRITE),--write)
 
 format: $(VENV)/.installed ## format, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -1,9 +1,13 @@
-"""Store measurements beside an experiment, and write them into a table of its README."""
+"""Store measurements beside an experiment, and print them as the table of its README.
+
+With `--write` on the command line of an experiment, its README gets the table.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,10 @@ from typing import Any
 import jax
 
 from xform.storage.files import atomic_write
+
+# Taken from the command line here, so that no experiment has to know this option.
+_WRITES = "--write" in sys.argv
+sys.argv[:] = [word for word in sys.argv if word != "--write"]
 
 
 def known(path: Path) -> dict[str, Any]:
@@ -33,7 +41,7 @@ def write_table(
     name: str = "table",
     target: str | None = None,
 ) -> None:
-    """Replace a table in `folder/README.md`, with date, JAX version and backend below it."""
+    """Print a table, with date, JAX version and backend; see `replace`."""
     day = datetime.date.today().isoformat()
     stamp = f"Measured {day}, JAX {jax.__version__}, {target or jax.default_backend()}."
     replace(folder, name, [*table(head, rows), "", stamp])
@@ -45,10 +53,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def replace(folder: Path, name: str, lines: Sequence[str]) -> None:
-    """Replace the lines between two marks of `folder/README.md`."""
+    """Print lines. With `--write`, they replace those between two marks of `folder/README.md`."""
+    print("\n".join(lines))
+    if not _WRITES:
+        return
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     readme = folder / "README.md"
     before, _, rest = readme.read_text().partition(begin)
     _, _, after = rest.partition(end)
     readme.write_text("\n".join([before + begin, *lines, end + after]))
-    print("\n".join(lines))
