@@ -103,9 +103,9 @@ def _generate_segment(
 ) -> jax.Array:
     """Read prompts `[B, P]`, padded at their ends to P, and generate tokens `[B, new]`.
 
-    `lengths` `[B]` are those of the prompts without padding. `indices` `[B]` are those of the first
-    new token in each whole row. The random number of a token depends on its index and the row's
-    key.
+    A prompt may be only the last part of its full row. `lengths` `[B]` are the lengths of the
+    prompts without padding. `indices` `[B]` holds the position of the first new token in each full
+    row. The random number of a token depends on its position in the full row and on the row's key.
     """
     model = nnx.merge(graphdef, params)
     rows, read = prompts.shape

@@ -23,9 +23,9 @@ def unwrapped(f: Any) -> Any:
     """The user's function inside a wrapper of JAX; `f` itself if it is not a wrapper.
 
     JAX wraps the rules of custom functions in new objects at each trace or bind. Two wrappers of
-    the same function are equivalent if they skip the same constants and transform the arguments in
-    the same way. So the result contains the transforms and the number of skipped constants, if
-    there are any. Equal results mean equivalent functions.
+    the same function are equivalent if they drop the same number of constants from the arguments,
+    and transform the other arguments in the same way. So the result contains this number and the
+    transforms, if there are any. Equal results mean equivalent functions.
     """
     if not (getattr(f, "__module__", "") or "").startswith("jax."):
         return f

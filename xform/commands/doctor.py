@@ -45,7 +45,8 @@ def _quieter() -> str:
         return ""
     return (
         f"{' and '.join(plugins)} found no device here. JAX prints errors about that when it "
-        "starts;\nset JAX_PLATFORMS=cpu in your shell to avoid them. All targets still compile."
+        "starts;\nset JAX_PLATFORMS=cpu in your shell to avoid them. This setting does not affect "
+        "the targets that xform can compile for."
     )
 
 

@@ -28,7 +28,8 @@ def ggnvp(
     with respect to the model's output. The matrix is positive semi-definite if the loss is convex.
 
     Args:
-      model: pure function of pytrees of arrays. It closes over values that are not differentiated.
+      model: pure function of pytrees of arrays. All its arguments are differentiated; let it close
+        over other values.
       loss: function of the model's output that returns a scalar.
       primals: the point, a tuple or list of arguments of `model`, of real floating-point dtypes.
       tangents: the vector `v`, of the structure and shapes of `primals`.

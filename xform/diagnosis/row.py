@@ -25,16 +25,17 @@ class LayerHealth:
       size: number of elements of its result.
       activation: root mean square of its result.
       gradient: root mean square of the loss's gradient with respect to its result.
-      input: root mean square of a layer's input, or of a sum.
+      input: for a layer, root mean square of its input; for a sum, of the sum itself.
       nonfinite, gradient_nonfinite: number of elements of the result, and of the gradient, that are
         NaN or Inf.
       gain: for a layer, root mean square of its product (before bias and activation) divided by
-        that of its input. For a sum, root mean square of the input of its activation divided by
-        that of the sum.
+        that of its input. For a sum, root mean square of the input of the activation that follows,
+        divided by that of the sum: 1 unless something, such as a normalization, is between them.
       sigma: estimate, from below, of the largest singular value of the Jacobian of its result with
         respect to its input.
       dead: share of units that are zero, with slope zero, for all examples.
-      saturated: share of the other elements where the slope of the activation is near zero.
+      saturated: share of elements where the slope of the activation is near zero. Elements that are
+        zero with slope zero are left out.
       least: for a sum, root mean square of the smallest operand divided by that of the largest.
       correlation: mean absolute cosine between the gradients of neighbouring examples.
       noise: expected value of `correlation` for random gradients.

@@ -120,9 +120,9 @@ def _unusual_gains(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
 
 
 def _gains(rows: Sequence[LayerHealth]) -> Iterator[tuple[int, float, float, float]]:
-    """Yield index, gain, median gain of similar layers, and largest factor between the two.
+    """Yield index, gain, median gain of similar layers, and largest allowed factor between both.
 
-    The median is NaN if there are too few similar layers; the factor is then relative to 1.
+    If there are too few similar layers, the median is NaN. Then the gain is compared with 1.
     """
     by_kin, by_operation = (_gains_by(rows, name) for name in ("kin", "operation"))
     for i, row in enumerate(rows):
@@ -200,7 +200,7 @@ def _in_first_iteration(rows: Sequence[LayerHealth], i: int) -> bool:
 def _shattered_gradients(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     """Find layers where gradients of neighbouring examples are as unrelated as noise.
 
-    They must be related at the last layer.
+    Nothing is reported unless they are related at the last layer.
     """
     layers = [r for r in rows if r.kind == "layer"]
     known = [r for r in layers if r.correlation is not None and r.gradient]

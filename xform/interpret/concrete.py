@@ -99,8 +99,9 @@ class WatchedTracer(Tracer[Any]):
     def to_concrete_value(self) -> Any:
         """Return an array as it is, still watched; None for a scalar or an unknown value.
 
-        JAX calls this before it computes with NumPy from scalars (`jnp.arange`, the initial value
-        of a reduction), where a derivative would be lost, and before it looks at an array's values.
+        JAX calls this before it looks at the values of an array. It also calls it before it passes
+        a scalar to NumPy, as in `jnp.arange` or for the initial value of a reduction. There the
+        derivative would be lost, so the result for a scalar is None.
         """
         value = self.value
         known = value.to_concrete_value() if isinstance(value, Tracer) else value
@@ -156,7 +157,8 @@ class Watch(Trace, abc.ABC):
     def __init__(self, below: Trace):
         super().__init__()
         self.below = self.parent_trace = below
-        self.requires_low = False  # `below` decides what is lowered
+        # JAX does not lower hijax operations for this trace; it does for `below`, if that needs it.
+        self.requires_low = False
         self.tag_was_read = False  # whether JAX or a library has read the tag
         self.has_references = False  # whether an operation has made a mutable reference
 
@@ -238,17 +240,18 @@ class Watch(Trace, abc.ABC):
         rule = rule_of(primitive) if True in on else None
         with set_current_trace(self.below):
             if rule is not None and not isinstance(rule, _BY_FORMULA) and rule.word != "constant":
-                # Abstract evaluation of mutable values works only for JAX's own calls.
+                # With mutable inputs, JAX can find the output types of its own operations only. An
+                # operation of another library gets no outputs, so its rule raises an error.
                 writes = rule.word == "foreign" and any(map(is_mutable, avals))
                 eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
-                # A traced rule gets a Python number as an array.
+                # Only the rule of `jit` takes Python numbers; others get them as arrays.
                 xs = xs if rule.takes_python_numbers else as_jax_values(xs)
                 outputs = self._by_equation(rule, eqn, xs, marks, on)
                 return outputs if primitive.multiple_results else outputs[0]
             if rule is None and True in on:
                 eqn = self.applied(primitive, params, avals, marks)
-                if eqn.outvars:  # an effect may have no rule
-                    lookup(eqn)
+                if eqn.outvars:  # without outputs, it has only an effect and needs no rule
+                    lookup(eqn)  # raises MissingRule
             xs = as_jax_values(xs) if True in on else xs
             if any([isinstance(x, NUMPY) for x in xs]):
                 out = primitive.bind(*xs, **params)  # converts NumPy arrays to JAX arrays

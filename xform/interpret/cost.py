@@ -97,8 +97,9 @@ def equation_flops(eqn: JaxprEqn) -> int:
 def equation_bytes(eqn: JaxprEqn) -> float:
     """Bytes that one equation writes; for a reduction, the bytes that it reads.
 
-    This is the memory traffic that a recompute of the equation costs. A primitive may have a count
-    of its own in its traits.
+    This stands for the memory traffic that a recompute of the equation costs. Other reads do not
+    count, because XLA fuses the recompute with its neighbours. A primitive may have a count of its
+    own in its traits.
     """
     known = traits(eqn.primitive)
     if known.bytes is not None:

@@ -76,7 +76,8 @@ def stacked(n: int, aval: Any) -> Any:
 class _UnitVectors:
     """One leaf of all unit vectors of a space, described but not computed.
 
-    As an array of shape `[n, *aval.shape]` it is an identity matrix, with zeros before and after.
+    It stands for an array of shape `[n, *aval.shape]`. With all axes but the first flattened, that
+    array is an identity matrix with rows of zeros above and below.
 
     Args:
       n: the number of unit vectors: the number of elements of all leaves.
@@ -116,8 +117,8 @@ class _UnitVectors:
                        **{d: b + s + a + i for i, d in enumerate(matrix_free)}}  # fmt: skip
         order = sorted(range(matrix.ndim), key=result_axis.__getitem__)
         y = lax.broadcast_in_dim(lax.transpose(matrix, order), full, sorted(result_axis.values()))
-        # The result is zero unless its index along a batch axis or a free axis of the leaf equals
-        # the index of the unit vector along the same axis.
+        # An element of the result is zero unless, along each batch axis and each free axis of the
+        # leaf, its index equals the index of the unit vector's 1 along that axis.
         axis_pairs = [*enumerate(leaf_batch), *((b + s + i, d) for i, d in enumerate(leaf_free))]
         for axis, d in axis_pairs:
             same = lax.eq(lax.broadcasted_iota(jnp.int32, full, axis),
@@ -149,9 +150,9 @@ def side_of_units(eqn: JaxprEqn, units: Any) -> int | None:
 
 
 def _run_on_units(prog: Program, units: dict[Var, _UnitVectors]) -> list[Value]:
-    """Run a program on unit vectors, by input variable.
+    """Run a program on unit vectors; `units` maps each input variable to its unit vectors.
 
-    They become arrays only if another operation than a product reads them.
+    They become arrays only if they are an output, or an operation other than a product reads them.
     """
     env: dict[Any, Any] = dict(prog.consts)
     arrays: dict[Var, Value] = {}

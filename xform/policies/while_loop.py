@@ -38,8 +38,8 @@ def checkpoints_per_while_loop(n: int) -> AbstractContextManager[None]:
     holds the intermediate values of one step at a time. A loop inside `lax.scan` stores these
     states for each iteration of the scan. A loop inside another while loop stores them once.
 
-    Time: up to `n` steps, each step runs once forward, and once more to be differentiated. Beyond
-    that, each step is recomputed this many times on average:
+    Time: in a loop of at most `n` steps, each step runs once forward, and once more to be
+    differentiated. In a longer loop, each step is also recomputed, this many times on average:
 
     | steps | 100 | 1000 | 5000 | 100,000 |
     | --- | --- | --- | --- | --- |
@@ -47,10 +47,11 @@ def checkpoints_per_while_loop(n: int) -> AbstractContextManager[None]:
     | n = 32 | 0.9 | 1.6 | 2.0 | 3.5 |
     | n = 100 | 0.0 | 0.9 | 1.4 | 2.0 |
 
-    Under `vmap`, all examples run for as many steps as the longest one, and the stored states are
-    not copied. They are copied under a `vmap` over pullbacks (`jax.vmap(lambda pull, ct: pull(ct))`
-    of several). Reverse mode over reverse mode goes back through the loops of both passes, and
-    stores `n` times the memory above. Prefer forward over reverse (`xform.hessian`, `xform.hvp`).
+    Under `vmap`, all examples run for as many steps as the longest one. A new state is written into
+    the memory of the stored states, which XLA updates without copying it. XLA copies it if `vmap`
+    maps over the pullbacks themselves, as in `jax.vmap(lambda pull, ct: pull(ct))(pulls, cts)`.
+    Reverse mode over reverse mode goes back through the loops of both passes, and stores `n` times
+    the memory above. Prefer forward over reverse (`xform.hessian`, `xform.hvp`).
 
     Source: Griewank and Walther, "Algorithm 799: revolve", 2000; Stumm and Walther, "New
     algorithms for optimal online checkpointing", 2010.

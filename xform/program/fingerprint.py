@@ -53,10 +53,10 @@ from xform.program.naming import (
 _Outer = tuple[int, ...]
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), range))
-# The result of `__reduce_ex__` is called a reduction here: a function, its arguments, and the
-# object's attributes, as pickle uses them. These functions create an object from its class.
+# A *reduction* is the result of `__reduce_ex__`, from which pickle makes a copy of an object: a
+# function, its arguments, and the object's attributes. These functions only instantiate a class.
 _NEW: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # pyright: ignore[reportAttributeAccessIssue]
-# Size in bytes of an object that has attributes and weak references, and no other state.
+# Bytes of an object that has room for a `__dict__` and for weak references, but no other data.
 _BARE = object.__basicsize__ + 16
 
 
@@ -303,8 +303,8 @@ def _object(x: Any, outer: _Outer) -> str:
 def _reduced(x: Any, outer: _Outer) -> str:
     """The text of an object by its reduction, from which pickle would make a copy.
 
-    This applies if its class defines equality, or is JAX's own: JAX's parameters are immutable. Any
-    other object gets a unique name.
+    The object's class must define `__eq__`, or be JAX's own: JAX does not change objects that are
+    parameters. Any other object gets a unique name.
     """
     kind = type(x)
     if kind.__eq__ is object.__eq__ and kind.__module__.partition(".")[0] != "jax":

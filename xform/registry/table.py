@@ -154,7 +154,8 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
         name.
     """
     if isinstance(primitive, str):
-        own = _fallback is None  # later, a user declares the rule
+        # xform sets the fallback after its own rules. Every later declaration is a user's.
+        own = _fallback is None
         jax_primitive, rule = primitive_named(primitive), dataclasses.replace(rule, own=own)
         if jax_primitive is None:
             if _fallback is not None:

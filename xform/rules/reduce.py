@@ -201,7 +201,10 @@ def _zero_if_infinite(v: Any) -> Any:
 
 
 def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
-    """Return the jvp, by a scan of pairs (value, tangent). A value's weight is exp(value - sum)."""
+    """Return the jvp, by a scan of pairs (value, tangent).
+
+    The tangent of a pair's result is the sum of both tangents, each times exp(value - result).
+    """
     (x,), (dx,) = xs, dxs
 
     def combine(a: Any, b: Any):

@@ -67,8 +67,9 @@ class _Devices:
     def distinct(self) -> tuple[Any, ...]:
         """The axes that a spec or the body names. Along them devices may have different values.
 
-        Along the other axes all devices do the same, so nothing is summed or divided there. A
-        `vmap` with `spmd_axis_name` may map over such an axis.
+        Along the other axes all devices compute the same values, so cotangents are neither summed
+        nor divided there. `vmap` with `spmd_axis_name` may place its examples along such an axis; a
+        sum would then mix them.
         """
         specs = (*self.in_specs, *self.out_specs)
         named = named_axes(self.jaxpr).union(*(set().union(*_all_axes(spec)) for spec in specs))
@@ -77,9 +78,9 @@ class _Devices:
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """Return `f` mapped over the devices. Outside `jit` it is compiled, once for each program.
 
-        It is not compiled if an argument is being differentiated eagerly, except where JAX can run
-        a `shard_map` only under `jit`: over some axes of a mesh only, with `check_vma=False` or
-        with partial sums.
+        If an argument is being differentiated eagerly, it is not compiled, unless JAX requires
+        `jit`. JAX does if the `shard_map` is over only some of the mesh's axes, and has
+        `check_vma=False` or partial sums.
         """
         mapped = jax.shard_map(
             f,
@@ -197,8 +198,8 @@ def _all_axes(spec: PartitionSpec) -> tuple[Any, ...]:
 def _sum_to_varying_axes(ct: Value, v: Atom) -> Value:
     """Return `ct`, summed over the axes along which it varies and its primal `v` does not.
 
-    This is needed if the spec of an output mentions more axes than the value varies over: JAX may
-    omit the conversion of the value from replicated to varying.
+    There are such axes if the spec of an output mentions more axes than the value varies over: JAX
+    may omit the `pvary` that converts the value from replicated to varying.
     """
     aval: Any = v.aval
     return lax.psum(ct, tuple(sorted(jax.typeof(ct).mat.varying - aval.mat.varying, key=str)))
@@ -329,7 +330,8 @@ class _ShardNode(Node):
             if not self.push:
                 seeds = [devices.output_ct(ct, v, spec)
                            for ct, (v, _, spec) in zip(seeds, seed_ends, strict=True)]  # fmt: skip
-            # For its device the body is a whole function: each recompute waits for its cotangent.
+            # On each device the body is a whole function, not a remat region. So each recompute
+            # waits for the cotangent that needs it.
             full = spread(xs, reads), spread(seeds, given)
             results = gather(emit.backward(schedule, saved, *full, together, whole=True), present)
             if self.push:

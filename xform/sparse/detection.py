@@ -191,17 +191,21 @@ def not_sparse(request: str, reason: str) -> WrongArgument:
         reason,
         "",
         "use xform.jacfwd, xform.jacrev or xform.hessian, or products with vectors (xform.jvp, "
-        "xform.vjp, xform.hvp); or give `pattern`, if you know that it has fewer nonzeros",
+        "xform.vjp, xform.hvp); or, if you know that it has fewer nonzeros, pass pattern=... to "
+        "xform.sparse.jacobian or xform.sparse.hessian",
     )
 
 
 def _refuse_effects(prog: Program, request: str) -> None:
-    """Raise an error for side effects: the function is run for many vectors at once."""
+    """Raise an error if the program has side effects, because they would not happen exactly once.
+
+    `sparsity` does not run the function. A sparse Jacobian runs it for many vectors at once.
+    """
     for eqn in prog.equations:
         if has_effects(eqn):
             raise NotDifferentiable(
                 request,
-                f"{eqn.primitive.name} has side effects, which would not run once as written",
+                f"{eqn.primitive.name} has side effects, which would not run exactly once",
                 frame(eqn),
                 "remove operations that print, call back to Python or write",
             )

@@ -21,17 +21,17 @@ _FORMAT = "xform step plan 1"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepPlan:
-    """The plans of all derivatives that a step takes without a policy of their own.
+    """The plan of a step: one plan for each derivative that the step takes without `policy=`.
 
     `xform.jit` makes it, see `.plan` there. It prints as the tables of its plans, and iterates over
-    them. It is also a policy of `xform.jit`, for the same step and the same types: it runs no
-    search, and compiles once.
+    them. It can also be passed to `xform.jit` as the policy, for the same step and the same types.
+    `xform.jit` then searches for nothing, and compiles the step once.
 
     Attributes:
       function: the name of the step.
       policy: the policy that chose the plans, as text.
       target: the backend that the step was compiled for.
-      plans: the plans, by the key of their derivative.
+      plans: the plans, by key. A key is a text that identifies a derivative.
       compiled_bytes: the compiler's peak of the step on each device; None if it was not compiled.
       compiles: how many programs were compiled to find the plans.
       seconds: the time of planning without compilations; 0 if the plan was read from a file.
@@ -81,9 +81,10 @@ class StepPlan:
                 if errors
                 else WrongArgument(
                     f"explain({value!r})",
-                    f"{self.function} takes no derivative without a policy of its own",
+                    f"{self.function} has no derivative that xform.jit planned: it takes none, or "
+                    "each has its own policy",
                     "",
-                    "call explain on the plan of a step that differentiates",
+                    "call explain on the plan of a step that takes a derivative without policy=",
                 )
             )
         return "\n".join(texts)
@@ -128,12 +129,16 @@ class StepPlan:
     def summary(self) -> str:
         """One line: the derivatives, the bytes of the step, and the times."""
         n = len(self)
-        size = "not compiled" if self.compiled_bytes is None else human_bytes(self.compiled_bytes)
+        size = (
+            "not compiled"
+            if self.compiled_bytes is None
+            else f"{human_bytes(self.compiled_bytes)} on each device"
+        )
         times = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
         if self.compiles:
             times += f", {self.compiles} program{'s' * (self.compiles != 1)} compiled"
             times += f" in {human_seconds(self.compile_seconds)}" if self.compile_seconds else ""
         return (
             f"{self.function}, {self.policy}, on {self.target}: {n} derivative{'s' * (n != 1)}, "
-            f"{size} on each device{times}"
+            f"{size}{times}"
         )

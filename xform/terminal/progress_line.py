@@ -74,7 +74,8 @@ def _is_terminal() -> bool:
 class _LineWriter:
     """Context that updates the line in a thread of its own, until its body ends or fails."""
 
-    # Only one of them writes at a time, `_owner`: the first whose work has taken two seconds.
+    # Of all writers, one for each thread, only `_owner` writes: the first whose work has taken two
+    # seconds.
     _lock, _owner = threading.Lock(), None
 
     def __init__(self, tasks: list[Task]) -> None:

@@ -87,7 +87,8 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
 
     Args:
       case: a function of arrays; or a `Case`, which holds a function and its arguments.
-      *args: the point, as float64 arrays; integers are held constant. None with a `Case`.
+      *args: the point, as float64 arrays; integers are held constant. Leave them out if
+        `case` is a `Case`.
       dtypes: floating or complex dtypes, by name.
       modes: what to check. For each set of active inputs: "first" derivatives (compiled) and
         "eager" ones (operation by operation). For all inputs together: "second" derivatives, and

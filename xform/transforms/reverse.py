@@ -82,7 +82,7 @@ def vjp(
       takes a cotangent like `y` and returns a tuple of cotangents like `primals`. It has the
       attributes of the object that `jax.vjp` returns: `args_res` and `opaque_residuals` are the
       arrays that it reads, `out_nzs` says which outputs depend on the arguments, and `with_refs`
-      adds cotangents to references.
+      accumulates cotangents into mutable references that the caller passes.
 
     Raises:
       MissingRule: a primitive in `f` has no rule.
@@ -109,8 +109,8 @@ def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
         y, pull, aux = eager.vjp(at, saveable)
     else:
         policy = default_policy() if policy is None else policy
-        # Outside jit, a function that the user jitted stays compiled, unless a Plan is applied: it
-        # was made for the inlined program.
+        # Outside jit, a call of a jitted function is not inlined, so it runs compiled. Under a Plan
+        # it is inlined, because Plans are made for the inlined program.
         inline = staging() or isinstance(policy, Plan)
         y, pull, aux = planned_vjp(*trace_function(at, inline), policy, saveable, at.caller)
     return (y, pull, aux) if at.has_aux else (y, pull)

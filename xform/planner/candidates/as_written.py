@@ -1,11 +1,18 @@
-"""Make many Schedules of a program that leave its loops as written, for a budget of the peak.
+"""Make many Schedules of a program without changing its loops, for a budget of the peak memory.
+
+Other files of this folder split a loop in two, split it into nested loops, or store only some of
+its states. Here every loop stays one loop.
 
 A *Schedule* says which values of the forward pass are saved for the backward pass and which
 equations are recomputed. Fewer saved bytes do not always mean a lower peak. A recomputed value is
 live too, so a plan that saves few bytes may hold many recomputed values at once. Therefore a budget
-of the peak chooses among many Schedules. Each recomputes least for some number of saved bytes, or
-for some price of a FLOP and some choice of bottlenecks. Bottlenecks are places of the program where
-few bytes cross; the values that cross a chosen one are saved in any case.
+of the peak memory chooses among many Schedules.
+
+Some of them recompute least for a given number of saved bytes. The others are minimum cuts, which
+have two parameters. The *price* of a FLOP is the number of saved bytes that count as much as one
+recomputed FLOP: a cut minimizes the saved bytes plus the price of the recomputed FLOPs.
+*Bottlenecks* are places of the program where few bytes cross. Some of them are chosen, and the cut
+saves the values that cross there in any case.
 """
 
 from __future__ import annotations
@@ -25,19 +32,20 @@ from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
 
 # Integer programs find the least recomputation at these fractions of the range of saved bytes.
-# SMALL: programs of up to _MAX_SMALL equations; LOOPED: small programs with a loop, whose split
-# plans fill the gaps; MEDIUM: programs of up to _MAX_MEDIUM equations. Larger programs get no
-# integer programs, and only the first _N_OPTIONS_LARGE of the _CUT_OPTIONS.
+# SMALL: programs of up to _MAX_SMALL equations. LOOPED: small programs with a loop; they need fewer
+# fractions, because `split.py` makes plans between two of these plans. MEDIUM: programs of up to
+# _MAX_MEDIUM equations. Larger programs get no integer programs, and only the first
+# _N_OPTIONS_LARGE of the _CUT_OPTIONS.
 _FRACTIONS_SMALL, _MAX_SMALL = tuple(i / 32 for i in range(1, 32)), 400
 _FRACTIONS_LOOPED = tuple(i / 8 for i in range(1, 8))
 _FRACTIONS_MEDIUM, _MAX_MEDIUM = (1 / 4, 1 / 2), 1_500
 _N_OPTIONS_LARGE = 3
-# The most branch-and-bound nodes of each integer program. With twenty times as many, which takes
-# seconds for equal layers, none of the eight models of `experiments/planner/zoo.py` gets another
-# plan.
+# The most branch-and-bound nodes of each integer program. With twenty times as many, none of the
+# eight models of `experiments/planner/zoo.py` gets another plan, but the integer program of a model
+# with many equal layers takes seconds.
 _NODE_LIMIT = 100
-# With this many of the _CUT_OPTIONS, there are also cuts that save values inside remat regions (the
-# parts that `jax.checkpoint` marks) without a policy.
+# How many of the _CUT_OPTIONS, from the first one, are used a second time: for cuts that also save
+# values inside remat regions (the parts that `jax.checkpoint` marks) without a policy.
 _N_OPTIONS_REGIONS = 2
 # `_evenly_spaced` chooses plans that divide the range of saved bytes into this many intervals.
 _N_INTERVALS = 4
