@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,26 +73,17 @@ class StepProgram:
         With `decisions.retrace`, these are all derivatives without a policy of their own.
         """
         seen: dict[str, Problem] = {}
-        token = _TRACING.set(True)
-        try:
-            with follow(decisions, seen):
-                if self.target.local:
-                    return self.jitted.trace(*args, **kwargs), seen
-                return trace_for(self.jitted, args, kwargs, self.target), seen
-        finally:
-            _TRACING.reset(token)
+        with _tracing(decisions, seen):
+            if self.target.local:
+                return self.jitted.trace(*args, **kwargs), seen
+            return trace_for(self.jitted, args, kwargs, self.target), seen
 
     def compile(self, decisions: Decisions, args: Args, kwargs: Kwargs) -> CompiledStep:
         """Compile the step under some plans. JAX keeps the program, so a call runs it."""
         if not self.target.local:
-            token = _TRACING.set(True)
-            try:
-                with follow(decisions):
-                    return CompiledStep(
-                        None, None, compile_for(self.jitted, args, kwargs, self.target)
-                    )
-            finally:
-                _TRACING.reset(token)
+            with _tracing(decisions):
+                figures = compile_for(self.jitted, args, kwargs, self.target)
+            return CompiledStep(None, None, figures)
         traced, _ = self.trace(decisions, args, kwargs)
         executable = None
         with follow(decisions):
@@ -113,3 +105,14 @@ class StepProgram:
         """
         with use_default_policy(decisions):
             return self.jitted(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _tracing(decisions: Decisions, seen: dict[str, Problem] | None = None) -> Generator[None]:
+    """A context like `follow`, in which a step may be traced; see `NotPlanned`."""
+    token = _TRACING.set(True)
+    try:
+        with follow(decisions, seen):
+            yield
+    finally:
+        _TRACING.reset(token)
