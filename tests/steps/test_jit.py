@@ -1,5 +1,6 @@
 """`xform.jit`: a byte budget for a whole step."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import xform
 from xform.errors import BudgetInfeasible, OtherProgram, WrongArgument
 from xform.policies import budget
 from xform.steps.plan import StepPlan
+from xform.steps.program import StepProgram
 
 Step = Callable[..., Any]
 
@@ -274,6 +276,46 @@ def test_a_time_limit_ends_the_search_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="stopped at its time limit.*exceeds the budget"):
         planned(WS, X)
     assert planned.plan.compiles == 1
+
+
+@pytest.fixture
+def autotuning(monkeypatch: Any) -> dict[str, list[bool]]:
+    """Treat the CPU as a GPU, which autotunes: the first autotuned program takes 1 GiB more.
+
+    The result has a list with one entry for each compilation: whether it autotuned.
+    """
+    compiled: dict[str, list[bool]] = {"autotuned": []}
+    compile_step = StepProgram.compile
+
+    def compile_(self: Any, decisions: Any, args: Any, kwargs: Any, autotune: bool = True) -> Any:
+        step = compile_step(self, decisions, args, kwargs, autotune)
+        compiled["autotuned"].append(autotune)
+        if compiled["autotuned"].count(True) == 1 and autotune:
+            sizes = step.compilation.bytes | {"temp": 2**30}
+            figures = dataclasses.replace(step.compilation, bytes=sizes)
+            return dataclasses.replace(step, compilation=figures)
+        return step
+
+    monkeypatch.setattr(StepProgram, "autotunes", True)
+    monkeypatch.setattr(StepProgram, "compile", compile_)
+    return compiled
+
+
+def test_candidates_are_not_autotuned_and_the_program_that_runs_decides(
+    autotuning: dict[str, list[bool]],
+) -> None:
+    ws, x = jnp.ones((12, 64, 64)) / 64, jnp.ones((256, 64))
+    default = jax.jit(sgd).lower(ws, x).compile().memory_analysis()
+    size = default.temp_size_in_bytes + default.argument_size_in_bytes
+    step = xform.jit(sgd, budget(size + default.output_size_in_bytes))
+    for got, want in zip(step(ws, x), sgd(ws, x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert step.plan.recompute_flops > 0  # the default fits, but not once it is autotuned
+    compiled = autotuning["autotuned"]
+    assert compiled.count(True) == 2
+    assert compiled[-1]
+    assert not compiled[0]
+    assert step.plan.compiles == len(compiled)
 
 
 def test_without_verify_the_simulation_decides_and_one_program_is_compiled() -> None:

@@ -43,13 +43,15 @@ class _Tried:
     """A program that the search compiled: the step under some plans.
 
     `size` is the compiler's peak on a device; infinite if the compiler refused the program without
-    a size.
+    a size. `autotuned` says whether the program was compiled as it will run, see
+    `StepProgram.autotunes`.
     """
 
     candidates: Candidates
     decisions: Decisions
     compiled: CompiledStep
     size: float
+    autotuned: bool
 
     @property
     def work(self) -> tuple[int, ...]:
@@ -80,6 +82,7 @@ class StepSearch:
         self.start = time.perf_counter()
         self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
         self.tried: list[_Tried] = []
+        self.compile_seconds: list[float] = []
 
     def run(self, traced: Any) -> tuple[StepPlan, Decisions, CompiledStep]:
         """Return the plans, what the derivatives follow, and the compiled step.
@@ -92,13 +95,21 @@ class StepSearch:
         self.problems = self._with_outside_bytes(traced)
         default = {k: plan_program(p, self.default) for k, p in self.problems.items()}
         with progress_line.show(f"planning {self._name}"):
-            try:
-                chosen = self._search(default)
-            except _OutOfTime:
-                chosen = self._best_known()
-            except BudgetInfeasible as error:
-                raise self._with_largest_buffers(error) from None
-            return self._finish(chosen)
+            while True:
+                try:
+                    chosen = self._search(default)
+                except _OutOfTime:
+                    chosen = self._best_known()
+                except BudgetInfeasible as error:
+                    raise self._with_largest_buffers(error) from None
+                best = self._try(chosen)
+                if best.autotuned:
+                    return self._finish(best)
+                # The program that will run may take a little more. If it exceeds the budget, the
+                # search goes on with what is known now.
+                best = self._autotune(best)
+                if best.size <= self.budget.bytes:
+                    return self._finish(best)
 
     @property
     def _name(self) -> str:
@@ -158,12 +169,29 @@ class StepSearch:
         if agreed(late):
             raise _OutOfTime
         progress_line.update(f"{len(self.tried)} candidates compiled")
+        self.tried.append(self._compile(candidates, autotune=False))
+        return self.tried[-1]
+
+    def _autotune(self, tried: _Tried) -> _Tried:
+        """Compile a program as it will run; its size replaces the one that was known.
+
+        If the device has too little free memory for autotuning, the size stays. JAX then raises its
+        own error when the step is called.
+        """
+        tuned = self._compile(tried.candidates, autotune=True)
+        if tuned.size == math.inf:
+            tuned = dataclasses.replace(tried, autotuned=True)
+        self.tried[self.tried.index(tried)] = tuned
+        return tuned
+
+    def _compile(self, candidates: Candidates, autotune: bool) -> _Tried:
+        """Compile the step under some plans."""
         decisions = self._decisions(candidates)
-        compiled = self.program.compile(decisions, self.args, self.kwargs)
+        compiled = self.program.compile(decisions, self.args, self.kwargs, autotune)
+        self.compile_seconds.append(compiled.compilation.compile_seconds)
         total = compiled.compilation.total_bytes
         size = agreed(math.inf if total is None else float(total))
-        self.tried.append(_Tried(candidates, decisions, compiled, size))
-        return self.tried[-1]
+        return _Tried(candidates, decisions, compiled, size, autotune or not self.program.autotunes)
 
     def _decisions(self, candidates: Candidates) -> Decisions:
         name, target = policy_name(self.budget), self.program.target
@@ -197,13 +225,12 @@ class StepSearch:
         )
         return best.candidates
 
-    def _finish(self, chosen: Candidates) -> tuple[StepPlan, Decisions, CompiledStep]:
+    def _finish(self, best: _Tried) -> tuple[StepPlan, Decisions, CompiledStep]:
         """The result of the search, with the compiler's bytes and the times."""
-        best = self._try(chosen)
-        compiling = sum(tried.compiled.compilation.compile_seconds for tried in self.tried)
+        compiles, compiling = len(self.compile_seconds), sum(self.compile_seconds)
         total = None if best.size == math.inf else int(best.size)
         plans = {
-            k: dataclasses.replace(plan, compiled_bytes=total, compiles=len(self.tried))
+            k: dataclasses.replace(plan, compiled_bytes=total, compiles=compiles)
             for k, plan in best.decisions.plans.items()
         }
         plan = StepPlan(
@@ -212,7 +239,7 @@ class StepSearch:
             self.program.target.name,
             plans,
             total,
-            len(self.tried),
+            compiles,
             time.perf_counter() - self.start - compiling,
             compiling,
         )
