@@ -14,6 +14,8 @@ import pytest
 from xform import commands, everywhere
 from xform._jax import jax_primitives
 from xform.commands.record import largest_difference
+from xform.errors import BudgetInfeasible
+from xform.planner.planning import use_planner
 from xform.program.ir import clear_program_cache
 from xform.registry import table
 
@@ -79,11 +81,15 @@ def test_a_policy(run: Run) -> None:
 
 
 def test_a_plan_that_fails_fails_no_program(run: Run) -> None:
-    code, out, err = run(PROGRAM, options=("--policy", "budget:1B"))
+    def failing(*_: Any) -> Any:
+        raise BudgetInfeasible("a budget", "nothing fits", "", "raise it", 1)
+
+    with use_planner(failing):
+        code, out, err = run(PROGRAM)
     assert (code, out.splitlines()[-1]) == (0, "6.0 8.0")
     assert "save_everything" in err
-    assert "loss (program.py:6), value_and_grad, 1x everything is saved, because planning " \
-        "failed: BudgetInfeasible: " in err  # fmt: skip
+    assert "loss (program.py:6), value_and_grad, 2x everything is saved, because planning " \
+        "failed: BudgetInfeasible: nothing fits" in err  # fmt: skip
 
 
 def test_what_is_left_to_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,3 +212,20 @@ def test_options_of_jax_that_the_program_sets_before_it_imports_it(run: Run) -> 
             jax.config.update("jax_enable_x64", was)
     assert out == "float64\n"
     assert os.putenv is put
+
+
+def test_a_budget_is_for_each_jitted_step_as_a_whole(run: Run) -> None:
+    plain = run(PROGRAM)
+    code, out, err = run(PROGRAM, options=("--policy", "budget:1MiB"))
+    assert (code, out) == plain[:2]
+    assert "planned step: step, budget:1MiB, on cpu: 1 derivative" in err
+    assert "value_and_grad  " in err
+    assert "planned step\n" in err  # the policy of its row
+
+
+def test_a_budget_that_a_step_cannot_keep_ends_the_program(run: Run) -> None:
+    code, out, err = run(PROGRAM, options=("--policy", "budget:1KiB"))
+    assert code == 1
+    assert not out
+    assert "BudgetInfeasible: policy=budget('1KiB')" in err
+    assert "the lowest peak found is" in err

@@ -132,6 +132,7 @@ CALLS = {
     "hessian": lambda: jax.hessian(f)(X),
     "checkpoint": lambda: jax.grad(jax.checkpoint(f, prevent_cse=False))(X),
     "remat": lambda: jax.grad(functools.partial(jax.remat, static_argnums=(1,))(times))(X, 2),
+    "jit": lambda: jax.jit(jax.grad(f))(X),
     "fwd_and_bwd": lambda: (lambda p: p[1](p[0](X)[1], 1.0))(jax.fwd_and_bwd(f, 0)),
 }  # fmt: skip
 

@@ -20,6 +20,9 @@ import jax
 from xform.introspection.loaded import loaded_modules
 from xform.jacobians import jacobian as jacobians
 from xform.policies import parse
+from xform.steps.derivatives import in_step
+from xform.steps.jit import bounds_step, planning_jit
+from xform.steps.plan import StepPlan
 from xform.transforms import checkpoint, forward, jacobian, reverse
 
 Transform = Callable[..., Any]
@@ -42,8 +45,8 @@ _OURS: dict[str, Transform] = {
 # The transforms that take a policy for the whole function; a remat region has its own policy.
 _PLANNED = ("grad", "value_and_grad", "vjp", "fwd_and_bwd")
 
-# JAX's transforms, as far as this version of JAX has them.
-THEIRS: dict[str, Transform] = {n: getattr(jax, n) for n in _OURS if hasattr(jax, n)}
+# JAX's transforms, as far as this version of JAX has them. `jit` is replaced only for a budget.
+THEIRS: dict[str, Transform] = {n: getattr(jax, n) for n in (*_OURS, "jit") if hasattr(jax, n)}
 # For each name in `THEIRS`, the transform that modules have at present: JAX's, or a replacement.
 _current = dict(THEIRS)
 
@@ -64,7 +67,10 @@ def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
     Args:
       policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
         "save_dots", for every `grad`, `value_and_grad`, `vjp` and `fwd_and_bwd` that is called
-        without one. None keeps the default of each transform.
+        without one. None keeps the default of each transform. A budget of the peak, or "auto",
+        bounds each step as a whole: `jax.jit` is then `xform.jit` with that budget, for each
+        outermost jitted function that takes a derivative. Outside of jitted functions, the budget
+        is for each derivative.
 
     Returns:
       A context manager for the `with` statement; ignore it after a plain call.
@@ -108,17 +114,21 @@ def is_installed() -> bool:
     return _current != THEIRS
 
 
-def replacements(policy: Any = None) -> dict[str, Transform]:
+def replacements(
+    policy: Any = None, notify: Callable[[StepPlan], None] = lambda plan: None
+) -> dict[str, Transform]:
     """Return, for each of JAX's transforms by name, a function that takes its place.
 
     It takes the arguments of JAX's transform and calls xform's. `policy` is the policy of calls
-    without one; None keeps the default of each transform.
+    without one; None keeps the default of each transform. If `policy` bounds whole steps, `notify`
+    is called with the plan of each step.
 
     Raises:
       WrongArgument: `policy` is not a policy.
     """
     policy = parse(policy)
-    return {name: _replacement(name, policy) for name in THEIRS}
+    ours = {name: _replacement(name, policy) for name in THEIRS if name in _OURS}
+    return ours | {"jit": planning_jit(policy, notify) if bounds_step(policy) else THEIRS["jit"]}
 
 
 def _replacement(name: str, policy: Any) -> Transform:
@@ -136,7 +146,8 @@ def _replacement(name: str, policy: Any) -> Transform:
         for k in dropped:  # such as `reduce_axes`, which JAX accepts if it is empty
             if k in kwargs and not kwargs[k]:
                 del kwargs[k]
-        return ours(*args, **default | kwargs)
+        in_planned_step = bounds_step(policy) and in_step()  # its plan covers this derivative
+        return ours(*args, **kwargs if in_planned_step else default | kwargs)
 
     replacement.__module__ = "jax"  # so that pickle finds it
     return replacement
@@ -156,7 +167,8 @@ def replace_transforms(transforms: Mapping[str, Transform]) -> None:
         changes += [
             (names, key, value)
             for key, value in list(names.items())
-            if id(value) in new and not (keeps_originals and id(value) in originals)
+            if new.get(id(value), value) is not value
+            and not (keeps_originals and id(value) in originals)
         ]
     changed = 0
     try:

@@ -25,7 +25,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import api_util
+from jax import (
+    api_util,
+    jit,  # JAX's own, also while `xform.install` replaces `jax.jit`
+)
 from jax.ad_checkpoint import Offloadable
 from jax.core import AbstractValue, ShapedArray, Trace, Tracer
 from jax.custom_derivatives import SymbolicZero
@@ -73,8 +76,8 @@ __all__ = [
     "compute_on", "cond_p", "context_fields", "conv_general_dilated_p", "cotangent_aval",
     "current_trace", "dot_general_p", "equation", "has_effects", "hlo_text", "is_bookkeeping",
     "is_inlined", "is_jaxpr", "is_reference", "is_zero", "itemsize", "jax_primitives",
-    "jaxpr_and_consts", "jaxprs_of", "jit_p", "linear_part", "match_weak_type", "mlir", "name_p",
-    "named_axes", "policy_answer", "primitive_named", "primitives", "pull_custom_vjp",
+    "jaxpr_and_consts", "jaxprs_of", "jit", "jit_p", "linear_part", "match_weak_type", "mlir",
+    "name_p", "named_axes", "policy_answer", "primitive_named", "primitives", "pull_custom_vjp",
     "registered_names", "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging",
     "tangent_aval", "trace_of", "trace_to_jaxpr", "tracer_of_type", "unwrapped", "while_p",
     "with_metadata", "zeros",

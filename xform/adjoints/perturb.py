@@ -17,7 +17,7 @@ from typing import Any, Literal
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, scan_counts, zeros
+from xform._jax import JaxprEqn, Var, jit, scan_counts, zeros
 from xform.adjoints.sites import Path, bodies, inline_named_calls, kind
 from xform.errors import NotDifferentiable
 from xform.passes.structured import chosen_sharding
@@ -209,7 +209,7 @@ def _call(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
     outs = [chosen_sharding(s) for s in eqn.params["out_shardings"]]
     (body,), body_edits = bodies(eqn), _edits_inside(edits, 0)
     f = lambda xs, perturbations: run_edited(body, xs, body_edits, perturbations, names)
-    call = jax.jit(f, in_shardings=(ins, None), out_shardings=(outs, None))
+    call = jit(f, in_shardings=(ins, None), out_shardings=(outs, None))
     return call(list(xs), perturbations)
 
 

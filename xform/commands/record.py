@@ -3,7 +3,8 @@
 `python -m xform run` uses this. `DerivativeRecorder.replacements` returns functions that take the
 place of `jax.grad` and JAX's other transforms. Each calls xform's transform of the same name and
 records the use in a `FunctionRecord`, a row of the table. A failure of xform does not stop the
-program: if planning fails, everything is saved, and if a transform fails, JAX's is called.
+program: if planning fails, everything is saved, and if a transform fails, JAX's is called. Only a
+budget that a step cannot keep stops it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, residual_bytes
 from xform.planner.device import resolve_fit
 from xform.planner.plan_program import plan_program
-from xform.planner.planning import use_planner
+from xform.planner.planning import Planner, current_planner, use_planner
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, policy_name, save_everything
 from xform.program.source import frame
+from xform.steps.derivatives import Decisions
+from xform.steps.plan import StepPlan
 from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
 
@@ -93,14 +96,16 @@ class FunctionRecord:
     notes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
     differences: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
-    def plan(self, problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
-        """Plan a derivative of this function and record its bytes; planners call this.
+    def plan(
+        self, planner: Planner, problem: Problem, policy: Policy, compiler: Compiler | None
+    ) -> Candidate:
+        """Plan a derivative of this function by `planner`, and record its bytes.
 
         If planning fails, everything is saved. The record has the figures of the largest program
         that was planned.
         """
         try:
-            chosen = plan_program(problem, policy, compiler)
+            chosen = planner(problem, policy, compiler)
         except Exception as error:  # the program must go on
             policy = save_everything
             chosen = plan_program(problem, policy)
@@ -119,7 +124,11 @@ class FunctionRecord:
         """
         if self.jax_bytes is not None and all_bytes < self.jax_bytes:
             return
-        self.jax_bytes, self.bytes = all_bytes, residual_bytes(schedule)
+        self.jax_bytes = all_bytes
+        if isinstance(policy, Decisions):  # one of several plans that the search for a step tries
+            self.policy = "planned step"
+            return
+        self.bytes = residual_bytes(schedule)
         self.recompute_flops, self.policy = (
             int(recompute_flops(schedule)),
             policy_name(resolve_fit(policy)),
@@ -190,12 +199,14 @@ class DerivativeRecorder:
 
     def __init__(self, policy: Any = None, compared: bool = False, detailed: bool = False):
         self.rows: dict[tuple[str, str, str], FunctionRecord] = {}
+        self.steps: list[StepPlan] = []
         self._policy, self._compared, self._detailed = policy, compared, detailed
 
     def replacements(self) -> dict[str, Callable[..., Any]]:
         """Return the recording transforms that replace JAX's, by name."""
-        ours = everywhere.replacements(self._policy)
-        replacements = {name: self._replacement(name, name, ours[name]) for name in ours}
+        ours = everywhere.replacements(self._policy, self.steps.append)
+        jit = {"jit": ours.pop("jit")}
+        replacements = jit | {name: self._replacement(name, name, ours[name]) for name in ours}
         if self._compared:  # `grad` returns no value, and the value is compared too
             both = "value_and_grad"
             replacements["grad"] = _without_value(self._replacement("grad", both, ours[both]))
@@ -259,7 +270,7 @@ class DerivativeRecorder:
         """
         row, result, note = self._row(use), None, ""
         try:
-            with use_planner(row.plan):
+            with use_planner(functools.partial(row.plan, current_planner())):
                 result = use.ours(*xs, **kwargs)
         except Exception as error:
             note = f"left to JAX: {_line(error)}"
@@ -294,6 +305,7 @@ class DerivativeRecorder:
         lines = [columns([_HEAD, *(r.cells() for r in rows)], right=(3, 4, 5, 6, 7))]
         lines += [f"{r.place}, {r.transform}, {n}x {note}"
                   for r in rows for note, n in r.notes.items()]  # fmt: skip
+        lines += [f"planned step: {plan.summary}" for plan in self.steps]
         differences = [f"{r.place}: " + ", ".join(f"{k} {x:.2g}" for k, x in r.differences.items())
                        for r in rows if r.differences]  # fmt: skip
         if self._compared:

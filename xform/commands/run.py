@@ -32,7 +32,9 @@ def run(args: argparse.Namespace) -> str:
     backward pass (everything) and those that xform saves, the recomputed FLOPs and the policy.
     Lines below the table list the functions that were left to JAX, with the reason. Without
     --policy, a traced function is planned by the default policy, and a function that runs operation
-    by operation is not planned.
+    by operation is not planned. A budget (--policy budget:8GiB, or auto) bounds each jitted step as
+    a whole: arguments, results and temporary memory on each device. A line tells what each step
+    takes. If a step cannot keep the budget, the program ends with an error.
     """
     is_module, words = args.module is not None, args.module or args.program
     if not words:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xform._jax import jit
 from xform.diagnosis.diagnosis import CALLER, Diagnosis, Readings
 from xform.diagnosis.nonfinite import Origin, find_origin, finite
 from xform.diagnosis.report import Report
@@ -101,7 +102,7 @@ def health(
     diagnosis = Diagnosis(loss, params, batch, power_iterations)
     init, step = _init_and_step(update)
 
-    @jax.jit
+    @jit
     def measure(params: Tree, state: Tree, key: Value) -> Any:
         value, grads, readings = diagnosis.value_and_grad(params, batch, key)
         if update is None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from xform._jax import staging
+from xform._jax import jit, staging
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
 from xform.jacobians.accumulate import Blocks, jacobian_by_sweep
@@ -120,7 +120,7 @@ class JacobianTransform:
                 with seldom_collected(staging()):
                     run = choose(fun, mode, holomorphic, chunk, policy).run
                     # Run operation by operation, it would exceed the budget of the compiled code.
-                    run = jax.jit(run) if has_budget and not staging() else run
+                    run = jit(run) if has_budget and not staging() else run
                     ys, blocks = run(inputs)
                 y, aux = fun.outputs(ys)
             jacobian = point.assemble(y, blocks)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax import export
 
-from xform._jax import argument_names, compiler_options, jaxpr_and_consts, jaxprs_of
+from xform._jax import argument_names, compiler_options, jaxpr_and_consts, jaxprs_of, jit
 from xform.errors import WrongArgument, XformError
 from xform.introspection.callables import definition_site
 from xform.memory.sharding import Axes, LoweringArguments
@@ -64,7 +64,7 @@ def ensure_jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
     """
     if not is_jitted(f):
         try:
-            return jax.jit(f, donate_argnums=donate_argnums)
+            return jit(f, donate_argnums=donate_argnums)
         except (TypeError, ValueError) as error:
             raise WrongArgument(
                 f"donate_argnums={donate_argnums!r}",

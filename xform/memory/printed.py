@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
-from xform._jax import hlo_text
+from xform._jax import hlo_text, jit
 from xform.errors import CompilationFailed
 from xform.memory.compilation import compile_for
 from xform.memory.proto import Message
@@ -20,7 +18,7 @@ def stablehlo_text(f: Callable[..., Any], args: Sequence[Any]) -> str:
 
     Cost: one trace and one lowering.
     """
-    return jax.jit(f).lower(*args).as_text()
+    return jit(f).lower(*args).as_text()
 
 
 def compiled_text(f: Callable[..., Any], args: Sequence[Any], target: str | None = None) -> str:

@@ -15,7 +15,18 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, Primitive, Var, callee, cond_p, jit_p, scan_counts, scan_p, while_p
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    Var,
+    callee,
+    cond_p,
+    jit,
+    jit_p,
+    scan_counts,
+    scan_p,
+    while_p,
+)
 from xform.program.equation import scan_options, switch
 from xform.program.ir import Mask, Program, evaluate, gather, program, spread, trace
 from xform.program.source import name_stack, source
@@ -191,7 +202,7 @@ def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -
             return evaluate(body, spread(inputs, read))
 
         run.__name__ = eqn.params["name"]
-        body.cache[key] = jax.jit(run, **options)
+        body.cache[key] = jit(run, **options)
     return body.cache[key](*gather(xs, read))
 
 

@@ -21,6 +21,7 @@ from xform._jax import (
     Primitive,
     cond_p,
     jaxpr_and_consts,
+    jit,
     jit_p,
     primitive_named,
     scan_counts,
@@ -181,7 +182,7 @@ def _call(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
     run = _as_function(body, args, cells)
     if "name" in params:
         run.__name__ = params["name"]
-        return jax.jit(run)(_without_cells(args), _values(cells))
+        return jit(run)(_without_cells(args), _values(cells))
     if "policy" in params:
         run = checkpoint(run, policy=params["policy"], prevent_cse=params["prevent_cse"])
     return run(_without_cells(args), _values(cells))

@@ -20,7 +20,15 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, is_inlined, jaxpr_and_consts, match_weak_type, primitives, staging
+from xform._jax import (
+    JaxprEqn,
+    is_inlined,
+    jaxpr_and_consts,
+    jit,
+    match_weak_type,
+    primitives,
+    staging,
+)
 from xform._jax.mutable import is_mutable
 from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
@@ -101,7 +109,7 @@ class _JitNode(CallNode):
         """
         if (part, variant) not in schedule.cache:
             run.__name__ = f"{self.eqn.params['name']}_{part}"
-            schedule.cache[part, variant] = jax.jit(run, **options)
+            schedule.cache[part, variant] = jit(run, **options)
         return schedule.cache[part, variant]
 
     def _shardings(self, used: Mask) -> dict[str, Any]:
@@ -210,7 +218,7 @@ def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
     for end, mask in (("in", on), ("out", has_tangent)):
         for name in (f"{end}_shardings", f"{end}_layouts"):
             params[name] = (*params[name], *gather(params[name], mask))
-    return params, tuple(has_tangent), jax.jit(lambda *args: evaluate(program(jaxpr), args))
+    return params, tuple(has_tangent), jit(lambda *args: evaluate(program(jaxpr), args))
 
 
 class InlineCall(Jit):

@@ -28,7 +28,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xform._jax import JaxprEqn, cotangent_aval, named_axes, staging, tangent_aval
+from xform._jax import JaxprEqn, cotangent_aval, jit, named_axes, staging, tangent_aval
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import reduced_joint
@@ -167,7 +167,7 @@ def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
 
     Outside `jit`, JAX would compile each operation of a `shard_map` at each call.
     """
-    jitted = jax.jit(f)
+    jitted = jit(f)
 
     def run(*args: Any) -> Any:
         traced = jitted.trace(*args)

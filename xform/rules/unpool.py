@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Primitive, ad, batching, jax_primitives, mlir
+from xform._jax import JaxprEqn, Primitive, ad, batching, jax_primitives, jit, mlir
 from xform.interpret.barrier import lowered_plainly, no_mesh, plain
 from xform.interpret.materialize import materialize
 from xform.program.ir import Program, trace
@@ -167,7 +167,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **windows: Any):
 
 
 _NAMES = ("select_prim", "window_dimensions", "window_strides", "padding")
-_compiled = jax.jit(unpool_p.bind, static_argnames=_NAMES)
+_compiled = jit(unpool_p.bind, static_argnames=_NAMES)
 
 
 @unpool_p.def_impl

@@ -16,9 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from xform._jax import JaxprEqn, Var, cotangent_aval, match_weak_type
+from xform._jax import JaxprEqn, Var, cotangent_aval, jit, match_weak_type
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
@@ -229,7 +227,7 @@ class _Steps:
                 return method(schedule, *args)
 
             run.__name__ = f"while_{part}"
-            schedule.cache[key] = jax.jit(run)
+            schedule.cache[key] = jit(run)
         return schedule.cache[key]
 
     def _forward(self, schedule: Schedule, xs: list[Value]) -> tuple[list[Value], Any]:

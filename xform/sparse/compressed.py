@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import sparse as jax_sparse
 from scipy import sparse
 
-from xform._jax import Tracer
+from xform._jax import Tracer, jit
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
 from xform.introspection.callables import definition_site, function_name
 from xform.program.ir import gather
@@ -175,7 +175,7 @@ class SparseMatrixFunction:
             arrays = (jnp.asarray(coloring.product_indices.astype(np.int32)),
                       _color_vectors(coloring.columns, coloring.pushes, x.dtype),
                       _color_vectors(coloring.rows, coloring.pulls, y.dtype))  # fmt: skip
-        run = jax.jit(lambda arrays, traced: self._values(prepared, arrays, call, traced))
+        run = jit(lambda arrays, traced: self._values(prepared, arrays, call, traced))
         return lambda traced: (run(arrays, traced), indices)
 
     def _input_and_output(self, call: SplitArguments, traced: list[Any]) -> tuple[Any, Any]:

@@ -12,11 +12,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Tracer, Var, has_effects
+from xform._jax import JaxprEqn, Literal, Tracer, Var, has_effects, jit
 from xform.errors import NotDifferentiable
 from xform.interpret.cost import shape
 from xform.program.arithmetic import differentiable, scale
@@ -175,7 +174,7 @@ class KnownValues:
                 slopes = [_slope_mask(eqn, i, env) for eqn, i in sloped]
                 return [env[v] for v in wanted], slopes
 
-            self._prog.cache[key] = jax.jit(run).lower(args).compile()
+            self._prog.cache[key] = jit(run).lower(args).compile()
         return self._prog.cache[key]
 
 

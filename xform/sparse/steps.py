@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from xform._jax import JaxprEqn
+from xform._jax import JaxprEqn, jit
 from xform.interpret.cost import shape
 from xform.program.arithmetic import differentiable
 from xform.registry.dependence import (
@@ -117,7 +116,7 @@ def _data_movement(
         numbers = [np.asarray(x, np.int32) for x in operands]
         prim, params = eqn.primitive, eqn.primitive.get_bind_params(eqn.params)
         # Compiled ahead of time, because the caller may be inside another trace.
-        out = jax.jit(lambda *xs: prim.bind(*xs, **params)).lower(*numbers).compile()(*numbers)
+        out = jit(lambda *xs: prim.bind(*xs, **params)).lower(*numbers).compile()(*numbers)
     results = list(map(np.asarray, out if eqn.primitive.multiple_results else [out]))
     return [Sets(y.astype(int), table) for y in results]
 

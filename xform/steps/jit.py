@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 import threading
+import types
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 
 from xform._jax import Tracer
+from xform._jax import jit as jit_of_jax
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import report_of
@@ -21,8 +23,8 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.device import resolve_fit
 from xform.planner.planning import use_default_policy
-from xform.policies import min_cut, parse
-from xform.policies.budgets import Budget
+from xform.policies import min_cut, parse, policy_name
+from xform.policies.budgets import Budget, Fit
 from xform.steps.call import StaticArguments, shardings
 from xform.steps.derivatives import Decisions, in_step
 from xform.steps.plan import StepPlan
@@ -96,7 +98,37 @@ def jit(
     True
     """
     check_callable(step, "jit")
-    return JitStep(step, parse(policy), target, plans, time_limit, options)
+    return JitStep(step, parse(policy), options, target=target, plans=plans, time_limit=time_limit)
+
+
+def bounds_step(policy: Any) -> bool:
+    """Whether a policy bounds the memory of a whole step: a budget of the peak, or "auto"."""
+    return isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
+
+
+def planning_jit(
+    policy: Any, notify: Callable[[StepPlan], None] = lambda plan: None
+) -> Callable[..., Any]:
+    """Return a function that takes the place of `jax.jit` and plans each outermost step.
+
+    Unlike `xform.jit`, it runs a step that takes no derivative whatever its bytes are, and it gives
+    no warning inside another transformation.
+
+    Args:
+      policy: a policy that `bounds_step`.
+      notify: called with each new plan of a step that takes a derivative.
+    """
+
+    @functools.wraps(jit_of_jax)
+    def planned(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        if fun is None:
+            return functools.partial(planned, **options)
+        if not bounds_step(policy) or not callable(fun):
+            return jit_of_jax(fun, **options)
+        return JitStep(fun, policy, options, notify=notify, is_replacement=True)
+
+    planned.__module__ = "jax"  # so that pickle finds it
+    return planned
 
 
 class JitStep:
@@ -106,22 +138,34 @@ class JitStep:
         self,
         step: Callable[..., Any],
         policy: Any,
-        target: str | None,
-        plans: str | os.PathLike[str] | None,
-        time_limit: float | None,
         options: dict[str, Any],
+        *,
+        target: str | None = None,
+        plans: str | os.PathLike[str] | None = None,
+        time_limit: float | None = None,
+        notify: Callable[[StepPlan], None] = lambda plan: None,
+        is_replacement: bool = False,
     ):
         functools.update_wrapper(self, step)
         self._step, self._name = step, function_name(step)
-        self._target, self._folder, self._time_limit = parse_target(target), plans, time_limit
-        with self._target.planned_for():
-            self._policy = resolve_fit(min_cut if policy is None else policy)
+        self._given_policy, self._target = policy, parse_target(target)
+        self._folder, self._time_limit = plans, time_limit
+        self._notify, self._is_replacement = notify, is_replacement
         self._program = StepProgram(step, options, self._target)
         self._lock = threading.RLock()
         self._static = StaticArguments(step, options)
         self._planned: dict[Hashable, _PlannedStep] = BoundedCache(64)
         self._last: _PlannedStep | None = None
-        self._warned = False
+        self._warned = is_replacement
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    @functools.cached_property
+    def _policy(self) -> Any:
+        """The policy; the memory of the device stands for "auto"."""
+        with self._target.planned_for():
+            return resolve_fit(min_cut if self._given_policy is None else self._given_policy)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step; at the first call with some types, plan and compile it."""
@@ -151,8 +195,7 @@ class JitStep:
     @property
     def _plans_whole_step(self) -> bool:
         """Whether the derivatives are planned together for the whole step, not each by itself."""
-        policy = self._policy
-        return isinstance(policy, StepPlan) or (isinstance(policy, Budget) and policy.of == "peak")
+        return isinstance(self._policy, StepPlan) or bounds_step(self._policy)
 
     def _warn_of_outer_trace(self) -> None:
         """Warn once that a budget does nothing inside another transformation."""
@@ -178,6 +221,8 @@ class JitStep:
                 report = report_of(compiled.compilation, self._step, args, kwargs)
                 where = shardings(jax.tree.leaves((args, kwargs)))
                 self._planned[key] = _PlannedStep(plan, decisions, compiled, report, where)
+                if plan.plans:
+                    self._notify(plan)
             self._last = self._planned[key]
             return self._last
 
@@ -189,6 +234,11 @@ class JitStep:
         assert isinstance(policy, Budget)
         default = dataclasses.replace(min_cut, regions=policy.regions)
         traced, problems = self._program.trace(Decisions(default, {}, retrace=True), args, kwargs)
+        if self._is_replacement and not problems:
+            name = policy_name(policy)
+            return self._follow(
+                StepPlan(self._name, name, self._target.name, {}, None, 0), args, kwargs
+            )
         where = shardings(jax.tree.leaves((args, kwargs)))
         file = plan_file(self._folder, traced, where, policy, self._target)
         stored = load_plan(file)
@@ -244,6 +294,12 @@ class JitStep:
           WrongArgument: no program was planned.
         """
         return self._planned_last("memory_analysis").report
+
+    def __getattr__(self, name: str) -> Any:
+        """JAX's other methods of a jitted function, such as `eval_shape` and `clear_cache`."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._program.jitted, name)
 
     def explain(self, value: str) -> str:
         """Explain why a value is saved or not, see `Plan.explain`."""

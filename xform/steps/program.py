@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from xform._jax import jit
 from xform.memory.answers import Answer
 from xform.memory.compilation import Compilation, compilation_of, compile_for, trace_for
 from xform.memory.executable import executable_answer
@@ -63,7 +64,7 @@ class StepProgram:
                 raise NotPlanned
             return f(*args, **kwargs)
 
-        self.jitted: Any = jax.jit(step, **options)
+        self.jitted: Any = jit(step, **options)
         self.target = target
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from xform import policies
-from xform._jax import jaxpr_and_consts
+from xform._jax import jaxpr_and_consts, jit
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.policies.regions import region_policy
@@ -87,7 +87,7 @@ def checkpoint(
         leaves = jax.tree.leaves((dynamic, keywords))
         for x in leaves:
             as_array(x, "checkpoint")  # or an error
-        traced = jax.jit(run).trace(*dynamic, **keywords)
+        traced = jit(run).trace(*dynamic, **keywords)
         jaxpr = traced.jaxpr
         if len(jaxpr_and_consts(jaxpr)[0].invars) != len(leaves):
             # The function closes over a tracer. jit adds it to the inputs of its jaxpr;

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import cotangent_aval
+from xform._jax import cotangent_aval, jit
 from xform._jax.meshes import shape_dtype_struct
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.interpret.cost import aval_bytes
@@ -130,7 +130,7 @@ def _loss_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_au
         run = derivative_of(f, argument_positions, argnums is None, has_aux, policy)
         flat = lambda ct, *arrays: run(arguments.replace_arrays(arrays)[1], ct)
         flat.__name__ = traced.name
-        step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
+        step = jit(flat, donate_argnums=[i + 1 for i in donated])
         return compile_for(step, (_cotangent(traced), *arrays), target=goal)
 
     shardings = text_of(([getattr(x, "sharding", None) for x in arrays], traced.closed))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import is_batched, staging, zeros
+from xform._jax import is_batched, jit, staging, zeros
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
@@ -290,7 +290,7 @@ def fwd_and_bwd(
         cts = residuals(ct)
         return cts[0] if isinstance(argnums, int | np.integer) else cts
 
-    return (jax.jit(fwd), jax.jit(bwd)) if jitted else (fwd, bwd)
+    return (jit(fwd), jit(bwd)) if jitted else (fwd, bwd)
 
 
 def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from xform._jax import staging
+from xform._jax import jit, staging
 from xform.errors import BudgetInfeasible
 from xform.planner.device import resolve_fit
 from xform.policies import min_cut, parse, save_nothing
@@ -34,7 +34,7 @@ def compiled_bytes(run: Callable[..., Any], avals: Sequence[Any]) -> float:
     refuses the program or reports nothing.
     """
     try:
-        reported = jax.jit(run).lower(*avals).compile().memory_analysis()
+        reported = jit(run).lower(*avals).compile().memory_analysis()
     except jax.errors.JaxRuntimeError:  # the program does not fit the device
         return math.inf
     if reported is None:
@@ -120,4 +120,4 @@ def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> A
     chosen = run(
         first_within(policy, ([each] for each in reverse_policies(policy)), bytes_of, remedy)
     )
-    return (chosen if staging() else jax.jit(chosen))(*args)
+    return (chosen if staging() else jit(chosen))(*args)
