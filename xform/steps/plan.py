@@ -105,15 +105,20 @@ class StepPlan:
           WrongArgument: the file holds no plan of a step, or another version of xform wrote it.
           OSError: the file cannot be read.
         """
+        return cls.from_json(Path(path).read_text(encoding="utf-8", errors="replace"), str(path))
+
+    @classmethod
+    def from_json(cls, text: str, path: str) -> StepPlan:
+        """Read a plan from the text of the file `path`; see `load`."""
         try:
-            data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            data: Any = json.loads(text)
             if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
                 raise ValueError("it has another format")
             plans = {str(key): Plan.from_dict(value) for key, value in data.pop("plans").items()}
             return cls(plans=plans, **data)
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise WrongArgument(
-                f"StepPlan.load({str(path)!r})",
+                f"StepPlan.load({path!r})",
                 f"the file holds no plan of a step: {error}",
                 "",
                 "pass a file that StepPlan.save of this version of xform wrote",

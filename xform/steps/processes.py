@@ -19,7 +19,20 @@ def agreed(number: Number) -> Number:
     """
     if jax.process_count() == 1:
         return number
-    halves = np.frombuffer(struct.pack("<d", number), np.int32)  # JAX may have no 64-bit types
-    first = multihost_utils.broadcast_one_to_all(halves)
-    (value,) = struct.unpack("<d", np.asarray(first, np.int32).tobytes())
+    (value,) = struct.unpack("<d", _broadcast(struct.pack("<d", number)))
     return type(number)(value)
+
+
+def agreed_bytes(data: bytes) -> bytes:
+    """The bytes that the first process has, such as a file's; see `agreed`."""
+    if jax.process_count() == 1:
+        return data
+    size = int(agreed(float(len(data))))
+    padded = data[:size].ljust(-size % 4 + size, b"\0")
+    return _broadcast(padded)[:size] if size else b""
+
+
+def _broadcast(data: bytes) -> bytes:
+    """The `data` of the first process: a multiple of 4 bytes, of the same length everywhere."""
+    first = multihost_utils.broadcast_one_to_all(np.frombuffer(data, np.int32))
+    return np.asarray(first, np.int32).tobytes()

@@ -22,6 +22,7 @@ from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import program
 from xform.program.naming import digest
 from xform.steps.plan import StepPlan
+from xform.steps.processes import agreed_bytes
 
 
 def plan_file(
@@ -47,16 +48,24 @@ def plan_file(
 
 
 def load_plan(file: Path | None) -> StepPlan | None:
-    """The plan in a file; None if there is no file, or it cannot be read."""
-    if file is not None and file.exists():
-        with contextlib.suppress(WrongArgument, OSError):
-            return StepPlan.load(file)
+    """The plan in a file; None if there is no file, or it cannot be read.
+
+    Of several processes the first one reads the file, as the others may have other disks.
+    """
+    if file is None:
+        return None
+    text = b""
+    if jax.process_index() == 0:
+        with contextlib.suppress(OSError):
+            text = file.read_bytes()
+    with contextlib.suppress(WrongArgument):
+        return StepPlan.from_json(agreed_bytes(text).decode(errors="replace"), str(file))
     return None
 
 
 def save_plan(file: Path | None, plan: StepPlan) -> None:
-    """Write a plan. If that fails, it is made again next time."""
-    if file is not None:
+    """Write a plan, by the first process. If that fails, it is made again next time."""
+    if file is not None and jax.process_index() == 0:
         with contextlib.suppress(XformError, OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             plan.save(file)
