@@ -1,13 +1,14 @@
 """Simulate how XLA places temporary buffers in its heap, to find the unused gaps between them.
 
-A heap with gaps takes more bytes than the most bytes that are live at once. XLA knows the lifetime
-of each buffer in advance. It tries two orders: by decreasing size and by decreasing lifetime. In
-each order it places one buffer after the other: at the start of the smallest gap that is unused
-during the buffer's lifetime, or else above all others. It keeps the placement that takes fewer
-bytes.
+A heap with gaps is larger than the peak of the live bytes. XLA knows the lifetime of each buffer in
+advance. It tries two orders: by decreasing size and by decreasing lifetime. In each order it places
+one buffer after the other. A buffer goes to the start of the smallest gap that is large enough and
+unused during its lifetime. If there is no such gap, it goes above all other buffers. XLA keeps the
+placement that takes fewer bytes.
 
-A buffer can hold several values one after the other, such as the states of a loop. Time is counted
-in events: each allocation of a value is an event, and so is each free.
+A buffer can hold several values one after the other, such as the states of a loop. The operations
+of the program are called steps (`steps.py`). Time is counted in events: each allocation of a value
+is an event, and so is each free.
 Source: XLA's `heap_simulator.cc` (`GlobalDecreasingSizeBestFitHeap`) and `buffer_assignment.cc`.
 """
 
@@ -31,8 +32,8 @@ class HeapValue(NamedTuple):
       buffer: number of the buffer.
       born: number of the step that computes it.
       dies: number of the last step that reads it.
-      visit_index: number of the step that computes it in XLA's order of visiting operations. XLA
-        breaks ties by it.
+      visit_index: position of step `born` in XLA's order of visiting operations. XLA breaks ties
+        by this position.
     """
 
     buffer: int
@@ -59,7 +60,7 @@ class _HeapBuffer(NamedTuple):
 
 
 def heap_bytes(sizes: Sequence[int], values: Sequence[HeapValue], peak: int) -> int:
-    """Return the bytes of a heap, including the gaps between its buffers.
+    """Return the bytes of the heap that holds these buffers, including the gaps between them.
 
     Args:
       sizes: bytes of each buffer.
@@ -82,7 +83,8 @@ def _find_buffers(sizes: Sequence[int], values: Sequence[HeapValue]) -> list[_He
     """Number the events in order of time, and return each buffer with its lifetime in events."""
     # For each buffer, the index of its first and of its last value.
     first, last = dict[int, int](), dict[int, int]()
-    # Sort keys of events: step, 1 at the end of the step, visit index, 1 if it allocates, value.
+    # Each event is a tuple, and the tuples sort by time: step, 0 at its start or 1 at its end,
+    # visit index, 0 for a free or 1 for an allocation, number of the value.
     allocations = [(v.born, 0, v.visit_index, 1, i) for i, v in enumerate(values)]
     frees = [(v.dies, 1, v.visit_index, 0, i) for i, v in enumerate(values)]
     for i, v in enumerate(values):
@@ -108,12 +110,12 @@ def _most_live_bytes(buffers: Sequence[_HeapBuffer]) -> int:
 
 def _best_fit_bytes(buffers: Iterable[_HeapBuffer]) -> int:
     """Place buffers in this order, each in the smallest gap; return the bytes of the heap."""
-    # Offset, end of the memory, first and last event of each placed buffer; sorted by offset.
+    # For each placed buffer: offset, end of its memory, first event, last event. Sorted by offset.
     placed = list[tuple[int, int, int, int]]()
     top = 0
     for buffer in buffers:
         start, end, size = buffer.start, buffer.end, buffer.bytes
-        # `used_to` is where the memory ends that buffers at lower offsets use in this lifetime.
+        # `used_to`: where the memory ends that buffers at lower offsets use during this lifetime.
         used_to, best_offset, best_gap = 0, -1, -1
         for other_offset, other_memory_end, other_start, other_end in placed:
             if other_start < end and start < other_end:

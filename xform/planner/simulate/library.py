@@ -1,9 +1,9 @@
 """Predict which operations XLA:CPU runs in one call of its library YNNPACK.
 
-Matrix products and large reductions run in the library. The call of a reduction includes
-neighbouring operations that the library supports. One kind of neighbour makes an operand that
-nothing else reads. The other kind is the only reader of the result. Then the neighbours of these
-are added, and so on.
+Matrix products and large reductions run in the library. The call for a reduction grows by
+neighbouring operations that the library supports. A neighbour either makes an operand that nothing
+outside the call reads, or is the only reader of the call's result. The added operations may have
+neighbours too, so this repeats until none is left.
 Source: xla/backends/cpu/transforms/library_rewriter.cc and ynn_support.cc.
 """
 
@@ -20,7 +20,7 @@ from xform._jax import broadcast_in_dim_p, dot_general_p
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, repeat_p
 
-# The operations that the library supports. It has sines only in some versions.
+# The operations that the library supports. Sines only in some versions (`Profile.library_sines`).
 _ELEMENTWISE = frozenset({
     lax.abs_p, lax.ceil_p, lax.erf_p, lax.exp_p, lax.expm1_p, lax.floor_p, lax.log_p, lax.log1p_p,
     lax.logistic_p, lax.neg_p, lax.rsqrt_p, lax.sign_p, lax.sqrt_p, lax.tanh_p, lax.add_p,
@@ -37,9 +37,9 @@ def library_calls(
 ) -> dict[FlatStep, list[FlatStep]]:
     """Return the library calls of a program, each as the steps that it includes.
 
-    `steps` are all steps of `flat`, each after its operands. A key of the result is the step whose
-    result a call writes. It is also the first step in the list. A product that the library runs
-    alone is not listed.
+    `steps` are all steps of `flat`, each after the steps that make its operands. The result maps
+    the root of a call, the step whose result the call writes, to all steps of the call, the root
+    first. A product that the library runs alone is not listed.
     """
     calls = _LibraryFusion(flat, profile)
     for step in reversed(steps):
@@ -60,8 +60,9 @@ class _LibraryFusion:
     """Makes library calls by adding neighbours to reductions.
 
     Attributes:
-      members: for each step that is in a call, all steps of the call (one dictionary for a call).
-      root: for the `id` of that dictionary, the step whose result the call writes.
+      members: for each step that is in a call, the dictionary of all steps of that call. All
+        steps of a call share this dictionary.
+      root: the step whose result a call writes, by the `id` of the call's dictionary.
     """
 
     def __init__(self, flat: FlatProgram, profile: Profile):
@@ -78,7 +79,8 @@ class _LibraryFusion:
         while True:
             n_members = len(members)
             seen: set[FlatStep] = {reduction}
-            # Neighbours, each with whether it makes an operand (or reads the result).
+            # Neighbours to try. The bool is True if the neighbour makes an operand of the call, and
+            # False if it reads the result.
             queue = collections.deque([(s, True) for s in self._makers(members, members, seen)])
             queue += [(s, False) for s in self._only_reader(root, seen)]
             while queue:
@@ -103,7 +105,7 @@ class _LibraryFusion:
         seen: set[FlatStep],
         new: FlatStep | None = None,
     ) -> list[FlatStep]:
-        """Return the steps that make operands of `steps` and whose results only the call reads.
+        """Return the steps that make an operand of `steps` that nothing outside the call reads.
 
         The call consists of `members` and the step `new`. Steps in `seen` or in any call are not
         returned. The returned steps are added to `seen`.
@@ -119,7 +121,7 @@ class _LibraryFusion:
         return makers
 
     def _only_reader(self, step: FlatStep, seen: set[FlatStep]) -> list[FlatStep]:
-        """Return the reader of a step's result in a list, or [] unless there is exactly one.
+        """Return a list with the only reader of a step's result, or [] if others read it too.
 
         A reader in `seen` or in any call is not returned. The returned step is added to `seen`.
         """
@@ -155,7 +157,8 @@ def _has_library_dtype(v: object) -> bool:
 def _supports_product(step: FlatStep) -> bool:
     """Return whether the library runs a product.
 
-    It must be a product of two matrices that are not tiny, and sum over the last axis of the left.
+    The product must have several rows, several columns, and at least 8 rows, columns or summed
+    elements. It must sum over the last axis of its left operand.
     """
     rows, n_summed, columns = _product_sizes(step)
     is_large = 1 not in (rows, columns) and max(rows, n_summed, columns) >= 8

@@ -78,9 +78,8 @@ def liveness(schedule: Schedule, backend: str) -> Liveness:
     """Return the simulated Liveness of a planned derivative on one device.
 
     A Schedule is a plan for a forward and a backward part: the saved values and the recomputed
-    operations.
-    Both parts are simulated as one program. The result is cached on the Schedule. Only loops and
-    calls are traced, once each.
+    operations. Both parts are simulated as one program. The result is cached on the Schedule. Only
+    the loops and calls in the program are traced, once each.
     """
     key = "liveness", backend
     if key not in schedule.cache:
@@ -101,7 +100,11 @@ def _simulate_flat(
     n_cotangents: int,
     overwrites_argument: Mask = (),
 ) -> Liveness:
-    """Return the Liveness of a flat program whose inputs and outputs have these variables."""
+    """Return the Liveness of a flat program.
+
+    `inputs` and `outputs` are the variables of its inputs and outputs, for their types. The other
+    arguments are those of `simulate`.
+    """
     overwrites = overwrites_argument or (False,) * len(outputs)
     timeline = Timeline(flat, profile, frozenset(flat.outputs), {})
     timeline.reuse_output_buffers(frozenset(gather(flat.outputs, overwrites)))

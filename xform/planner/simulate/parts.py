@@ -2,9 +2,10 @@
 
 A `Schedule` is a plan for a `Joint` (the forward and backward pass of a function as one program):
 which values are saved, and which operations are recomputed where. `interpret/emit.py` runs such a
-plan in a trace. But a trace takes time, and the planner simulates many plans. So the class here
-walks over the plan like `emit`, and adds the operations to a flat program instead. Only the two
-parts of a loop or call are traced, once for each choice of their Schedules.
+plan in a trace. But a trace takes time, and the planner simulates many plans. So `_FlatBackEnd`
+goes over the plan like `emit`, but adds the operations to a flat program, the list of operations
+that XLA gets before fusion (`steps.py`). Only the two parts of a loop or call are traced, once for
+each set of Schedules inside it.
 
 The forward part of a loop or call is a *fork*, and its backward part is a *join*. The fork returns
 a token, which holds the residuals that the join reads.
@@ -113,7 +114,8 @@ class _FlatBackEnd(walk.BackEnd):
     ) -> list[FlatValue]:
         """Add the backward part of a loop or call. Return its results.
 
-        `xs` are the inputs that it reads, with None for others, and `seeds` are cotangents.
+        `xs` are the inputs of the loop or call, with None for each input that the backward part
+        does not read. `seeds` are cotangents.
         """
         node, given = eqn.params["node"], eqn.params["given"]
         n_inputs, n_leaves, is_read = len(node.eqn.invars), len(token.leaves), present_mask(xs)
@@ -139,12 +141,12 @@ class _FlatBackEnd(walk.BackEnd):
         return self.flattener.add_program(prog, [*saved, *seeds])
 
     def materialize(self, eqn: JaxprEqn, x: FlatValue, where: Where) -> FlatValue:
-        """Write a result of an equation to memory, if the plan does so on this backend."""
+        """Write the result `x` of an equation to memory, if `where` includes this backend."""
         is_written = is_active(where, self.flattener.profile.name)
         return self.flattener.materialize(eqn, x) if is_written else x
 
     def transfer(self, schedule: Schedule, v: Var, x: FlatValue, back: bool) -> FlatValue:
-        """Move the offloaded value of `v` to the memory where it waits, or `back` to the device."""
+        """Copy the offloaded value of `v` to its other memory, or `back` to the device's memory."""
 
         def trace_transfer(back: bool) -> Program:
             aval = trace_transfer(False).out_avals[0] if back else v.aval

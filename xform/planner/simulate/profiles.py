@@ -26,13 +26,14 @@ class Profile:
     Attributes:
       name: name of the backend: "cpu", "gpu" or "tpu".
       breadth_first: operations run as soon as their operands are available, even if another order
-        takes less memory. Otherwise the compiler tries several orders, and uses the one of least
-        memory.
+        takes less memory. If False, the compiler tries several orders, and uses the one that takes
+        the least memory.
       host_is_device: the memory of the host is the memory of the device, so offloading moves
         nothing.
-      repeats: the compiler computes operations that fuse again in each of their readers. So it does
-        not merge recomputed operations with the forward pass. The simulation treats them as if an
-        optimization barrier kept them apart, even if the program has none on this backend.
+      repeats: if an operation can be fused, the compiler repeats it in each of its readers. So it
+        does not merge recomputed operations with the forward pass, even without an optimization
+        barrier. The simulation keeps all barriers of the program, even those that do nothing on
+        this backend.
       selects_barriers: a barrier is compiled to one select for each value that it delays.
       library_elements: reductions of at least this many elements run in a library (YNNPACK on a
         CPU). One library call includes the operations around the reduction. 0: there is no such
@@ -40,9 +41,10 @@ class Profile:
       library_sines: the library has sines, cosines and tangents.
       widens_products: products of 16-bit floats are computed with 32-bit floats, which are written
         to memory. Operations that make 16-bit floats are not repeated in several readers.
-      kernel_bytes: bytes that the memory could move in the time in which a kernel starts. An
-        operation is fused into all of its readers or into none, whichever takes less time. 0: an
-        operation may be fused into some readers and also be written for others.
+      kernel_bytes: the time to start a kernel, as the bytes that the memory could move in that
+        time. If it is not 0, an operation is fused into all of its readers or into none, whichever
+        takes less time. 0: an operation may be fused into some readers and also be written for
+        others.
       merge_bytes: products that share an operand and take at most this many bytes, operands
         included, run as one product, and their results are slices of it. 0: products are never
         merged.
@@ -52,10 +54,10 @@ class Profile:
       on_chip_bytes: bytes of the fast memory on the chip (VMEM on a TPU). Values in it take no
         device memory. 0: values are not kept there.
       margin: the share of a budget that the planner keeps free, if possible, when no compiler
-        checks the simulated peak: the simulation is not exact. Source: `experiments/planner`, the
-        budgets by simulation alone.
+        checks the simulated peak. The margin allows for the error of the simulation, which was
+        measured in `experiments/planner` (budgets by simulation alone).
       lowers: xform lowers some operations to several simpler ones (`Traits.lowered`) on this
-        backend. The simulation then uses those.
+        backend. The simulation then uses the simpler operations.
       tiles: arrays are padded to tiles of 8 rows and 128 columns.
       fused_save_price: the default for `MinCut.fused_save_price`: extra price of saving a value
         that would otherwise be fused. Once saved, it takes memory in addition to the product that
@@ -63,8 +65,8 @@ class Profile:
       rounds_operands: the default for `MinCut.rounds_operands`: 32-bit operands of products are
         rounded to 16 bits right after they are computed.
       slow_price: the default for `MinCut.slow_price`: an extra price of recomputing a slow function
-        such as `exp`, for each byte of its result. On a CPU that takes longer than reading the
-        result.
+        such as `exp`, for each byte of its result. On a CPU, computing the function takes longer
+        than reading a saved result.
     """
 
     name: str
@@ -132,8 +134,8 @@ CPU = Profile(
 )
 # Measured for an H100, on which a kernel starts in a microsecond. Other GPUs use the same numbers.
 GPU = Profile("gpu", kernel_bytes=3_350_000, merge_bytes=32 * 2**20, processors=132)
-# For a TPU v5e, whose compiler leaves 112 of 128 MiB of VMEM to values. Fusion is simulated as on a
-# GPU.
+# For a TPU v5e. Its compiler uses 112 of the 128 MiB of VMEM for values. Fusion is simulated as on
+# a GPU.
 TPU = Profile(
     "tpu",
     repeats=True,

@@ -43,17 +43,17 @@ class FlatStep:
 
     Attributes:
       primitive: its primitive. It differs from the primitive of `eqn` if XLA runs another
-        operation.
+        operation for that equation.
       traits: what the registry knows about the primitive, such as whether it is elementwise.
       eqn: the equation of the traced program that it comes from.
       operands: its operands, without constants.
       results: its results.
-      left_sums_last_axis: only for a matrix product: it sums over the last axis of the left
-        operand.
-      right_sums_first_axis: only for a matrix product: it sums over the first axis of the right
-        operand.
-      initial_values: only for a loop: the initial value of each carried and each stacked result;
-        these are its first results.
+      left_sums_last_axis: only for a matrix product: whether it sums over the last axis of the
+        left operand.
+      right_sums_first_axis: only for a matrix product: whether it sums over the first axis of the
+        right operand.
+      initial_values: only for a loop: the initial values of its carried and stacked results, in the
+        order of `results`.
     """
 
     primitive: Primitive

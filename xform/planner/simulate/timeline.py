@@ -5,7 +5,7 @@ order of the backend. Buffers are shared as XLA shares them:
 
 - The buffer of an output holds other values before the output is written. The largest values get
   such a buffer first.
-- An elementwise result takes the buffer of an operand that is not read later.
+- The result of an elementwise operation takes the buffer of an operand that is not read later.
 - The result of a loop takes the buffer of its initial value. The arrays into which a loop stacks
   its results exist from the start of the program.
 - A loop also needs the peak of one iteration, without the values that it carries, reads and stacks.
@@ -44,7 +44,8 @@ _ITERATION_PEAKS: BoundedCache[tuple[str, int, int, str], int] = BoundedCache(4_
 class Timeline:
     """The steps that write to memory, in execution order, and the buffer of each value.
 
-    Steps are numbered in that order. A view counts as the value that it is a view of.
+    Steps are numbered in that order. A view, such as a reshape, counts as the value in whose memory
+    it lies.
 
     Args:
       flat: the program.
@@ -79,8 +80,8 @@ class Timeline:
         self.born = {x: i for i, s in enumerate(self.steps) for x in s.results}
         self.last = {x: i for i, values in enumerate(self.reads) for x in values}
         self.bytes = {x: x.bytes for x in self.born if x not in self.counted_elsewhere}
-        # The number of each step in XLA's visiting order. In a loop's body the number does not
-        # matter.
+        # The number of each step in XLA's visiting order, which `reuse_output_buffers` sets for a
+        # whole program. The body of a loop does not need it, and keeps these numbers.
         self.visit_index = {s: i for i, s in enumerate(self.steps)}
         self.output_uses = self._find_output_uses()
         for new, old in carried.items():
@@ -131,7 +132,8 @@ class Timeline:
 
         The outputs in `overwriting` overwrite an argument that is still read, so their buffers are
         not used. The largest values are placed first. A value takes the buffer of one of its
-        operands, or else the smallest free buffer.
+        operands, or else the smallest free buffer. A loop's initial value and result form a family
+        (`_families`), which is placed as a whole.
         """
         excluded = {self.base_of.get(x, x) for x in overwriting}
         self.visit_index = self.fusion.visit_index_after_fusion()
@@ -140,7 +142,7 @@ class Timeline:
         buffers = sorted(self.output_uses.keys() - excluded, key=order)
         negative_sizes = [-x.bytes for x in buffers]
         first_uses = np.array([self.output_uses[x] for x in buffers])
-        # What each buffer holds: first step, last step, last value.
+        # For each buffer, what it holds one after the other: first step, last step, last value.
         held = {x: [(self.output_uses[x], len(self.steps), x)] for x in buffers}
         buffer_of = {x: x for x in buffers}
         families = self._families()
@@ -182,7 +184,8 @@ class Timeline:
     def _families(self) -> dict[FlatValue, list[FlatValue]]:
         """Return the families of values that share a buffer, by the first value of each.
 
-        Such a family is the initial value of a loop and its results; other values are alone.
+        The initial value and the result of a loop form a family. Each other value is a family of
+        its own.
         """
         head = {x: x for x in self.bytes}
         for i, step in enumerate(self.steps):
@@ -269,7 +272,7 @@ class Timeline:
         return heap_bytes(self.sizes, self.heap_values, max(self.live_bytes(), default=0))
 
     def _replaceable(self, i: int) -> set[FlatValue]:
-        """Return the operands of step `i` that end there and whose buffer a result may take."""
+        """Return the operands of step `i` whose buffer a result may take. It reads them last."""
         step = self.steps[i]
         values = step.initial_values or self.groups[i].replaceable()
         bases = {self.base_of.get(x, x) for x in values}
@@ -311,7 +314,7 @@ class Timeline:
 
 
 def _iteration_peak(eqn: JaxprEqn, profile: Profile) -> int:
-    """Return the peak of one iteration of a loop, without what it carries, reads and stacks."""
+    """Return the peak of one iteration of a loop, without carried, read and stacked values."""
     n_consts, n_carried = loop_counts(eqn)
     if eqn.primitive is while_p:
         n_consts = eqn.params["body_nconsts"]
@@ -329,7 +332,7 @@ def _iteration_peak(eqn: JaxprEqn, profile: Profile) -> int:
 
 
 def _body_peak(body: Program, profile: Profile) -> int:
-    """Return the peak of a called program or a branch, without its results."""
+    """Return the peak of a called program or a branch, without its inputs and results."""
     key = "body", profile.name
     if key not in body.cache:
         timeline = Timeline(flatten(body, profile), profile, frozenset(), {})
