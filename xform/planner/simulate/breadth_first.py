@@ -23,8 +23,8 @@ def breadth_first_order(fusion: Fusion, inputs: Sequence[FlatValue]) -> list[Fus
     """Return the groups of a program in their execution order.
 
     XLA runs them from a queue. A group is appended to the queue when its last operand is available.
-    These values pass through the queue too: the inputs of the program, and the results of a step
-    with several results.
+    The queue also contains some values: the inputs of the program, and the results of a step with
+    several results. When the queue reaches a value, that value is available.
     """
     groups_reading: dict[FlatValue, list[FusionGroup]] = {}
     n_missing_operands: dict[FusionGroup, int] = {}
@@ -55,7 +55,7 @@ def _sort_users(
     """Return the groups that read a value, in the order of XLA's list of users after fusion."""
     if len(groups) < 2:
         return groups
-    # For each step that reads the value, in how many groups it is not fused yet.
+    # For each step that reads the value: in how many groups the loop below has yet to fuse it.
     n_unfused = collections.Counter(s for g in groups for s in g.reads[value])
     users = _UserList(sorted(n_unfused, key=visit_index.__getitem__))
     for group in sorted(groups, key=lambda g: visit_index[g.root], reverse=True):

@@ -1,11 +1,12 @@
 """Turn a traced program into a flat program: the operations that XLA sees before fusion.
 
-The planner simulates the memory of a flat program (`liveness.py`). It differs from the jaxpr:
+The planner simulates the memory of a flat program (`liveness.py`). A flat program differs from the
+jaxpr:
 
 - Calls are inlined, and equal computations are merged.
-- A view is the value that it is a view of, so it needs no bytes of its own.
-- An offloaded value takes no device memory while it is on the host. On a CPU, which has one memory,
-  moving it there does nothing.
+- A view, such as a reshape, has no bytes of its own: it lies in the memory of another value.
+- An offloaded value takes no device memory while it is on the host. A CPU has only one memory, so
+  there an offloaded value is not moved at all.
 - Operations that no output needs are left out, and so are barriers that the backend ignores.
 - XLA's algebraic simplifications are applied, as far as they change memory.
 - Loops and branches stay single steps. Their bodies are flattened when they are simulated.
@@ -145,8 +146,8 @@ class Flattener(ProductFlattener):
     def _add_loop(self, eqn: JaxprEqn, operands: list[FlatValue]) -> list[FlatValue]:
         """Add a loop, and return its results.
 
-        The arrays into which it stacks results start as zeros, which XLA makes as early as
-        possible.
+        The arrays into which the loop stacks its results are first filled with zeros. XLA does
+        this as early as possible, so each array has a step of its own for it.
         """
         n_consts, n_carried = loop_counts(eqn)
         key = tuple(operands), self.operation_key(eqn)
@@ -227,7 +228,8 @@ class Flattener(ProductFlattener):
     def _add_reciprocal(self, eqn: JaxprEqn, x: FlatValue) -> FlatValue | None:
         """Return the reciprocal of the divisor `x` if XLA multiplies by it instead of dividing.
 
-        It does if the divisor is smaller than the result and is broadcast. None for others.
+        It does so if the divisor is smaller than the result and is broadcast. For other divisions
+        this returns None.
         Source: XLA's `algebraic_simplifier.cc`, `HandleDivide`.
         """
         broadcast = x.maker if x.maker and x.maker.primitive is broadcast_in_dim_p else None
@@ -246,7 +248,7 @@ class Flattener(ProductFlattener):
     def _add_scatter_sum(self, operands: Sequence[FlatValue]) -> FlatValue | None:
         """Return the sum of a value and of updates that are scattered into zeros.
 
-        XLA scatters the updates into the value instead. None for other sums.
+        XLA scatters the updates into the value instead. For other sums this returns None.
         Source: XLA's `algebraic_simplifier.cc`, `HandleAdd`.
         """
         for value, other in (operands, operands[::-1]):

@@ -63,7 +63,7 @@ class FlatBuilder(abc.ABC):
     """Makes a flat program. Adding a step that equals an earlier one returns the earlier results.
 
     Subclasses define `add_equation`, which turns an equation into steps. Facts that depend on an
-    equation alone are cached on its program, because many flat programs are made of one program.
+    equation alone are cached on its program, because many flat programs are made from one program.
 
     Attributes:
       profile: the facts about the compiler that the program is for.
@@ -79,8 +79,8 @@ class FlatBuilder(abc.ABC):
         # Facts about the equations of the current program, see `caching_facts`.
         self._facts: dict[Any, Any] = {}
         self._traits: dict[Primitive, Traits] = {}
-        # The bytes of each type, by its `id`. The type is kept alive, so that its `id` stays its
-        # own.
+        # The bytes of each type, by its `id`. The type is stored too: while it is alive, no other
+        # object gets its `id`.
         self._sizes: dict[int, tuple[Any, int]] = {}
 
     @abc.abstractmethod
@@ -150,7 +150,7 @@ class FlatBuilder(abc.ABC):
         return {v: self.constant(id(x), shape(v.aval)) for v, x in prog.consts}
 
     def read(self, env: Mapping[Any, Any], v: Any) -> Any:
-        """Return the value of a variable, which `env` has, or of a literal."""
+        """Return the value of a variable, taken from `env`, or of a literal."""
         if not isinstance(v, Literal):
             return env[v]
         return self.constant(self.fact(v, "literal", lambda: literal_text(v)), shape(v.aval))
@@ -160,11 +160,11 @@ class FlatBuilder(abc.ABC):
         return self.fact(eqn, "operation", lambda: OperationKey(eqn))
 
     def fact(self, subject: JaxprEqn | Literal, name: Any, compute: Callable[[], T]) -> T:
-        """Return a fact that depends on an equation or literal alone, computed once for a program.
+        """Return a fact that depends on an equation or literal alone. Compute it only once.
 
         Args:
           subject: the equation or literal.
-          name: tells the fact from other facts about the subject.
+          name: the name of the fact. Each fact about a subject has its own name.
           compute: computes the fact.
         """
         key = id(subject), name
@@ -198,8 +198,8 @@ class FlatBuilder(abc.ABC):
           key: identifies the computation: two steps of a primitive with equal keys are equal.
           eqn: the equation that the step comes from.
           operands: its operands.
-          types: the types of its results: avals, or values whose bytes and shape are taken. By
-            default the types of the results of `eqn`.
+          types: the types of its results. Each is an aval, or a FlatValue with the bytes and the
+            shape of the result. By default these are the types of the results of `eqn`.
         """
         values = self._results.get((primitive, key)) if not has_effects(eqn) else None
         if values is None:
@@ -210,7 +210,7 @@ class FlatBuilder(abc.ABC):
                 else FlatValue(self.bytes(t), "computed", shape(t)) for t in types
             ]  # fmt: skip
             inputs = [x for x in operands if x.kind != "constant"]
-            # An operation without results, only with an effect, returns a token in XLA.
+            # In XLA, an operation with an effect and no results returns a token.
             results = values or [FlatValue(0, "computed")]
             step = FlatStep(primitive, self.traits(primitive), eqn, inputs, results)
             for value in results:

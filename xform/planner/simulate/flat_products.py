@@ -1,10 +1,9 @@
 """Add matrix products and convolutions to a flat program, with the copies of their operands.
 
-XLA can read an operand of a product only in some axis orders, and copies it otherwise. To find out
-whether a copy is needed, this class remembers for each value whether it is a broadcast, a transpose
-or a reshape of another value. It adds those steps as well.
-
-A flat program is the list of operations that XLA sees before fusion (`flat.py`).
+A flat program is the list of operations that XLA sees before fusion (`flat.py`). XLA can read an
+operand of a product only in some axis orders, and copies it otherwise. To find out whether a copy
+is needed, `ProductFlattener` remembers for each value whether it is a broadcast, a transpose or a
+reshape of another value. It also adds the steps of broadcasts, transposes and reshapes.
 """
 
 from __future__ import annotations
@@ -108,7 +107,9 @@ class ProductFlattener(FlatBuilder, abc.ABC):
         Also returns whether that is the preferred order: a left operand with its summed axis last,
         a right operand with its summed axis first.
         """
-        base, axes = self.transposed_from.get(x, (x, None))  # so there is at most one copy
+        base, axes = self.transposed_from.get(
+            x, (x, None)
+        )  # copying the original avoids a second copy
         layout = self.fact(eqn, ("layout", i, axes), lambda: operand_layout(eqn, i, axes))
         if not layout.copy_order:
             return x if layout.reads_operand else base, layout.preferred

@@ -1,10 +1,10 @@
-"""Predict which values a compiler writes to memory: the operations of a program in fused groups.
+"""Predict which operations a compiler fuses, and so which values it writes to memory.
 
 A group is a fusion, a library call or a single operation. The compiler runs it as one operation and
 writes only the result of the last operation in it, the root. The rules of fusion depend on the
 compiler. Subclasses of `Fusion` have them: `loop_fusion.py` for CPUs, `gain.py` for GPUs and TPUs.
 This file has the common parts: groups, XLA's order of visiting operations, and views. A view is a
-value that is never written because it is a reshape of another value.
+value that is never written because it lies in the memory of another value, such as a reshape.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class FusionGroup:
         return {x for x in self.reads if x.bytes == size and x not in self.not_elementwise}
 
     def operands(self, visit_index: Mapping[FlatStep, int]) -> list[FlatValue]:
-        """Return the operands of the group in XLA's order; on a CPU only.
+        """Return the operands of the group in the order of XLA:CPU.
 
-        XLA fuses the steps that it visits last first. The operands of a step follow its own order.
+        XLA goes through the steps of the group from the last one to the first, and lists the
+        operands of each step in the step's own order. It lists each operand once.
         """
         if self.call or self.alone:
             return [*self.reads]
@@ -77,7 +78,7 @@ class Fusion(abc.ABC):
       groups: the groups in program order, including those whose result is a view.
       base_of: for each value that is a view, the value in memory that it is a view of.
       visit_index: for each step, its number in XLA's visiting order (`post_order`).
-      by_root: the groups that are left, by their root.
+      by_root: the groups by their root, without those that were fused into all their readers.
       users: for each value, the roots of the groups that read it.
     """
 
@@ -109,12 +110,12 @@ class Fusion(abc.ABC):
     def visit_index_after_fusion(self) -> dict[FlatStep, int]:
         """Return the number of each root in XLA's visiting order after fusion.
 
-        If that order is not known, these are the numbers before fusion.
+        A subclass that does not know that order returns the numbers before fusion.
         """
         return self.visit_index
 
     def _find_views(self) -> dict[FlatValue, FlatValue]:
-        """Return for each value that is a view of another the value that is written."""
+        """Return the values that are views. Each is mapped to the value in whose memory it lies."""
         base_of: dict[FlatValue, FlatValue] = {}
         for group in self.groups:
             # A group that reads nothing is computed from constants alone.
@@ -139,8 +140,8 @@ class Fusion(abc.ABC):
 def reads_not_elementwise(members: Sequence[FlatStep]) -> frozenset[FlatValue]:
     """Return the values that a group does not read element by element to compute its result.
 
-    `members` are the steps of the group, each after the steps that read its result; so the root is
-    the first.
+    `members` are the steps of the group, each after the steps that read its result. So the first is
+    the root.
     """
     root = members[0]
     values: set[FlatValue] = set()

@@ -1,7 +1,8 @@
 """Fusion on GPUs and TPUs: an operation is fused into all of its readers, or its result is written.
 
 These are the rules of XLA:GPU. TPUs are simulated by the same rules, with the constants of a TPU
-(`profiles.py`). `tests/planner/simulate/test_chips.py` compares both simulations with XLA.
+(`profiles.py`). `tests/planner/simulate/test_chips.py` compares both simulations with XLA. Fused
+operations form a group, which runs as one operation. Its last operation is the root (`fusion.py`).
 
 An operation is fused if that saves time, and the operation that saves most goes first. The saved
 time is called the gain. It is expressed as the number of bytes that the memory could move in that
@@ -29,7 +30,8 @@ from jax import lax
 from xform.planner.simulate.fusion import Fusion, FusionGroup, reads_not_elementwise
 from xform.planner.simulate.steps import FlatStep, FlatValue
 
-# A reduction of fewer elements than this to one element counts as elementwise.
+# A reduction counts as elementwise if it reads fewer elements than this for one element of its
+# result.
 _LEAST_REDUCED = 16
 
 
@@ -45,7 +47,7 @@ class GainFusion(Fusion):
         # The steps of each group, by its root.
         self._members = {s: {s: None} for s in steps}
         # The current gain of each group, by its root; and a queue of (minus gain, minus visit
-        # index, root). Entries of the queue may be outdated.
+        # index, root). A queue entry is outdated if its gain is not the current one.
         self._gains = dict[FlatStep, float]()
         self._queue: list[tuple[float, int, FlatStep]] = []
         for step in reversed(steps):
@@ -73,7 +75,7 @@ class GainFusion(Fusion):
     def _fuse_reshape(self, group: FusionGroup) -> None:
         """Fuse a reshape, which takes no time, into all groups that read it.
 
-        Nothing is fused into library calls and other groups that are no loop over elements.
+        Groups that are not loops over elements, such as library calls, absorb nothing.
         """
         value = group.root.results[0]
         for step in tuple(self.users.get(value, ())):
@@ -81,7 +83,7 @@ class GainFusion(Fusion):
                 self._fuse_into(self.by_root[step], value, group)
 
     def _fuse_into(self, reader: FusionGroup, value: FlatValue, maker: FusionGroup) -> None:
-        """Fuse the group that makes a value into one reader. Remove it after its last reader."""
+        """Fuse the group `maker` of a value into one reader. Remove it after its last reader."""
         del reader.reads[value]
         reader.alone = False
         self._members[reader.root].update(self._members[maker.root])
@@ -108,7 +110,7 @@ class GainFusion(Fusion):
             heapq.heappush(self._queue, (-gain, -self.visit_index[group.root], group.root))
 
     def _gain(self, group: FusionGroup) -> float:
-        """Return the gain of fusing a group into all its readers; 0 forbids it."""
+        """Return the gain of fusing a group into all its readers; 0 if XLA cannot fuse it."""
         value = group.root.results[0]
         users = self.users.get(value, {})
         if group.call or value in self.outputs or not users:

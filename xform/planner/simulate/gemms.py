@@ -28,8 +28,8 @@ _TILE = 128
 def merge_and_split(flat: FlatProgram, profile: Profile) -> FlatProgram:
     """Return the program with its matrix products merged and split as on the backend of `profile`.
 
-    The steps of `flat` are changed in place. Programs of backends that do neither are returned as
-    they are.
+    The steps of `flat` are changed in place. If the backend neither merges nor splits products,
+    `flat` itself is returned.
     """
     return _Products(flat, profile).rewrite() if profile.merge_bytes else flat
 
@@ -41,8 +41,9 @@ class _Products:
       _sizes: the batch size, rows, summed elements and columns of each product.
       _new: the steps that the rewriting adds.
       _removed: the products that were merged.
-      _bit: for each product that shares an operand, an integer with one bit that stands for it.
-      _before: for each product that shares an operand, the bits of the products that it depends on.
+      _bit: for each product that shares an operand, an integer with one bit. A set of products is
+        the sum of their bits.
+      _before: for each product that shares an operand, the set of products that it depends on.
     """
 
     def __init__(self, flat: FlatProgram, profile: Profile):
@@ -72,7 +73,7 @@ class _Products:
         return _sort_steps(self._flat, (*kept, *self._new)) if self._new else self._flat
 
     def _find_dependences(self) -> None:
-        """Set `_bit` and `_before`: which products depend on which others."""
+        """Find which products depend on which others: set `_bit` and `_before`."""
         sharing = [s for s in self._sizes if any(_count_products(x) > 1 for x in s.operands)]
         self._bit = {s: 1 << i for i, s in enumerate(sharing)}
         self._before: dict[FlatStep, int] = {}
@@ -168,7 +169,7 @@ def _count_products(value: FlatValue) -> int:
 
 
 def _count_bytes(steps: list[FlatStep]) -> int:
-    """Return the bytes of products and their operands, each value once."""
+    """Return the bytes of the operands and results of products, counting each value once."""
     return sum(x.bytes for x in dict.fromkeys(x for s in steps for x in (*s.operands, *s.results)))
 
 
@@ -191,8 +192,8 @@ def _fastest_part_count(
 ) -> int:
     """Return the number of parts with the least estimated time.
 
-    The sizes are those of the product. The formula and its constants are XLA's, for numbers of four
-    bytes.
+    `batch`, `rows`, `n_summed` and `columns` are the sizes of the product. The formula and its
+    constants are XLA's. It assumes elements of four bytes.
     """
     tile_rows, tile_columns = min(rows, _TILE), min(columns, _TILE)
     n_tiles = -(-rows // _TILE) * -(-columns // _TILE)

@@ -7,15 +7,15 @@ movements of data or reductions:
 - A cheap producer is computed again in all readers that are loops. It is also written if some
   readers are not loops.
 - An expensive producer is fused only if all its readers are in one group.
-- A producer that reads more elements than it makes is fused only if it can be fused along all paths
-  to its readers.
+- A producer that reads more elements than it makes is fused only if everything on all paths from it
+  to its readers can be fused.
 - A producer that compiles to a branch (such as a concatenation) is computed again only in loops of
   one operation.
 
-The simulation decides about each step once: all loops that read its result absorb it, or none does.
-Then it finds the operands of each group, which are the operands of its steps. For a step that is in
-one group only, these are found from the root of that group. For a step in several groups, they are
-found once and used for all.
+The simulation decides about each step (operation) once: all loops that read its result absorb it,
+or none does. Fused steps form a group, and the last step of a group is its root (`fusion.py`). Then
+the simulation finds the values in memory that each group reads, by going back from its root. A step
+that was fused into several readers needs this search only once: all its readers use the result.
 Source: XLA's `instruction_fusion.cc` and `cpu_instruction_fusion.cc`.
 """
 
@@ -70,7 +70,8 @@ class LoopFusion(Fusion):
         self._fused, self._fused_once = set[FlatValue](), set[FlatValue]()
         # For each step, the root of the only group that contains it; None if several contain it.
         self._only_group: dict[FlatStep, FlatStep | None] = {}
-        # The fused steps of whose result one element is read for several elements of another.
+        # The fused steps whose reader, such as a broadcast, reads an element of the result several
+        # times.
         self._reused = set[FlatStep]()
         # How many reductions each group contains, by its root.
         self._n_reductions = collections.Counter(s for s in steps if _is_reduction(s))
@@ -96,7 +97,8 @@ class LoopFusion(Fusion):
     def _decide_fusion(self, group: FusionGroup) -> bool:
         """Decide into which groups a step is fused. Return whether its result is written.
 
-        The readers of the step must be decided before. So far, `group` consists of the step.
+        This must be called for the readers of the step first. `group` is the group of the step,
+        which still contains nothing else (or is a library call).
         """
         step, value = group.root, group.root.results[0]
         users = self.users.get(value, {}) if value in self._fusible else {}
@@ -150,7 +152,7 @@ class LoopFusion(Fusion):
         if common_group is None or any(map(self._reuses_elements, loops)):
             return False
         if _is_reduction(step):
-            if len(loops) > 1:  # like an operation with a branch
+            if len(loops) > 1:  # XLA treats it like an operation that compiles to a branch
                 return False
             n_reductions = self._n_reductions[common_group]
             if not self.by_root[common_group].alone and n_reductions >= _MOST_REDUCTIONS:
@@ -163,7 +165,7 @@ class LoopFusion(Fusion):
         return not self.by_root[reader].call and not _is_large_concatenation(reader)
 
     def _set_operands(self, group: FusionGroup) -> None:
-        """Set the operands of a group, after they are set for all steps in several groups."""
+        """Set the operands of a group. Those of the steps that it absorbed must be set before."""
         is_update = group.root.primitive is lax.dynamic_update_slice_p
         if self._can_absorb(group.root) and (is_update or not group.alone):
             group.reads, group.not_elementwise = self._find_operands(group.root, is_root=False)
@@ -174,7 +176,7 @@ class LoopFusion(Fusion):
         """Return the operands of a step with everything fused into it.
 
         The first result has each operand with the steps that read it. The second result has the
-        operands that are not read element by element; `is_root` is an argument of
+        operands that are not read element by element. `is_root` is passed on to
         `operands_not_elementwise`.
         """
         root_not_elementwise = operands_not_elementwise(root, is_root)
@@ -186,7 +188,7 @@ class LoopFusion(Fusion):
                 return maker.reads, maker.not_elementwise
         readers: dict[FlatValue, list[FlatStep]] = {}
         not_elementwise = set[FlatValue]()
-        # Operands to follow: the value, its reader, and whether it is not read element by element.
+        # Values to follow: the value, its reader, and True if it is not read element by element.
         stack = [(x, root, x in root_not_elementwise) for x in reversed(own)]
         while stack:
             value, reader, is_not_elementwise = stack.pop()
@@ -229,9 +231,10 @@ class LoopFusion(Fusion):
         return is_widened or is_slow or _is_reduction(step)
 
     def _forbid_large_reads(self, steps: Sequence[FlatStep]) -> None:
-        """Forbid the fusion of steps that read more than they make, unless they fuse on all paths.
+        """Forbid the fusion of steps that read more than they make, if a path cannot be fused.
 
-        Removes their results from the values that may be fused.
+        A path leads from the step to one of its readers. The results of these steps are removed
+        from `_fusible`, the values that may be fused.
         """
         dependences = self._dependences(steps)
         for step in reversed(steps):
@@ -248,8 +251,8 @@ class LoopFusion(Fusion):
     def _reads_more(self, step: FlatStep) -> bool:
         """Return whether a step reads more elements than it makes.
 
-        Only steps count that read several arrays of at least the rank of the result. Axes of length
-        one do not count in the rank.
+        This is False unless the step reads several arrays of at least the rank of the result. Axes
+        of length one do not count in the rank.
         """
         if step.primitive is barrier_p or len(step.operands) < 2:
             return False
@@ -257,7 +260,8 @@ class LoopFusion(Fusion):
         rank = lambda x: sum(n != 1 for n in x.shape)
         if sum(rank(x) >= rank(value) and not self._is_broadcast(x) for x in step.operands) <= 1:
             return False
-        # A transposed value counts once for each operand: the program has one copy for each.
+        # A transposed value that is several operands counts several times: XLA has one transpose
+        # for each operand.
         transposed = [x for x in step.operands if x.maker and x.maker.primitive is lax.transpose_p]
         others = dict.fromkeys(x for x in step.operands if x not in transposed)
         return sum(math.prod(x.shape) for x in (*transposed, *others)) > math.prod(value.shape)
@@ -287,9 +291,10 @@ class LoopFusion(Fusion):
         return dependences
 
     def _depends(self, step: FlatStep, other: FlatStep, dependences: dict[FlatStep, int]) -> bool:
-        """Return whether `step` depends on `other`, which is itself included.
+        """Return whether `step` depends on `other`, or is `other`.
 
-        If they are at least `_WINDOW` steps apart, the answer is not known, and is True.
+        If `other` is `_WINDOW` or more steps before `step`, this is not recorded, and the answer is
+        True.
         """
         distance = self.visit_index[step] - self.visit_index[other]
         return distance >= _WINDOW or (distance >= 0 and bool(dependences[step] >> distance & 1))

@@ -28,7 +28,10 @@ def least_memory_order(
     outputs: Sequence[FlatValue],
     inner_bytes: Callable[[FusionGroup], int],
 ) -> list[FusionGroup]:
-    """Return the groups of a program, views included, in the best of the three orders.
+    """Return the groups of a program in the best of the three orders.
+
+    Groups that make only a view are included. A view is a value that lies in the memory of another
+    value, such as a reshape.
 
     Args:
       groups: the groups in program order.
@@ -175,11 +178,11 @@ class _Orders:
         return list(done)
 
     def _weights(self) -> list[tuple[int, int]]:
-        """Return the weight of each group: extra readers, then bytes.
+        """Return the weight of each group: a number of extra readers, and a number of bytes.
 
-        Both are sums over the group and its direct and indirect operands, where one that is reached
-        on several paths counts several times, up to a limit. A group with n readers has n - 1 extra
-        readers.
+        Both are sums over the group and all groups that it depends on. A group that is reached on
+        several paths counts several times. Each sum is limited: to the number of groups, and to the
+        bytes of all groups visited so far. A group with n readers has n - 1 extra readers.
         """
         weights: list[tuple[int, int]] = [(0, 0)] * self.n
         total_bytes = 0

@@ -1,8 +1,8 @@
 """How XLA runs matrix products (`dot_general`) and convolutions.
 
-XLA can read an operand only in some axis orders, and copies it if it lies in memory in another
-order. These functions answer questions about one equation: its sizes as a product of matrices, and
-the axis order in which each operand is read.
+XLA can read an operand only in some axis orders. If the operand lies in memory in another order,
+XLA copies it. These functions answer questions about one equation: its sizes as a product of
+matrices, and the axis order in which each operand is read.
 Source: XLA's `dot_decomposer.cc`, and `conv_canonicalization.cc` for convolutions on a CPU.
 """
 
@@ -46,7 +46,7 @@ def as_matrices(eqn: JaxprEqn) -> tuple[int, ...]:
 
 
 def batch_and_summed(eqn: JaxprEqn) -> tuple[int, int]:
-    """Return the number of matrix products in a batched product, and of terms that each sums."""
+    """Return the number of matrix products in a batched product, and of summed elements in each."""
     (summed, _), (batch, _) = eqn.params["dimension_numbers"]
     size = shape(eqn.invars[0].aval)
     return math.prod(size[i] for i in batch), math.prod(size[i] for i in summed)
@@ -62,14 +62,14 @@ def is_outer(eqn: JaxprEqn) -> bool:
 
 
 def operand_orders(eqn: JaxprEqn, i: int, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the orders of its axes in which XLA can read operand `i`, the preferred one first.
+    """Return the axis orders in which XLA can read operand `i`, the preferred order first.
 
     `axes` has one entry for each axis of the operand: the number of that axis in memory. The
     returned orders use the numbers in memory.
 
     A product reads the batch axes first. Then it reads the free and the summed axes of the left
     operand, or the summed and the free axes of the right operand. (Free axes are neither batch axes
-    nor summed.) If there is at most one free and one summed axis, it can read them in both orders.
+    nor summed.) If there is at most one free and one summed axis, these two may be swapped.
     A convolution reads the channels last.
     """
     if eqn.primitive is dot_general_p:
@@ -92,7 +92,7 @@ class OperandLayout(NamedTuple):
       reads_operand: it reads the operand itself. Otherwise it reads the value from which the
         operand was transposed, or a copy.
       preferred: it reads the axes in the preferred order of `operand_orders`.
-      copy_order: the order into which the axes of that value are copied; () without a copy.
+      copy_order: the axes of the original value in the order of the copy; () without a copy.
       copy_shape: the shape of the copy.
     """
 
@@ -114,7 +114,7 @@ def operand_layout(eqn: JaxprEqn, i: int, axes: tuple[int, ...] | None) -> Opera
     original_shape = tuple(size[permutation.index(a)] for a in identity)
     candidates = ((permutation, not axes, original_shape), (identity, True, size))
     for axes_in_memory, reads_operand, memory_shape in candidates:
-        # Axes of length one may stand anywhere.
+        # An axis of length one fits into any order, so it is left out.
         orders = [
             tuple(a for a in order if memory_shape[a] != 1)
             for order in operand_orders(eqn, i, axes_in_memory)
