@@ -35,8 +35,8 @@ def recompute_flops(schedule: Schedule) -> int:
 def _flops(eqn: JaxprEqn, schedule: Schedule) -> int:
     """Return the FLOPs that one equation of the backward pass recomputes.
 
-    They are its own FLOPs if it is a recomputed equation. The backward pass of a node recomputes
-    equations of the programs inside.
+    A recomputed equation adds its own FLOPs. The backward pass of a node adds the FLOPs that are
+    recomputed in the programs inside.
     """
     if eqn.primitive is join_p:
         node, schedules = eqn.params["node"], schedule.inner[eqn.params["node"]]
@@ -103,8 +103,7 @@ def offloaded_bytes(schedule: Schedule) -> int:
 def residual_bytes(schedule: Schedule) -> int:
     """Return the saved bytes, plus the most bytes that a recomputed loop or call holds at a time.
 
-    A loop or call that is recomputed saves values inside, which exist only during its own backward
-    pass.
+    A recomputed loop or call saves values inside, but only for the time of its own backward pass.
     """
     return saved_bytes(schedule) + _short_lived_bytes(schedule)
 

@@ -18,8 +18,8 @@ from xform.registry.table import traits
 def product_operands(joint: Joint) -> frozenset[Var]:
     """Return the float32 values of the forward pass that only products read.
 
-    `joint` holds the forward and the backward pass as one program. Readers of both passes count. A
-    reader is a product or a convolution, or a view (such as a reshape) that only these read.
+    `joint` holds the forward and the backward pass as one program. Every reader of such a value, in
+    both passes, is a product, a convolution, or a view (such as a reshape) that only these read.
     """
     if "rounded" not in joint.program.cache:
         joint.program.cache["rounded"] = _find_product_operands(joint)
@@ -40,7 +40,7 @@ def _find_product_operands(joint: Joint) -> frozenset[Var]:
 
 
 def _rounds_operands(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a product or convolution whose precision allows rounded operands."""
+    """Return whether an equation is a product or convolution that may round its operands."""
     if eqn.primitive not in (dot_general_p, conv_general_dilated_p):
         return False
     precision = eqn.params["precision"]

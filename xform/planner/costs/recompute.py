@@ -3,8 +3,8 @@
 The planner saves the values whose bytes are less than the price of recomputing them. There are
 three kinds of equations:
 
-- XLA fuses elementwise operations, reductions and movements of data with their readers. To
-  recompute them costs no more passes over memory than to save them. Their price is small.
+- XLA fuses elementwise operations, reductions and movements of data with their readers. Recomputing
+  such an operation takes no more passes over memory than saving its result. Its price is small.
 - Products, convolutions, sorts, factorizations, loops and calls have a price for each FLOP.
 - Random numbers, collectives, kernels and callbacks have an infinite price. Only a policy that
   decides about each value on its own may recompute them. Equations with effects have an infinite
@@ -61,8 +61,8 @@ def price(eqn: JaxprEqn, flop_price: float = math.inf) -> float:
 class Prices:
     """The prices of recomputing some equations, as arrays that are computed once.
 
-    `at` returns them for any price of a FLOP and of a slow function. The prices are those of
-    `price`, if slow functions have no price of their own.
+    `at` returns them for any price of a FLOP and any price of slow functions such as `exp`. If the
+    price of slow functions is 0, it returns the same prices as the function `price`.
     """
 
     def __init__(self, equations: Sequence[JaxprEqn]):
@@ -80,7 +80,7 @@ class Prices:
         byte that a slow elementwise function, such as `exp`, computes.
         """
         infinite = np.isinf(flop_prices)
-        # No infinite price is multiplied: infinity times 0 FLOPs is not a number.
+        # Do not multiply an infinite price by the FLOPs: infinity times 0 is NaN.
         work = np.where(infinite, math.inf, np.where(infinite, 0, flop_prices) * self._flops)
         fixed = self._fixed + slow_price * self._slow_bytes
         return np.where(self._has_work, work + fixed, fixed)

@@ -97,7 +97,8 @@ def _in_token(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
     in_token |= set(gather(joint.inputs, node.stacked_inputs([inner])))
     in_token -= inner.offloaded.keys()
     output = joint.outputs[eqn.outvars.index(v)]
-    # An output of a loop is either stacked, like the values saved inside, or the final state.
+    # An output of a loop is either stacked, like the values saved inside, or part of the final
+    # state. A stacked output has one axis more than in the loop's body.
     stacked = _ndim(v) == _ndim(output) + node.loop
     return isinstance(output, Var) and output in in_token and stacked
 

@@ -25,10 +25,10 @@ class Decision:
     Attributes:
       saved: the saved values. One of them, a node's token, stands for all values that the node
         saves. A node whose token is not saved is recomputed as a whole.
-      inner: the Decisions for the Joints of each node. For a missing node the default policy
-        decides, or the policy of the node if it is a remat region.
-      offloaded: the saved values that are copied to another memory, with the two memories. In the
-        body of a loop, also carries that are offloaded.
+      inner: the Decisions for the Joints of each node. The default policy decides for a node that
+        is missing here. If that node is a remat region, its own policy decides.
+      offloaded: the saved values that are copied to another memory, with the two memories. For the
+        body of a loop, it also has the carries that are offloaded.
       snapshots: for the body of a loop, how many states the loop stores; the others are recomputed
         from these. None: the body saves its values in every iteration.
       decided_per_value: whether a policy decided about each value on its own, rather than a cut

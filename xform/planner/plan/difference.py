@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 
-# In the texts, a loop, branch or call is a pair `xform_fork`, `xform_join` for its forward and its
-# backward pass. The group is the name of its own primitive, which is shown instead.
+# In the texts, a loop, branch or call is written as `xform_fork` in the forward pass and as
+# `xform_join` in the backward pass. The group of this pattern is the name of its own primitive,
+# such as `scan`, which the error shows instead.
 _STRUCTURED = re.compile(
     r"(?: int8\[0\])? = xform_(?:fork|join)@\S+?\[node=[\w.]+\(\((\w+), .*", re.S
 )
@@ -18,9 +19,9 @@ _MAX_LENGTH = 80
 
 
 def difference(planned: str, actual: str) -> str:
-    """Describe how a recorded equation differs from that of a program, in one line.
+    """Describe how a recorded equation differs from an equation of a program, in one line.
 
-    `planned` and `actual` are their texts; "" if there is no such equation.
+    `planned` and `actual` are the texts of the two equations; "" if there is no such equation.
 
     >>> difference("float32[3] = sin[] i0", "float32[3] = cos[] i0")
     'the plan has `float32[3] = sin[] i0`, the program `float32[3] = cos[] i0`'
@@ -36,9 +37,9 @@ def difference(planned: str, actual: str) -> str:
 
 
 def _excerpt(text: str, start: int) -> str:
-    """Return an equation, or of a long one its operation and the text around the difference.
+    """Return the text of an equation. Shorten a long text to its operation and the difference.
 
-    The difference is at the position `start`.
+    The difference is at the position `start`. "no more equations" stands for an empty text.
     """
     if not text:
         return "no more equations"

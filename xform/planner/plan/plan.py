@@ -191,10 +191,10 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
-        """The plan that `to_dict` wrote as plain data.
+        """Return the plan that `to_dict` wrote as plain data.
 
         Raises:
-          ValueError: the data are no plan, or their format is that of another version of xform.
+          ValueError: the data is not a plan, or it was written by another version of xform.
         """
         file_format = data.get("format") if isinstance(data, dict) else None
         if file_format != _FORMAT:
@@ -214,7 +214,7 @@ class Plan:
         """Read a plan that `save` wrote.
 
         Raises:
-          WrongArgument: the file holds no plan, or its format is that of another version of xform.
+          WrongArgument: the file holds no plan, or it was written by another version of xform.
           OSError: the file cannot be read.
         """
         try:

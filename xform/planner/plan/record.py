@@ -2,8 +2,8 @@
 
 A *Joint* is the forward and the backward pass of a program as one program. Loops, branches and
 calls in it are *nodes*, with Joints of their own. A `Decision` says which forward values a Joint
-saves, and has a Decision for each Joint inside. It refers to values of one process. A `Record` is
-the same in types that JSON has.
+saves, and has a Decision for each Joint inside. A Decision refers to Python objects, which exist in
+one process only. A `Record` holds the same decisions in types that JSON has.
 
 In a Record a Joint is a list of texts, one for each equation (see `xform.program.fingerprint`).
 Decisions refer to forward values by number, in the order of their computation. Equal programs and
@@ -45,8 +45,8 @@ class Record:
         equation;
         "snapshots", how many states the loop stores whose body this is, or None; and
         "asked", whether a policy decided about each value on its own.
-      loops: the new shapes of loops that are split or nested, by their index in the program. They
-        are applied before the decisions.
+      loops: the new shapes of loops that are split or nested, by their index in the program. The
+        decisions are for the program with these new loops.
       regions: "open" if remat regions are dissolved in the program.
     """
 
@@ -73,7 +73,7 @@ def record(
     """Return the Record of a Decision for a Joint.
 
     `shapes` and `regions` say how the program's loops and remat regions (the parts that
-    `jax.checkpoint` marks) were changed before.
+    `jax.checkpoint` marks) were changed before the Joint was made.
 
     Cost: linear in the number of equations.
     """
@@ -133,7 +133,7 @@ class _RecordWriter:
 
 
 def _index_of(rows: list[Any], indices: dict[Any, int], row: Any) -> int:
-    """Return the index of a row in `rows`; append it if it is new. `indices` has those so far."""
+    """Return the index of a row in `rows`; append a new row. `indices` has the index by text."""
     key = repr(row)
     if key not in indices:
         indices[key] = len(rows)
@@ -182,7 +182,7 @@ class _RecordReader:
                 raise self._damage_error(f"it saves value {n}, but the program has {count} values")
 
     def _node(self, joint: Joint, index: int, count: int) -> Node:
-        """Return the node of a forward equation, which must contain `count` programs."""
+        """Return the node of forward equation `index`. It must contain `count` programs."""
         eqn = joint.forward[index] if index < len(joint.forward) else None
         if eqn is None or eqn.primitive is not fork_p or len(eqn.params["node"].joints) != count:
             raise self._damage_error(

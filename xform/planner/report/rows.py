@@ -1,8 +1,8 @@
-"""The rows of a Plan's table: values that the backward pass reads, with decision and cost.
+"""The rows of a Plan's table: the values that the backward pass reads, with decision and cost.
 
 They come from a *Schedule*: the saved values of a program, and its backward pass with the
-recomputed equations. A loop, branch or call of the program is a *node*. The programs inside have
-Schedules of their own, and rows too.
+recomputed equations. A loop, branch or call of the program is a *node*. The programs inside a node
+have Schedules of their own, and their values have rows too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xform.program.source import frame
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """One value of the forward pass, which the backward pass reads.
+    """One value of the forward pass that the backward pass reads.
 
     Attributes:
       value: its name in the plan, such as `scan.4/dot_general.17`: the loops and calls around it,
@@ -72,10 +72,10 @@ def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> I
     """Yield the rows of a Schedule.
 
     Args:
-      schedule: the Schedule, also of the body of a loop or call.
+      schedule: the Schedule of a whole function, or of the body of a loop or call.
       path: the name of that loop or call with a final "/"; "" for a whole function.
-      loops: trip counts of the loops that stack its values.
-      runs: how often it runs, on all devices together.
+      loops: trip counts of the loops that stack the values.
+      runs: how often the function or body runs, on all devices together.
     """
     marginal = _MarginalFlops(schedule, runs)
     saved = set(schedule.saved)
@@ -93,7 +93,8 @@ def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> I
                 why = "cheaper to recompute than to save"
                 yield _row(name, "RECOMPUTE", v, eqn, loops, why, marginal.flops_if_saved(v))
         if node is not None and node in schedule.inner:
-            # A loop that is recomputed itself holds its values only during its own backward pass.
+            # A recomputed loop or call holds its values only during its own backward pass, so the
+            # loops around it do not stack them.
             outer_loops = loops if eqn.outvars[-1] in saved else ()
             yield from _node_rows(node, schedule.inner[node], name, outer_loops, runs)
 
@@ -139,7 +140,9 @@ def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...]
 
 
 class _MarginalFlops:
-    """The FLOPs that one other decision would add or spare, in a Schedule that runs `runs` times.
+    """The FLOPs that the opposite decision about one value would add or spare.
+
+    `runs` is how often the program of the Schedule runs.
 
     Attributes:
       available: the values that the backward pass can read: saved values and inputs.
@@ -172,7 +175,7 @@ class _MarginalFlops:
         return self.runs * sum(map(_flops, added.values()))
 
     def flops_if_saved(self, v: Var) -> int:
-        """Return the FLOPs that saving `v` would spare: of equations recomputed for `v` alone."""
+        """Return the FLOPs that saving `v` would spare: those of equations that only `v` needs."""
         unneeded: dict[int, JaxprEqn] = {}
         todo = [self.schedule.joint.producer[v]]
         while todo:
