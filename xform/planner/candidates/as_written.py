@@ -11,8 +11,8 @@ of the peak memory chooses among many Schedules.
 Some of them recompute least for a given number of saved bytes. The others are minimum cuts, which
 have two parameters. The *price* of a FLOP is the number of saved bytes that count as much as one
 recomputed FLOP: a cut minimizes the saved bytes plus the price of the recomputed FLOPs.
-*Bottlenecks* are places of the program where few bytes cross. Some of them are chosen, and the cut
-saves the values that cross there in any case.
+*Bottlenecks* are places of the program where few bytes cross. At some of these places, the values
+that cross are free to save, so the cut saves them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def _cuts_at_prices(plan: Callable[[MinCut], Schedule], fused_price: float, stri
 def _at_prices(cut_at: Callable[[float], Schedule], prices: Sequence[float]) -> list[Schedule]:
     """Return the cut at each of some falling prices.
 
-    If the cuts at the first and the last price are equal, so are all between, which saves time.
+    If the cuts at the first and the last price are equal, so are all cuts between them, which are
+    then not computed.
     The saved set of a minimum cut only shrinks as the price falls: Gallo, Grigoriadis and Tarjan,
     "A fast parametric maximum flow algorithm and applications", 1989, section 2.
     """

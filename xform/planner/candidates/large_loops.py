@@ -92,7 +92,8 @@ def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
 def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """Return the large loops inside other loops or remat regions, by index.
 
-    Their share is of the bytes that the plan with the fewest saved bytes holds.
+    Such a loop is large if it saves a large share of the bytes that the plan with the fewest saved
+    bytes holds.
     """
     planned = planned_loops(problem.schedule(MinCut()), problem.program)
     inner = {i: loop for i, loop in planned.items() if loop.inner}
@@ -106,17 +107,17 @@ def loop_nodes(planned: Mapping[int, PlannedLoop]) -> dict[int, Node]:
 
 def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, Node]
                  ) -> dict[int, Node]:  # fmt: skip
-    """Keep the outer loops of `prog` that contain one of the inner loops; all by index."""
+    """Return the `outer` loops that contain an `inner` loop, by their index in `prog`."""
     return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(loops_inside(prog, i))}
 
 
 def reshaped_nodes(
     current: Schedule, prog: Program, shapes: Shapes, indices: Container[int]
 ) -> list[Node]:
-    """Return the nodes that some loops of `prog` have after a split or nesting of loops.
+    """Return the nodes of some loops of `prog` after loops of it were split or nested.
 
-    `current` is a Schedule of the changed program, `shapes` are the changes, and `indices` the
-    loops in `prog`. Of a nested loop, the outermost level is returned.
+    `current` is a Schedule of the changed program, `shapes` are the changes, and `indices` are the
+    indices of the loops in `prog`. For a nested loop, the node of the outermost level is returned.
     """
     origins = loop_origins(prog, shapes)
     planned = planned_loops(current, reshape_loops(prog, shapes))

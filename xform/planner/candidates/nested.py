@@ -1,10 +1,10 @@
-"""Split loops into nested loops: the outer saves its states (carries), the inner is recomputed.
+"""Turn loops into nested loops: the outer loop saves its states (carries), the inner is recomputed.
 
-In the backward pass, one outer iteration at a time, the inner loop runs again and saves the values
-of a minimum cut. Such plans fit budgets that are smaller than the states of the original loop. They
-also fit budgets that the original loop meets only by recomputing its whole body. Loops inside other
-loops or remat regions (the parts that `jax.checkpoint` marks) can be split too. Then all loops
-around them save their states only.
+The backward pass takes one outer iteration at a time: the inner loop runs again, and saves the
+values of a minimum cut. Such plans fit budgets that are smaller than the states of the original
+loop. They also fit budgets that the original loop meets only by recomputing its whole body. Loops
+inside other loops or remat regions (the parts that `jax.checkpoint` marks) can be nested too. Then
+all loops around them save their states only.
 
 A *Schedule* says which values of a program are saved for its backward pass. A loop is a *node* of
 it, whose body has a Schedule of its own.
@@ -29,9 +29,9 @@ from xform.planner.problem import Problem
 from xform.planner.shape import Shape, fold_loop
 from xform.policies import MinCut
 
-# The numbers of levels of outer loops that are tried for a split loop.
+# The numbers of levels of outer loops that are tried.
 _DEPTHS = (1, 2, 3)
-# The same for loops that are inside other loops or regions; 0 does not split them.
+# The same for loops that are inside other loops or regions. 0 leaves these loops as written.
 _INNER_DEPTHS = (0, 1, 2)
 # The policies of the innermost loops. The first recomputes only operations that XLA fuses, the
 # second saves the fewest bytes.
@@ -39,7 +39,7 @@ _BODY_POLICIES = (MinCut(), MinCut(0.0, 0.0))
 
 
 def nested_candidates(problem: Problem) -> Iterator[Candidate]:
-    """Yield candidates whose large loops are split into nested loops, in several shapes.
+    """Yield candidates whose large loops became nested loops, in several shapes.
 
     A loop is large if it saves a large share of the program's saved bytes.
     """
@@ -59,7 +59,7 @@ def nested_candidates(problem: Problem) -> Iterator[Candidate]:
 
 
 def _shape(node: Node, body_policy: MinCut, depth: int) -> Shape:
-    """Return the split of a loop that holds the fewest bytes, with `depth` levels of outer loops.
+    """Return the nested loops that hold the fewest bytes, with `depth` levels of outer loops.
 
     `body_policy` decides what each step saves.
     """
@@ -84,7 +84,7 @@ def _state_bytes(node: Node, body: Schedule) -> int:
 def _all_states_candidate(problem: Problem, shapes: Shapes, body_policy: MinCut) -> Candidate:
     """Return the candidate whose loops around other loops save their states only.
 
-    The loops inside them save what `body_policy` says. `shapes` says which loops are split.
+    `body_policy` decides what the loops inside them save. `shapes` says which loops are nested.
     """
     base = problem.schedule(MinCut(), shapes)
     return problem.candidate(edit_decision(base, all_states(body_policy, {})), shapes)

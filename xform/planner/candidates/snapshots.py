@@ -1,8 +1,9 @@
-"""Plans whose loops store only some of their states (carries) and recompute from the stored ones.
+"""Plans whose loops store only some of their states (carries) and recompute the other states.
 
-The backward pass takes one step of the loop at a time, or a chunk of steps, inside which a minimum
-cut decides what is saved. To divide a loop into chunks, it is nested: each outer iteration is a
-chunk. `interpret/checkpoints.py` chooses which states are stored, and the order of recomputation.
+The backward pass takes one step of the loop at a time, or one chunk of steps. Inside a chunk, a
+minimum cut decides what is saved. A loop is divided into chunks by nesting it: each outer iteration
+is a chunk. `interpret/checkpoints.py` chooses which states are stored, and the order of
+recomputation.
 
 A *Schedule* says which values of a program are saved for its backward pass. A loop is a *node* of
 it, whose body has a Schedule of its own. A `Decision` is the saved values alone, without the order
@@ -119,8 +120,8 @@ def _chunked_shape(length: int, chunk: int) -> Shape:
 def _store_states(slots: Slots) -> Change:
     """Return a change for `edit_decision`: each loop in `slots` stores that many states.
 
-    A chunked loop saves inside what it saved before. Another loop saves, one step at a time, all
-    values that the backward pass of the step reads.
+    A chunked loop saves, inside a chunk, the values that it saved before. A loop without chunks
+    saves all values that the backward pass of a step reads, for one step at a time.
     """
 
     def change(node: Node, current: Schedule) -> Decision | None:

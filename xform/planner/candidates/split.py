@@ -1,4 +1,4 @@
-"""Make plans between two others: loops are split in two parts, and the second part saves more.
+"""Make plans between two given plans: split loops in two parts, of which the second saves more.
 
 The backward pass runs the iterations in reverse. So the values of the last iterations are live for
 a short time. Therefore the last iterations follow the plan that saves more, and the first ones the

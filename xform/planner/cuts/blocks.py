@@ -4,10 +4,10 @@ A *Joint* is the forward and the backward pass of a program as one program. A *S
 forward values of a Joint are saved. A loop, branch or call in a Joint is a *node*. Its equation is
 `fork_p` in the forward pass, `join_p` in the backward pass.
 
-At narrow places few bytes cross the forward pass
-(`bottleneck.py`). They cut it into blocks. A value that crosses a narrow place counts as needed:
-the block that computes it either saves it or recomputes it. Then the decisions of one block do not
-change the work of another, and bytes and work add up over blocks.
+A place in the forward pass is narrow if few bytes cross it (`bottleneck.py`). The narrow places cut
+the forward pass into blocks. A value that crosses a narrow place counts as needed: the block that
+computes it either saves it or recomputes it. Then the decisions of one block do not change the work
+of another, and bytes and work add up over blocks.
 
 A block is written as text: its equations with numbered variables, and which of its values are read
 after it. Blocks with the same text are equal and form a class, as the layers of a model do. Each
@@ -105,7 +105,8 @@ def block_solutions(block: Schedule) -> list[Solution]:
         return []
     smallest = program.solve(fewest.bytes) or fewest
     front = {solution.bytes: solution for solution in (smallest, largest)}
-    # Two neighbours a and b, as (a, start, b): with at most `start` bytes, none is better than a.
+    # Two neighbours a and b, as (a, start, b): no solution of at most `start` bytes is better than
+    # a.
     gaps = [(smallest, smallest.bytes, largest)]
     for _ in range(_POINTS):
         a, start, b = gap = max(gaps, key=lambda g: (g[2].bytes - g[1]) * (g[0].price - g[2].price))

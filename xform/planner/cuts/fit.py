@@ -105,7 +105,8 @@ def propose_by_prices(best: Schedule, max_bytes: int, size: Size = saved_bytes) 
         schedule = yield MinCut(price, price)
         best = min(best, schedule, key=_work) if fits(schedule) else best
         low_price, high_price = (price, high_price) if fits(schedule) else (low_price, price)
-    # Of each program, the first part has the lower price. A larger first part saves fewer bytes.
+    # The first part of each program has the lower price. If that part is larger, the plan saves
+    # fewer bytes.
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS // 2):
         switch_at = (low + high) / 2

@@ -3,7 +3,7 @@
 The forward and the backward pass are one program, a *Joint*. Each forward value that the backward
 pass reads is either saved, at the price of its bytes, or recomputed, at the price of its work. The
 operands of a recomputed equation are saved or recomputed in turn. Values and forward equations are
-vertices of the graph, beside a source and a sink:
+vertices of the graph. It also has a source and a sink:
 
 - an edge from an equation to each of its results has the bytes of the result as its capacity;
 - an edge from the source to an equation has the price of recomputing the equation;

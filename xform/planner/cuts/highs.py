@@ -35,8 +35,8 @@ class Model:
     """A mixed-integer program: columns (variables) from 0 to 1, and rows `0 <= sum of terms`.
 
     Attributes:
-      cost, size, seconds, flops, lower, upper, integer: for each column, the arguments of `column`;
-        `lower` is the lower bound, 0 unless it is changed here.
+      cost, size, seconds, flops, upper, integer: for each column, the arguments of `column`.
+      lower: for each column, its lower bound. It is 0, unless the user of the model changes it.
       rows: the row of each term.
       terms: the column and the coefficient of each term.
       count: the number of rows.

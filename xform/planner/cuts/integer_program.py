@@ -1,4 +1,4 @@
-"""Find the saved values that need the least recomputed work in a budget, by integer programming.
+"""Find the values to save for the least recomputed work in a budget, by integer programming.
 
 A *Joint* is the forward and the backward pass of a program as one program. A *node* is a loop,
 branch or call in it, with Joints of its own. Its equation is `fork_p` in the forward pass, `join_p`
@@ -100,7 +100,7 @@ class IntegerProgram:
     """The integer program of a whole derivative. It can be solved for any budget.
 
     It does not decide inside remat regions (`jax.checkpoint`) and while loops: these save the
-    values that the Schedule `top` says.
+    values that they save in the Schedule `top`.
 
     Args:
       top: a Schedule of the derivative.
@@ -259,7 +259,7 @@ def _add_values(
     joint = part.schedule.joint
     part.needed = {v: model.column() for v in joint.inputs}
     for v in joint.inputs:
-        if link and v in offloadable.values:  # a loop's state, which it stores if it is needed
+        if link and v in offloadable.values:  # a loop's state: stored if it is needed
             size, seconds = part.times * aval_bytes(v.aval), part.times * _seconds(v, link)
             part.offloaded[v] = model.column(_OFFLOAD_COST * size, -size, seconds=seconds)
             model.row((part.needed[v], 1.0), (part.offloaded[v], -1.0))
@@ -342,7 +342,8 @@ def _work_inside(
 def _most_expensive(model: Model, branches: list[list[Term]]) -> list[Term]:
     """Return the work of the most expensive branch, as at most two new columns.
 
-    One new column counts cost, the other FLOPs. Rows make it at least the work of every branch.
+    One new column counts cost, the other FLOPs. Rows make each of them at least the work of every
+    branch.
     """
     terms_of_most: list[Term] = []
     for k in (1, 2):  # the cost, then the FLOPs of a term
