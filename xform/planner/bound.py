@@ -18,9 +18,9 @@ def least_flops(problem: Problem, budget: Budget, outside_argument_bytes: int = 
     """Return a lower bound on the FLOPs that a plan within `budget` recomputes.
 
     The bound holds for plans that recompute each step of a loop at most once. A peak contains the
-    arguments and the saved values. So the saved values have at most the rest of the budget. The
-    bound is the optimum of an integer program for that number of bytes, relaxed so that values may
-    be saved in part.
+    arguments and the saved values, so the saved values have at most the budget minus the arguments.
+    An integer program finds the least FLOPs for that number of saved bytes. The bound is the
+    optimum of its relaxation, in which values may be saved in part.
 
     The bound is 0 if nothing better is known: if the program is too large to solve, if it has
     branches (their values share memory), or if only plans that rerun loops from a few stored states

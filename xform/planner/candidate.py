@@ -1,9 +1,9 @@
 """`Candidate`: one possible plan of a whole derivative.
 
-A budget chooses among many candidates. A *Schedule* says which values of the forward pass are saved
-for the backward pass and which equations are recomputed. A candidate may also change the program
-before that: it may split or nest loops, or dissolve remat regions (the parts of a function that
-`jax.checkpoint` marks).
+For a budget, the planner makes many candidates and chooses one. A *Schedule* says which values of
+the forward pass are saved for the backward pass and which equations are recomputed. A candidate may
+also change the program first: it may split or nest loops, or dissolve remat regions (the parts of a
+function that `jax.checkpoint` marks).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Candidate:
     Attributes:
       schedule: the saved values and the recomputed equations of the changed program.
       shapes: the new shape of each loop that is split or nested, by the loop's index in the
-        program.
+        program (`loops.py`).
       regions: "open" if remat regions are dissolved, "marked" if they are as their author wrote.
     """
 

@@ -157,7 +157,8 @@ def _by_value(joint: Joint, policy: Policy, context: _Context) -> Schedule:
 def _is_saved(node: Node, schedules: tuple[Schedule, ...], policy: Policy, is_top: bool) -> bool:
     """Return whether a loop or call is saved, rather than recomputed as a whole.
 
-    `schedules` are those of its programs. `is_top`: it is at the top level of a function.
+    `schedules` are the Schedules of the programs inside it. `is_top` says whether it is at the top
+    level of a function.
     """
     top_loop = node.loop and is_top and not node.region
     always_saved = policy == save_everything or has_effects(node.eqn) or top_loop
@@ -178,8 +179,9 @@ def _saves_values(schedules: tuple[Schedule, ...]) -> bool:
 def _by_cut(joint: Joint, policy: MinCut, inner: Inner, context: _Context) -> Schedule:
     """Return the Schedule of a minimum cut.
 
-    `inner` has the Schedules inside the nodes. If the cut recomputes a loop or call as a whole, the
-    loop or call saves everything that its own backward pass reads, but only while that runs.
+    `inner` has the Schedules inside the nodes. The cut may recompute a loop or call as a whole. It
+    is then recomputed just before its own backward pass, and saves everything that this reads until
+    it has run.
     """
     graph, prices = _graph(joint, inner), _recompute_prices(joint, policy, context.is_top)
     sizes = _save_prices(joint, policy, inner, context.available)
@@ -195,8 +197,9 @@ def _improve_if_empty(schedule: Schedule, context: _Context) -> Schedule:
 
     Such a Schedule recomputes the whole forward pass before the backward pass. Then all values that
     the backward pass reads are live at once, as if nothing were recomputed. The improved Schedule
-    holds only the values that `min_cut` saves after this second run of the forward pass. It runs
-    operations that XLA fuses a third time. It is returned if its simulated peak is lower.
+    holds only the values that `min_cut` saves after this second run of the forward pass. It
+    recomputes all others from these, so operations that XLA fuses run a third time. The improved
+    Schedule is returned if its simulated peak is lower.
 
     A Schedule with nodes is returned unchanged: there a `Decision` would need two sets of saved
     values for each node, one for each of the two runs.
@@ -260,9 +263,9 @@ def _inner_schedules(joint: Joint, policy: Any, backend: str | None) -> Inner:
 def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Schedule, ...]:
     """Return the Schedules of a node's programs.
 
-    If `policy` is a Decision that has the node, they follow it. Otherwise a remat region (the part
-    of a function that `jax.checkpoint` marks) follows its own policy, and other nodes follow
-    `policy`.
+    If `policy` is a Decision with an entry for the node, they follow that entry. Otherwise a remat
+    region (a part of a function that `jax.checkpoint` marks) follows its own policy, and other
+    nodes follow `policy`.
     """
     if isinstance(policy, Decision) and node in policy.inner:
         decisions = zip(node.joints, policy.inner[node], strict=True)
@@ -288,9 +291,10 @@ def _save_all_reads(node: Node) -> tuple[Schedule, ...]:
 
 
 def available_inputs(node: Node) -> Mask | None:
-    """Return which inputs of a loop's body are never stored in each iteration; None if not a loop.
+    """Return which inputs of a loop's body can be read without storing them in each iteration.
 
-    Scanned inputs and constants are not stored. The carry is.
+    These are the scanned inputs and the constants. The carry must be stored. None: the node is not
+    a loop.
     """
     if not node.loop:
         return None
@@ -309,8 +313,9 @@ def _save_prices(joint: Joint, policy: MinCut, inner: Inner, available: Mask | N
                  ) -> dict[Var, int]:  # fmt: skip
     """Return the price, in bytes, of saving each value whose price is not the bytes of its type.
 
-    Available inputs and values at bottlenecks cost nothing. Values that a TPU rounds cost half
-    their bytes. Tokens cost the bytes of the values that they stand for.
+    Available inputs and values at bottlenecks (`cuts/bottleneck.py`) cost nothing. Values that a
+    TPU rounds to 16 bits cost half their bytes. Tokens cost the bytes of the values that they stand
+    for.
     """
     inputs = zip(joint.inputs, available or (True,) * len(joint.inputs), strict=True)
     sizes = {v: 0 if is_available else aval_bytes(v.aval) for v, is_available in inputs}

@@ -112,10 +112,10 @@ class Front:
                 return
 
     def smallest(self) -> list[Candidate]:
-        """Return the two smallest plans of the front, smallest first.
+        """Return the two smallest plans of the front, smallest first; one if the front has one.
 
-        If other plans have exactly the bytes of the smallest, the one of them that recomputes most
-        comes between the two: it may be smaller when compiled. A front of one plan has no second.
+        Other plans may have exactly the simulated bytes of the smallest. The one of these that
+        recomputes most is added in second place, because it may be smaller when it is compiled.
         """
         smallest, *second = [*self._pareto(self._plans)][:-3:-1]
         least_bytes = self.bytes_of(smallest.schedule)
@@ -165,7 +165,8 @@ class Front:
         if not loops(self._problem.program):
             yield from unchanged
             return
-        # Plans with changed loops take long to make. The first plans recompute less than these.
+        # Plans with changed loops take long to make. So first yield the plans that recompute less
+        # than any plan with a changed loop.
         least_flops = self._least_loop_flops()
         for candidate in unchanged:
             if candidate.work[0] >= least_flops:

@@ -151,9 +151,9 @@ def _gpu(name: str, kind: str, gib: float, bf16: float, tf32: float, gigabytes: 
 # direction (15.8, 31.5 and 63 GB/s).
 _PCI_EXPRESS = {3: 12e9, 4: 25e9, 5: 50e9}
 
-# Memory: the total that CUDA reports, which is less than the nominal size. JAX takes 0.75 of it
-# unless XLA_PYTHON_CLIENT_MEM_FRACTION is set. The rest: NVIDIA's data sheet of each GPU (the SXM
-# module if there is one); rates with sparsity are halved.
+# Memory: the total that CUDA reports, which is less than the nominal size. JAX uses only 0.75 of it
+# unless XLA_PYTHON_CLIENT_MEM_FRACTION is set. All other numbers: NVIDIA's data sheet of each GPU
+# (the SXM module if there is one). Speeds that a data sheet states for sparse matrices are halved.
 GPUS = {
     "a100-40": _gpu("NVIDIA A100 40GB", "A100", 39.39, 312, 156, 1555, (8, 0), 108, 1.41, 40),
     "a100-80": _gpu("NVIDIA A100 80GB", "A100", 79.15, 312, 156, 2039, (8, 0), 108, 1.41, 40),

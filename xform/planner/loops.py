@@ -1,10 +1,10 @@
 """Find the scans of a program, and rebuild the program with some of them split or nested.
 
-A loop here is a `lax.scan`. It is identified by its index: its position in the program, where an
-outer loop comes before its inner loops. Loops inside loops, branches, calls and remat regions
-without a policy have an index too. Other loops have none and are never changed: those inside
-custom rules, inside calls that fix where values are placed, and inside remat regions with a policy
-of their own.
+A loop here is a `lax.scan`. It is identified by its index: its position among the loops of the
+program, where an outer loop comes before its inner loops. Loops inside loops, branches, calls and
+remat regions without a policy have an index too. Some loops have no index and are never changed:
+those inside custom rules, inside calls that fix where values are placed, and inside remat regions
+with a policy of their own.
 
 A remat region is a part of a function that `jax.checkpoint` or `xform.remat` marks.
 """

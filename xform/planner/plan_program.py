@@ -38,7 +38,8 @@ from xform.program.ir import Program
 from xform.program.source import frame
 from xform.terminal import progress_line
 
-# Recomputed values are assumed to take at most the bytes of this many of the largest value.
+# The recomputed values that are live at once are assumed to take at most the bytes of the largest
+# forward value, times this number.
 _N_LIVE_VALUES = 16
 
 
@@ -95,9 +96,10 @@ def _default(problem: Problem) -> Candidate:
 def _may_raise_the_peak(cut: Schedule, everything: Schedule) -> bool:
     """Return whether a minimum cut may have a higher peak than a Schedule that saves everything.
 
-    Each recomputed value is live for a few operations only. So if a cut saves fewer bytes, by more
-    than these values take, it lowers the peak, and nothing has to be simulated. This is usual in a
-    deep network.
+    Each recomputed value is live for a few operations only. Suppose that the cut saves fewer bytes
+    than `everything`, and that the difference is larger than the recomputed values that are live at
+    once. Then the cut lowers the peak, and nothing has to be simulated. This is usual in a deep
+    network.
     """
     types = (v.aval for eqn in cut.joint.forward for v in eqn.outvars)
     recomputed_bytes = _N_LIVE_VALUES * max(map(aval_bytes, types), default=0)

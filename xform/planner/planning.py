@@ -27,8 +27,8 @@ from xform.terminal.text import human_flops, human_seconds
 Planner = Callable[[Problem, Policy, Compiler | None], Candidate]
 
 _PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=plan_program)
-# The policy of reverse mode without a policy. A trace depends on it, so it is part of the keys of
-# JAX's caches.
+# The policy that reverse mode uses if the user gives none. A trace depends on it, so it is part of
+# the keys of JAX's caches.
 _default: Any = jax.make_user_context(min_cut)
 
 
@@ -48,12 +48,15 @@ def use_planner(planner: Planner) -> Generator[None]:
 
 
 def default_policy() -> Policy:
-    """The policy of reverse mode without a policy: `min_cut`, or that of `use_default_policy`."""
+    """Return the policy that reverse mode uses if the user gives none.
+
+    It is `min_cut`, or the policy of `use_default_policy`.
+    """
     return _default.value
 
 
 def use_default_policy(policy: Policy) -> AbstractContextManager[None]:
-    """A context manager: reverse mode inside it has this policy if the user gives none."""
+    """Return a context manager: reverse mode inside it uses this policy if the user gives none."""
     return _default(policy)
 
 

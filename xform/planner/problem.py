@@ -1,8 +1,8 @@
-"""`Problem`: a derivative to plan, that is, what to save in its forward pass and what to recompute.
+"""`Problem`: a derivative for which the planner chooses which values to save or recompute.
 
-A plan depends only on its Problem and its policy. From a Problem come the derivative's *Joint* (its
-forward and backward pass as one program), a *Schedule* under any policy (the saved values and the
-recomputed equations), and the simulated peak memory of a Schedule.
+A plan depends only on its Problem and its policy. The methods of a Problem return the derivative's
+*Joint* (its forward and backward pass as one program), a *Schedule* under any policy (the saved
+values and the recomputed equations), and the simulated peak memory of a Schedule.
 
 A remat region is a part of a function that `jax.checkpoint` or `xform.remat` marks. A plan may keep
 the regions, or dissolve them first.
@@ -64,7 +64,7 @@ class Problem:
     def joint(self, shapes: Shapes = _AS_WRITTEN) -> Joint:
         """Return the Joint of the program.
 
-        `shapes` says which loops are split or nested before, see `planner/shape.py`.
+        `shapes` says which loops are first split or nested, and how (`planner/shape.py`).
         """
         return analyze(reshape_loops(self.program, shapes), self.active, self.wanted)
 

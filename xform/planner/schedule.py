@@ -1,10 +1,10 @@
 """Turn decisions into a Schedule: the saved values, and the backward pass in order.
 
-A *Joint* is the forward and the backward pass of a program as one program. The backward pass is
-walked in order. Each forward value that it reads is an input of the program, or saved, or
-recomputed from its operands. The *Schedule* holds the equations of the backward pass, with each
-recomputed equation just before its first use. Constants (such as a causal mask) and views are
-recomputed, never saved. A view is recomputed from its source, which may be saved.
+A *Joint* is the forward and the backward pass of a program as one program. Each forward value that
+the backward pass reads is an input of the program, or saved, or recomputed from its operands. The
+*Schedule* holds the equations of the backward pass, with each recomputed equation just before its
+first use. Constants (such as a causal mask) and views are recomputed, never saved. A view is
+recomputed from the value that it is a view of, which may be saved.
 
 Loops, branches and calls in a Joint are *nodes* (`fork_p` in the forward pass). The programs inside
 them have Schedules of their own, which are made first. The values that these save form one value of
@@ -46,7 +46,7 @@ def schedule_by_policy(
       policy: decides about one value at a time.
       recomputed_nodes: loops and calls that are recomputed as a whole.
       inner: the Schedules of the programs inside the Joint's nodes.
-      plan_other: plans a program that appears only after planning.
+      plan_other: plans the Joint of a program that is traced only after this Joint was planned.
 
     Cost: linear in the number of equations.
     """
@@ -64,7 +64,7 @@ def schedule_by_decision(
       joint: the forward and the backward pass.
       decision: the saved and offloaded values.
       inner: the Schedules of the programs inside the Joint's nodes.
-      plan_other: plans a program that appears only after planning.
+      plan_other: plans the Joint of a program that is traced only after this Joint was planned.
 
     Cost: linear in the number of equations.
     """
@@ -205,7 +205,10 @@ class _ScheduleBuilder:
         return steps
 
     def _chain(self, eqn: JaxprEqn) -> list[JaxprEqn]:
-        """Return the equation and, while it only names a value, the one that computes the value."""
+        """Return the equation. If it only names a value, add the equation that makes that value.
+
+        That equation may only name a value too. The last equation of the chain computes the value.
+        """
         chain = [eqn]
         while chain[-1].primitive is name_p:
             (named,) = chain[-1].invars

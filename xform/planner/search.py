@@ -4,12 +4,12 @@ The plans come from the program's *Pareto front* (`front.py`): each plan on it r
 the one before and takes fewer bytes. A plan may offload values, that is, copy them to the host's
 memory until the backward pass reads them.
 
-The compiler decides whether a plan fits. The simulation only chooses which plans are compiled. The
-simulated bytes are scaled, so that those of the default plan are its compiled bytes. For each plan
-that is compiled, the excess of its compiled over its simulated bytes corrects the estimate for the
-next plans. Compiled bytes from earlier searches save time but never change the result: a search
-learns only from plans that it tries itself. Without a compiler the simulation decides, with a
-margin.
+The compiler decides whether a plan fits. The simulation only chooses which plans are compiled. All
+simulated bytes are multiplied by one factor: the compiled bytes of the default plan, divided by its
+simulated bytes. For each plan that is compiled, the excess of its compiled over its simulated bytes
+corrects the estimate for the next plans. Compiled bytes from earlier searches save time but never
+change the result: a search learns only from plans that it tries itself. Without a compiler the
+simulation decides, with a margin.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from xform.planner.simulate.profiles import backend_profile
 from xform.policies import Budget
 from xform.terminal.text import human_bytes
 
-# `first_fit` multiplies the learned excess by this factor before it chooses its last plan. So that
-# plan is smaller.
+# `first_fit` multiplies the learned excess by this factor before it chooses its last plan, and so
+# chooses a smaller plan.
 _LAST_EXCESS_FACTOR = 1.5
 # A plan nearly fits if its scaled simulated bytes are less than the budget times _NEAR. Once a plan
 # fits, plans that recompute less and nearly fit are compiled too, until _MAX_MISSES in a row do not
@@ -106,8 +106,8 @@ def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Ca
     if chosen is None or _may_save_in_regions(budget, chosen):
         least = plans.least_recompute(fits)
         chosen = least if chosen is None or (least and least.work < chosen.work) else chosen
-    # If no plan keeps the margin, take the smallest plan. The cheapest plan that fits without the
-    # margin may recompute less than the plan of a larger budget, which keeps the margin.
+    # If no plan keeps the margin, take the smallest plan. Do not take the cheapest plan that fits
+    # without the margin: it may recompute less than the plan of a slightly larger budget.
     chosen = chosen or plans.smallest()[0]
     if (peak := plans.bytes_of(chosen.schedule)) > available:
         total = peak + problem.outside_bytes
@@ -135,9 +135,9 @@ class _Search:
       fronts: the fronts that are searched.
       compiled: the keys of the plans that this search compiled.
       scale: compiled over simulated bytes of the default plan.
-      excess: the largest excess of compiled over scaled simulated bytes so far, negative if all
-        were smaller: of plans that do not offload, then of plans that do. None before the first
-        such plan.
+      excess: the largest excess of compiled over scaled simulated bytes so far, first of the plans
+        that do not offload, then of the plans that do. It is negative if all compiled bytes were
+        smaller, and None before the first such plan.
     """
 
     def __init__(self, problem: Problem, compiler: Compiler, limit: int, default: Candidate):
@@ -150,8 +150,8 @@ class _Search:
     def first_fit(self, default: Candidate | None) -> Candidate | None:
         """Compile plans that are expected to fit, and return the first that fits.
 
-        Plans that recompute as much as `default` are not tried. None: none of the compiled plans
-        fits, or there is no other plan to try.
+        Plans that recompute as much as `default`, or more, are not tried. None: none of the
+        compiled plans fits, or there is no other plan to try.
         """
         for i in range(MAX_FIRST_COMPILES):
             if i == MAX_FIRST_COMPILES - 1:

@@ -17,7 +17,7 @@ from xform.planner.problem import Problem
 from xform.policies import Budget
 from xform.terminal.text import human_bytes
 
-# At most so many sets of plans are compiled, besides the default and the smallest plans.
+# The most sets of plans that are compiled, besides the default plans and the smallest plans.
 _COMPILES = 6
 
 # A plan for each derivative, by its key.
@@ -47,7 +47,7 @@ def search_several(
     size = measure(default)
     if size <= budget.bytes:
         return default
-    # The level at which the step was too large, and the largest at which it fits.
+    # A level at which the step is too large, and the largest level so far at which it fits.
     above, below = float(_peak(problems, default)), -math.inf
     level, fitting = above - (size - budget.bytes), None
     for _ in range(_COMPILES):
@@ -82,9 +82,9 @@ def search_several(
 
 
 def _at_level(problems: Mapping[str, Problem], level: float) -> Candidates | None:
-    """For each derivative the plan with the least recomputation whose peak is at most `level`.
+    """Return for each derivative the plan of least recomputation whose peak is at most `level`.
 
-    None if no derivative has such a plan. If only some have none, they get their smallest plan.
+    A derivative without such a plan gets its smallest plan. None: no derivative has such a plan.
     """
     fitting = {
         key: front(problem).least_recompute(
@@ -100,5 +100,5 @@ def _at_level(problems: Mapping[str, Problem], level: float) -> Candidates | Non
 
 
 def _peak(problems: Mapping[str, Problem], candidates: Candidates) -> int:
-    """The largest simulated peak of the derivatives, without what the step holds outside."""
+    """Return the largest simulated peak of the derivatives, without bytes outside of them."""
     return max(problem.peak(candidates[key].schedule) for key, problem in problems.items())

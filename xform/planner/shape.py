@@ -40,7 +40,7 @@ def scan_in_parts(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
     Args:
       eqn: the scan.
       xs: the values of its operands.
-      shape: the loops; in total they have the scan's length.
+      shape: the new loops. Their steps add up to the length of the scan.
     """
     n_consts, n_carry = scan_counts(eqn.params)
     first_scanned = n_consts + n_carry
@@ -105,10 +105,10 @@ def _run_nested(run_steps: RunSteps, carry: list[Any], scanned: list[Any], trips
 
 
 def fold_loop(length: int, depth: int, state_bytes: int, step_bytes: int) -> tuple[Shape, int]:
-    """Return the nested shape of a loop that holds the fewest bytes, and these bytes.
+    """Return the split of a loop into nested loops that holds the fewest bytes, and these bytes.
 
-    Steps that do not fill an outer iteration become a loop of their own at the end. If a loop is
-    too short for `depth` levels, there are fewer.
+    Steps that do not fill an outer iteration become a loop of their own at the end. A loop that is
+    too short for `depth` levels gets fewer levels.
 
     Args:
       length: the number of steps.
