@@ -1,4 +1,4 @@
-"""Budgets: policies that are a number of bytes, rather than a choice of saved values.
+"""Budgets: policies that give a number of bytes, rather than a choice of saved values.
 
 `budget("8 GiB")` bounds the peak memory of a differentiated function. `budget("2 GiB",
 of="saved")` bounds the values saved for its backward pass. `fit()`, which "auto" stands for, bounds
@@ -126,11 +126,12 @@ def budget(
 
     On a GPU or TPU with a known link to its host (`planner/costs/link.py`), values may also be
     offloaded to the host's memory, `pinned_host`, instead of being recomputed. A value is offloaded
-    only if it is idle for longer than the transfer there and back, and only as many values as the
-    link carries in the time of the forward pass. Offloaded bytes do not count. The states that a
-    scan saves in each iteration can be offloaded too, each in its own iteration. These stay on the
-    device: values inside branches and `remat` regions, the few states that a loop stores for its
-    recomputation, and all values of programs that are not solved exactly.
+    only if it is idle for longer than the transfer there and back. All offloaded values together
+    are no more than the link carries in the time of the forward pass. Offloaded bytes do not count.
+    The states that a scan saves in each iteration can be offloaded too, each in its own iteration.
+    These stay on the device: values inside branches and `remat` regions, the few states that a loop
+    stores for its recomputation, and all values of programs that are too large for an integer
+    program.
 
     A budget of the peak may save more inside `remat` regions without a policy, and may split and
     nest the loops in them. A region's own policy holds under every budget.
@@ -148,10 +149,10 @@ def budget(
         so. In a budget of the peak, values that all examples share count once for each example.
       solver: `"exact"` to solve programs of any size by integer programming (HiGHS takes minutes
         from 10,000 equations on); `"auto"` does so up to 3,000 equations.
-      verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak.
-        Otherwise the peak is simulated, with a margin of 1% on a CPU and 5% elsewhere if a plan is
-        small enough. It is also simulated under `vmap`, inside a `shard_map` and outside `jit`.
-        `xform.plan` has its own `verify`.
+      verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak. If
+        False, the peak is simulated. The simulated peak stays below the budget by a margin of 1% on
+        a CPU and 5% elsewhere, if a plan is small enough. Under `vmap`, inside a `shard_map` and
+        outside `jit` the peak is always simulated. `xform.plan` has its own `verify`.
 
     Returns:
       A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the smallest bytes
@@ -189,15 +190,16 @@ def budget(
 def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
     """Return a policy that fits a derivative into the memory of the device that the plan is for.
 
-    It is a `budget` of the peak, arguments and outputs included. The device's memory is the number
-    that the backend reports for a device of this process, or the known number for another kind of
-    device; `xform.compare` and the commands take it from `capacity`. If it is unknown, as on a CPU,
-    nothing is bounded and the default policy `min_cut` is used. `policy="auto"` means `fit()`.
+    It is a `budget` of the peak, arguments and outputs included. For a device of this process, the
+    memory is the number that the backend reports; for another kind of device, the number that xform
+    has for it. (`xform.compare` and the commands have an option `capacity`.) If the memory is
+    unknown, as on a CPU, nothing is bounded and the default policy `min_cut` is used.
+    `policy="auto"` means `fit()`.
 
     Args:
       reserve: bytes of that memory, or a string such as `"2 GiB"`, for everything outside the
         differentiated function, such as an optimizer's state, which is unknown inside a `jit`.
-        `xform.compare` and `python -m xform memory` count it without a reserve.
+        `xform.compare` and `python -m xform memory` count such bytes themselves.
       batch: how many examples share the memory. Under `vmap` a function is planned for one example,
         so give the size of the batch.
 

@@ -25,8 +25,7 @@ def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget 
       policy: `min_cut`, a budget or `fit()`, or its text, such as "auto".
 
     Raises:
-      WrongArgument: `policy` is another policy. Those decide about one value at a time, so they
-        apply inside a region too.
+      WrongArgument: `policy` is another policy, one that decides about one value at a time.
 
     >>> import xform
     >>> layer = lambda w, x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ w) @ w))(x).sum()

@@ -53,7 +53,8 @@ class MinCut:
         on TPUs, and stores only the rounded value if nothing else reads the operand. Then the price
         of saving a value that only products read is half its bytes.
       slow_price: the price of each byte that is recomputed by a slow elementwise function, such as
-        `exp`. With 1/4, four such functions are not recomputed to avoid saving one value.
+        `exp`. With 1/4, recomputing four such functions costs as much as saving one value of the
+        same size.
     """
 
     early_price: float = math.inf
@@ -82,6 +83,6 @@ Among the choices that do this, it saves the fewest bytes, where the values that
 bottleneck count as zero bytes. Saving these values keeps a chain of cheap recomputes from reaching
 back over many layers, whose values would all be live at once.
 
-If the simulated peak of a whole function is lower when everything is saved, as where the work on
-one layer is the peak, everything is saved. On a CPU, `slow_price` is 1/4.
+If the simulated peak of a whole function is lower when everything is saved, everything is saved.
+This happens where the work on one layer is the peak. On a CPU, `slow_price` is 1/4.
 """

@@ -83,7 +83,7 @@ TEXTS = (
     "save_only_these_names:a+b, save_any_names_but_these:a+b, plan:FILE (a saved xform.Plan); "
     "with open:, such as open:min_cut, the policy also decides inside the program's remat regions"
 )
-# Texts that users may try, each with the text of the policy.
+# Texts that `parse` does not read, but users may try. Each has the text that is probably meant.
 _SIMILAR_TEXTS = {
     "default": "min_cut",
     "everything": "save_everything",
@@ -187,7 +187,9 @@ def _suggestion(value: Any) -> str:
 
 
 def policy_name(policy: Any) -> str:
-    """Return the text of a policy that `parse` reads; its name or Python source if it has no text.
+    """Return the text from which `parse` makes this policy.
+
+    For a policy that has no such text, return its name or Python source.
 
     >>> from xform.policies import budget, policy_name, save_dots, open_regions
     >>> policy_name(save_dots), policy_name(open_regions(budget("6GiB")))

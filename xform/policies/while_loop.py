@@ -1,6 +1,6 @@
 """`checkpoints_per_while_loop`: set how many states a loop of unknown length stores.
 
-Reverse mode goes back through such a loop from stored states. `interpret/checkpoints.py` does it.
+Reverse mode goes back through such a loop from stored states (`interpret/checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def checkpoints_per_while_loop(n: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _storing(n: int) -> Generator[None, Any, None]:
-    """A context in which a while loop stores `n` states."""
+    """Return a context in which each while loop stores `n` states."""
     token = SNAPSHOTS.set(n)
     try:
         yield
