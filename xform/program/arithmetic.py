@@ -37,7 +37,7 @@ _PYTHON = bool, int, float, complex
 
 
 def differentiable(aval: Any) -> bool:
-    """Whether a value of this type has tangents other than float0."""
+    """Return whether a value of this type has tangents other than float0."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None:
         return is_differentiable_hitype(aval)
@@ -46,7 +46,7 @@ def differentiable(aval: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _inexact(dtype: Any) -> bool:
-    """Whether values of a dtype have tangents. Some dtypes of JAX alone have them."""
+    """Return whether values of a dtype have tangents. Some dtypes that only JAX has do."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return tangent_aval(ShapedArray((), dtype)).dtype != jax.dtypes.float0
     return jnp.issubdtype(dtype, np.inexact)
@@ -54,10 +54,10 @@ def _inexact(dtype: Any) -> bool:
 
 def instantiate(values: Sequence[Value], primals: Iterable[Any], mask: Iterable[bool] | None = None,
                 kind: Callable[[Any], Any] = tangent_aval) -> list[Value]:  # fmt: skip
-    """The tangents (or cotangents) `values`, with arrays of zeros in place of None.
+    """Return the tangents (or cotangents) `values`, with arrays of zeros in place of None.
 
-    `primals` are variables or types. The result has the values where `mask` is True; None: all
-    values. `kind` maps the type of a primal to the type of its zeros: `tangent_aval` or
+    `primals` are variables or types. Only the values at which `mask` is True are returned; None:
+    all values. `kind` maps the type of a primal to the type of its zeros: `tangent_aval` or
     `cotangent_aval`.
     """
     every = itertools.repeat(True)
@@ -84,12 +84,12 @@ def as_jax_values(xs: Iterable[Value]) -> list[Value]:
 
 
 def is_number(x: Value) -> bool:
-    """Whether a value is a Python float or complex. `np.float64`, a subclass of float, is not."""
+    """Return whether a value is a Python float or complex; False for `np.float64`."""
     return isinstance(x, float | complex) and not isinstance(x, np.generic)
 
 
 def cotangent_sharding(x: Value) -> Any:
-    """The sharding of the cotangent of `x`, along the explicit axes of the mesh."""
+    """Return the sharding of the cotangent of `x`, along the explicit axes of the mesh."""
     return cotangent_aval(jax.typeof(x)).sharding
 
 
@@ -106,13 +106,14 @@ def reshard_tangent(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_av
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:
-    """The tangent of an integer or boolean array of this shape: its dtype is float0."""
+    """Return the tangent of an integer or boolean array of this shape: its dtype is float0."""
     return np.zeros(shape, jax.dtypes.float0)
 
 
 def constant_like(x: Value, c: float) -> Value:
-    """The scalar `c` in the dtype of `x`. It becomes a literal, which lax broadcasts for free.
+    """Return the scalar `c` in the dtype of `x`.
 
+    In a jaxpr it is a literal, which lax broadcasts for free.
     If `x` is a weakly typed scalar of JAX's default dtype for `c`, the result is a Python number,
     which is weakly typed too. Else it is a NumPy scalar. JAX's own rules do the same.
     """
@@ -130,7 +131,7 @@ class DivideBy:
 
 
 def scale(ct: Value, d: Value) -> Value:
-    """`ct` times a partial derivative: 1, -1, an array, an `DivideBy`, or a tuple of these.
+    """Return `ct` times a partial derivative: 1, -1, an array, a `DivideBy`, or a tuple of these.
 
     The factors of a tuple are applied one by one.
     """
@@ -144,7 +145,7 @@ def scale(ct: Value, d: Value) -> Value:
 
 
 def add(terms: Sequence[Value]) -> Value:
-    """The sum of one or more terms. A type that is not a NumPy dtype has its own addition."""
+    """Return the sum of one or more terms, arrays or values of types with their own addition."""
     return terms[0] if len(terms) == 1 else functools.reduce(_add_two, terms)
 
 
@@ -171,7 +172,7 @@ def shaped_like(dx: Value, y: Value) -> Value:
 
 
 def common_dtype(dtypes: Iterable[Any]) -> Any:
-    """The dtype that all dtypes promote to, also under strict promotion."""
+    """Return the dtype that all dtypes promote to, also under strict promotion."""
     with jax.numpy_dtype_promotion("standard"):
         return functools.reduce(jnp.promote_types, dtypes)
 

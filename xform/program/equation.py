@@ -24,7 +24,7 @@ class EagerEquation:
 
     Building a `JaxprEqn` takes as long as a small operation takes to run. Most rules read only the
     primitive, the parameters and the output types, which are known without it. `avals` are the
-    types of the inputs. `outputs` are the output variables; None: they are found on demand.
+    types of the inputs. `outputs` are the output variables; None: they are made on demand.
     """
 
     def __init__(self, primitive: Primitive, params: dict[str, Any], avals: Sequence[Any],
@@ -43,7 +43,7 @@ class EagerEquation:
 
 
 def read(env: dict[Var, Any], atom: Atom) -> Any:
-    """The value of a variable or literal."""
+    """Return the value of a variable or literal."""
     if not isinstance(atom, Literal):
         return env[atom]
     # A bool is the only literal of JAX that is a plain Python value without a dtype.
@@ -76,7 +76,7 @@ def apply(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
 
 
 def scan_options(params: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `lax.scan` for a scan with these parameters."""
+    """Return the keyword arguments of `lax.scan` for a scan with these parameters."""
     names = ("length", "reverse", "unroll", "_split_transpose")
     return {k: params[k] for k in names if k in params}
 
@@ -86,8 +86,8 @@ def switch(params: dict[str, Any], index: Any, branches: Sequence[Callable[..., 
     """Bind a cond with new branches. `params` are the parameters of the cond that it replaces.
 
     The new cond selects like the old one: by `index`, or by platform. `lax.platform_dependent`
-    makes a cond that selects by platform. Its branches for other platforms may not be compilable,
-    and are never compiled.
+    makes a cond that selects by platform. Its branches for other platforms are never compiled, and
+    some of them cannot be compiled.
     """
     if (platforms := params.get("branches_platforms")) is None:
         return lax.switch(index, branches, *operands)

@@ -7,7 +7,7 @@ the content of constants. Line numbers and variable names are not part of it.
 
 `text_of` writes any value, such as a parameter, as a text. Plain values, and objects built from
 plain values, have the same text in every process. An object whose equality cannot be decided gets a
-*unique name*: a number that is valid in this process only. So it equals only itself.
+*unique name*: a number that is valid in this process only. So the object equals only itself.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _Outer = tuple[int, ...]
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), range))
 # A *reduction* is the result of `__reduce_ex__`, from which pickle makes a copy of an object: a
-# function, its arguments, and the object's attributes. These functions only instantiate a class.
+# function, its arguments, and the object's attributes. Functions in `_NEW` only make an instance.
 _NEW: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # pyright: ignore[reportAttributeAccessIssue]
 # Bytes of an object that has room for a `__dict__` and for weak references, but no other data.
 _BARE = object.__basicsize__ + 16
 
 
 def fingerprint(prog: Program) -> str:
-    """A text that only equal programs share. Cost: linear in equations; cached on the program."""
+    """Return a text that only equal programs share. Cost: linear in equations, then cached."""
     if "fingerprint" not in prog.cache:
         consts = (text_of(x) for _, x in prog.consts)
         prog.cache["fingerprint"] = digest((*listing(prog), *consts))
@@ -69,7 +69,7 @@ def fingerprint(prog: Program) -> str:
 
 
 def listing(prog: Program) -> tuple[str, ...]:
-    """The lines of a program: equations, inputs, constants, outputs. Cached on the program.
+    """Return the lines of a program: equations, inputs, constants, outputs. Cached on the program.
 
     Constants are listed by type, like inputs, not by content.
     """
@@ -114,20 +114,20 @@ def _atom(v: Atom, names: dict[Any, str]) -> str:
 
 
 def operation_text(eqn: JaxprEqn) -> str:
-    """An equation without its inputs, as text: primitive, parameters, types of outputs."""
+    """Return an equation without its inputs, as text: primitive, parameters, types of outputs."""
     outputs = " ".join([type_text(v.aval) for v in eqn.outvars])
     return f"{outputs} = {primitive_name(eqn.primitive)}[{parameters_text(eqn)}]"
 
 
 def literal_text(v: Literal) -> str:
-    """A literal as text, with its type. Literals with different bits differ: -0.0 and 0.0 do."""
+    """Return a literal as text, with its type. 0.0 and -0.0 differ, because their bits do."""
     plain = isinstance(getattr(v.aval, "dtype", None), np.dtype)
     value = np.asarray(v.val) if plain else v.val
     return f"{(_number_text(value) if plain else '') or text_of(value)}:{type_text(v.aval)}"
 
 
 def parameters_text(eqn: JaxprEqn) -> str:
-    """The parameters of an equation, and the context of its trace, as text.
+    """Return the parameters of an equation, and the context of its trace, as text.
 
     For JAX's own primitives, parameters that are None are left out: whether an equation lists them
     depends on the version of JAX and on how the primitive was bound. For other primitives, a
@@ -143,7 +143,7 @@ def parameters_text(eqn: JaxprEqn) -> str:
 
 
 def _mesh_in_types(eqn: JaxprEqn) -> bool:
-    """Whether a type of an input or output has the mesh of the equation's context.
+    """Return whether a type of an input or output has the mesh of the equation's context.
 
     If so, `parameters_text` leaves out the mesh of the context. Whether JAX sets it there depends
     on which call traced a function first, because JAX caches its traces.
@@ -154,13 +154,13 @@ def _mesh_in_types(eqn: JaxprEqn) -> bool:
 
 
 def _context(ctx: Any, mesh: bool = True) -> str:
-    """The fields of a trace context that differ from their defaults. `mesh`: with the mesh."""
+    """Return the fields of a trace context that are not defaults. `mesh`: with the mesh."""
     unusual = {k: v for k, v in context_fields(ctx).items() if mesh or k != "cur_abstract_mesh"}
     return f"in {_pairs(unusual, ())}" if unusual else ""
 
 
 def type_text(aval: Any) -> str:
-    """The type of a value as text."""
+    """Return the type of a value as text."""
     return cached_text(aval, _type_text)
 
 
@@ -176,7 +176,7 @@ def _type_text(aval: Any) -> str:
 
 
 def text_of(x: Any, outer: _Outer = ()) -> str:
-    """A text that only equal values share. It includes the type, so 1, 1.0 and True differ.
+    """Return a text that only equal values share. It includes the type, so 1, 1.0 and True differ.
 
     The text is the same in every process for plain data and for objects built from it: arrays,
     enums, dataclasses, functions (by code and closure), programs, JAX's own types. `outer` has the
@@ -198,7 +198,7 @@ def text_of(x: Any, outer: _Outer = ()) -> str:
 
 
 def _compound(x: Any, outer: _Outer) -> str:
-    """The text of a value that may contain other values."""
+    """Return the text of a value that may contain other values."""
     kind = type(x)
     if isinstance(x, np.ndarray | np.generic):
         return _array(x, outer)
@@ -235,7 +235,7 @@ def _compound(x: Any, outer: _Outer) -> str:
 
 
 def _function(x: Any, outer: _Outer) -> str:
-    """The text of a function: its name, code, defaults and closure.
+    """Return the text of a function: its name, code, defaults and closure.
 
     A function that cannot be imported by its name, such as a lambda, includes the globals it reads.
     """
@@ -257,14 +257,14 @@ def _function(x: Any, outer: _Outer) -> str:
 
 
 def _unwrap(x: Any) -> Any:
-    """The user's function inside all of JAX's wrappers; `x` itself if it is not a wrapper."""
+    """Return the user's function inside all of JAX's wrappers; `x` if it is not a wrapper."""
     while (inner := unwrapped(x)) is not x:
         x = inner
     return x
 
 
 def _cell_content(cell: types.CellType) -> Any:
-    """The value of a variable that a function closes over; ... if it has no value yet."""
+    """Return the value of a variable that a function closes over; ... if it has no value yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -272,7 +272,7 @@ def _cell_content(cell: types.CellType) -> Any:
 
 
 def _code(code: types.CodeType) -> str:
-    """The text of a code object, without its line numbers."""
+    """Return the text of a code object, without its line numbers."""
     consts = [
         cached_text(c, _code) if isinstance(c, types.CodeType) else text_of(c)
         for c in code.co_consts
@@ -284,13 +284,13 @@ def _code(code: types.CodeType) -> str:
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    """The names that a code object, or a nested one, may read from its module."""
+    """Return the names that a code object, or a nested one, may read from its module."""
     inner = (_global_names(c) for c in code.co_consts if isinstance(c, types.CodeType))
     return {*code.co_names}.union(*inner)
 
 
 def _object(x: Any, outer: _Outer) -> str:
-    """The text of an object by its fields, or else by its reduction; see `_reduced`."""
+    """Return the text of an object by its fields, or else by its reduction; see `_reduced`."""
     kind = type(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):
         return f"{name_of(kind)}({_several(x, outer)})"
@@ -301,7 +301,7 @@ def _object(x: Any, outer: _Outer) -> str:
 
 
 def _reduced(x: Any, outer: _Outer) -> str:
-    """The text of an object by its reduction, from which pickle would make a copy.
+    """Return the text of an object by its reduction, from which pickle would make a copy.
 
     The object's class must define `__eq__`, or be JAX's own: JAX does not change objects that are
     parameters. Any other object gets a unique name.
@@ -329,7 +329,7 @@ def _reduced(x: Any, outer: _Outer) -> str:
 
 
 def _part(kind: type, x: Any) -> Any:
-    """A part of a reduction of a `kind`, such as the attributes, without cached properties."""
+    """Return a part of a reduction, such as the attributes, without cached properties."""
     if isinstance(x, Iterator):
         return list(x)
     if not isinstance(x, dict):
@@ -339,7 +339,7 @@ def _part(kind: type, x: Any) -> Any:
 
 
 def _array(x: Any, outer: _Outer = ()) -> str:
-    """The text of a NumPy array, by its content."""
+    """Return the text of a NumPy array, by its content."""
     if x.dtype.hasobject:
         return f"array({x.shape}, {text_of(x.tolist(), outer)})"
     kind = f"{type(x).__name__} {_dtype_text(x.dtype)}"
@@ -349,13 +349,13 @@ def _array(x: Any, outer: _Outer = ()) -> str:
 
 
 def _number_text(x: Any) -> str:
-    """The text of a scalar number; empty for arrays and for NaN, which has many bit patterns."""
+    """Return the text of a scalar number; "" for arrays and NaN (which has many bit patterns)."""
     value = x.item() if x.ndim == 0 else None
     return repr(value) if isinstance(value, int | float) and value == value else ""
 
 
 def _mesh_or_sharding(x: Any) -> str:
-    """A short text of a mesh, or of a sharding over a mesh."""
+    """Return a short text of a mesh, or of a sharding over a mesh."""
     mesh, kind = getattr(x, "mesh", x), type(x).__name__
     triples = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     axes = ", ".join(f"{name}={size} {type_.name}" for name, size, type_ in triples)
@@ -364,7 +364,7 @@ def _mesh_or_sharding(x: Any) -> str:
 
 
 def _device_array(x: jax.Array) -> str:
-    """The text of a JAX array, by content and sharding; a unique name if it cannot be read."""
+    """Return the text of a JAX array, its content and sharding; a unique name if unreadable."""
     try:
         with jax.ensure_compile_time_eval():
             keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -382,18 +382,18 @@ def _dtype_text(dtype: Any) -> str:
 
 
 def _nested(jaxpr: Any) -> str:
-    """The text of a nested program."""
+    """Return the text of a nested program."""
     opened, consts = jaxpr_and_consts(jaxpr)
     rows = _listing(opened.invars, opened.constvars, opened.eqns, opened.outvars)
     return f"program#{digest((*rows, *map(text_of, consts)))}"
 
 
 def _several(values: Iterable[Any], outer: _Outer) -> str:
-    """The texts of values, in order."""
+    """Return the texts of values, in order."""
     return ", ".join([text_of(v, outer) for v in values])
 
 
 def _pairs(values: Mapping[Any, Any], outer: _Outer) -> str:
-    """The text of a dict, as sorted `key=value`."""
+    """Return the text of a dict, as sorted `key=value`."""
     pairs = ((k if type(k) is str else text_of(k, outer), v) for k, v in values.items())
     return ", ".join(sorted(f"{k}={text_of(v, outer)}" for k, v in pairs))

@@ -44,13 +44,13 @@ _REGION_PARAMS = {"jaxpr", "policy", "prevent_cse"}
 
 
 def is_differentiable_hitype(aval: Any) -> bool:
-    """Whether a type is a HiType that has tangents other than float0."""
+    """Return whether a type is a HiType that has tangents other than float0."""
     defined = isinstance(aval, hijax.HiType) and type(aval).to_tangent_aval is not _NO_TANGENT
     return defined and getattr(aval.to_tangent_aval(), "dtype", None) != jax.dtypes.float0
 
 
 def blocks_derivatives(aval: Any) -> bool:
-    """Whether values of a type block derivatives: it is not an array type and has no tangents."""
+    """Return whether a type is not an array type and has no tangents: it blocks derivatives."""
     if hasattr(aval, "dtype") or isinstance(aval, AbstractToken):
         return False
     if isinstance(aval, hijax.HiType):
@@ -59,19 +59,19 @@ def blocks_derivatives(aval: Any) -> bool:
 
 
 def jax_class_name(prim: Any) -> str:
-    """The class name of an operation object that JAX defines; empty for one of another library."""
+    """Return the class name of an operation object of JAX; "" for one of another library."""
     cls = type(prim)
     return cls.__name__ if cls.__module__.startswith("jax.") else ""
 
 
 def operation_name(eqn: JaxprEqn) -> str:
-    """The name of an equation's operation: the primitive, or the class of the operation object."""
+    """Return the name of an equation's primitive, or of the class of its operation object."""
     prim = eqn.params.get("_prim")
     return type(prim).__name__ if isinstance(prim, HiPrim) else eqn.primitive.name
 
 
 def defines_rule(prim: Any, method: str) -> bool:
-    """Whether the class of an operation object defines the rule `method` itself."""
+    """Return whether the class of an operation object defines the rule `method` itself."""
     rule = getattr(type(prim), method, None)
     return rule is not None and rule is not getattr(HiPrim, method, None) and rule not in _DERIVED
 

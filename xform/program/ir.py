@@ -66,7 +66,7 @@ _PROGRAMS: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
 
 
 def program(jaxpr: Any) -> Program:
-    """The Program of a Jaxpr or ClosedJaxpr. It is cached for as long as the jaxpr lives."""
+    """Return the Program of a Jaxpr or ClosedJaxpr. It is cached for as long as the jaxpr lives."""
     prog = _PROGRAMS.get(jaxpr)
     if prog is None:
         prog = _PROGRAMS[jaxpr] = _read(*jaxpr_and_consts(jaxpr))
@@ -74,12 +74,12 @@ def program(jaxpr: Any) -> Program:
 
 
 def clear_program_cache() -> None:
-    """Clear the cache of `program`, when data derived from the Programs is no longer valid."""
+    """Clear the cache of `program`. Call this when data in the Programs' caches becomes invalid."""
     _PROGRAMS.clear()
 
 
 def lift_constants(prog: Program) -> tuple[Program, list[Any]]:
-    """The program with its constants as leading inputs, and the values of these constants."""
+    """Return the program with its constants as leading inputs, and the constants' values."""
     inputs = (*(v for v, _ in prog.consts), *prog.inputs)
     return Program(inputs, (), prog.equations, prog.outputs), [x for _, x in prog.consts]
 
@@ -101,7 +101,7 @@ def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
 
 
 def trace(f: Callable[..., Any], *args: Any) -> Program:
-    """The Program of `f` at `args` (values or types). `f` takes and returns flat sequences."""
+    """Trace `f` at `args` (values or types) to a Program. `f` takes and returns flat sequences."""
     with seldom_collected():
         return _read(*trace_to_jaxpr(f, args))
 
@@ -143,14 +143,14 @@ def evaluate(prog: Program, args: Sequence[Any]) -> list[Any]:
 
 
 def environment(prog: Program, args: Sequence[Any]) -> dict[Var, Any]:
-    """A dict from the variables of a program's inputs and constants to their values."""
+    """Return a dict from the variables of a program's inputs and constants to their values."""
     env = dict(prog.consts)
     env.update(zip(prog.inputs, args, strict=True))
     return env
 
 
 def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[int, list[Var]]:
-    """A dict from the `id` of each equation to the variables that nothing reads after it."""
+    """Return a dict from the `id` of each equation to the variables that nothing reads after it."""
     read_later = {v for v in outputs if isinstance(v, Var)}
     unread_after: dict[int, list[Var]] = {}
     for eqn in reversed(equations):
@@ -162,16 +162,16 @@ def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[in
 
 
 def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """A list with the values, in order, at the positions where `mask` is True; None elsewhere."""
+    """Return a list with the next of `values` where `mask` is True, and None elsewhere."""
     rest = iter(values)
     return [next(rest) if on else None for on in mask]
 
 
 def gather(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """The values at the positions where `mask` is True. This is the inverse of `spread`."""
+    """Return the values at the positions where `mask` is True. This is the inverse of `spread`."""
     return [v for v, on in zip(values, mask, strict=True) if on]
 
 
 def union(*masks: Sequence[bool]) -> Mask:
-    """The positions at which any of the masks is True, as a mask."""
+    """Return the positions at which any of the masks is True, as a mask."""
     return tuple(any(column) for column in zip(*masks, strict=True))

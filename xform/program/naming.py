@@ -1,9 +1,9 @@
 """Stable names for Python objects.
 
 `xform.program.fingerprint` writes a program as a text, and needs a name for each class, function
-and primitive in it. If a module holds the object, its name is the module's and the attribute's.
-That name is the same in every process. Any other object gets a unique name: a number that is valid
-in this process only.
+and primitive in it. If the object is an attribute of a module, its name consists of the names of
+the module and of the attribute. That name is the same in every process. Any other object gets a
+unique name: a number that is valid in this process only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
 
 
 def primitive_name(primitive: Primitive) -> str:
-    """The name of a primitive. If it is not JAX's, the module that holds it is added."""
+    """Return the name of a primitive. If it is not JAX's, the module that holds it is added."""
     return cached_text(primitive, _primitive_name)
 
 
@@ -45,7 +45,7 @@ def _primitive_name(primitive: Primitive) -> str:
 
 
 def name_of(x: Any) -> str:
-    """The name of a class, function or module, with a number if its name does not import it."""
+    """Return the name of a class, function or module; with a number if it is not importable."""
     if isinstance(x, types.ModuleType):
         return f"module {x.__name__}" if sys.modules.get(x.__name__) is x else unique_name(x)
     name = f"{x.__module__}.{x.__qualname__}"
@@ -53,7 +53,7 @@ def name_of(x: Any) -> str:
 
 
 def is_importable(x: Any) -> bool:
-    """Whether an object can be imported by its module and qualified name."""
+    """Return whether an object can be imported by its module and qualified name."""
     found: Any = sys.modules.get(getattr(x, "__module__", None) or "")
     for part in getattr(x, "__qualname__", "").split("."):
         found = names_of(found).get(part)
@@ -61,7 +61,7 @@ def is_importable(x: Any) -> bool:
 
 
 def from_library(x: Any) -> bool:
-    """Whether an object belongs to Python, NumPy or JAX, which never define a name twice."""
+    """Return whether an object belongs to Python, NumPy or JAX, which never define a name twice."""
     return (x.__module__ or "").partition(".")[0] in _LIBRARIES
 
 
@@ -76,7 +76,7 @@ def _unique_name(name: str, x: Any) -> str:
 
 
 def unique_name(x: Any) -> str:
-    """A name that no other object has, in any process."""
+    """Return a name that no other object has, in any process."""
     return cached_text(x, lambda _: f"<{_PROCESS}:{next(_numbers)}>", keep=True)
 
 
@@ -89,7 +89,7 @@ _texts: dict[int, tuple[Callable[[], Any], str]] = {}
 
 
 def cached_text(x: Any, make: Callable[[Any], str], keep: bool = False) -> str:
-    """The text `make(x)` of an immutable object `x`, cached while `x` lives.
+    """Return the text `make(x)` of an immutable object `x`, cached while `x` lives.
 
     If `x` does not support weak references, the text is not cached, unless `keep` is True. Then `x`
     is never freed.
@@ -112,7 +112,7 @@ def _forget(key: int, ref: Any) -> None:
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
-    """A hash of a sequence of texts, 32 hexadecimal digits of SHA-256."""
+    """Return a hash of a sequence of texts, 32 hexadecimal digits of SHA-256."""
     hasher = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

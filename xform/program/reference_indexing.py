@@ -21,14 +21,14 @@ Value = Any
 
 
 def read_at(x: Value, transforms: Sequence[Any]) -> Value:
-    """The part of `x` that is given by `transforms`."""
+    """Return the part of `x` that is given by `transforms`."""
     for t in transforms:
         x = _KINDS[_kind(t)][0](x, t)
     return x
 
 
 def write_at(x: Value, transforms: Sequence[Any], value: Value) -> Value:
-    """`x` with the part that is given by `transforms` replaced by `value`."""
+    """Return `x` with the part that is given by `transforms` replaced by `value`."""
     if not transforms:
         return value
     first, *rest = transforms
@@ -36,7 +36,7 @@ def write_at(x: Value, transforms: Sequence[Any], value: Value) -> Value:
 
 
 def add_at(x: Value, transforms: Sequence[Any], value: Value) -> Value:
-    """`x` with `value` added to the part that is given by `transforms`.
+    """Return `x` with `value` added to the part that is given by `transforms`.
 
     If an index occurs several times, each occurrence is added.
     """
@@ -50,7 +50,7 @@ def add_at(x: Value, transforms: Sequence[Any], value: Value) -> Value:
 
 
 def _kind(transform: Any) -> str:
-    """The class name of a transform, a key of `_KINDS`."""
+    """Return the class name of a transform, a key of `_KINDS`."""
     name = type(transform).__name__
     if name not in _KINDS:
         raise NotDifferentiable(
@@ -63,7 +63,7 @@ def _kind(transform: Any) -> str:
 
 
 def _read(x: Value, indexer: Any) -> Value:
-    """The elements of `x` that an indexer selects."""
+    """Return the elements of `x` that an indexer selects."""
     if _is_full(indexer):
         return x
     if all(map(_is_slice, indexer.indices)) and not _has_unknown_start(indexer):
@@ -78,7 +78,7 @@ def _read(x: Value, indexer: Any) -> Value:
 
 
 def _update(x: Value, indexer: Any, value: Value, add: bool = False) -> Value:
-    """`x` with the elements that an indexer selects set to `value`, or with `value` added."""
+    """Return `x`, with `value` in place of, or added to, the elements that an indexer selects."""
     if _is_full(indexer):
         return lax.add(x, value) if add else value
     if not _is_box(indexer):
@@ -91,24 +91,24 @@ def _update(x: Value, indexer: Any, value: Value, add: bool = False) -> Value:
     return lax.dynamic_update_slice(x, part, _int32(starts))
 
 
-# `_read` has the same three cases as JAX, because they treat a start out of bounds differently. In
-# all of them a negative start counts from the end. A box is then moved into the array; other
-# indices are not.
+# `_read` has the same three cases as JAX, because JAX treats a start out of bounds differently in
+# each. In all three a negative start counts from the end. Then only a box that sticks out of the
+# array is moved into it.
 
 
 def _is_box(indexer: Any) -> bool:
-    """Whether an indexer selects a contiguous box: slices of stride 1, and scalar integers."""
+    """Return whether an indexer selects a box: by slices of stride 1 and scalar integers."""
     return all(i.stride == 1 if _is_slice(i) else np.ndim(i) == 0 for i in indexer.indices)
 
 
 def _box(indexer: Any) -> tuple[list[Any], list[int]]:
-    """The start and the size of the smallest box around the elements, for each axis."""
+    """Return the start and the size of the smallest box around the elements, for each axis."""
     starts = [i.start if _is_slice(i) else i for i in indexer.indices]
     return starts, [_extent(i) if _is_slice(i) else 1 for i in indexer.indices]
 
 
 def _numpy_index(indexer: Any) -> tuple[Any, ...]:
-    """The NumPy index of an indexer.
+    """Return the NumPy index of an indexer.
 
     If a slice has a traced or negative start, the index has an integer array for each axis.
     """
@@ -137,7 +137,7 @@ def _numpy_index(indexer: Any) -> tuple[Any, ...]:
 
 
 def _append_axes(x: Value, axes: int) -> Value:
-    """`x` with trailing axes of size 1 appended."""
+    """Return `x` with trailing axes of size 1 appended."""
     return lax.expand_dims(x, range(np.ndim(x), np.ndim(x) + axes))
 
 
@@ -146,7 +146,7 @@ def _int32(starts: Sequence[Any]) -> list[Value]:
 
 
 def _has_unknown_start(indexer: Any) -> bool:
-    """Whether a slice has a traced or negative start."""
+    """Return whether a slice has a traced or negative start."""
     return any(_is_slice(i) and not _is_known(i.start) for i in indexer.indices)
 
 
@@ -155,17 +155,17 @@ def _is_slice(index: Any) -> bool:
 
 
 def _is_known(start: Any) -> bool:
-    """Whether a start is a known integer and not negative (JAX counts those from the end)."""
+    """Return whether a start is known and not negative (negative starts count from the end)."""
     return isinstance(start, int | np.integer) and bool(start >= 0)
 
 
 def _extent(index: Any) -> int:
-    """The number of elements from the first to the last one of a slice, both included."""
+    """Return the number of elements from the first to the last one of a slice, both included."""
     return (index.size - 1) * index.stride + 1 if index.size else 0
 
 
 def _is_full(indexer: Any) -> bool:
-    """Whether an indexer selects all elements."""
+    """Return whether an indexer selects all elements."""
     return all(
         _is_slice(i) and _is_known(i.start) and (i.start, i.size, i.stride) == (0, n, 1)
         for n, i in zip(indexer.shape, indexer.indices, strict=True)
@@ -173,7 +173,7 @@ def _is_full(indexer: Any) -> bool:
 
 
 def _bitcast(x: Value, dtype: Any) -> Value:
-    """The bits of `x` as another dtype, of the same size."""
+    """Return the bits of `x` as another dtype, of the same size."""
     if x.dtype.itemsize != np.dtype(dtype).itemsize:
         raise NotDifferentiable(
             "derivative of a program with mutable references",

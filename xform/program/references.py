@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import checkpoint, lax  # JAX's own, whatever `xform.install` puts in its place
+from jax import checkpoint, lax  # JAX's own `checkpoint`, even if `xform.install` replaces it
 
 from xform._jax import (
     JaxprEqn,
@@ -53,7 +53,7 @@ class RefCell:
 
 
 def makes_references(jaxpr: Any) -> bool:
-    """Whether a jaxpr creates references, not counting nested programs."""
+    """Return whether a jaxpr creates references, not counting nested programs."""
     return any(eqn.primitive in MAKES_REFERENCES for eqn in jaxpr.eqns)
 
 
@@ -65,7 +65,7 @@ def remove_references(jaxpr: Any, consts: Sequence[Any]) -> Any:
 
 
 def uses_references(primitive: Primitive, args: Sequence[Any]) -> bool:
-    """Whether an operation creates a reference, or has a cell among its arguments."""
+    """Return whether an operation creates a reference, or has a cell among its arguments."""
     return primitive in MAKES_REFERENCES or any(isinstance(x, RefCell) for x in args)
 
 
@@ -154,7 +154,7 @@ _Function = Callable[..., tuple[list[Value], list[Value]]]
 
 
 def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[RefCell]) -> _Function:
-    """A nested program as a function `(inputs, cell values) -> (outputs, new cell values)`.
+    """Return a nested program as a function `(inputs, cell values) -> (outputs, new cell values)`.
 
     `args` shows which inputs are cells. The function ignores its inputs at these positions.
     """

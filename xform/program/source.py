@@ -45,18 +45,18 @@ def nest_in_call(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
 
 @functools.lru_cache(maxsize=2**16)
 def _in_user_code(traceback: Any) -> bool:
-    """Whether a traceback has a frame outside JAX and xform."""
+    """Return whether a traceback has a frame outside JAX and xform."""
     info = source_info_util.new_source_info().replace(traceback=traceback)
     return bool(source_info_util.summarize(info))
 
 
 def name_stack():
-    """The current name stack."""
+    """Return the current name stack."""
     return source_info_util.current_name_stack()
 
 
 def frame(eqn: Any = None) -> str:
-    """`file:line (function)` of the user's code that made `eqn`.
+    """Return `file:line (function)` of the user's code that made `eqn`.
 
     If there is no equation, or it has no frame in the user's code, the line is that of the running
     code. Installed libraries count as the user's code only if there are no other frames.
@@ -69,7 +69,7 @@ def frame(eqn: Any = None) -> str:
 
 
 def _running_line() -> str:
-    """`file:line (function)` of the innermost frame on Python's stack outside `_LIBRARIES`.
+    """Return `file:line (function)` of the innermost frame on Python's stack outside `_LIBRARIES`.
 
     It is found even if JAX's traceback, which is cut where a trace begins, has no such frame.
     """
