@@ -179,9 +179,9 @@ def _saves_values(schedules: tuple[Schedule, ...]) -> bool:
 def _by_cut(joint: Joint, policy: MinCut, inner: Inner, context: _Context) -> Schedule:
     """Return the Schedule of a minimum cut.
 
-    `inner` has the Schedules inside the nodes. The cut may recompute a loop or call as a whole. It
-    is then recomputed just before its own backward pass, and saves everything that this reads until
-    it has run.
+    `inner` has the Schedules inside the nodes. The cut may recompute a loop or call as a whole,
+    just before its own backward pass. The recomputed forward pass then saves everything that this
+    backward pass reads.
     """
     graph, prices = _graph(joint, inner), _recompute_prices(joint, policy, context.is_top)
     sizes = _save_prices(joint, policy, inner, context.available)

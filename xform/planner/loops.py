@@ -44,7 +44,7 @@ def _loops_of(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
 
 
 def _bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
-    """Return the programs inside an equation whose loops may be changed."""
+    """Return the programs inside an equation, if their loops may be changed."""
     if (called := inlinable_body(eqn)) is not None:
         return (called,)
     return (called_body(eqn),) if is_region_without_policy(eqn) else bodies(eqn)

@@ -1,13 +1,13 @@
 """Split a `scan` into consecutive loops, and nest it into loops of loops.
 
-The new loops compute the same values. They need less memory for the backward pass: a loop saves
-the same values in every iteration, but two consecutive loops may save different values. A loop
+The new loops compute the same values, but can need less memory for the backward pass. One loop
+saves the same values in every iteration; two consecutive loops may save different values. A loop
 whose body is a loop may save only its state (the carry) at the start of each outer iteration. The
 backward pass then recomputes the rest, one outer iteration at a time.
 
 For example, let a loop have N steps, a state of c bytes, and r saved bytes in each step. With K
-outer iterations it holds K c + N r / K bytes instead of N r, for one more run of the body. d levels
-of outer loops hold about (d + 1) (N r c^d)^(1 / (d + 1)) bytes, for d more runs.
+outer iterations it holds K c + N r / K bytes instead of N r, and each step runs once more. d levels
+of outer loops hold about (d + 1) (N r c^d)^(1 / (d + 1)) bytes, and each step runs d more times.
 
 Source: Griewank, "Achieving logarithmic growth of temporal and spatial complexity in reverse
 automatic differentiation", 1992, section 3; Chen et al., "Training deep nets with sublinear memory

@@ -42,9 +42,9 @@ class MinCut:
         fuse into its readers and never write to memory. So if the result of a product and a fused
         value take equal bytes, the result of the product is saved, because it is in memory in any
         case.
-      bottleneck_stride: which bottlenecks have no price. At these, the values that cross are free
-        to save. With 0 there are no such bottlenecks, with 1 all, with 2 every second one in
-        program order, with 3 every third one, and so on.
+      bottleneck_stride: which bottlenecks are free: the values that cross a free bottleneck cost
+        nothing to save. 0: none is free; 1: all are; 2: every second one in program order; 3: every
+        third one; and so on.
       in_regions: whether the cut also decides inside remat regions without a policy. Otherwise
         these regions save nothing.
       regions: "marked" keeps the remat regions of the program, which then decide what they save;

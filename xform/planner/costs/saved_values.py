@@ -6,8 +6,8 @@ inside have Schedules of their own. One saved value, the node's *token*, stands 
 are saved inside the node. This file replaces a token by these values, which a loop stacks over its
 iterations.
 
-A value that is saved inside a call or loop and is also an output of it is one buffer. It is listed
-once, as a value of the call or loop.
+A value may be saved inside a call or loop and also be an output of the call or loop. Then it is in
+one buffer, and it is listed only once: as a value inside the call or loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Choose the values to save, by minimum cuts and integer programs.
 
-They decide for one *Joint*, the forward and the backward pass of a derivative as one program.
+Both decide for a *Joint*, the forward and the backward pass of a derivative as one program.
 """

@@ -260,6 +260,7 @@ def _add_values(
     part.needed = {v: model.column() for v in joint.inputs}
     for v in joint.inputs:
         if link and v in offloadable.values:  # a loop's state: stored if it is needed
+            # If it is needed, `_connect_inputs` counts its bytes. Offloading subtracts them.
             size, seconds = part.times * aval_bytes(v.aval), part.times * _seconds(v, link)
             part.offloaded[v] = model.column(_OFFLOAD_COST * size, -size, seconds=seconds)
             model.row((part.needed[v], 1.0), (part.offloaded[v], -1.0))

@@ -31,9 +31,9 @@ class FusionGroup:
 
     Attributes:
       root: the last step. Its result is written.
-      reads: the values in memory that the group reads, in order. On a CPU, each has the steps of
-        the group that read it.
-      not_elementwise: the values in `reads` that it does not read element by element.
+      reads: the values in memory that the group reads, in order. On a CPU, each is mapped to the
+        steps of the group that read it.
+      not_elementwise: the values in `reads` that the group does not read element by element.
       call: whether it is a library call, or another operation that is not a loop over elements.
       alone: whether it consists of the root only.
     """

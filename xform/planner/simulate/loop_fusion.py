@@ -48,8 +48,8 @@ _WINDOW = 4096
 # Operations that may read one element of an operand for several elements of the result.
 _REUSES_ELEMENTS = (*REPEATS, lax.gather_p)
 # Operations that compile to a branch inside a loop. Values computed in a branch cannot be reused
-# after it, so a loop of several operations absorbs them for one reader only. Source: XLA's
-# `fusion_node_indexing_evaluation.cc`.
+# after it. So a loop of several operations absorbs such an operation only if no other reader is
+# left. Source: XLA's `fusion_node_indexing_evaluation.cc`.
 _BRANCHES = (lax.concatenate_p, lax.pad_p, lax.dynamic_update_slice_p)
 
 
@@ -66,7 +66,8 @@ class LoopFusion(Fusion):
         }
         self._expensive = {x for x in self._fusible if x.maker and self._is_expensive(x.maker)}
         self._forbid_large_reads(steps)
-        # The values that were fused; and the values that were fused into one step and not written.
+        # All values that were fused; and those of them that were fused into one step only and are
+        # not written.
         self._fused, self._fused_once = set[FlatValue](), set[FlatValue]()
         # For each step, the root of the only group that contains it; None if several contain it.
         self._only_group: dict[FlatStep, FlatStep | None] = {}
@@ -130,8 +131,8 @@ class LoopFusion(Fusion):
     def _can_fuse_branch(self, value: FlatValue, loops: Sequence[FlatStep]) -> bool:
         """Return whether a step that compiles to a branch can be fused into all these readers.
 
-        Each reader must be a loop of one step. Only the last reader may be in a larger group.
-        `value` is the result of the step.
+        Each reader must be a loop of one step. Only the reader that absorbs the step last may be in
+        a larger group. `value` is the result of the step.
         """
         n_left = len(self.users.get(value, ())) + (value in self.outputs)
         for loop in sorted(loops, key=self.visit_index.__getitem__, reverse=True):

@@ -8,7 +8,8 @@ order of the backend. Buffers are shared as XLA shares them:
 - The result of an elementwise operation takes the buffer of an operand that is not read later.
 - The result of a loop takes the buffer of its initial value. The arrays into which a loop stacks
   its results exist from the start of the program.
-- A loop also needs the peak of one iteration, without the values that it carries, reads and stacks.
+- A loop also needs the peak of one iteration. The values that it carries, reads and stacks are not
+  counted in that peak, because they have buffers outside the loop.
 - All other values are placed in a heap, which has gaps (`heap.py`).
 
 Source: XLA's `buffer_assignment.cc`, `heap_simulator.cc` and `hlo_memory_scheduler.cc`.
@@ -92,7 +93,8 @@ class Timeline:
     def _find_output_uses(self) -> dict[FlatValue, int]:
         """Return for each value counted elsewhere the first step that uses its buffer.
 
-        If it is the result of a loop, its buffer may hold the initial value already.
+        If the value is the result of a loop, its buffer may hold the initial value of the loop
+        before. Then the first use is the step that computes the initial value.
         """
         uses: dict[FlatValue, int] = {}
         for i, step in enumerate(self.steps):
