@@ -24,7 +24,7 @@ class Candidate:
       schedule: the saved values and the recomputed equations of the changed program.
       shapes: the new shape of each loop that is split or nested, by the loop's index in the
         program (`loops.py`).
-      regions: "open" if remat regions are dissolved, "marked" if they are as their author wrote.
+      regions: "open" if remat regions are dissolved, "marked" if they are left as marked.
     """
 
     schedule: Schedule

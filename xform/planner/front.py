@@ -1,4 +1,4 @@
-"""Make the plans of a program, in the order of their recomputed FLOPs, and its Pareto front.
+"""Make the plans of a program in the order of their recomputed FLOPs, and find its Pareto front.
 
 Each plan on the Pareto front recomputes more than the one before and takes fewer bytes. All budgets
 of a program share one front. So on the front a smaller budget never gets a plan that recomputes
@@ -112,7 +112,7 @@ class Front:
                 return
 
     def smallest(self) -> list[Candidate]:
-        """Return the two smallest plans of the front, smallest first; one if the front has one.
+        """Return the two smallest plans of the front (or its only plan), the smallest first.
 
         Other plans may have exactly the simulated bytes of the smallest. The one of these that
         recomputes most is added in second place, because it may be smaller when it is compiled.

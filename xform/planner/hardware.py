@@ -16,7 +16,7 @@ _GIB, _KIB = 2**30, 2**10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A kind of device. None: a number is unknown.
+    """A kind of device. A number is None if it is unknown.
 
     Attributes:
       name: display name.

@@ -2,7 +2,7 @@
 
 `plan_program` returns a `Candidate`: changes to the program's loops, and a *Schedule* of the whole
 program. A Schedule says which values are saved for the backward pass and which equations are
-recomputed. Most policies are applied as they are (`decide.py`). Two kinds take more:
+recomputed. `decide.py` applies most policies. Two kinds of policies need more:
 
 - The default policy is a minimum cut. If saving everything has a lower peak, it saves everything.
 - A budget takes the plan that recomputes least within its bytes. `search.py` finds it for a budget
@@ -71,8 +71,9 @@ def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = N
 def _default(problem: Problem) -> Candidate:
     """Return the plan of the default policy: a minimum cut, unless it raises the peak.
 
-    A minimum cut lowers the bytes of the saved values. If they are not live at the peak, recomputed
-    values can raise the peak. Then saving everything takes less memory, and less time.
+    A minimum cut lowers the bytes of the saved values. If the saved values are not live at the peak
+    anyway, the recomputed values can raise the peak. Then saving everything takes less memory, and
+    less time.
     """
     backend = backend_profile(problem.device.backend)
     policy = dataclasses.replace(

@@ -62,7 +62,7 @@ def use_default_policy(policy: Policy) -> AbstractContextManager[None]:
 
 @dataclasses.dataclass
 class PlanningCost:
-    """What planning cost.
+    """The cost of planning.
 
     Attributes:
       plans: the number of plans that were made.

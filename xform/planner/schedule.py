@@ -7,8 +7,8 @@ first use. Constants (such as a causal mask) and views are recomputed, never sav
 recomputed from the value that it is a view of, which may be saved.
 
 Loops, branches and calls in a Joint are *nodes* (`fork_p` in the forward pass). The programs inside
-them have Schedules of their own, which are made first. The values that these save form one value of
-the Joint, the node's token.
+them have Schedules of their own, which are made first. All values that are saved inside a node form
+one value of the Joint, the node's token.
 """
 
 from __future__ import annotations

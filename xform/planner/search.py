@@ -134,7 +134,7 @@ class _Search:
     Attributes:
       fronts: the fronts that are searched.
       compiled: the keys of the plans that this search compiled.
-      scale: compiled over simulated bytes of the default plan.
+      scale: the compiled bytes of the default plan, divided by its simulated bytes.
       excess: the largest excess of compiled over scaled simulated bytes so far, first of the plans
         that do not offload, then of the plans that do. It is negative if all compiled bytes were
         smaller, and None before the first such plan.
@@ -219,8 +219,8 @@ class _Search:
         """Correct the estimate by the excess of one compiled plan.
 
         If the plan offloads values, the correction applies to all plans that do, else to all plans
-        that do not. If the plan exceeded the budget, neither it nor any such plan with the same
-        simulated bytes is expected to fit afterwards.
+        that do not. Suppose that the plan exceeded the budget. Afterwards it is not expected to
+        fit, and neither are plans of the same kind with the same simulated bytes.
         """
         offloads, size = bool(offloaded_bytes(candidate.schedule)), self._compiled_bytes(candidate)
         excess, largest = size - self._simulated_bytes(candidate), self.excess[offloads]

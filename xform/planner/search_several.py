@@ -2,7 +2,7 @@
 
 The derivatives of a step share its memory, and they run one after another. So all of them get the
 same *level*: each takes the plan that recomputes least and whose simulated peak is at most the
-level. The compiler says what the step takes under these plans, and the search changes the level.
+level. The compiler tells the bytes of the step under these plans, and the search adjusts the level.
 """
 
 from __future__ import annotations

@@ -84,5 +84,5 @@ bottleneck count as zero bytes. Saving these values keeps a chain of cheap recom
 back over many layers, whose values would all be live at once.
 
 If the simulated peak of a whole function is lower when everything is saved, everything is saved.
-This happens where the work on one layer is the peak. On a CPU, `slow_price` is 1/4.
+This happens, for example, where the work on one layer is the peak. On a CPU, `slow_price` is 1/4.
 """

@@ -20,9 +20,9 @@ def checkpoints_per_while_loop(n: int) -> AbstractContextManager[None]:
     The default is 32.
 
     The setting applies to `lax.while_loop`, and to `lax.fori_loop` with a traced trip count. The
-    backward pass of such a loop recomputes parts of it from stored states. It is exact for any
-    number of steps. `n` is read when a derivative is traced, so a compiled function keeps the value
-    from that time.
+    backward pass of such a loop recomputes parts of it from stored states. The derivative is exact
+    for any number of steps. `n` is read when a derivative is traced, so a compiled function keeps
+    the value from that time.
 
     Args:
       n: the number of states, at least 1.

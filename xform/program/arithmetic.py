@@ -1,8 +1,9 @@
 """Arithmetic of tangents and cotangents: sums, products, zeros, broadcasts and reductions.
 
 A value is an array, a tracer or a Python number. None is a symbolic zero. A *partial derivative* is
-a factor of an elementwise operation's derivative; `scale` lists its forms. Many functions also set
-the sharding, because JAX checks it in programs over meshes with explicit axes.
+the factor by which the derivative of an elementwise operation multiplies a tangent or cotangent;
+`scale` lists its forms. Many functions also set the sharding, because JAX checks it in programs
+over meshes with explicit axes.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def reduce_like(ct: Value, x: Value) -> Value:
     """Sum and reshard a cotangent to the shape and sharding of the operand `x`.
 
     An elementwise primitive broadcasts an operand, and shards it along the explicit axes of the
-    other operand. This function is the transpose.
+    other operand. This function is the transpose of both.
     """
     aval = jax.typeof(x)
     if ct.shape != aval.shape:

@@ -237,7 +237,7 @@ def _compound(x: Any, outer: _Outer) -> str:
 def _function(x: Any, outer: _Outer) -> str:
     """Return the text of a function: its name, code, defaults and closure.
 
-    A function that cannot be imported by its name, such as a lambda, includes the globals it reads.
+    The text of a function that is not importable, such as a lambda, includes the globals it reads.
     """
     if isinstance(x, types.MethodType):
         return f"method({text_of(x.__self__, outer)}, {text_of(x.__func__, outer)})"

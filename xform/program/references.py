@@ -65,7 +65,7 @@ def remove_references(jaxpr: Any, consts: Sequence[Any]) -> Any:
 
 
 def uses_references(primitive: Primitive, args: Sequence[Any]) -> bool:
-    """Return whether an operation creates a reference, or has a cell among its arguments."""
+    """Return whether an operation creates a reference, or has a RefCell among its arguments."""
     return primitive in MAKES_REFERENCES or any(isinstance(x, RefCell) for x in args)
 
 

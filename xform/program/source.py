@@ -36,7 +36,7 @@ def source(eqn: JaxprEqn, outer: Any):
 
 
 def nest_in_call(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
-    """Return an equation of a called function, with the scopes of the call around its own."""
+    """Return `eqn`, an equation of a called function, inside the name scopes of the `call`."""
     info, outer = eqn.source_info, call.source_info
     traceback = info.traceback if _in_user_code(info.traceback) else outer.traceback
     stack = outer.name_stack + info.name_stack

@@ -1,1 +1,1 @@
-"""Make candidates: the plans among which a budget of the peak memory chooses."""
+"""Make candidates: the plans from which the planner chooses one for a budget of the peak memory."""

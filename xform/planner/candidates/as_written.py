@@ -5,12 +5,12 @@ its states. Here every loop stays one loop.
 
 A *Schedule* says which values of the forward pass are saved for the backward pass and which
 equations are recomputed. Fewer saved bytes do not always mean a lower peak. A recomputed value is
-live too, so a plan that saves few bytes may hold many recomputed values at once. Therefore a budget
-of the peak memory chooses among many Schedules.
+live too, so a plan that saves few bytes may hold many recomputed values at once. Therefore the
+planner chooses one of many Schedules for a budget of the peak memory.
 
-Some of them recompute least for a given number of saved bytes. The others are minimum cuts, which
-have two parameters. The *price* of a FLOP is the number of saved bytes that count as much as one
-recomputed FLOP: a cut minimizes the saved bytes plus the price of the recomputed FLOPs.
+Some of these Schedules recompute least for a given number of saved bytes. The others are minimum
+cuts, which have two parameters. The *price* of a FLOP is the number of saved bytes that count as
+much as one recomputed FLOP: a cut minimizes the saved bytes plus the price of the recomputed FLOPs.
 *Bottlenecks* are places of the program where few bytes cross. At some of these places, the values
 that cross are free to save, so the cut saves them.
 """
@@ -72,8 +72,8 @@ def cut_schedules(problem: Problem) -> list[Schedule]:
     - solutions of integer programs for evenly spaced numbers of saved bytes, which may also offload
       values if there is a link to the host.
 
-    There are fewer for large programs. Remat regions without a policy save nothing in some
-    Schedules; in others the cut decides inside them.
+    Large programs get fewer Schedules. Remat regions without a policy save nothing in some
+    Schedules; in others the cut decides inside these regions.
     """
     plan = problem.schedule
     schedules: list[Schedule] = [plan(min_cut)]

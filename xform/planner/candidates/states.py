@@ -69,7 +69,7 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
 
 
 def _save_states(node: Node, current: Schedule, change: Change) -> Decision:
-    """Save only the states of a loop and its loop-invariant values; `change` its inner loops."""
+    """Save only a loop's states and loop-invariant values. Apply `change` to its inner loops."""
     invariant = frozenset(gather(current.saved, node.hoisted_values(current)))
     return dataclasses.replace(edit_decision(current, change), saved=invariant, offloaded={})
 

@@ -6,7 +6,7 @@ pass. This time is its idle window. It is estimated as the FLOPs in between at t
 device, so the estimate is rather too short than too long.
 
 A value in the body of a loop, or in a function that is called several times, has one decision for
-all iterations and calls. It depends on the mean of the idle windows.
+all iterations and calls. This decision depends on the mean of the idle windows.
 
 Words: a *Joint* is the forward and the backward pass of a program as one program; a *Schedule* says
 which forward values are saved and which are recomputed; a *node* is a loop, branch or call in a

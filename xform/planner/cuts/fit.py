@@ -31,7 +31,8 @@ from xform.planner.plan.decision import Decision
 from xform.policies import Budget, MinCut
 
 # The range of useful prices of a FLOP, in bytes. A matrix product that sums over an axis of length
-# one makes 2 bytes of result per FLOP. One that sums over a million elements makes a millionth.
+# one makes 2 bytes of result per FLOP. If it sums over a million elements, it makes a millionth of
+# that.
 _HIGHEST_PRICE, _LOWEST_PRICE = 16.0, 1e-8
 # The steps of the bisection by price. The second bisection takes half as many.
 _HALVINGS = 24

@@ -25,8 +25,9 @@ class Decision:
     Attributes:
       saved: the saved values. One of them, a node's token, stands for all values that the node
         saves. A node whose token is not saved is recomputed as a whole.
-      inner: the Decisions for the Joints of each node. The default policy decides for a node that
-        is missing here. If that node is a remat region, its own policy decides.
+      inner: the Decisions for the Joints of each node. Remat regions and while loops may be
+        missing. Then a region follows its own policy, and a while loop saves, for one step at a
+        time, everything that the backward pass of the step reads.
       offloaded: the saved values that are copied to another memory, with the two memories. For the
         body of a loop, it also has the carries that are offloaded.
       snapshots: for the body of a loop, how many states the loop stores; the others are recomputed
@@ -64,7 +65,7 @@ def edit_decision(
     """Return the decisions of a Schedule, with other decisions for some nodes.
 
     `change` takes a node and the Schedule of one of its programs, and returns a Decision for that
-    program. If it returns None, it is called for the nodes inside that program.
+    program. If `change` returns None, it is called for the nodes inside that program.
     """
     decisions: dict[tuple[Node, Schedule], Decision] = {}
 

@@ -3,8 +3,8 @@
 The passes are the two parts of one program, the *Joint*. The plan is a *Schedule*: the saved
 values, and the backward part with the recomputed equations. The text has the forward part, the
 saved values, and the backward part. A loop, branch or call is a *node* of the Joint, with Joints of
-its own. Their forward parts are indented below the node in the forward part, their backward parts
-below the node in the backward part.
+its own. The forward parts of these Joints are indented below the node in the forward part, their
+backward parts below the node in the backward part.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Flattener(ProductFlattener):
             return [self.materialize(eqn, operands[0])]
         if self._is_identity(eqn, known):
             return operands
-        if prim is keep_p:  # the select of a loop's new state; outside `vmap` it is the new state
+        if prim is keep_p:  # keeps a loop's old or new state; without `vmap` always the new one
             return [operands[1]]
         if known.view and self.fact(eqn, "same size", lambda: _has_same_size(eqn)):
             return [self.add_view(eqn, operands[0], shape(eqn.outvars[0].aval))]

@@ -71,8 +71,8 @@ class LoopFusion(Fusion):
         self._fused, self._fused_once = set[FlatValue](), set[FlatValue]()
         # For each step, the root of the only group that contains it; None if several contain it.
         self._only_group: dict[FlatStep, FlatStep | None] = {}
-        # The fused steps whose reader, such as a broadcast, reads an element of the result several
-        # times.
+        # The fused steps whose reader, such as a broadcast, may read one element of the result
+        # several times.
         self._reused = set[FlatStep]()
         # How many reductions each group contains, by its root.
         self._n_reductions = collections.Counter(s for s in steps if _is_reduction(s))
@@ -125,7 +125,7 @@ class LoopFusion(Fusion):
         return is_written
 
     def _reuses_elements(self, reader: FlatStep) -> bool:
-        """Return whether a loop reads an element of its operand for several of its results."""
+        """Return whether a loop may read one element of its operand several times."""
         return reader.primitive in _REUSES_ELEMENTS or reader in self._reused
 
     def _can_fuse_branch(self, value: FlatValue, loops: Sequence[FlatStep]) -> bool:
