@@ -278,7 +278,7 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
         policy = dataclasses.replace(policy, fused_save_price=0.0, rounds_operands=False)
     if isinstance(policy, MinCut | Decision):
         if node.eqn.primitive is while_p:
-            return _save_all_reads(node)  # values saved in a step are freed after that step
+            return _save_all_reads(node)  # its steps run backward one by one, and free their values
         available = available_inputs(node) if isinstance(policy, MinCut) else None
         return tuple(schedule(j, policy, available=available) for j in node.joints)
     context = _Context(None if node.region else backend, None)

@@ -6,8 +6,9 @@ whose body is a loop may save only its state (the carry) at the start of each ou
 backward pass then recomputes the rest, one outer iteration at a time.
 
 For example, let a loop have N steps, a state of c bytes, and r saved bytes in each step. With K
-outer iterations it holds K c + N r / K bytes instead of N r, and each step runs once more. d levels
-of outer loops hold about (d + 1) (N r c^d)^(1 / (d + 1)) bytes, and each step runs d more times.
+outer iterations it holds K c + N r / K bytes instead of N r, and each step runs once more. With d
+levels of outer loops it holds about (d + 1) (N r c^d)^(1 / (d + 1)) bytes, and each step runs d
+more times.
 
 Source: Griewank, "Achieving logarithmic growth of temporal and spatial complexity in reverse
 automatic differentiation", 1992, section 3; Chen et al., "Training deep nets with sublinear memory

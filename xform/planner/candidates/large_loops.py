@@ -33,7 +33,7 @@ class PlannedLoop:
     Attributes:
       node: the loop, with the forward and the backward pass of its body.
       schedules: the Schedule of its body, in a tuple.
-      runs: how often the loop runs, in all iterations of the loops around it.
+      runs: how often the loop is started, by all iterations of the loops around it.
       inner: whether it is inside another loop or a remat region (a part that `jax.checkpoint`
         marks). If so, its saved values are held for one iteration of that loop, or for the backward
         pass of that region.

@@ -24,7 +24,7 @@ class HostLink:
     Attributes:
       flops_per_second: peak speed of the device. FLOPs / flops_per_second is a lower bound on the
         time of a computation.
-      bytes_per_second: speed of the link in one direction. It copies in both directions at once.
+      bytes_per_second: speed of the link in one direction. It can copy in both directions at once.
       latency_seconds: fixed time of each transfer.
     """
 

@@ -10,14 +10,14 @@ program decides for a Joint and its nested Joints at once. Its 0-1 variables, ca
 - for each forward equation: whether it is recomputed.
 
 A needed value is saved, offloaded or recomputed, and a recomputed equation needs its inputs. One
-row limits the saved bytes. Another limits the time of transfers to the host to the time of the
-forward pass. The values of a loop's body count once per iteration. A Joint that several calls share
-is decided once. Without the two limits this is a minimum cut, whose relaxation has integer
+row limits the saved bytes. Another row limits the transfers to the host: they take no longer than
+the forward pass. The values of a loop's body count once per iteration. A Joint that several calls
+share is decided once. Without the two limits this is a minimum cut, whose relaxation has integer
 solutions. So HiGHS needs few branch-and-bound nodes.
 
 Source: Jain et al., "Checkmate", MLSys 2020, first gave a mixed-integer program for
-rematerialization. Theirs also chooses the order of execution. Here the order is fixed, and only the
-saved values are chosen.
+rematerialization. Their program also chooses the order of execution. Here the order is fixed, and
+only the saved values are chosen.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_EQUATIONS = 3_000
 # memory, so a value that XLA fuses is recomputed instead. It is below the cost of any product.
 _OFFLOAD_COST = 1 / 16
 
-# The work that a column adds if it is 1: the column, the cost, and the FLOPs.
+# A column, and the work that it adds if it is 1: its cost and its FLOPs.
 Term = tuple[int, float, float]
 
 

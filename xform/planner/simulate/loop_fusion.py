@@ -294,8 +294,8 @@ class LoopFusion(Fusion):
     def _depends(self, step: FlatStep, other: FlatStep, dependences: dict[FlatStep, int]) -> bool:
         """Return whether `step` depends on `other`, or is `other`.
 
-        If `other` is `_WINDOW` or more steps before `step`, this is not recorded, and the answer is
-        True.
+        If `other` is `_WINDOW` or more steps before `step`, the dependence is not recorded, and the
+        answer is True.
         """
         distance = self.visit_index[step] - self.visit_index[other]
         return distance >= _WINDOW or (distance >= 0 and bool(dependences[step] >> distance & 1))

@@ -60,8 +60,8 @@ class Profile:
         backend. The simulation then uses the simpler operations.
       tiles: arrays are padded to tiles of 8 rows and 128 columns.
       fused_save_price: the default for `MinCut.fused_save_price`: extra price of saving a value
-        that would otherwise be fused. Once saved, it takes memory in addition to the product that
-        it is computed from.
+        that would otherwise be fused. If such a value is saved, it takes memory in addition to the
+        product that it is computed from.
       rounds_operands: the default for `MinCut.rounds_operands`: 32-bit operands of products are
         rounded to 16 bits right after they are computed.
       slow_price: the default for `MinCut.slow_price`: an extra price of recomputing a slow function
