@@ -107,9 +107,8 @@ class ProductFlattener(FlatBuilder, abc.ABC):
         Also returns whether that is the preferred order: a left operand with its summed axis last,
         a right operand with its summed axis first.
         """
-        base, axes = self.transposed_from.get(
-            x, (x, None)
-        )  # copying the original avoids a second copy
+        # A copy of the original value instead of `x` avoids a second copy.
+        base, axes = self.transposed_from.get(x, (x, None))
         layout = self.fact(eqn, ("layout", i, axes), lambda: operand_layout(eqn, i, axes))
         if not layout.copy_order:
             return x if layout.reads_operand else base, layout.preferred
