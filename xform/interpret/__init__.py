@@ -1,1 +1,1 @@
-"""The interpreters: they push programs forward, pull them back, and run them again."""
+"""The interpreters: they differentiate programs, and run forward and backward passes."""

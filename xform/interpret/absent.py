@@ -69,8 +69,8 @@ start_p.multiple_results = True
 start_p.def_abstract_eval(lambda *avals: list(avals))
 
 # By `id` of an equation, for each of its inputs: the group of cotangents that the input belongs to.
-# An input outside all groups has an empty tuple. An equation whose inputs are all outside has no
-# entry.
+# An input outside all groups has an empty tuple. An equation has no entry if all its inputs are
+# outside all groups.
 CotangentGroups = dict[int, tuple[tuple[Var, ...], ...]]
 
 
@@ -194,9 +194,9 @@ class _Pruner:
 
     Attributes:
       cotangent_groups: the groups of cotangents of the Joint.
-      consts: the constants of the program, with those of the zeros that are added.
+      consts: the constants of the program, and of the zeros that are added.
       seed_dependent: the values of the backward part that depend on a seed, absent or present.
-      absent: the values that depend on absent seeds alone. Grows with each equation.
+      absent: the values that depend on absent seeds alone. Each equation may add its results.
       names: for the result of a sum with one present term: that term, which replaces the result.
     """
 

@@ -42,8 +42,8 @@ _BACKENDS: dict[Where, tuple[str, ...]] = {
 }
 
 # The `where` of a barrier before the first expensive operation of the backward part. In a second
-# derivative tangents do not wait at it: they may be the basis of a Jacobian, which XLA recognizes
-# as a mask, but not behind a barrier.
+# derivative, tangents do not wait at such a barrier: they may be the basis of a Jacobian, and
+# behind a barrier XLA would not recognize the basis as a mask.
 EARLY: Where = "cpu and tpu"
 
 barrier_p = Primitive("xform_barrier")
@@ -67,8 +67,8 @@ def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "ever
             ) -> list[Value]:  # fmt: skip
     """Return `saved`, as values that are available only after `seeds`.
 
-    `seeds` are cotangents, or tangents for `linearize`. Without one that has elements, nothing
-    waits. On CPU this costs a select for each value.
+    `seeds` are cotangents, or tangents for `linearize`. If none of them has elements, nothing
+    waits. On CPU this costs a select for each value in `saved`.
     """
     arrays = [s for s in seeds if hasattr(s, "dtype")]
     usable = [s for s in arrays if s.size and jnp.issubdtype(s.dtype, np.number)]
@@ -136,9 +136,9 @@ def no_mesh() -> Any:
 def lowered_plainly(f: Any, several: bool = True) -> Any:
     """Return a lowering of `f` on types without sharding, and without a mesh.
 
-    `several` says whether `f` returns a sequence. `f` uses one element of a value, which has no
-    useful sharding. The mesh is dropped too: on a mesh with Explicit axes, a type without sharding
-    means a replicated value, and XLA would gather the values on each device.
+    `several` says whether `f` returns a sequence. `f` may read a single element of a value, which
+    has no useful sharding. The mesh is dropped too: on a mesh with Explicit axes, a type without
+    sharding means a replicated value, and XLA would gather the whole value on each device.
     """
     lower = mlir.lower_fun(f, multiple_results=several)
 

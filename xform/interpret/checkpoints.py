@@ -1,23 +1,23 @@
 """Store a fixed number of a loop's states, and run the backward pass of the loop from them.
 
-A state is the value of the loop's carry before a step. A slot is the memory for one stored state. A
-lane is an element of a batch, if the loop is under `vmap`.
+A state is the value of the loop's carry before a step. A slot is the memory for one stored state.
+If the loop is under `vmap`, a lane is one element of the batch.
 
 - Forward, a loop of unknown length (`run_and_store`) has n slots. At first it stores its state at
-  every step. When all slots are full, it frees every second one, and then stores a state at every
-  second step. After that it frees every second one as soon as three quarters are full, and then
-  stores a state at every fourth step, and so on. So a quarter stays free for the backward pass. A
-  loop of known length stores its states at the optimal steps (`slot_of_each_step`).
+  every step. When all slots are full, it frees every second slot, and then stores a state at every
+  second step. From then on, when three quarters are full, it frees every second slot and doubles the
+  distance between stored states. So a quarter stays free for the backward pass. A loop of known
+  length stores its states at the optimal steps (`slot_of_each_step`).
 - Backward (`run_backward`), the slots are a stack. The state before a step is recomputed from the
-  topmost stored state. During the recompute, states are stored in the free slots by the rule that
-  is optimal for a known number of steps.
+  topmost stored state. This recompute has a known number of steps, so it stores states in the free
+  slots at the optimal steps.
 
-With four slots or more, an unknown length costs 4 to 8% more steps than a known one, on average
-over lengths up to 100,000, and 40% at worst. Griewank and Walther, "Algorithm 799: revolve", 2000,
-section 2 (the backward pass). Stumm and Walther, "New algorithms for optimal online checkpointing",
-2010, describe the problem of the forward pass at unknown length, and solve it in another way.
+With four slots or more, a loop of unknown length runs 4 to 8% more steps than one of known length,
+on average over lengths up to 100,000, and 40% more at worst. Griewank and Walther, "Algorithm 799:
+revolve", 2000, section 2 (the backward pass). Stumm and Walther, "New algorithms for optimal online
+checkpointing", 2010, have another method for the forward pass.
 
-These loops contain no branch: a branch would copy the slots, which loops update in place.
+The loops of this module contain no `cond`: it would copy the slots, which loops update in place.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Pull = Callable[[Value, States, States, States, States], tuple[States, States]]
 # How many states a `while` loop stores; read when its derivative is traced.
 SNAPSHOTS = contextvars.ContextVar("xform_checkpoints_per_while_loop", default=32)
 
-# `_distance` has a table of C(s + t, s) for s slots and t runs of a step, with t < _COLUMNS and
-# s <= _ROWS. If there are more slots, it uses the last row.
+# `_distance` has a table of binomial coefficients C(s + t, s), with t < _COLUMNS and s <= _ROWS,
+# for s slots and t runs of a step. For more slots it uses the last row.
 _COLUMNS, _ROWS = 32, 1024
 
 
@@ -61,8 +61,8 @@ class Trail(NamedTuple):
       count: the number of steps of the longest lane.
       lane_steps: the number of steps of each lane.
       filled: the number of states on the stack.
-      steps: for each state, from the bottom of the stack up, the index of the step that starts
-        from it, `[n + 1]`. The first `filled` entries count.
+      steps: for each state, from the bottom of the stack up, the index of the step that starts from
+        it, `[n + 1]`. Only the first `filled` entries are used.
       slot_indices: for each position of the stack, the index of its state in `slots`, `[n + 1]`.
       slots: the states, each array with a new leading axis of length n + 1.
     """
@@ -97,7 +97,7 @@ def run_and_store(
     slot_indices = lax.add(steps, np.arange(n + 1, dtype=np.int32))
     slots = [lax.broadcast(x, (n + 1,)) for x in gather(start, stored)]
     trail = Trail(zero, zero_steps, zero, steps, slot_indices, slots)
-    # With two slots or fewer only the first state is stored: a free slot saves more steps.
+    # With at most two slots only the first state is stored: the backward pass needs a free slot.
     stride = lax.add(zero, np.int32(1 if n > 2 else 2**30))
 
     def advance(s: Any) -> Any:
@@ -139,10 +139,10 @@ def _as_int32(x: Value) -> Any:
 
 
 def _make_room(trail: Trail, stride: Value, n: int) -> tuple[Trail, Value]:
-    """While too few slots are free, free every second one, and double the stride."""
+    """Until enough slots are free, free every second one and double the stride between states."""
 
     def full(s: Any) -> Value:
-        """Whether all slots are filled; once states were dropped, whether three quarters are."""
+        """Whether all slots are full; or three quarters, if states were dropped before."""
         filled, stride, *_ = s
         all_slots, most_slots = np.int32(n), np.int32(max(2, 3 * n // 8 * 2))
         return lax.ge(filled, lax.select(lax.eq(stride, np.int32(1)), all_slots, most_slots))
@@ -185,14 +185,15 @@ def run_backward(
 
     Args:
       trail: the stored states.
-      last: the `read_next` parts of the final state.
-      read_next: which stored parts the backward pass of a step also reads from the state after it.
+      last: the parts `read_next` of the state after the last step.
+      read_next: which stored parts the backward pass of a step reads also from the state after it.
       step: `step(i, x)` advances the stored parts `x` of a state by step i.
-      pull: `pull(i, x, after, cts, sums)` goes back over step i. `x` are the stored parts before
-        the step, `after` the `read_next` parts after it, `cts` the cotangents after it, and `sums`
-        the sums over the later steps. It returns the cotangents before the step, and the new sums.
+      pull: `pull(i, x, after, cts, sums)` is the backward pass of step i. `x` are the stored parts
+        before the step, `after` the `read_next` parts after it, `cts` the cotangents of the state
+        after it, and `sums` the sums over later steps. It returns the cotangents before the step,
+        and new sums.
       cts: the cotangents of the final state.
-      sums: the first sums, such as zeros: the cotangents of constants are sums over all steps.
+      sums: the initial sums, zeros. Each cotangent of a constant is a sum over all steps.
 
     Returns:
       The cotangents of the first state, and the sums over all steps.
@@ -200,7 +201,7 @@ def run_backward(
     n = trail.steps.shape[0] - 1
     slot_indices = trail.slot_indices
 
-    # In these loops `end` is the number of steps that the backward pass has not gone back over.
+    # In these loops `end` is the number of steps whose backward pass has not run yet.
     def advance_and_store(s: Any) -> Any:
         """Run from the state before step i to the next step whose state is stored; store it."""
         i, end, filled, steps, x, slots = s
@@ -223,7 +224,7 @@ def run_backward(
         return lax.eq(_get(steps, _top(filled)), lax.sub(end, np.int32(1)))
 
     def go_back(s: Any) -> Any:
-        """Go back over one step, and free the slot of the state before it."""
+        """Run the backward pass of one step, and free the slot of the state before it."""
         end, filled, steps, slots, after, cts, sums = s
         end, filled = lax.sub(end, np.int32(1)), _top(filled)
         slot = _get(slot_indices, filled)
@@ -232,7 +233,7 @@ def run_backward(
         return end, filled, steps, slots, gather(x, read_next), cts, sums
 
     def recompute_and_go_back(s: Any) -> Any:
-        """Store states up to the last remaining step, then go back while its state is on top."""
+        """Store states up to the last step that remains; go back while its state is on top."""
         end, filled, steps, slots, *rest = s
         if slots:
             top = _top(filled)
@@ -256,11 +257,11 @@ def in_lanes(
     step: Callable[[States], States],
     pull: Callable[[States, States, States], tuple[States, States]],
 ) -> tuple[Step, Pull]:
-    """Return `step` and `pull` for `run_backward`, from those of one lane's step.
+    """Return `step` and `pull` for `run_backward` that leave lanes unchanged after their end.
 
-    Lane number k takes `lane_steps[k]` steps. After that its state and its cotangents stay the
-    same. `step(x)` returns the next state. `pull(x, after, cts)` returns the cotangents before the
-    step, and the terms that the step adds to the sums.
+    Lane number k takes `lane_steps[k]` steps. The argument `step(x)` advances all lanes.
+    `pull(x, after, cts)` returns the cotangents before a step, for all lanes, and the terms that
+    the step adds to the sums.
     """
 
     def step_alive_lanes(i: Value, x: States) -> States:
@@ -346,8 +347,7 @@ def known_length_trail(length: int, n: int, slots: States) -> Trail:
     steps = np.zeros(n + 1, np.int32)
     steps[: len(stored)] = stored
     order = np.arange(n + 1, dtype=np.int32)
-    # A result of an operation is on the current mesh, and a constant is on none. Over Explicit axes
-    # these are two types.
+    # With Explicit mesh axes, the type of an operation's result has the mesh, a constant's has none.
     on_mesh = lambda x: lax.add(lax.full(np.shape(x), np.int32(0)), x)
     count, filled = on_mesh(np.int32(length)), on_mesh(np.int32(len(stored)))
     return Trail(count, count, filled, on_mesh(steps), on_mesh(order), slots)
@@ -357,11 +357,11 @@ def _distance(length: Value, free: Value, n: int) -> Value:
     """Return how many of `length` steps to run before the next state is stored.
 
     The loop has n slots, and `free` of them are free. With s slots, a backward pass over
-    C(s + t, s) steps is possible if each step runs at most t times. Take s = free + 1, for the free
-    slots and that of the current state, and the least t that suffices for `length` steps. The
-    result is a distance for which no step runs more than t times, neither those before the next
-    stored state nor those after it. If the table has no such t, which is then `_COLUMNS` or more,
-    the result is about _COLUMNS / (s + _COLUMNS) of the length.
+    `C(s + t, s)` steps is possible if each step runs at most t times. Here s is free + 1, for the
+    free slots and the slot of the current state, and t is the least number that suffices for
+    `length` steps. The result is a distance for which no step runs more than t times, before and
+    after the next stored state. If t is `_COLUMNS` or more, it is not in the table, and the result
+    is about _COLUMNS / (s + _COLUMNS) of the length.
     """
     table = _binomials(min(n, _ROWS) + 1)
     one_less = lax.min(free, np.int32(len(table) - 2))
@@ -378,7 +378,7 @@ def _distance(length: Value, free: Value, n: int) -> Value:
 
 @functools.lru_cache(maxsize=8)
 def _binomials(rows: int) -> np.ndarray:
-    """Return a table of C(s + t, s) by s and t; larger values than 2^30 are cut to that."""
+    """Return a table of C(s + t, s) by s and t; values above 2^30 become 2^30."""
     columns = [np.ones(rows, np.int64)]
     while len(columns) < _COLUMNS:
         columns.append(np.minimum(np.cumsum(columns[-1]), 2**30))

@@ -3,8 +3,9 @@
 A `Watch` is a trace whose methods JAX calls for each operation on a value that it watches. Each
 watched value has a mark, such as its tangent, or its variable on a tape. A subclass defines what
 the marks are, and which marks the results of an operation get (`transforms/eager.py`). The
-operations themselves run in the trace `below`, so a watched value also has a concrete value, and
-Python's `if`, `print` and `int` work on it. Operations on other values run as without a `Watch`.
+operations themselves run in the trace around the `Watch`, its attribute `below`. So a watched value
+also has a concrete value, and Python's `if`, `print` and `int` work on it. Operations on other
+values run as without a `Watch`.
 """
 
 from __future__ import annotations
@@ -145,8 +146,9 @@ class Watch(Trace, abc.ABC):
 
     An operation with a watched input is differentiated by its rule (`registry.table`). There are
     four ways, each a method of the subclass. `formula` is for rules that need only the inputs and
-    outputs of the operation, which has run. `equation` is for all other rules: it runs the
-    operation. `custom_jvp` and `custom_vjp` are for calls of users' custom functions.
+    outputs of the operation; it is called after the operation has run. `equation` is for all other
+    rules: it runs the operation itself. `custom_jvp` and `custom_vjp` are for calls of users'
+    custom functions.
 
     In these methods `xs` are the inputs without marks, and `marks` are their marks, None for an
     input that is not watched.

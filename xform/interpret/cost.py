@@ -4,7 +4,7 @@ FLOPs are counted from the program, because the compiler counts the body of a lo
 elementwise operation on one element is one FLOP, whatever the operation (`exp` like `add`) and the
 dtype (complex like real). Moving data takes no FLOPs. Equations that no output depends on are not
 counted, because the compiler drops them. FLOPs are summed over all devices. Bytes are per device,
-as far as the types of the values tell their sharding.
+if the types of the values tell how they are sharded.
 
 | equation | FLOPs |
 | --- | --- |
@@ -97,9 +97,9 @@ def equation_flops(eqn: JaxprEqn) -> int:
 def equation_bytes(eqn: JaxprEqn) -> float:
     """Bytes that one equation writes; for a reduction, the bytes that it reads.
 
-    This stands for the memory traffic that a recompute of the equation costs. Other reads do not
-    count, because XLA fuses the recompute with its neighbours. A primitive may have a count of its
-    own in its traits.
+    This is the estimate of the memory traffic that a recompute of the equation costs. Other reads
+    do not count, because XLA fuses the recompute with its neighbours. A primitive may have a count
+    of its own in its traits.
     """
     known = traits(eqn.primitive)
     if known.bytes is not None:

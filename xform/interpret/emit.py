@@ -112,7 +112,7 @@ def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
 
 
 def transfer(schedule: Schedule, v: Var, x: Value, back: bool = False) -> Value:
-    """Return `x`, the value of `v`; if the schedule offloads `v`, moved to the host, or `back`."""
+    """Return `x`, the value of `v`; if `v` is offloaded, moved to the host or `back` from it."""
     if v not in schedule.offloaded:
         return x
     move = schedule.offloaded[v]

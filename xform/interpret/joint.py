@@ -1,15 +1,15 @@
 """The Joint: the forward and the backward pass of a function as one program, in two parts.
 
 `analyze` traces a program together with its pullback, or for `linearize` with its pushforward. The
-cotangents (tangents) are inputs of this joint program, its seeds. Equations that depend on a seed
-are the backward part. All others are the forward part. The backward part reads some values of the
-forward part, and a `Schedule` says which of these are saved and which are recomputed. `emit` runs
-both parts under a schedule.
+cotangents, or for `linearize` the tangents, are inputs of this joint program. They are called its
+seeds. Equations that depend on a seed are the backward part. All others are the forward part. The
+backward part reads some values of the forward part, and a `Schedule` says which of these are saved
+and which are recomputed. `emit` runs both parts under a schedule.
 
-A structured equation, such as a loop, a branch or a call, is two equations in the joint program: a
-`fork` in the forward part and a `join` in the backward part. Both refer to one `Node`, which has
-Joints of the nested programs. The fork's last output, the token, stands for all values that the
-join needs from the fork (`interpret.node`).
+A structured equation, such as a loop, a branch or a call, becomes two equations in the joint
+program: a `fork` in the forward part and a `join` in the backward part. Both refer to one `Node`,
+which has Joints of the nested programs. The fork's last output, the token, stands for all values
+that the join needs from the fork (`interpret.node`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Joint:
       forward, backward: the equations of the two parts.
       cotangent_groups: which cotangents one call of a user's backward function takes together, see
         `interpret.absent`.
-      logs: the keys that users' backward functions log, with their places.
+      logs: for each key that a user's backward function logs (`interpret.logs`), a text that says
+        where.
     """
 
     program: Program
@@ -137,7 +138,7 @@ class Joint:
 
     @cached_property
     def reduced_joints(self) -> dict[Mask, ReducedJoint]:
-        """This Joint for subsets of its seeds, by the mask of each; see `interpret.absent`."""
+        """This Joint reduced to some of its seeds, by the mask of these; see `interpret.absent`."""
         return {}
 
 
@@ -157,12 +158,12 @@ class Schedule:
       reads: which inputs of the forward part the backward part reads.
       inner: for each Node, the Schedules of its Joints.
       why: for each saved value, the reason as a text.
-      plan_other: schedules another Joint by the same policy. It is for a program that is traced
-        only after this Joint was planned.
+      plan_other: a function that returns the Schedule of another Joint under the same policy. It is
+        for a program that is traced only after this Joint was planned.
       snapshots: for the body of a loop, how many states the loop stores in the forward pass. The
-        backward pass recomputes each step from these, and the values that it saves are freed after
-        that step. None: each iteration saves its values, and the parts of the loop's state that the
-        backward part reads.
+        backward pass recomputes the `saved` values of one step at a time from these states, and
+        frees them after that step. None: the forward pass saves the values of each iteration, and
+        the parts of the loop's state that the backward part reads.
       decided_per_value: whether a policy decided about each value alone; otherwise a minimum cut or
         an integer program decided about all values together.
     """
@@ -210,7 +211,7 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
         on an active input.
       push: whether the backward part pushes tangents, for `linearize`; else it pulls cotangents.
       linear: whether the program is linear in the active inputs. Then the backward part is its
-        transpose, and the outputs of the forward part mean nothing.
+        transpose, and nothing may use the outputs of the forward part.
       singly: whether the Joint will run outside `jit`, operation by operation. Then functions that
         the user jitted stay calls, which are compiled.
     """
@@ -287,7 +288,7 @@ def _split(
     push: bool,
     logs: dict[Any, str],
 ) -> Joint:
-    """Separate the traced program `traced` of `prog` and its derivative into the two parts.
+    """Split `traced`, the trace of `prog` with its derivative, into the two parts of a Joint.
 
     The backward part is everything that depends on a seed. It also has the side effects of users'
     backward functions, such as reads of a mutable reference, and each join, even if simplification

@@ -1,14 +1,14 @@
 """Loops over a batch whose elements, the lanes, take different numbers of steps.
 
 A lane is alive while its condition holds. A loop runs while any lane is alive, and a lane that has
-ended keeps its state. xform writes such loops with four primitives, and gives each a rule for
-`vmap`. Under `vmap`, JAX's `while_loop` would batch the predicate and the step counter. Here the
-result of `any_alive` is the same for all lanes, so the loop has one predicate and one counter.
-`select_alive` selects by lane, and `store_slice` writes one slice of memory for all lanes. Outside
-`vmap`, `any_alive` is an identity and `select_alive` returns the new values.
+ended keeps its state. Under `vmap`, JAX's `while_loop` would batch the predicate and the step
+counter. So xform writes such loops with four primitives of its own, and gives each a rule for
+`vmap`. The result of `any_alive` is the same for all lanes, so the loop has one predicate and one
+counter. `select_alive` selects by lane, and `store_slice` writes one slice of memory for all lanes.
+Outside `vmap`, `any_alive` is an identity and `select_alive` returns the new values.
 
 If JAX has batched a loop before xform sees it, its predicate has batch axes, which are the leading
-axes of each part of its state. Such a loop may be under a `vmap` of xform's own loop, too.
+axes of each part of its state. The loop that xform makes of it may be under another `vmap`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def select_alive(alive: Value, new: Sequence[Value], old: Sequence[Value]) -> li
 
 
 def store_slice(slots: Value, x: Value, i: Value, axis: int = 0) -> Value:
-    """Return `slots` with `x` at index `i` of an axis; one slice of memory if lanes share `i`.
+    """Return `slots` with `x` at index `i` of an axis; writes one slice if all lanes share `i`.
 
     JAX's own update becomes a scatter under `vmap`.
     """

@@ -1,8 +1,9 @@
 """Check that a function is linear, for `linear_transpose`.
 
 The transpose of a linear function is its pullback, which is the same at every point. So the check
-reads a Joint, the forward and the backward part of the function as one program: in the backward
-part no equation may read a value that depends on an active input, an input to transpose for.
+looks at the Joint of the function, which is its forward and its backward part as one program. No
+equation of the backward part may read a value that depends on an active input. The active inputs
+are those that the function is linear in.
 """
 
 from __future__ import annotations

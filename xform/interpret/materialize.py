@@ -2,7 +2,7 @@
 
 A compiler may fuse the computation of a saved value into all of its readers. Then it does not write
 the value, but keeps the inputs of the computation. For a dropout mask these are two arrays of
-random bits, with four bytes for each byte of the mask. `materialize` prevents this fusion:
+random bits, each four times as large as the mask. `materialize` prevents this fusion:
 
 - on GPU by an optimization barrier, which the compiler keeps until fusion is done;
 - on CPU by a loop that never runs, with the value as its state. A loop's state is in memory, and

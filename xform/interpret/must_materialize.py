@@ -2,12 +2,13 @@
 
 There are two kinds, both among the values of a forward pass:
 
-- Saved values. A compiler may fuse the operations that compute a saved value into its readers, and
-  keep the inputs of these operations, which may be larger, such as the random bits of a mask.
-- On CPU, operands of pooling. XLA:CPU gives pooling to a library, together with the operations that
-  compute the operand, unless another operation reads the operand. The library gets each constant in
-  these operations as an array as large as the operand. The backward part reads the same arrays, so
-  they stay in memory.
+- Saved values. A compiler may fuse the operations that compute a saved value into its readers. It
+  then keeps the inputs of these operations instead, which may be larger: for a dropout mask, the
+  random bits.
+- On CPU, operands of pooling. XLA:CPU runs pooling in a library, together with the operations that
+  compute the operand, unless another operation reads the operand too. The library gets each
+  constant of these operations as an array as large as the operand. The backward part reads the same
+  arrays, so they stay in memory. Writing the operand to memory first avoids these arrays.
 
 `materialize.py` has the operation that writes a value to memory.
 """
@@ -73,7 +74,7 @@ def _pooling_operands(schedule: Schedule) -> Iterator[Var]:
 def _fused_with_constants(schedule: Schedule, v: Var, available: set[Var]) -> bool:
     """Whether XLA computes a value, from those in memory, by a fusion that has constants in it.
 
-    A call in that computation counts as one with constants.
+    If the computation contains a call, the answer is yes.
     """
     todo, seen = [v], {v}
     for x in todo:
@@ -121,7 +122,7 @@ def _repeated(eqn: JaxprEqn) -> bool:
 
 
 def plain(v: Any) -> bool:
-    """Whether a value is an array of bools, or of real numbers of whole bytes, with elements."""
+    """Whether a value is a non-empty array of bools, or of real numbers of at least one byte."""
     dtype = v.aval.dtype
     real = jnp.issubdtype(dtype, np.floating)
     if real or jnp.issubdtype(dtype, np.integer):

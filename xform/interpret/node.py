@@ -9,8 +9,9 @@ of the outputs.
 Loops, branches and calls are structured equations: they contain programs. If such an equation
 carries a derivative, the Joint has two equations in its place: `fork(inputs) -> outputs, token` and
 `join(token, inputs, seeds) -> results`. Both have the same Node as a parameter, which holds a
-nested Joint for each program. The value of the token is a pytree of residuals. A Schedule of each
-nested Joint, made after the trace, decides which. The two primitives never reach the user.
+nested Joint for each program. The value of the token is a pytree of residuals. Which values these
+are is decided after the trace, by a Schedule of each nested Joint. When both parts run, the Node's
+methods replace the two equations, so the user's program contains neither.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class Node(abc.ABC):
       seeded: which outputs bring a cotangent (with `push`: which inputs bring a tangent).
       results: which inputs receive a cotangent (with `push`: which outputs receive a tangent).
       push: whether the backward part pushes tangents (`linearize`) or pulls cotangents (`vjp`).
-      cache: traces of its two parts. They refer to the equation, and so to its programs. In a cache
-        of one of these programs they would keep that program alive.
+      cache: traces of its two parts. They refer to the equation, and so to its programs. They are
+        not cached on one of these programs, because they would keep it alive.
     """
 
     iterations: int = 1
@@ -223,7 +224,7 @@ def submask(mask: Mask, on: Sequence[bool]) -> Mask:
 
 
 class NodeWithoutResiduals(Node):
-    """A node that saves nothing: its backward part computes everything again from the inputs."""
+    """A node that saves nothing: its backward part recomputes everything from the inputs."""
 
     def reads(self, schedules: Schedules) -> Mask:
         return (True,) * len(self.eqn.invars)
@@ -237,14 +238,14 @@ class Structured(Rule):
 
     A subclass has `jvp` for forward mode. For reverse mode and `linearize` it has `node`, which
     returns an instance of its own subclass of `Node`. A primitive for which the planner has nothing
-    to decide has `vjp` and `split` instead. `active` says which outputs depend on the active
-    inputs, which are those that are differentiated; the default is all float outputs.
+    to decide has `vjp` and `split` instead. `active` returns which outputs depend on the active
+    inputs (the inputs that are differentiated). By default these are all float outputs.
 
     Args:
       name: the name of the primitive.
       word: "structured", the kind of rule.
-      known: the names of its possible parameters; any, if not given.
-      traits: other facts about the primitive, see `xform.traits.Traits`, such as `call` for a call.
+      known: the names of the parameters that the rule supports; None: all parameters.
+      traits: other facts about the primitive, such as `call` for a call; see `xform.extend.Traits`.
 
     >>> from jax.extend.core import Primitive
     >>> class Twice(xform.extend.Structured):
@@ -317,8 +318,8 @@ class Structured(Rule):
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         """Return outputs and tangents, computed by different equations: a fork and a join.
 
-        So no equation computes both an output and a tangent, and `linearize` can keep the equations
-        of the tangents for later.
+        Because no equation computes both an output and a tangent, `linearize` can keep the
+        equations of the tangents for later.
         """
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
         reference = NodeReference(node)

@@ -44,7 +44,7 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
     The pullback takes one cotangent for each output and returns one for each input. Only `wanted`
     outputs may have a cotangent other than None, and only `active` inputs get one. With `linear`,
     the program is linear in the active inputs, and the pullback is its transpose. Then the active
-    inputs may have any values, and the returned outputs mean nothing.
+    inputs may have any values, and nothing may use the returned outputs.
     """
     steps = path(prog, active, wanted).steps
     env = environment(prog, args)
@@ -87,16 +87,18 @@ def pull_tape(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | No
         with source(eqn, outer):
             with eqn.ctx.manager:
                 in_cts = _pull_equation(eqn, pull_eqn, out_cts)
-            # A sum belongs to no equation: it uses the trace's mesh, not the equation's.
+            # The sum of two cotangents belongs to no equation: it uses the trace's mesh, not the
+            # equation's.
             for v, ct in zip(eqn.invars, in_cts, strict=True):
                 if isinstance(v, Var):
                     _accumulate(env_ct, v, ct)
     return {v: ct for v, ct in env_ct.items() if ct is not RULE_RETURNED_NONE}
 
 
-# The cotangent of an input for which a user's rule returned None. It is a symbolic zero that other
-# equations pass on, so that users' rules behind them are still called, as in JAX. At the end of a
-# nested program it becomes None, which means that no cotangent arrives.
+# Stands for the cotangent of an input for which a user's rule returned None. Other equations pass
+# it on as a symbolic zero, so that the users' rules that the backward pass reaches later are still
+# called, as in JAX. At the end of a nested program it becomes None, which means that no cotangent
+# arrives.
 RULE_RETURNED_NONE: Any = object()
 
 
@@ -204,7 +206,7 @@ def pull_of_jvp(
 
     The rule runs once. Its operations on known values run at once, and its operations on tangents
     are staged as a program. That program is linear, so its pullback at any point is its transpose,
-    the pullback of the rule. `wanted` is None for all outputs.
+    and so the pullback of the rule. `wanted` says which outputs have a cotangent; None: all.
     """
     known_ys: list[Value] = []  # None where an output is staged
     staged: list[bool] = []  # which outputs are staged
@@ -214,7 +216,7 @@ def pull_of_jvp(
         ys, dys = jvp(list(xs), spread(dxs, active))
         wanted_ys = wanted or tuple(differentiable(jax.typeof(y)) for y in ys)
         has_tangent[:] = [dy is not None and on for dy, on in zip(dys, wanted_ys, strict=True)]
-        # A rule that runs primals and tangents in one loop stages the primals too.
+        # If a rule runs primals and tangents in one loop, its primal outputs are staged too.
         staged[:] = [trace_of(y) is trace_of(dxs[0]) for y in ys]
         known_ys[:] = [None if s else y for y, s in zip(ys, staged, strict=True)]
         return [*gather(ys, staged), *gather(dys, has_tangent)]

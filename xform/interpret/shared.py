@@ -6,9 +6,11 @@ later layers. So the compiled program grows with the square of the number of lay
 
 But a matrix product reads that cotangent too, so XLA writes it to memory in any case. If it is
 written there before any reader runs (`materialize.py`), all readers read it from memory, and no
-chain is longer than one layer. This is not needed for two products that read the same matrix: both
-read it from memory. But two products that read a value with more or fewer axes may each read it in
-a shape of its own, and then XLA computes the chain for each.
+chain is longer than one layer.
+
+Two products that read the same matrix both read it from memory, so they do not need this. But two
+products that read a value with more or fewer axes than a matrix may each read it in a shape of its
+own, and then XLA computes the chain for each.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ _SMALL = 1024
 def shared_values(schedule: Schedule) -> dict[Var, Where]:
     """Return the values of the backward part to write to memory, all on "cpu".
 
-    Each is the result of a long chain of cheap operations, and is read by a product and by a sum,
-    or by two products and is no matrix. The result is cached on the Schedule.
+    Each of these values is the result of a long chain of cheap operations. Either a product and a
+    sum read it, or it is not a matrix and two products read it. The result is cached on the
+    Schedule.
     """
     if "shared" not in schedule.cache:
         where: dict[Var, Where] = {v: "cpu" for v in _shared(schedule)}

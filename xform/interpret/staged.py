@@ -1,8 +1,9 @@
 """Trace a function into a program of only those operations that depend on its arguments.
 
-JAX has this for `linearize`: the operations on primals run at once, and those on tangents are
-staged, that is, recorded in a program. `stage` does it for any function. Operations that depend on
-an argument are staged. All others run at once, and the program holds their results as constants.
+To *stage* an operation is to record it in a program instead of running it. JAX's `linearize` runs
+the operations on primals at once and stages those on tangents. `stage` does the same for any
+function: operations that depend on an argument are staged, all others run at once, and the program
+holds their results as constants.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def stage(
     """Trace `f`, a function of flat arguments of types `avals`, into a Program.
 
     Operations of `f` that depend on no argument run at once, in the current trace. The program
-    holds their results as constants. `split` makes the trace that separates the operations, from
-    the current trace and the trace that records.
+    holds their results as constants. `split(outside, staged)` makes the `Split` that separates the
+    operations; `outside` is the current trace, and `staged` the trace that records.
     """
     outside = current_trace()
 

@@ -24,8 +24,8 @@ from xform.passes.structured import called_body
 from xform.program.hijax import is_differentiable_hitype
 from xform.registry.table import traits
 
-# On CPU, small recomputes without work have no barrier. Their results may take this fraction of the
-# bytes of all saved values and of all results of recomputes without work.
+# On CPU, the smallest recomputes without work have no barrier. Together their results may take this
+# fraction of the bytes of all saved values and of all results of recomputes without work.
 _MERGED_FRACTION = 1 / 50
 
 
@@ -54,25 +54,27 @@ def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
     With `whole`, the Joint is that of a whole function or of a loop's body; else of a remat region.
     With `together`, the forward part is in the same XLA program.
 
-    A region has one wait, at its start. Otherwise a recompute is each run of consecutive recomputed
-    equations, and it waits for a cotangent that the equation after it reads. The cotangent must be
-    in memory: XLA would write any other to memory for the barrier instead of fusing it. Of several,
-    the recompute waits for the one that is computed last. The other rules come from the compilers:
+    A remat region has one wait, at its start. In a function or a loop's body, each run of
+    consecutive recomputed equations is one recompute. It waits for a cotangent that the equation
+    after the run reads. That cotangent must be in memory, because a barrier makes XLA write it
+    there. If there are several, the recompute waits for the one that is computed last. The other
+    rules follow from what the compilers do:
 
-    - Before the first work of the backward part, cotangents may be available before the forward
-      part has ended, and XLA fuses most recomputed operations with their readers. There a recompute
-      waits if it contains work. If a recompute there has an operation that is expensive for each
-      element, such as `exp`, all recomputes there wait on CPU and TPU. XLA would not repeat that
-      operation: for logits it would keep what the loss computes from them, beside the logits.
+    - The beginning of the backward part, before its first work, is special. Cotangents may be
+      available there before the forward part has ended, and XLA fuses most recomputed operations
+      with their readers. So a recompute at the beginning waits only if it contains work. But if one
+      of these recomputes has an operation that is expensive for each element, such as `exp`, all of
+      them wait on CPU and TPU. Otherwise XLA would not repeat that operation but keep its result:
+      for logits it would keep both the logits and what the loss computes from them.
     - The GPU compiler merges two small products that read the same value, if neither needs the
-      other. So on GPUs all operands of recomputed work wait there.
+      other. So on GPUs all operands of recomputed work at the beginning wait.
     - On CPU a barrier costs time, so small recomputes do not wait (`_MERGED_FRACTION`).
     - The TPU compiler repeats fusible operations for each reader in both parts anyway, and would
-      write a value that waits to memory. So on TPUs a recompute waits only if it contains work, or
-      if work reads a value of it that has more elements than each value the recompute reads. XLA
-      would keep that larger value.
-    - If a policy decided about each value alone, everything waits: XLA must not keep a value that
-      the policy does not save, even if it estimates that to be faster.
+      write a value that waits to memory. So on TPUs a recompute waits only in two cases: if it
+      contains work, or if work reads one of its results that has more elements than each value the
+      recompute reads. XLA would keep that larger result.
+    - If a policy decided about each value alone, every recompute waits: XLA must not keep a value
+      that the policy does not save, even if XLA estimates that keeping it is faster.
     """
     key = "waits", whole, together
     if key not in schedule.cache:
@@ -137,14 +139,15 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
 
 
 def _anchors(schedule: Schedule, read_by_work: Set[Var]) -> dict[Var, tuple[Var, int]]:
-    """For each value that depends on a cotangent, return a value to wait for in its place.
+    """Return, for each value that depends on a cotangent, its anchor: a value to wait for instead.
 
-    This anchor is the last value in memory that it is computed from, or the value itself. Values
-    that work reads or computes are in memory. Before the first work, so are the cotangents, and
-    values computed from them that are sums or take no more bytes than their anchor.
+    The anchor is in memory. It is the value itself if that is in memory, else the last value in
+    memory that it is computed from. Values that work reads or computes are in memory. Before the
+    first work, the cotangents count as in memory too, and so do values computed from them that are
+    sums or take no more bytes than their anchor.
 
-    Also return the index in `schedule.order` of the work, or of the operand of work, that was last
-    in memory; -1 before the first work.
+    With each anchor, also return an index in `schedule.order`: that of the equation that computes
+    the last such value which work reads or computes. It is -1 before the first work.
     """
     anchors = {v: (v, -1) for v in schedule.joint.seeds}
     for i, eqn in enumerate(schedule.order):
@@ -163,14 +166,14 @@ def _anchors(schedule: Schedule, read_by_work: Set[Var]) -> dict[Var, tuple[Var,
 
 
 def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var]) -> tuple[Var, ...]:
-    """Return the operands of work in a run, except those that the run computes or that wait."""
+    """Return the operands of work in a run that the run does not compute and that do not wait."""
     computed = {*saved, *(v for e in run for v in e.outvars)}
     read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, schedule.inner))
     return tuple(v for v in read if v not in computed and can_wait(v.aval))
 
 
 def is_work(eqn: JaxprEqn) -> bool:
-    """Whether an equation is more than a fusible operation: its results are in memory."""
+    """Whether an equation is work, or a call that contains work: XLA does not fuse all of it."""
     facts = traits(eqn.primitive)
     return any(map(is_work, called_body(eqn).equations)) if facts.call else not facts.fusible
 
@@ -190,13 +193,14 @@ def _expensive(eqn: JaxprEqn) -> bool:
 
 
 def greedy_cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
-    """Return few values to wait, chosen greedily, so that each recompute of a run waits for them.
+    """Choose, greedily, few values to wait at a barrier, such that each recompute of a run waits.
 
     The values are chosen among those that the run reads and does not compute. Each recomputed
     equation must depend on a chosen one. So must each value that an equation broadcasts, even a
-    row's statistic, because some fusions of XLA:CPU write the broadcast out. Views, and cheap
-    functions of constants, may merge with the forward part. Of values that serve equally well, the
-    smallest is chosen, because a value that waits may be copied.
+    row's statistic, because some fusions of XLA:CPU write the broadcast out. Views and cheap
+    functions of constants need not wait: the compiler may merge them with the forward part. Among
+    values that serve equally well, the smallest is chosen, because a value that waits may be
+    copied.
     """
     # Sets of values that the run reads are bit masks: each such value has one bit.
     bit_of: dict[Var, int] = {}

@@ -6,9 +6,10 @@ which order. A seed is an input of the backward part, such as a cotangent. A nod
 or call with a derivative: a `fork` equation runs its forward part and returns a token with its
 residuals, and a `join` equation runs its backward part from that token.
 
-The walk brings the equations in order, and says which values are saved, moved to the host, written
-to memory, or wait for a cotangent at a barrier. The back end does the rest: `emit` binds each
-equation in the current trace, and the simulator of the planner adds its steps to a flat program.
+The walk passes the equations to the back end in order. It also decides which values are saved,
+moved to the host, written to memory, or wait for a cotangent at a barrier. There are two back ends:
+`emit` binds each equation in the current trace, and the planner's simulator adds its steps to a
+flat program.
 """
 
 from __future__ import annotations
