@@ -5,8 +5,8 @@ If the loop is under `vmap`, a lane is one element of the batch.
 
 - Forward, a loop of unknown length (`run_and_store`) has n slots. At first it stores its state at
   every step. When all slots are full, it frees every second slot, and then stores a state at every
-  second step. From then on, when three quarters are full, it frees every second slot and doubles the
-  distance between stored states. So a quarter stays free for the backward pass. A loop of known
+  second step. From then on, when three quarters are full, it frees every second slot, and stores
+  half as many states as before. So a quarter stays free for the backward pass. A loop of known
   length stores its states at the optimal steps (`slot_of_each_step`).
 - Backward (`run_backward`), the slots are a stack. The state before a step is recomputed from the
   topmost stored state. This recompute has a known number of steps, so it stores states in the free
@@ -347,7 +347,7 @@ def known_length_trail(length: int, n: int, slots: States) -> Trail:
     steps = np.zeros(n + 1, np.int32)
     steps[: len(stored)] = stored
     order = np.arange(n + 1, dtype=np.int32)
-    # With Explicit mesh axes, the type of an operation's result has the mesh, a constant's has none.
+    # With Explicit mesh axes, the type of an operation's result has a mesh, a constant's has none.
     on_mesh = lambda x: lax.add(lax.full(np.shape(x), np.int32(0)), x)
     count, filled = on_mesh(np.int32(length)), on_mesh(np.int32(len(stored)))
     return Trail(count, count, filled, on_mesh(steps), on_mesh(order), slots)

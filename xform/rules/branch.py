@@ -6,10 +6,11 @@ pass of a branch, and returns the outputs and a *token*, which holds the saved v
 runs the backward pass of the branch from the token and the *seeds* (the cotangents of the outputs,
 or with `push` the tangents of the inputs).
 
-Both conds have one type for all branches. So the saved values of the branches share *slots*. A slot
-has a type. A branch fills the slots that it needs and leaves zeros in the others. If the backward
-pass reads an operand of the cond, it reads the operand itself, which needs no slot. The base
-classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
+All branches of a cond must return values of the same types. So the first cond returns *slots*:
+values of fixed types, which the branches share. A branch puts its saved values in slots of their
+types, and zeros in the other slots. If the backward pass reads an operand of the cond, it reads the
+operand itself, which needs no slot. The base classes `Structured` and `Node` describe the methods
+(`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class CallNode(Node):
 
 
 class _JitNode(CallNode):
-    """Two jitted calls, made once for each schedule: 16 calls of a layer compile once."""
+    """Two jitted functions, made once for each schedule: 16 calls of a layer compile once."""
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         def run(xs: list[Value]) -> tuple[list[Value], Any]:
@@ -161,8 +161,9 @@ class Jit(Structured):
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         xs = as_jax_values(xs)
         inlined = self.inlined(eqn, will_be_compiled()) is not None
-        # A Node would lose what users' backward functions in its body log. So such a body is
-        # inlined. The analysis is cached, and a Node would use it too.
+        # A Node would lose the logs of users' backward functions in its body (`interpret.logs`). So
+        # such a body is inlined. This `analyze` costs nothing extra: it is cached, and a Node needs
+        # it too.
         if inlined or (not has_shardings(eqn) and analyze(called_body(eqn), active, wanted).logs):
             return pullback(called_body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)

@@ -9,7 +9,7 @@ The axes of `a` and `b` are of three kinds. *Batch* axes are in both operands an
 *Contracted* (summed) axes are in both operands only. *Own* axes are in one operand and in `y`.
 
 The *dependence* of a primitive says which elements of the operands each element of `y` depends on.
-Its `Links`, from `xform.registry`, name the axis of the operand along which each axis of `y` runs.
+Its `Links` (`xform.registry.dependence`) say it axis by axis: one link for each axis of `y`.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_kno
          x_sum: Axes, x_batch: Axes, x_own: Axes, precision: Any, preferred: Any):  # fmt: skip
     """Return the cotangent of the operand `x`, given the other operand `known`.
 
-    Contracts `ct` with `known` over the own axes of `known`, the axes `ct_known` of `ct`. The other
-    arguments are axes of each kind; `sum` axes are contracted in the forward product.
+    This contracts the own axes of `known` with the axes `ct_known` of `ct`. The other arguments are
+    axes of each kind; `sum` axes are those contracted in the forward product.
     """
     own = remaining_axes(np.ndim(known), known_sum, known_batch)
     dims = (ct_known, own), (range(len(x_batch)), known_batch)
@@ -111,10 +111,10 @@ def _product(v: Any, axes: Axes) -> int:
 
 
 def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Return the dependence: batch axes and own axes of the result run along those of the operand.
+    """Link batch axes and own axes of the result to the same axes of the operands.
 
-    All elements along the contracted axes count. If the other operand is a known matrix, only
-    elements that meet a nonzero of the matrix count. `values` has the known operands, else None.
+    Along a contracted axis a result depends on all elements, or, if the other operand is a known
+    matrix, on those multiplied by a nonzero. `values` has the known operands, else None.
     """  # fmt: skip
     (a_sum, b_sum), (a_batch, b_batch) = eqn.params["dimension_numbers"]
     shapes = list(map(shape, eqn.invars))
@@ -241,10 +241,10 @@ declare(RaggedProduct, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_r
 # kernel. x' is x with `lhs_dilation - 1` zeros (holes) between elements and zeros (padding)
 # outside, `low` of them before. `stride` is `window_strides`, `dilation` is `rhs_dilation`.
 #
-# Both cotangents are convolutions again. Their input has the first padding below. The length that
-# their output must have, with holes, gives the padding after the input: with stride 1, the output
-# has the length `input + both paddings - kernel + 1`.
-# - Cotangent of x (a transposed convolution): y[p] reads x'[q] by w[k] if
+# Both cotangents are convolutions again. Below are their input, their kernel and the padding before
+# the input. The padding after the input follows from the length of the output: with stride 1, that
+# is `input + both paddings - kernel + 1`.
+# - Cotangent of x (a transposed convolution): y[p] has the term x'[q] w[k] if
 #   p * stride = q + low - k * dilation. So the input is ct with holes for the stride, the kernel is
 #   w reversed, with o and i swapped, and the padding before is `window - 1 - low`, where `window`
 #   is the length of w with holes. The stride `lhs_dilation` skips the holes of x'.
@@ -326,7 +326,7 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
 
 
 def _conv_flops(eqn: JaxprEqn) -> int:
-    """Return 2 FLOPs for each product of a kernel element with an element of `x`, not a zero."""
+    """Return 2 FLOPs for each kernel element times an element of `x`, not padding or a hole."""
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     x, w, y = map(cost.shape, (*eqn.invars, *eqn.outvars))
     taps = math.prod(
@@ -352,10 +352,10 @@ def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spre
 
 
 def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Return the dependence: the input elements in the window, the kernel of the output feature.
+    """Return on which elements an output depends: input elements in its window, and its kernel.
 
-    If the kernel is known (`values`), each position of the kernel (a tap) has its own links, and
-    the kernel's zeros restrict them.
+    If the value of the kernel is known, each position of the kernel (a tap) has links of its own,
+    and zeros of the kernel remove links.
     """
     p = eqn.params
     x_spec, w_spec, y_spec = p["dimension_numbers"]

@@ -5,9 +5,10 @@ tangent part. The forward function of a custom_vjp is traced into the forward pa
 are ordinary values there, and the planner decides which of them are saved. Its backward function is
 called in the backward pass.
 
-In `linearize` a custom_vjp has a special place: its tangents are the outputs of the primitive
-`xform_refused`. Evaluating it is an error, as in JAX, but its transpose is the user's rule. The
-base class `Structured` describes the methods of a rule (`xform.interpret.node`).
+The rule of a custom_vjp cannot push tangents. So in `linearize` its tangents are the outputs of the
+primitive `xform_refused`: evaluating this primitive is an error, as in JAX, but its transpose is
+the user's rule. The base class `Structured` describes the methods of a rule
+(`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from xform.registry.traits import FOREIGN, Traits
 
 
 def _fill_zeros(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
-    """Replace None by zeros, or by JAX's symbolic zeros if the custom rule asks for these."""
+    """Replace None by zeros, or by JAX's symbolic zeros if the custom rule takes these."""
     if not symbolic:
         return instantiate(values, avals)
     pairs = zip(values, avals, strict=True)
@@ -209,7 +210,7 @@ def outputs_with_tangent(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, o
                          cache: dict[Any, Any]) -> Mask:  # fmt: skip
     """Which of the outputs `outs` get a tangent from a user's jvp rule.
 
-    A rule that gets symbolic zeros may also return some. To find out, the rule is traced once, and
+    A rule that takes symbolic zeros may also return them. To find out, the rule is traced once, and
     the answer is kept in `cache`.
     """
     if any(outs) and ("tangents", active) not in cache:

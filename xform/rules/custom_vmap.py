@@ -67,7 +67,7 @@ class CustomVmap(Structured):
 
 
 class _CustomVmapNode(NodeWithoutResiduals):
-    """The two passes of a call in reverse mode: the call itself, and its whole pullback."""
+    """The node of a call in reverse mode. Its backward part runs the function again."""
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
@@ -93,10 +93,11 @@ class _CustomVmapNode(NodeWithoutResiduals):
 def _custom_vmap_pull(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):
     """Return the pullback of a call as a `custom_vmap` function of inputs and seeds.
 
-    `derivative(program, xs, seeds)` is called with the function's program. Under `vmap` it is
-    called with the program of the user's rule, and the rule gets all floating-point inputs as
-    batched. The rule has no batched form of the values that the function closes over. If such a
-    value is active or batched, `vmap` maps the derivative of the function instead.
+    `derivative(program, xs, seeds)` computes the pullback of a program. Without `vmap` it gets the
+    function's program. Under `vmap` it gets the program of the user's rule, and the rule gets all
+    floating-point inputs as batched. The rule cannot get values that the function closes over as
+    batched. If such a value is active or batched, `vmap` maps the derivative of the function
+    instead.
     """
     prog, closed_over = program(eqn.params["call"]), _closed_over(eqn.params["in_tree"])
 
@@ -125,11 +126,11 @@ def _custom_vmap_pull(eqn: JaxprEqn, derivative: Callable[..., list[Value]], act
 def _custom_vmap_jvp(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask, on: Mask):
     """Return the jvp of a call as a `custom_vmap` function of inputs and tangents.
 
-    `derivative(program, xs, dxs)` is called with the function's program, and under `vmap` with the
-    program of the user's rule. As in JAX, an input is batched for the rule if both its primal and
-    its tangent are batched. If only one of them is, it is mapped over outside the rule. If no
-    primal is batched, no output is batched, whatever the rule says. `active` says which inputs have
-    a tangent, `on` which outputs.
+    `derivative(program, xs, dxs)` computes the jvp of a program: of the function's program, and
+    under `vmap` of the program of the user's rule. As in JAX, an input is batched for the rule if
+    both its primal and its tangent are batched. If only one of them is, it is mapped over outside
+    the rule. If no primal is batched, no output is batched, whatever the rule says. `active` says
+    which inputs have a tangent, `on` which outputs.
     """
     prog, closed_over = program(eqn.params["call"]), _closed_over(eqn.params["in_tree"])
 

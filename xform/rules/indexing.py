@@ -1,8 +1,8 @@
 """Rules of reads and writes at computed positions: dynamic slices, gather, scatters.
 
-A linear operation has a transpose: `_gather(ct, x, indices, ...)` returns the cotangent of `x` from
-that of the output. A scatter writes its *updates* into an operand `x` at positions that the indices
-name. The conventions are those of JAX:
+A linear operation is declared by its transpose: `_gather(ct, x, indices, ...)` returns the
+cotangent of `x` from `ct`, the cotangent of the output. A scatter writes its *updates* into an
+operand `x` at positions that the indices name. The conventions are those of JAX:
 
 - If several updates of a plain scatter go to one position, the update that remains in the forward
   pass gets the derivative.
@@ -10,7 +10,7 @@ name. The conventions are those of JAX:
   value if it attains it.
 - `mode` says what happens out of bounds. It is the same in both passes, so elements that are
   dropped or clamped in the forward pass are also dropped or clamped in the backward pass. A fill
-  value is a constant.
+  value has no derivative.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _scatter_mul(places: Places, x: Value, updates: Value, dx: Any, dupdates: An
 
 
 def sum_of(terms: Sequence[Value]) -> Any:
-    """Return the sum of the terms; None if there is none."""
+    """Return the sum of the terms; None for an empty list."""
     return functools.reduce(lax.add, terms) if terms else None
 
 

@@ -2,9 +2,11 @@
 
 The dependence of a primitive says on which elements of the operands each element of the result
 depends (`xform.registry.dependence`). It gives the sparsity pattern of a Jacobian. The functions
-here return it in three forms: `Links` say it axis by axis, pairs say it element by element, and a
-movement moves element numbers in NumPy. `values` has the value of each operand that is known, else
-None. If the indices are known, the dependence is exact. Otherwise it covers all possible indices.
+here return the dependence in three forms. `Links` state it axis by axis. Pairs state it element by
+element. A movement is a NumPy function that moves elements as the primitive does; applied to the
+numbers of the elements, it shows where each one comes from. `values` has the value of each operand
+that is known, else None. If the indices are known, the dependence is exact. Otherwise it covers all
+possible indices.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ def _starts(values: Values, operand: tuple[int, ...], part: tuple[int, ...]) -> 
             for v, n, m in triples]  # fmt: skip
 
 
-# Above this number of pairs of indices no list is made. Then each index of the result counts as
-# dependent on all indices of the operand along the axis.
+# If an axis has more pairs of dependent indices than this, no list of pairs is made. Then each
+# index of the result counts as dependent on all indices of the operand along that axis.
 _MANY = 2**22
 
 
@@ -59,7 +61,7 @@ def _slice_link(axis: int, n: int, m: int, start: int | None) -> AxisLink | None
 
 
 def _slice_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Link each element of a dynamic slice to the elements that it may be."""
+    """Link each element of a dynamic slice to the elements that it may be a copy of."""
     whole, part = shape(eqn.invars[0]), shape(eqn.outvars[0])
     starts = _starts(values[1:], whole, part)
     axes = zip(range(len(whole)), whole, part, starts, strict=True)
@@ -104,12 +106,13 @@ class Windows:
 
     A gather reads windows of an array, its operand. The result holds all windows: it has axes
     inside a window, and axes that number the windows. A scatter writes such windows to its operand:
-    its updates hold all windows. Here *the array* is the operand, and *the windows* are the result
-    of a gather or the updates of a scatter.
+    its updates hold all windows. Here *the array* is the operand. *The windows* is the array that
+    holds all windows: the result of a gather, or the updates of a scatter.
 
     Attributes:
-      axes: the axes of the windows that are inside a window.
-      narrow: axes of the array that have length one in a window, and that the windows do not have.
+      axes: the axes of the windows along which the elements of one window lie. The other axes of
+        the windows number the windows.
+      narrow: axes of the array along which a window has length one. The windows have no such axes.
       named: axes of the array along which the indices say where a window begins.
       batch: batch axes of the array, and the corresponding axes of the indices.
     """

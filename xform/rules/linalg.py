@@ -50,7 +50,7 @@ def where(mask: np.ndarray, a: Any) -> Any:
 
 
 def lower(a: Any, below: int = 0) -> Any:
-    """Return the lower triangle with the diagonal; without the first `below` diagonals of it."""
+    """Return the lower triangle, without its first `below` diagonals; 0 keeps the diagonal."""
     return where(np.tri(*a.shape[-2:], k=-below, dtype=bool), a)
 
 
@@ -87,7 +87,7 @@ def eye(a: Any) -> Any:
 def hermitian(a: Any, from_lower: bool) -> Any:
     """Return the Hermitian matrix with one triangle of `a` and the real part of its diagonal.
 
-    `from_lower`: whether it is the lower or the upper triangle.
+    `from_lower`: whether to take the lower triangle; else the upper one.
     """
     n = a.shape[-1]
     triangle = where(np.tri(n, k=-1, dtype=bool) if from_lower else ~np.tri(n, dtype=bool), a)
@@ -117,7 +117,7 @@ def take_rows(a: Any, permutation: Any) -> Any:
     )
 
 
-# Solves. A y = b gives A dy = db - dA y, whatever the structure of A. So they share one rule.
+# Solves. A y = b gives A dy = db - dA y, whatever the structure of A. So all solves share one rule.
 
 
 class Solve(Rule):
@@ -149,7 +149,7 @@ class Solve(Rule):
 
 def _triangular_apply(y: Any, a: Any, *, left_side: bool, lower: bool, transpose_a: bool,
                       conjugate_a: bool, unit_diagonal: bool):  # fmt: skip
-    """Return A y, or y A from the right, for the triangular matrix that the options say."""
+    """Return A y, or y A if not `left_side`. The options say which triangular matrix A is."""
     n = a.shape[-1]
     triangle = np.tri(n, k=-1 if unit_diagonal else 0, dtype=bool)
     a = where(triangle if lower else triangle.T, a)
@@ -208,7 +208,7 @@ def _triangular_flops(eqn: JaxprEqn) -> int:
 def _solve_dependence(eqn: JaxprEqn) -> list[list[Links]]:
     """Return the dependence: an output depends on the whole matrix, and on a part of `b`.
 
-    That part is its column, or its row if the system is solved from the right.
+    That part is the column of the output, or its row if not `left_side`.
     """
     ndim = len(shape(eqn.outvars[0]))
     batch = tuple(map(AxisLink, range(ndim - 2)))

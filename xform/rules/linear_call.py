@@ -19,9 +19,9 @@ from xform.registry.traits import Traits
 class LinearCall(Rule):
     """The rule of `linear_call`. The call is linear in its last inputs; the others are fixed.
 
-    In the linear inputs, a push calls the function and a pull its transpose. Each is a
-    `linear_call` again, so it can be transposed too. A derivative in the fixed inputs is that of
-    the function itself.
+    For the linear inputs, a push calls the function, and a pull calls its transpose. Both calls are
+    a `linear_call` again, so they can be transposed too. For the fixed inputs, the function's own
+    program is differentiated.
     """
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
@@ -71,7 +71,7 @@ def _functions(eqn: JaxprEqn) -> tuple[Callable[..., Any], Callable[..., Any], i
 
 
 def _sum(terms: Sequence[Value]) -> Value:
-    """The sum of the terms that are not None; None if all are."""
+    """Return the sum of the terms that are not None; None if all terms are None."""
     present = [t for t in terms if t is not None]
     return None if not present else add(present)
 

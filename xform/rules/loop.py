@@ -64,9 +64,9 @@ class _Body:
             active = (*consts, *grown, *scanned)
 
     def wanted(self, active: Mask, wanted: Mask) -> Mask:
-        """Return the outputs of the body that bring a cotangent in some iteration.
+        """Return the outputs of the body that have a cotangent in some iteration.
 
-        `active` are the inputs of the scan that are differentiated, `wanted` its outputs that bring
+        `active` are the inputs of the scan that are differentiated, `wanted` its outputs that have
         a cotangent.
         """
         active, outs = self.active(active)
@@ -79,9 +79,9 @@ class _Body:
 
 
 class HasCotangent(NamedTuple):
-    """Which constants, carries and scanned inputs get a cotangent, and which ys bring one.
+    """Which constants, carries and scanned inputs get a cotangent, and which ys have one.
 
-    The ys are the stacked outputs.
+    The ys are the stacked outputs of the scan.
     """
 
     consts: Mask
@@ -168,7 +168,7 @@ class _ScanNode(Node):
             seeded = wanted
             results = (*consts, *self.carried, *scanned)
         super().__init__(eqn, [joint], seeded, results, push)
-        if not push:  # other carries may depend on a carry, and yet give it no cotangent
+        if not push:  # a carry may get no cotangent, although other carries depend on it
             self.results = submask(results, self.dependent_results((True,) * sum(seeded)))
         consts, carry, _ = body.parts(joint.inputs)
         returned = [v for v, out in zip(carry, joint.outputs[:n_carry], strict=True) if v is out]
@@ -275,7 +275,7 @@ class _ScanNode(Node):
         return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[n_carry:])], token
 
     def live_carry(self, used: Mask, wanted: Sequence[Atom], known: dict[Var, Value]) -> Mask:
-        """Which carries are used or needed for the wanted values; others leave the loop."""
+        """Which carries are used or needed for the wanted values; the loop drops the others."""
         joint, n_carry = self.joint, self.body.n_carry
         _, carry, _ = self.body.parts(joint.inputs)
         on = tuple(used)

@@ -1,9 +1,9 @@
-"""The rules of calls with a mark: it tells the compiler where to run the body, or how.
+"""The rules of calls with a mark, which tells the compiler where or how to run the body.
 
 Examples are `jax.experimental.compute_on` and XLA metadata. The call becomes two calls, one for the
 forward and one for the backward pass, and both have its mark. Saved values stay in the memory of
-the device. The rules of calls that are always replaced by their body are here too. The base classes
-`Structured` and `Node` describe the methods (`xform.interpret.node`).
+the device. Some calls that are always replaced by their body are declared here too. The base
+classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ have slope 0, and `pow` takes log 0 as 0. Functions of complex numbers are holom
 pullbacks multiply without conjugation. But `abs`, `sign`, `real`, `imag` and `conj` are
 differentiable over the reals only.
 
-Where a derivative is infinite, the order of factors matters. XLA replaces a product with a 0-1 mask
-by a select, so an infinite factor that meets the mask first gives 0 outside it, and not 0 * inf.
-The cotangents for the basis of a Jacobian are such masks. So the factor that may be infinite comes
-first in a tuple, and a quotient of two values is one factor.
+Where a derivative is infinite, the order of factors matters. The cotangents that make the rows of a
+Jacobian are 0-1 masks. XLA replaces the product of a mask and a factor by a select, so 0 * inf is
+0, not NaN. It does so for the first factor only. So the factor that may be infinite comes first in
+a tuple, and a quotient of two values is one factor.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _exp2(y: Value, x: Value, *, accuracy: Any = None) -> Value:
 
 
 pointwise("exp2", _exp2, traits=EXPENSIVE)
-# Not y + 1 for expm1, nor y (1 - y) for logistic: for y near -1, or 1, they have no correct digit.
+# Not y + 1 for expm1, nor y (1 - y) for logistic: for y near -1, or 1, these lose all digits.
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=EXPENSIVE)
 pointwise("log", lambda y, x, *, accuracy=None: DivideBy(x), traits=EXPENSIVE)
 pointwise(
@@ -184,8 +184,8 @@ def _factored(x: Value) -> Value:
 def _one_minus_square(x: Value) -> Value:
     """Return 1 - x² as (1 - x) (1 + x), but with the derivative -2 x.
 
-    The derivative of the product is a sum of two terms. If 1 - x² is 0, one of them is 0. Times an
-    infinite cotangent it would be NaN.
+    The derivative of the product is a sum of two terms. If 1 - x² is 0, one of the terms is 0, and
+    times an infinite cotangent it would be NaN.
     """
     return _factored(x)
 
@@ -305,7 +305,7 @@ pointwise("nextafter", lambda y, a, b: 1, lambda y, a, b: C(b, 0))
 
 
 class _Select(Linear):
-    """The rule of `select_n`. As in JAX, zeros have the weak type of another case's tangent."""
+    """The rule of `select_n`. As in JAX, a zero tangent takes the weak type of another case's."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         zero = zeros(jax.typeof(next(dx for dx in dxs[1:] if dx is not None)))

@@ -1,8 +1,8 @@
-"""The rule of operations on mutable references (`jax.new_ref`) from outside the function.
+"""The rule of operations on mutable references (`jax.new_ref`) made outside the function.
 
-The value of such a reference is a constant. Writing an active value (one that is being
-differentiated) to it is an error. References that the function makes itself have already been
-replaced by values (`xform.program.references`).
+"The function" is the one that is differentiated. The value of such a reference is a constant.
+Writing an active value (one that depends on a differentiated input) to it is an error. References
+that the function makes itself have already been replaced by values (`xform.program.references`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xform.registry.traits import Traits, none
 
 
 class OutsideReference(Rule):
-    """The rule of an operation on a reference from outside. It may not write active values."""
+    """The rule of an operation on a reference made outside. It may not write active values."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         kind = getattr(eqn.invars[0].aval, "kind", None) if eqn.invars else None

@@ -2,9 +2,9 @@
 
 `forward` runs the scan and stores its state, the carry, before some of the steps. The choice is
 optimal for a loop of its length. `backward` goes back over the steps. It recomputes the state
-before each step from the nearest stored state. Then it runs the step again and saves the values
-that the schedule says, and pulls the cotangents back over the step. Source: Griewank and Walther,
-"Algorithm 799: revolve", 2000.
+before each step from the nearest stored state. Then it runs the step again, keeps the values that
+the schedule saves until the step is done, and pulls the cotangents back over the step. Source:
+Griewank and Walther, "Algorithm 799: revolve", 2000.
 
 `node` is the Node of the scan (`xform.rules.loop`). Its Joint is the forward and backward pass of
 the body. A *slot* is a place for one state. The *seeds* are the cotangents of the scan's outputs.

@@ -215,7 +215,7 @@ linear("stage", lambda ct, x: ct, traits=CONVERSION)
 linear("tie", lambda ct, x, y: ct, over=(1,), traits=with_movement(MOVEMENT, lambda p, x, y: y))
 linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=CONVERSION)
 linear("with_memory_space_constraint", _to_memory_space_of, traits=TRANSFER)
-# Tangents and cotangents get no name. A policy that saves values by name would save them too.
+# Tangents and cotangents get no name, because a policy that saves values by name would save them.
 pointwise("name", lambda y, x, *, name: 1, traits=NAME)
 declare(
     Passthrough,

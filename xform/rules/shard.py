@@ -2,11 +2,12 @@
 
 The *Joint* of the body is its forward and backward pass, traced as one program, with the types and
 axis names that the body has inside the `shard_map`. A *schedule* says which values are saved. The
-`shard_map` becomes two, over the same axes: one for each pass. The first also returns the saved
-values; these are the *token*. The second gets them, and the *seeds* (the cotangents of the outputs,
-or with `push` the tangents of the inputs). A saved value leaves the first with a new leading axis,
-along which the devices' shards are concatenated, so it stays on its device. A saved value that is
-an output is not returned twice. Inputs that the backward pass reads are passed to the second again.
+`shard_map` becomes two, over the same axes: one for each pass. The first `shard_map` also returns
+the saved values; these are the *token*. The second one gets the token and the *seeds* (the
+cotangents of the outputs, or with `push` the tangents of the inputs). A saved value leaves the
+first with a new leading axis, along which the devices' shards are concatenated, so it stays on its
+device. A saved value that is an output is not returned twice. Inputs that the backward pass reads
+are passed to the second again.
 
 A value is *replicated* along an axis of the mesh if all devices along it have the same value;
 otherwise it *varies*. Under `check_vma=True` the body's types say along which axes a value varies,
@@ -60,7 +61,7 @@ class _Devices:
 
     @property
     def count(self) -> int:
-        """Over how many devices the body is mapped."""
+        """The number of devices that the body is mapped over."""
         return math.prod(self.mesh.shape[a] for a in self.axes)
 
     @functools.cached_property
@@ -78,8 +79,8 @@ class _Devices:
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """Return `f` mapped over the devices. Outside `jit` it is compiled, once for each program.
 
-        If an argument is being differentiated eagerly, it is not compiled, unless JAX requires
-        `jit`. JAX does if the `shard_map` is over only some of the mesh's axes, and has
+        But it is not compiled if an argument is being differentiated eagerly, unless JAX requires
+        `jit`. JAX requires it for a `shard_map` over only some of the mesh's axes that has
         `check_vma=False` or partial sums.
         """
         mapped = jax.shard_map(

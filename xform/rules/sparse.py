@@ -139,7 +139,7 @@ def _sort_by_position(indices: Value, shape: Sequence[int]) -> tuple[Value, Valu
 
 def _sum_duplicates(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any,
                     nse: int | None):  # fmt: skip
-    """Take the cotangent from the merged element, whose number is the rank of the position."""
+    """Give each element the cotangent of its merged element, the one of the same position."""
     order, is_first = _sort_by_position(indices, spinfo.shape)
     rank = lax.sort_key_val(order, lax.cumsum(is_first, order.ndim - 1))[1]
     rank = lax.sub(rank, np.int32(1))
@@ -153,8 +153,8 @@ def _sum_duplicates(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value,
 def _dot_data(ct: Value, positions: Value, rhs: Value, n: int, dimension_numbers: Any) -> Value:
     """Return the cotangent of the data of a sparse left operand, which has `n` axes.
 
-    For each element it is the sum, over the free axes of `rhs`, of a row of `ct` times one of
-    `rhs`.
+    For each element it is the product of a row of `ct` and a row of `rhs`, summed over the free
+    axes of `rhs`.
     """
     (lc, rc), (lb, rb) = dimension_numbers
     ct_rows = take(ct, select_axes(positions, [*lb, *remaining_axes(n, lc, lb)]))
@@ -222,7 +222,7 @@ def _product_positions(
 
 def _sampled_factor(ct: Value, positions: Value, a: Value, b: Value, dimension_numbers: Any
                     ) -> Value:  # fmt: skip
-    """Return the cotangent of `a`: a row of it gets a multiple of a row of `b`, per position."""
+    """Return the cotangent of `a`. Each position adds a multiple of a row of `b` to one row."""
     (ac, bc), (ab, bb) = dimension_numbers
     order = (*ab, *remaining_axes(a.ndim, ac, ab), *ac)
     k, n = len(ab), a.ndim - len(ac)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Collectives that have the primitives `..._start` and `..._done`, and those that have `..._start`.
+# Collectives with the primitives `..._start` and `..._done`, and collectives with `..._start` only.
 _START_AND_DONE = ("all_gather", "all_to_all", "pbroadcast", "ppermute", "psum", "reduce_scatter")
 _START = ("all_gather_reduced", "psum_invariant", "unreduced_psum", "unreduced_reduce_scatter")
 

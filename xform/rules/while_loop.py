@@ -6,9 +6,9 @@ forward pass stores a fixed number of states (`xform.interpret.checkpoints`) and
 The backward pass recomputes the state before each step, and pulls cotangents back over the step. It
 uses the *Joint* of one step: its forward and backward pass, traced as one program.
 
-A carry may get a derivative from another carry, in a later step only. So sets of carries, such as
-the active ones, are found by iteration until they no longer grow. The base classes `Structured` and
-`Node` describe the methods (`xform.interpret.node`).
+A carry may become active in a later step, through another carry, and likewise get a cotangent. So
+these sets of carries are found by iteration: they grow until they no longer change. The base
+classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 
-# Effects that a recomputed step may have. In fact only prints in an inner loop are repeated.
+# Effects that a recomputed step may have. Of these, only prints in an inner loop really run again.
 _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
 
 
@@ -74,7 +74,7 @@ class _Loop:
             carry = grown
 
     def wanted(self, active: Mask, wanted: Mask) -> Mask:
-        """Return the carries that bring a cotangent after some step, from those after the last.
+        """Return the carries with a cotangent after some step; `wanted` have one after the last.
 
         `active` are the inputs of a step that are differentiated.
         """
@@ -181,8 +181,8 @@ class _Steps:
     def needs(self, schedule: Schedule) -> tuple[set[Var], dict[Var, Var]]:
         """Return the inputs of a step from which its backward pass computes all that it reads.
 
-        Also return the carries that the backward pass of a step reads as they are after the step,
-        with the outputs that give them. The backward loop already has these values.
+        Also return the carries whose value after the step is read by its backward pass, each with
+        the output of the step that is this value. The backward loop already has these values.
         """
         if "needs" not in schedule.cache:
             need = needed_inputs(schedule, self.next_value)
@@ -202,12 +202,12 @@ class _Steps:
         return tuple(v in need and self.next_value.get(v, v) is not v for v in self.joint.inputs)
 
     def read_next(self, schedule: Schedule) -> Mask:
-        """Which of the stored carries the backward pass also reads as they are after a step."""
+        """Which stored carries the backward pass of a step reads also after the step."""
         _, read_next = self.needs(schedule)
         return tuple(v in read_next for v in gather(self.joint.inputs, self.stored(schedule)))
 
     def has_cotangent(self, given: Mask) -> tuple[Mask, Mask]:
-        """Which constants and carries get a cotangent, if the `given` carries bring one."""
+        """Which constants and carries get a cotangent, if the `given` outputs have one."""
         carry = given
         while True:
             on = present_derivatives(self.joint, tuple(gather(carry, self.carried)))
@@ -254,7 +254,7 @@ class _Steps:
     def _backward(
         self, schedule: Schedule, token: Any, xs: list[Value], cts: States
     ) -> list[Value]:
-        """Return the cotangents of constants and carries, from those after the last step, `cts`."""
+        """Return cotangents of constants and carries, from `cts`, those after the last step."""
         joint, n = self.joint, self.loop.n_step
         stored, read_next = self.stored(schedule), self.read_next(schedule)
         initial_inputs = xs[self.loop.n_cond :]
@@ -350,7 +350,7 @@ class _WhileNode(Node):
         return tuple(gather(inputs, self.results))
 
     def _inputs_with_cotangent(self, seeded: Mask) -> Mask:
-        """Which inputs get a cotangent, if the `seeded` outputs bring one."""
+        """Which inputs get a cotangent, if the `seeded` outputs have one."""
         consts, carry = self.steps.has_cotangent(seeded)
         carry = tuple(a and b for a, b in zip(carry, self.steps.carried, strict=True))
         return (*(False,) * self.body.n_cond, *consts, *carry)

@@ -147,7 +147,7 @@ def _rows(xs: list[Any], index: np.ndarray, axis: int) -> list[Any]:
 def _gather_rows(x: Any, index: np.ndarray, axis: int) -> Any:
     """Return the rows of an array at any indices.
 
-    This is not done by `jnp.take`, which makes a call: rules transpose this function.
+    `jnp.take` is not used, because it makes a call, and rules transpose this function.
     """
     others = tuple(a for a in range(x.ndim) if a != axis)
     numbers = lax.GatherDimensionNumbers(others, (axis,), (axis,))
@@ -272,7 +272,7 @@ linear("select_and_gather_add", _gather_transpose, over=(0,), traits=WINDOW)
 
 
 def _scatter_dependence(eqn: JaxprEqn) -> list[list[Links]]:
-    """Return the dependence of a scatter: an element may get the values of all its windows."""
+    """Return the dependence of a scatter: an element may get the value of each of its windows."""
     p, (source, xs) = eqn.params, map(shape, eqn.invars)
     sizes = zip(xs, source, p["window_dimensions"], p["window_strides"], p["padding"], strict=True)
     links: list[AxisLink] = []
