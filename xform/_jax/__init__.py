@@ -9,7 +9,7 @@ are handled here:
   dict of values that the user logs;
 - `scan_counts`: in 0.11, scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out`;
 - `compute_on`: in 0.11, `compute_on2` was renamed to `compute_on`, and replaced the older function;
-- `current_trace`: in 0.12, no operation runs within `take_current_trace`;
+- `current_trace`: since 0.12, no operation may run inside `take_current_trace`;
 - `is_inlined`: in 0.11, a jit's `inline` became an enumeration;
 - `callee`: in 0.11, the parameters with the bodies of a composite and of an `eval_jaxpr` were
   renamed;
@@ -173,7 +173,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def is_inlined(params: dict[str, Any]) -> bool:
-    """Whether a jit has `inline=True`. Since 0.11 it is an enumeration, and each member is true."""
+    """Whether a jit has `inline=True`. Since 0.11 that is an enumeration with only true members."""
     inline = params["inline"]
     return inline if isinstance(inline, bool) else inline.name in ("JAX_EARLY", "JAX_LATE")
 
@@ -189,9 +189,9 @@ def with_metadata(f: Callable[..., Any], params: dict[str, Any]) -> Callable[...
 
 
 def linear_part(eqn: JaxprEqn) -> JaxprEqn:
-    """An `xla_metadata_call` with the metadata that is for the linear part of its derivative.
+    """The `xla_metadata_call` for the linear part of the derivative of such a call.
 
-    Since 0.12 a call may have such metadata of its own. Otherwise the result is `eqn` itself.
+    Since 0.12 a call may have other metadata for that part. Otherwise the result is `eqn` itself.
     """
     if (linear := eqn.params.get("ad_metadata", "same")) == "same":
         return eqn
@@ -367,7 +367,7 @@ def staging() -> bool:
 
 
 def match_weak_type(x: Any, aval: Any) -> Any:
-    """`x` as a value that is weakly typed if, and only if, `aval` is.
+    """`x`, converted to a weak type if `aval` is weakly typed, else to a strong type.
 
     lax has no public function for this.
     """

@@ -1,7 +1,7 @@
 """`partials`: the gradient of a scalar function at named values inside it.
 
-The function is traced, and `sites` finds the named values in its program. A zero is then added to
-each of them (a perturbation), as `perturb` says. The gradient with respect to a perturbation is the
+The function is traced, and `sites` finds the named values in its program. `perturb` then adds a
+perturbation, which is zero, to each of them. The gradient with respect to a perturbation is the
 gradient at the named value.
 """
 
@@ -171,7 +171,7 @@ class _Request:
     """A traced call of `f`, with the names and the policy of the request.
 
     Attributes:
-      caller: the beginning of the messages of errors.
+      caller: the text with which error messages begin.
       fun: the traced function.
       args: its arguments.
       names: all names that the user gave, as `names` and as `via`.
@@ -243,7 +243,8 @@ def _gradients_through(
     """Return the gradients at the targets along the paths that pass through a consumer.
 
     The consumers are the values named `via`. The gradients at the consumers are pulled back to the
-    targets. Derivatives stop at each consumer, so a path counts up to the first one that it meets.
+    targets. Derivatives stop at each consumer, so a path ends at the first consumer that it
+    reaches.
     """
     cts, aux = _gradients(request, _perturb_all(consumers), consumers)
     cuts = [ProgramEdit(key, s.path, s.index, "cut") for key, s in enumerate(consumers)]

@@ -1,4 +1,4 @@
-"""Evaluation of a program operation by operation, which records each with its pullback.
+"""Evaluate a program operation by operation, and record each operation with its pullback.
 
 Each value that a program computes gets a number, its id. Each equation becomes an operation, with
 an edge for each value that it reads. Small calls, loops and branches are expanded: the operations

@@ -2,8 +2,9 @@
 
 A pass goes through the equations of the old program in order. For each it calls one of the methods
 of a `Builder`: `add` keeps the equation, `alias` drops it and gives its results other names, and
-`splice` adds the equations of a small program. Equations share variables with the old program, and
-`renamed` puts the new names into one. An *atom* is a variable or a literal.
+`splice` adds the equations of a small program. An equation that is kept still reads the variables
+of the old program; `renamed` replaces those that have a new name. An *atom* is a variable or a
+literal.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Builder:
 
     Attributes:
       changed: whether the new program differs from the old one. A pass that only drops equations
-        sets it.
+        must set it itself.
       equations: the equations added so far.
       producer: the equation that makes each value, for the equations added so far.
     """

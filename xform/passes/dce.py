@@ -81,7 +81,7 @@ class Dce(Pass):
 
 
 def _used_in_loop(used: Mask, n_carry: int, body: Program, first: int) -> Mask:
-    """The outputs of a loop that are used, or that a used output needs in a later iteration.
+    """The outputs of a loop that are used, or that a used output needs in the next iterations.
 
     The first `n_carry` outputs of the body are carried. The next iteration gets them as inputs,
     from input number `first` on.
@@ -112,7 +112,7 @@ def live(
     known: Container[Var] = (),
     effects: bool = True,
 ) -> tuple[JaxprEqn, ...]:
-    """Return the live equations, which compute `wanted` values from `known` values.
+    """Return the equations that are needed to compute `wanted` values from `known` values.
 
     They keep their order. With `effects`, equations with effects are included too.
     """

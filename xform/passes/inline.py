@@ -72,7 +72,7 @@ def inlinable_body(eqn: JaxprEqn, staged: bool = True) -> Program | None:
 def bodies_called_once(prog: Program) -> BodyToInline:
     """Return a function that selects the bodies of jitted functions that `prog` calls only once.
 
-    Such a call saves the compiler no work. If it stayed a call, the planner could not decide about
+    If such a call stays a call, the compiler has no less work, and the planner cannot decide about
     single values in its body.
     """
     calls: collections.Counter[Program] = collections.Counter()

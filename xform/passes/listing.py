@@ -19,7 +19,7 @@ from xform.terminal.text import columns, shorten_place
 # The label of each nested program, by the parameter that holds it.
 _LABELS = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-# Gets a variable or literal and its text, and returns the text to print, for example in colour.
+# A function of a variable or literal and its text. It returns the text to print, such as in colour.
 Paint = Callable[[Any, str], str]
 
 

@@ -10,8 +10,8 @@ from xform.registry.table import traits
 def is_pure(eqn: JaxprEqn) -> bool:
     """Whether an equation depends on its inputs alone, and may be merged with an equal one.
 
-    It must have no effect, such as a print. Neither may the equations in its nested programs. A
-    remat region or a barrier is not pure: it keeps the compiler from merging equations.
+    Neither the equation nor an equation of its nested programs may have an effect, such as a print.
+    A remat region or a barrier is not pure: its purpose is to keep equations from being merged.
     """
     if has_effects(eqn) or not traits(eqn.primitive).pure:
         return False

@@ -109,7 +109,7 @@ def _neutral(value: float | None, right: bool = False) -> Rule:
     """Return a rule that simplifies an operation with its neutral element to the other operand.
 
     Args:
-      value: the neutral element; None: the zero, with the sign that is neutral.
+      value: the neutral element; None: zero, with the sign that makes it neutral.
       right: whether only the right operand may be the neutral element.
     """
 

@@ -3,8 +3,8 @@
 A *structured* equation is a scan, while loop, cond or call. Its *bodies* are the programs in its
 parameters. If a pass changes a body, the equation is rebuilt by the JAX function that made it, such
 as `lax.scan`, in a trace of its own. The equations of that trace replace the original equation.
-Some calls are never rebuilt, because their other parameters matter: calls with shardings, remat
-regions (`jax.checkpoint`), and functions with custom derivative rules.
+Some calls are never rebuilt, because a rebuilt call would lose their other parameters: calls with
+shardings, remat regions (`jax.checkpoint`), and functions with custom derivative rules.
 """
 
 from __future__ import annotations

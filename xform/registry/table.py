@@ -150,11 +150,11 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
       The rule.
 
     Raises:
-      WrongRule: the primitive has one of the library's own rules, or JAX has no primitive of that
+      WrongRule: the primitive has one of xform's own rules, or JAX has no primitive of that
         name.
     """
     if isinstance(primitive, str):
-        # xform sets the fallback after its own rules. Every later declaration is a user's.
+        # xform sets the fallback after it has declared its own rules. Later rules are users' rules.
         own = _fallback is None
         jax_primitive, rule = primitive_named(primitive), dataclasses.replace(rule, own=own)
         if jax_primitive is None:
@@ -209,11 +209,10 @@ def rule_of(primitive: Primitive) -> Rule | None:
 
 
 def rules_by_name() -> dict[str, Rule]:
-    """All rules, by the name of the primitive. For listings.
+    """All rules, by the name of the primitive, for listings.
 
-    Rules of primitives that JAX has not loaded yet are included.
-
-    If several primitives share a name, the library's own rule is returned.
+    Rules of primitives that JAX has not loaded yet are included. If several primitives share a
+    name, xform's own rule is returned.
     """
     rules = sorted((*PENDING_RULES.values(), *RULES.values()), key=lambda rule: rule.own)
     return {rule.name: rule for rule in rules}

@@ -112,8 +112,8 @@ class Passthrough(Linear):
     """A primitive that returns its operands unchanged, such as `optimization_barrier`.
 
     Its transpose is the same primitive. Tangents and cotangents that are symbolic zeros stay
-    symbolic zeros: the primitive is bound to the others alone. Subclasses say what that means for
-    operands and parameters.
+    symbolic zeros: the primitive is bound to the other values alone. Subclasses define which
+    operands are returned, and how the parameters change if there are fewer operands.
     """
 
     def returned_operands(self, eqn: JaxprEqn) -> Mask:
@@ -197,7 +197,7 @@ def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = E
       traits: properties besides the derivative; the default says that the primitive is elementwise.
 
     Raises:
-      WrongRule: the primitive has one of the library's own rules.
+      WrongRule: the primitive has one of xform's own rules.
 
     >>> from jax.extend.core import Primitive
     >>> half_p = Primitive("half")
@@ -222,7 +222,7 @@ def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...]
       traits: properties besides the derivative.
 
     Raises:
-      WrongRule: the primitive has one of the library's own rules.
+      WrongRule: the primitive has one of xform's own rules.
 
     >>> from jax.extend.core import Primitive
     >>> flip_p = Primitive("flip")
@@ -246,7 +246,7 @@ def bilinear(
       traits: properties besides the derivative.
 
     Raises:
-      WrongRule: the primitive has one of the library's own rules.
+      WrongRule: the primitive has one of xform's own rules.
 
     >>> from jax.extend.core import Primitive
     >>> times_p = Primitive("times")
@@ -271,7 +271,7 @@ def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
       traits: properties besides the derivative, the same for all of the primitives.
 
     Raises:
-      WrongRule: a primitive has one of the library's own rules.
+      WrongRule: a primitive has one of xform's own rules.
 
     >>> from jax.extend.core import Primitive
     >>> rank_p = Primitive("rank")
@@ -297,7 +297,7 @@ def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) 
       traits: properties besides the derivative.
 
     Raises:
-      WrongRule: the primitive has one of the library's own rules.
+      WrongRule: the primitive has one of xform's own rules.
 
     >>> from jax.extend.core import Primitive
     >>> norm_p = Primitive("norm")

@@ -1,1 +1,1 @@
-"""The public transforms."""
+"""The public transforms: derivatives, remat regions, plans and reports."""

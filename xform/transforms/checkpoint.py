@@ -86,7 +86,7 @@ def checkpoint(
         run = _bind_static(f, static) if static else f
         leaves = jax.tree.leaves((dynamic, keywords))
         for x in leaves:
-            as_array(x, "checkpoint")  # or an error
+            as_array(x, "checkpoint")  # raises an error unless x is an array or a number
         traced = jit(run).trace(*dynamic, **keywords)
         jaxpr = traced.jaxpr
         if len(jaxpr_and_consts(jaxpr)[0].invars) != len(leaves):

@@ -298,7 +298,7 @@ def _run_watched(at: FunctionCall, trace: Watch, marks: Sequence[Any]):
     pairs = [trace.lower(x) for x in leaves]
     check_outputs([x for x, _ in pairs], at)
     for x, _ in pairs:
-        as_array(x, at.caller)  # or an error; a Python number stays one
+        as_array(x, at.caller)  # raises an error for other values; its result is not used
     ys = [x for x, _ in pairs]
     aux = jax.tree.map(lambda x: trace.lower(x)[0], aux)
     trace.invalidate()

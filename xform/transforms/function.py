@@ -1,8 +1,9 @@
 """A user's function at its arguments: flattened, checked and, if it is planned, traced.
 
 The transforms call `function_call`, which returns a `FunctionCall`, and, to plan the derivative,
-`trace_function`, which traces the call into a `Function`. A primal is an argument by which a
-transform differentiates. The other functions check arguments that several transforms have.
+`trace_function`, which traces the call into a `Function`. A primal is an argument with respect to
+which a transform differentiates. The other functions of this module check arguments that several
+transforms have, such as `argnums`.
 """
 
 from __future__ import annotations

@@ -245,9 +245,9 @@ def _basis(tree: Tree) -> Tree:
 
     Each leaf has an additional leading axis, as long as the tree has elements.
 
-    The program computes the basis. As a constant, its text would take the square of that length.
-    XLA also reads the computed basis as a mask, and selects where it would multiply. So the entries
-    off the diagonal are zero, even where a derivative is infinite.
+    The basis is computed in the program, because a constant in the program would grow with the
+    square of that length. XLA also recognizes a computed basis as a mask, and replaces products
+    with it by selects. So 0 times an infinite derivative gives 0, not NaN.
     """
     leaves, structure = jax.tree.flatten(tree)
     sizes = [np.size(x) for x in leaves]

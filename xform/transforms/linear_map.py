@@ -43,15 +43,16 @@ from xform.transforms.residuals import Primals, PullbackResiduals, split_residua
 class LinearRunner(abc.ABC):
     """Computes a linear map from its arrays, which are passed to `run`.
 
-    The arrays may be stored here too, while nobody needs them as a pytree. Then `run` ignores its
-    argument, until `with_explicit_arrays` has returned another runner.
+    As long as nobody needs the arrays as a pytree, a runner may hold them itself. It then ignores
+    the argument `arrays` of `run`; `with_explicit_arrays` returns a runner that reads them.
     """
 
     @abc.abstractmethod
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        """Return the results of the map, one for each primal (output); None is zero.
+        """Return the results of the map; None is zero, also in `seeds`.
 
-        `seeds` are cotangents of the outputs (tangents of the primals); None is zero.
+        A pullback maps cotangents of the outputs, `seeds`, to one result for each primal. A
+        pushforward maps tangents of the primals to one result for each output.
         """
 
     @abc.abstractmethod
@@ -150,7 +151,7 @@ class Pullback:
             self._separate()
 
     def _separate(self) -> PullbackResiduals:
-        """Return the arrays, with arguments separate from others; store them so from now on."""
+        """Return the arrays, split into arguments and others; from now on they stay split."""
         if self._residuals is None:
             self._runner, arrays = self._runner.with_explicit_arrays(self._arrays)
             self._arrays = None
@@ -227,7 +228,7 @@ class Pullback:
         return (result, logs.checked(self._signature.name)) if self._logs else result
 
     def __call__(self, ct: Tree, *more: Any) -> tuple[Tree, ...]:
-        """Return cotangents like the primals, from one like the output."""
+        """Return cotangents like the primals, from a cotangent like the output."""
         if more:
             raise WrongCotangent(
                 f"pullback of {self._signature.name}",
@@ -238,7 +239,7 @@ class Pullback:
         return self.logged(lambda: self.in_tree.unflatten(self.flat(ct)))
 
     def flat(self, ct: Tree, unwanted: Collection[int] = ()) -> list[Value]:
-        """Return the cotangents of the primals as a flat list, with arrays of zeros for zeros.
+        """Return the cotangents of the primals as a flat list, with arrays for symbolic zeros.
 
         Primals at the positions `unwanted` may be references, which have no cotangent.
         """

@@ -1,9 +1,9 @@
 """What `xform.plan` plans and compiles: a derivative, and the program around it.
 
-A step, such as a training step, takes derivatives itself. Its parameter `policy_argument` takes the
-policy of one of them. This derivative is planned, and the whole step is compiled. Without
-`policy_argument` the function is a loss. Its `grad` is compiled, or both parts of `vjp` if it is
-not scalar or `argnums` is None.
+A step, such as a training step, takes derivatives itself. `policy_argument` names its parameter
+that takes the policy of one of these derivatives. This derivative is planned, and the whole step is
+compiled. Without `policy_argument` the function is a loss. Its `grad` is compiled, or both parts of
+`vjp` if it is not scalar or `argnums` is None.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has
 
 def check_step(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str, argnums: Any,
                has_aux: bool, caller: str) -> None:  # fmt: skip
-    """Raise WrongArgument unless a step has the parameter `policy_argument`, and no other options.
+    """Raise WrongArgument if a step lacks the parameter `policy_argument`, or has other options.
 
-    `argnums` and `has_aux` are for a loss, because a step chooses what it differentiates.
+    The options `argnums` and `has_aux` are only for a loss: a step chooses what it differentiates.
     """
     request = f"{caller} of {function_name(f)} with policy_argument={policy_argument!r}"
     check_parameter(f, len(args), policy_argument, request)

@@ -1,4 +1,4 @@
-"""Trees with the structure of a function's arguments or output: flags that users pass, and results.
+"""Trees with the structure of a function's arguments or output: flags from the user, and results.
 
 In this file `tree` is a `PyTreeDef` of JAX. A prefix of a tree has a leaf where the tree may have a
 subtree; the leaf stands for all leaves of that subtree.

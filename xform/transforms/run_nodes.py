@@ -82,8 +82,8 @@ def pull_by_user(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
                   pull: Callable[..., list[Value]]) -> Pull:  # fmt: skip
     """Return the pullback of a `custom_vjp` call, whose inputs `on` are differentiated.
 
-    `pull(residuals, cts)` calls the user's backward function. If the cotangents are staged, because
-    the whole pullback is made into a program, that call is recorded, and runs with the program.
+    `pull(residuals, cts)` calls the user's backward function. If the whole pullback is made into a
+    program, the cotangents are staged. Then that call is recorded, and runs with the program.
     """
     inputs: list[Any] = gather(eqn.invars, on)
     avals = tuple(cotangent_aval(v.aval) for v in inputs)

@@ -1,6 +1,6 @@
 """Compile several variants of a computation, and take the first whose bytes fit a budget.
 
-It serves derivatives that no single plan covers, such as a product with a Hessian. A variant is one
+It is for derivatives that no single plan covers, such as a product with a Hessian. A variant is one
 of several ways to compute the same values: a policy, or a choice of the caller.
 """
 
