@@ -173,7 +173,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def is_inlined(params: dict[str, Any]) -> bool:
-    """Whether a jit has `inline=True`. Since 0.11 that is an enumeration with only true members."""
+    """Whether a jit has `inline=True`. Since 0.11 it is an enumeration, always truthy."""
     inline = params["inline"]
     return inline if isinstance(inline, bool) else inline.name in ("JAX_EARLY", "JAX_LATE")
 

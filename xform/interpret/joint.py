@@ -60,15 +60,15 @@ class Joint:
       program: both parts as one program, from `inputs` and `seeds` to `outputs` and
         `backward_outputs`.
       inputs: the inputs of the forward part, those of the differentiated program.
-      seeds: the inputs of the backward part: cotangents of outputs (with `push`: tangents of
+      seeds: the inputs of the backward part: cotangents of outputs (for `linearize`: tangents of
         inputs).
       outputs: the outputs of the forward part, those of the differentiated program.
-      backward_outputs: the outputs of the backward part: cotangents of inputs (with `push`:
-        tangents of outputs).
+      backward_outputs: the outputs of the backward part: cotangents of inputs (for
+        `linearize`: tangents of outputs).
       active: which inputs are differentiated.
-      seeded: which outputs have a seed (with `push`: which inputs).
-      results: which inputs have a cotangent in `backward_outputs` (with `push`: which outputs have
-        a tangent there).
+      seeded: which outputs have a seed (for `linearize`: which inputs).
+      results: which inputs have a cotangent in `backward_outputs` (for `linearize`: which outputs
+        have a tangent there).
       push: whether the backward part pushes tangents; else it pulls cotangents.
       forward, backward: the equations of the two parts.
       cotangent_groups: which cotangents one call of a user's backward function takes together, see
@@ -207,8 +207,8 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
     Args:
       prog: the program.
       active: which inputs are differentiated.
-      wanted: which outputs have a cotangent (with `push`: need a tangent); None for all that depend
-        on an active input.
+      wanted: which outputs have a cotangent (for `linearize`: need a tangent); None for all that
+        depend on an active input.
       push: whether the backward part pushes tangents, for `linearize`; else it pulls cotangents.
       linear: whether the program is linear in the active inputs. Then the backward part is its
         transpose, and nothing may use the outputs of the forward part.

@@ -114,8 +114,8 @@ class Node(abc.ABC):
     Attributes:
       eqn: the equation.
       joints: the Joint of each of its programs that carries a derivative.
-      seeded: which outputs bring a cotangent (with `push`: which inputs bring a tangent).
-      results: which inputs receive a cotangent (with `push`: which outputs receive a tangent).
+      seeded: which outputs have a cotangent (for `linearize`: which inputs have a tangent).
+      results: which inputs get a cotangent (for `linearize`: which outputs get a tangent).
       push: whether the backward part pushes tangents (`linearize`) or pulls cotangents (`vjp`).
       cache: traces of its two parts. They refer to the equation, and so to its programs. They are
         not cached on one of these programs, because they would keep it alive.

@@ -4,7 +4,7 @@ Each branch has its own *Joint*: its forward and backward pass, traced as one pr
 says which values the forward pass saves. The cond becomes two conds. The first runs the forward
 pass of a branch, and returns the outputs and a *token*, which holds the saved values. The second
 runs the backward pass of the branch from the token and the *seeds* (the cotangents of the outputs,
-or with `push` the tangents of the inputs).
+or for `linearize` the tangents of the inputs).
 
 All branches of a cond must return values of the same types. So the first cond returns *slots*:
 values of fixed types, which the branches share. A branch puts its saved values in slots of their
@@ -41,7 +41,7 @@ def _branches(eqn: JaxprEqn) -> list[Program]:
 
 
 class Cond(Structured):
-    """The rule of `lax.cond` and `lax.switch`: an index, then the operands."""
+    """The rule of `lax.cond` and `lax.switch`. The inputs are an index, then the operands."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return union(*[path(b, active[1:]).outputs for b in _branches(eqn)])
@@ -71,7 +71,7 @@ class Cond(Structured):
 
 
 class _CondNode(Node):
-    """The forward and the backward cond of a cond that is differentiated."""
+    """The node of a cond. Its forward and its backward part are a cond each."""
 
     def dependent_results(self, given: Mask) -> Mask:
         full = spread(given, self.seeded)
@@ -144,9 +144,9 @@ class _CondNode(Node):
     ) -> list[Value]:
         """Return the cotangents of a branch; raise WrongCotangent if the branches' dtypes differ.
 
-        `variables` are the operands of the cotangents. `dtypes_of_branches` has the dtypes of the
-        branches before, and gets those of this one. A weakly typed cotangent takes the dtype of the
-        others.
+        `variables` are the operands that the cotangents belong to. `dtypes_of_branches` has the
+        dtypes of earlier branches; those of this branch are appended. A weakly typed cotangent
+        agrees with any dtype.
         """
         dtypes_of_branches.append(
             [None if _is_weak(ct) else getattr(ct, "dtype", None) for ct in cts]

@@ -8,8 +8,9 @@ saved.
 The *Joint* of a body is its forward and backward pass, traced as one program. A *schedule* says
 which values of the forward pass are saved. A call that stays a call becomes a *Node*, which runs
 its two passes: `forward` returns outputs and a *token* (the saved values); `backward` returns the
-derivatives, from the token and the *seeds* (cotangents of the outputs, or with `push` tangents of
-the inputs). The base classes `Structured` and `Node` describe all methods (`xform.interpret.node`).
+derivatives, from the token and the *seeds* (cotangents of the outputs, or for `linearize` tangents
+of the inputs). The base classes `Structured` and `Node` describe all methods
+(`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _LARGE = 48
 
 
 def size(prog: Program) -> int:
-    """Return the number of equations of a program. A nested call counts for those of its body."""
+    """Return the number of equations of a program. A nested call counts as its body's equations."""
     if "size" not in prog.cache:
         prog.cache["size"] = sum(
             1 if (inner := plain_call_body(e)) is None else size(inner) for e in prog.equations
@@ -61,7 +62,7 @@ def size(prog: Program) -> int:
 
 
 class CallNode(Node):
-    """The forward and backward pass of a call. A subclass decides how they are called."""
+    """The forward and backward pass of a call. Subclasses run them jitted or traced."""
 
     joint: Joint
 
@@ -235,9 +236,9 @@ class InlineCall(Jit):
 class RegionNode(CallNode):
     """The forward and backward pass of a remat region.
 
-    The region's own policy decides which values in it are saved. Its recomputed operations wait for
-    cotangents, except with `prevent_cse=False`. (JAX's option: the compiler may then merge them
-    with the forward pass.)
+    The region's own policy decides which values in it are saved. Its recomputed operations wait at
+    a barrier for cotangents, unless JAX's option `prevent_cse` is False. Then the compiler may
+    merge them with the forward pass.
     """
 
     region = True
@@ -314,7 +315,7 @@ def _with_primitives(jaxpr: Any) -> Any:
     cache = program(jaxpr).cache
     if "lowered" not in cache:
         lowered = lower_all(jaxpr)
-        cache["lowered"] = None if lowered is jaxpr else lowered  # a cache must not hold its key
+        cache["lowered"] = None if lowered is jaxpr else lowered  # a cache must not hold its owner
     return cache["lowered"] or jaxpr
 
 
@@ -360,7 +361,7 @@ class Remat(Structured):
         return jax.make_jaxpr(run)(*types), tuple(has_tangent)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        if eqn.params["differentiated"]:  # it is the recompute in JAX's own derivative
+        if eqn.params["differentiated"]:  # the recompute in a derivative that JAX made
             return pullback(called_body(eqn), active, wanted, lax.optimization_barrier(tuple(xs)))
         return super().vjp(eqn, xs, active, wanted)
 

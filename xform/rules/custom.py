@@ -1,9 +1,9 @@
 """Derivatives that the user wrote: custom_jvp, custom_vjp, and custom_linear_solve.
 
-A custom_jvp rule is called once, for outputs and tangents. For reverse mode xform transposes its
-tangent part. The forward function of a custom_vjp is traced into the forward pass, so its residuals
-are ordinary values there, and the planner decides which of them are saved. Its backward function is
-called in the backward pass.
+A custom_jvp rule is called once, and computes outputs and tangents together. For reverse mode xform
+transposes its tangent part. The forward function of a custom_vjp is traced into the forward pass,
+so its residuals are ordinary values there, and the planner decides which of them are saved. Its
+backward function is called in the backward pass.
 
 The rule of a custom_vjp cannot push tangents. So in `linearize` its tangents are the outputs of the
 primitive `xform_refused`: evaluating this primitive is an error, as in JAX, but its transpose is
@@ -62,7 +62,7 @@ def indexable(xs: Sequence[Value]) -> list[Value]:
 
 
 def residual_for_rule(x: Value) -> Value:
-    """Convert a residual for the backward function: a Python number, except a bool, to an array."""
+    """Convert a residual for the backward function: a Python number that is no bool to an array."""
     return x if isinstance(x, bool) else as_jax_value(x)
 
 
@@ -286,11 +286,11 @@ class CustomVjp(Structured):
 
 
 class LinearSolve(Structured):
-    """The rule of `custom_linear_solve`: x with A x = b, for a function A and given solvers.
+    """The rule of `custom_linear_solve`: solve A x = b for x, with a function A and given solvers.
 
-    The tangent is dx = A^-1 (db - dA x). With x' for the cotangent of x, the cotangents are
-    b' = A^-T x' and A' = -b' x^T. The second one is computed by the pullback of A at x. Source:
-    Giles, "Collected matrix derivative results for forward and reverse mode", 2008, section 2.3.1.
+    The tangent is dx = A^-1 (db - dA x). With x' for the cotangent of x, the cotangents are b' =
+    A^-T x' and A' = -b' x^T. The pullback of A at x computes A'. Source: Giles, "Collected matrix
+    derivative results for forward and reverse mode", 2008, section 2.3.1.
     """
 
     def _parts(self, eqn: JaxprEqn, values: Sequence[Any]):

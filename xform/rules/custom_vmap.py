@@ -1,9 +1,9 @@
 """The rule of `jax.custom_batching.custom_vmap`, a function with its own rule for `vmap`.
 
-The derivative of the function is again a `custom_vmap` function. Under `vmap` it differentiates the
-user's rule, not the function. In reverse mode nothing is saved: the backward pass runs the function
-again. A *seed* is a cotangent of an output; the backward pass starts from it. The base classes
-`Structured` and `Node` describe the methods (`xform.interpret.node`).
+The derivative of the function is again a `custom_vmap` function: under `vmap` it is the derivative
+of the user's rule, not of the function. In reverse mode nothing is saved: the backward pass runs
+the function again. A *seed* is a cotangent of an output; the backward pass starts from it. The base
+classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def _custom_vmap_jvp(eqn: JaxprEqn, derivative: Callable[..., list[Value]], acti
 
     `derivative(program, xs, dxs)` computes the jvp of a program: of the function's program, and
     under `vmap` of the program of the user's rule. As in JAX, an input is batched for the rule if
-    both its primal and its tangent are batched. If only one of them is, it is mapped over outside
-    the rule. If no primal is batched, no output is batched, whatever the rule says. `active` says
-    which inputs have a tangent, `on` which outputs.
+    both its primal and its tangent are batched. If only one of them is, a plain `vmap` around the
+    rule maps over it. If no primal is batched, no output is batched, whatever the rule says.
+    `active` says which inputs have a tangent, `on` which outputs.
     """
     prog, closed_over = program(eqn.params["call"]), _closed_over(eqn.params["in_tree"])
 
@@ -165,7 +165,7 @@ def _custom_vmap_jvp(eqn: JaxprEqn, derivative: Callable[..., list[Value]], acti
         out = jax.vmap(run, tuple(mapped_axes), out_axes, axis_size=size)(xs, dxs)
         by_rule = [*rule_out_batched, *gather(rule_out_batched, on)]
         out_batched = [m or r for m, r in zip(mapped, by_rule, strict=True)]
-        # An output that is batched both by the map and by the rule has two batch axes.
+        # An output that is batched both by the plain `vmap` and by the rule has two batch axes.
         triples = zip(out, mapped, by_rule, strict=True)
         return [_diagonal(y) if m and r else y for y, m, r in triples], out_batched
 
@@ -206,8 +206,8 @@ def _flat_rule(eqn: JaxprEqn, size: int, batched: list[bool], out_batched: list[
 def _closed_over(tree: Any) -> Mask:
     """Return which inputs the function closes over, from the tree of its inputs.
 
-    They form a list before the function's arguments. In JAX's own derivative of such a call there
-    are two trees of this form, of its primals and of its tangents.
+    In the tree, the list of these inputs comes before the function's arguments. A call in a
+    derivative that JAX made has two trees of this form: of its primals and of its tangents.
     """
     first, rest = tree.children()
     if first.node_data()[0] is tuple:

@@ -49,7 +49,8 @@ from xform.rules.custom import (
 class _Sum(ValAccum):
     """Accumulates the cotangent of an active input.
 
-    A rule for reverse mode gets one for each input, calls its `accum`, and returns nothing.
+    A rule for reverse mode gets an accumulator for each input. It calls their method `accum` with
+    the cotangents, and returns nothing.
     """
 
     def __init__(self, eqn: JaxprEqn, variable: Any):
@@ -154,8 +155,8 @@ class HiPrimitive(Structured):
         if not defines_rule(prim, "transpose"):
             if defines_rule(prim, "vjp_fwd"):
                 return self.vjp(eqn, xs, active, wanted)
-            # The jvp of the object binds the object again for the tangents. So its function is
-            # traced here, and the function's operations are transposed.
+            # The jvp of the object is no help: it binds the object again for the tangents. So the
+            # object's function is traced here, and its operations are transposed.
             run = lambda *xs: prim.out_tree.flatten_up_to(prim.expand(*prim.in_tree.unflatten(xs)))
             return pullback(trace(run, *map(jax.typeof, xs)), active, wanted, xs, linear=True)
 
@@ -200,7 +201,7 @@ def _outputs(prim: Any, ys: Any, dys: Any) -> tuple[list[Value], list[Value]]:
 
 
 def _accumulators(eqn: JaxprEqn, active: Mask) -> list[Any]:
-    """Return an accumulator for each input; for an inactive input it discards its values."""
+    """Return an accumulator for each input. Those of inactive inputs discard what they get."""
     return [
         _Sum(eqn, v) if on else NullAccum(cotangent_aval(v.aval))
         for v, on in zip(eqn.invars, active, strict=True)

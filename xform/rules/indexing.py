@@ -6,8 +6,8 @@ operand `x` at positions that the indices name. The conventions are those of JAX
 
 - If several updates of a plain scatter go to one position, the update that remains in the forward
   pass gets the derivative.
-- scatter-min and scatter-max share a tie equally among the updates that attain it, and the old
-  value if it attains it.
+- scatter-min and scatter-max share the derivative equally among all values that equal the result:
+  updates, and perhaps the old value.
 - `mode` says what happens out of bounds. It is the same in both passes, so elements that are
   dropped or clamped in the forward pass are also dropped or clamped in the backward pass. A fill
   value has no derivative.

@@ -137,8 +137,8 @@ class Windows:
                  windows_shape: Sequence[int], mode: Any) -> np.ndarray:  # fmt: skip
         """Return, for each element of the windows, its number in the array; -1 if out of bounds.
 
-        The elements of the array are numbered in row-major order. Takes the known indices. The
-        result has the shape of the windows.
+        The elements of the array are numbered in row-major order. The result has the shape of the
+        windows.
         """
         *batch, _ = indices.shape
         ndim = len(array_shape)

@@ -3,8 +3,9 @@
 The *Joint* of the body is its forward and backward pass, traced as one program. A *schedule* says
 which values of the forward pass are saved. The scan becomes two scans. The first runs the forward
 pass of each iteration and stacks the saved values; these stacks are the *token*. The second runs
-the backward passes from the token and the *seeds* (the cotangents of the outputs, or with `push`
-the tangents of the inputs). It runs in the other direction; with `push`, in the same direction.
+the backward passes from the token and the *seeds* (the cotangents of the outputs, or for
+`linearize` the tangents of the inputs). To pull cotangents, the second scan runs in the direction
+opposite to the first; to push tangents, it runs in the same direction.
 
 Constants, scanned inputs, carries that never change and loop-invariant values are not stacked. If
 the schedule stores only some states of the loop, both scans are those of `revolve`.
@@ -138,11 +139,11 @@ class Scan(Structured):
 
 
 class _ScanNode(Node):
-    """The forward and the backward scan of a scan that is differentiated.
+    """The node of a scan. Its forward and its backward part are a scan each.
 
     Attributes:
       body, joint: the body, and its Joint.
-      carried: which carries have a derivative that the backward scan carries.
+      carried: which carries have a tangent or cotangent that the second scan carries.
       unchanging: the inputs of the body that have the same value in every iteration.
       invariant: the forward values that are the same in every iteration.
     """

@@ -47,7 +47,8 @@ EACH_INPUT = Traits(flops=cost.operand_size)
 CUMULATIVE = dataclasses.replace(EACH_INPUT, dependence=axis_by_axis(_cumulative_dependence))
 SUM = dataclasses.replace(REDUCTION, dependence=axis_by_axis(_reduction_dependence))
 
-# Combines two lists of arrays elementwise: one array for each operand of the reduction.
+# A function that combines two lists of arrays elementwise. A list has one array for each operand of
+# the reduction.
 Combine = Callable[[list[Any], list[Any]], list[Any]]
 
 
@@ -66,7 +67,7 @@ def jvp_of_definition(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sharding_option(out_sharding: Any) -> dict[str, Any]:
-    """Return keyword arguments with `out_sharding`; none if it is None.
+    """Return `out_sharding` as keyword arguments; no arguments if it is None.
 
     `reduce_max` of JAX 0.10 does not take the argument.
     """
@@ -240,7 +241,7 @@ composite("cumlogsumexp", _cumlogsumexp, CUMULATIVE)
 
 
 def _take(dx: Any, index: Any, axis: int):
-    """Return the elements of `dx` at `index` along `axis`; None if `dx` is. No index repeats."""
+    """Return the elements of `dx` at `index`, which has no repeats; None if `dx` is None."""
     if dx is None:
         return None
     others = tuple(i for i in range(dx.ndim) if i != axis)
@@ -255,7 +256,7 @@ def _take(dx: Any, index: Any, axis: int):
 
 
 def _sort(xs: Any, dxs: Any, *, dimension: int, is_stable: bool, num_keys: int):
-    """Sort an array of positions with the operands; move the tangents by it."""
+    """Sort an array of positions with the operands; move the tangents to these positions."""
     shape = np.shape(xs[0])
     dtype = np.int32 if shape[dimension] < 2**31 else np.int64
     positions = lax.broadcasted_iota(

@@ -92,8 +92,8 @@ linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=REVER
 
 def _pad(ct: Value, x: Value, value: Value, *, padding_config: Sequence[tuple[int, int, int]]):
     low, high, interior = np.asarray(padding_config, int).reshape(-1, 3).T.tolist()
-    # Negative padding crops. So this removes the padding, and puts zeros for elements of `x` that
-    # the forward operation cropped.
+    # Negative padding crops. So padding by the negated amounts removes the padding, and puts zeros
+    # in place of the elements of `x` that the forward operation cropped.
     negated = [(-lo, -hi, 0) for lo, hi in zip(low, high, strict=True)]
     inner = lax.pad(ct, np.zeros((), ct.dtype), negated)
     steps = [i + 1 for i in interior]
@@ -242,7 +242,8 @@ linear(
 class _Reshard(Linear):
     """The rule of `reshard`. The transpose reshards the cotangent to the sharding of the input.
 
-    It is bound even if the sharding stays the same, because a vmap around it may shard its axis.
+    The transpose is bound even if the sharding stays the same, because a `vmap` around it may shard
+    the mapped axis.
     """
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],

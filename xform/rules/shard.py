@@ -4,18 +4,18 @@ The *Joint* of the body is its forward and backward pass, traced as one program,
 axis names that the body has inside the `shard_map`. A *schedule* says which values are saved. The
 `shard_map` becomes two, over the same axes: one for each pass. The first `shard_map` also returns
 the saved values; these are the *token*. The second one gets the token and the *seeds* (the
-cotangents of the outputs, or with `push` the tangents of the inputs). A saved value leaves the
-first with a new leading axis, along which the devices' shards are concatenated, so it stays on its
-device. A saved value that is an output is not returned twice. Inputs that the backward pass reads
-are passed to the second again.
+cotangents of the outputs, or for `linearize` the tangents of the inputs). A saved value leaves the
+first one with a new leading axis, along which the devices' shards are concatenated. So each shard
+stays on its device. A saved value that is an output is not returned twice. Inputs that the backward
+pass reads are passed to the second again.
 
 A value is *replicated* along an axis of the mesh if all devices along it have the same value;
 otherwise it *varies*. Under `check_vma=True` the body's types say along which axes a value varies,
 and the body's own transpose sums a cotangent where it must (`rules.collective`). Under
-`check_vma=False` the types do not say so, and xform does as JAX. It divides the cotangent of an
-output equally over the axes that the output's spec does not mention. It sums the cotangent of an
-input over the axes that the input's spec does not mention. The base classes `Structured` and `Node`
-describe the methods (`xform.interpret.node`).
+`check_vma=False` the types do not say so, and xform does the same as JAX. It divides the cotangent
+of an output by the number of devices along the axes that the output's spec does not mention. It
+sums the cotangent of an input over the axes that the input's spec does not mention. The base
+classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class _Devices:
 
     @functools.cached_property
     def distinct(self) -> tuple[Any, ...]:
-        """The axes that a spec or the body names. Along them devices may have different values.
+        """The mesh axes that a spec or the body names, along which the devices' values may differ.
 
         Along the other axes all devices compute the same values, so cotangents are neither summed
-        nor divided there. `vmap` with `spmd_axis_name` may place its examples along such an axis; a
-        sum would then mix them.
+        nor divided along them. `vmap` with `spmd_axis_name` may place its examples along such an
+        axis; a sum along it would mix the examples.
         """
         specs = (*self.in_specs, *self.out_specs)
         named = named_axes(self.jaxpr).union(*(set().union(*_all_axes(spec)) for spec in specs))
@@ -118,7 +118,7 @@ class _Devices:
         return self.call_inside(lambda: analyze(self.body, active, wanted, push, singly=singly))
 
     def residual_spec(self, aval: Any) -> PartitionSpec:
-        """Return the spec of a saved value: its leading axis is sharded where the value varies."""
+        """Return the spec of a saved value: the axes it varies on shard its leading axis."""
         varying = aval.mat.varying if self.checked else self.distinct
         axes = tuple(a for a in self.mesh.axis_names if a in self.axes and a in varying)
         sums = {"unreduced": aval.mat.unreduced, "reduced": aval.mat.reduced}
@@ -127,8 +127,9 @@ class _Devices:
     def replicated_axes(self, spec: PartitionSpec) -> tuple[Any, ...]:
         """Return the axes over which the cotangent of a value with this spec is replicated.
 
-        They are the axes that the spec does not mention. The cotangent of a *reduced* value is not
-        replicated: each device has its own part of a sum.
+        They are the axes that the spec does not mention, except those along which the value is
+        *reduced*: there the cotangent is *unreduced*, so each device has its own term of a sum
+        (`rules.collective` defines both words).
         """
         mentioned = _mentioned_axes(spec) | spec.reduced
         return tuple(a for a in self.distinct if a not in mentioned)
@@ -245,7 +246,7 @@ class ShardMap(Structured):
 
 
 class _ShardNode(Node):
-    """The forward and the backward `shard_map` of a `shard_map` that is differentiated."""
+    """The node of a `shard_map`. Its forward and its backward part are a `shard_map` each."""
 
     def __init__(self, eqn: JaxprEqn, devices: _Devices, joint: Joint, push: bool):
         super().__init__(eqn, [joint], joint.seeded, joint.results, push)
@@ -316,7 +317,8 @@ class _ShardNode(Node):
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         (schedule,), devices, reads = schedules, self.devices, self.reads(schedules)
-        # For each input and output: the variable of the body, that of the equation, and the spec.
+        # For each input and output: the variable in the body, the variable of the equation, the
+        # spec.
         ins = list(zip(devices.body.inputs, self.eqn.invars, devices.in_specs, strict=True))
         outs = list(zip(devices.body.outputs, self.eqn.outvars, devices.out_specs, strict=True))
         given = present_mask(seeds)

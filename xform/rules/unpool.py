@@ -172,7 +172,7 @@ _compiled = jit(unpool_p.bind, static_argnames=_NAMES)
 
 @unpool_p.def_impl
 def _impl(ct: Any, x: Any, **windows: Any) -> Any:
-    """Run the primitive eagerly, compiled: even under `jax_disable_jit`, as JAX's primitives."""
+    """Run the primitive eagerly, compiled: like JAX's primitives, even under `jax_disable_jit`."""
     with jax.disable_jit(False):
         return _compiled(ct, x, **windows)
 

@@ -90,7 +90,7 @@ class _LinearizeTrace(_PushTrace):
 
     tracer_type = MarkedTracer
     split = True
-    applied = Watch.applied  # a plain equation, because a Node keeps it
+    applied = Watch.applied  # a real JaxprEqn, because a Node keeps it
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
@@ -172,7 +172,7 @@ def _show(value: Value, mark: Any) -> str:
 
 def _pull_by_formula(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                      active: Mask) -> Pull:  # fmt: skip
-    """Return the pullback of an equation that has run, by a rule that needs no second run.
+    """Return the pullback of an equation that has run, by a rule that does not run it again.
 
     The pullback holds only the values that it reads, and the types of the others.
     """

@@ -192,7 +192,7 @@ def trace_function(at: FunctionCall, inline: bool = False) -> tuple[Function, li
         found["aux"] = tree, untraced_leaves, traced
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
-    with use_default_policy(min_cut):  # a derivative inside of `f` is a part of this derivative
+    with use_default_policy(min_cut):  # derivatives inside `f` get the default policy
         prog = trace(flat, *at.args)
     if inline:
         prog = inline_bodies(prog, bodies_called_once(prog))

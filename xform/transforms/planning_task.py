@@ -46,8 +46,8 @@ class PlanningTask:
     Attributes:
       name: the function's name.
       derivative: a description of the compiled function, such as "grad by argument 0".
-      problem: the derivative as a planning problem. It includes a simulation of the bytes outside
-        the derivative at its peak.
+      problem: the derivative as a planning problem. Its `outside_bytes` estimate the bytes that
+        values outside the derivative take at its peak.
       outside_argument_bytes: for a step, the bytes by which its arguments exceed those of the
         derivative; for a loss, minus the bytes of the outputs that take the memory of donated
         arguments.
