@@ -14,8 +14,8 @@ are handled here:
 - `callee`: in 0.11, the parameters with the bodies of a composite and of an `eval_jaxpr` were
   renamed;
 - `with_metadata`, `linear_part`: an `xla_metadata_call` gives XLA metadata to all operations of a
-  function. Since 0.12 its parameter `xla_metadata` has the metadata of the function, and
-  `ad_metadata` that of the linear part of the function's derivative.
+  function. Since 0.12 its parameter `xla_metadata` has the metadata of the function, and its
+  parameter `ad_metadata` the metadata of the linear part of the function's derivative.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def context_fields(ctx: Any) -> dict[str, Any]:
 
 
 def is_reference(aval: Any) -> bool:
-    """Whether a type is that of a mutable reference."""
+    """Whether a type is the type of a mutable reference."""
     return isinstance(aval, AbstractRef)
 
 

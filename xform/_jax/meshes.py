@@ -22,10 +22,10 @@ def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def on_mesh_of(*avals: Any) -> contextlib.AbstractContextManager[Any]:
-    """Context that sets the current mesh to that of the first of `avals` that has a mesh.
+    """Context that sets the current mesh to the mesh of the first of `avals` that has one.
 
-    If none has one, the current mesh stays. The mesh of a type differs from the current one inside
-    `jax.sharding.auto_axes` and similar functions, which change the types of axes.
+    If none of them has a mesh, the current mesh stays. The mesh of a type differs from the current
+    one inside `jax.sharding.auto_axes` and similar functions, which change the types of axes.
     """
     meshes = (getattr(getattr(aval, "sharding", None), "mesh", None) for aval in avals)
     mesh = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), None)

@@ -35,5 +35,5 @@ def input_type(v: Any) -> Any:
 
 
 def drop_content(aval: Any) -> Any:
-    """The type `aval` without the type of the content, if it is that of a mutable value."""
+    """The type `aval`; if it is the type of a mutable value, without the type of the content."""
     return aval.aval if _TypeAndContent and isinstance(aval, _TypeAndContent) else aval

@@ -89,8 +89,8 @@ def partials(
         the value is in a loop of unknown length, or in another program that `partials` cannot
         enter.
 
-    Cost: that of `value_and_grad` of the computation after the named values, without extra FLOPs.
-    If `via` is a name, add a forward and backward pass from the named values to those of `via`.
+    Cost: as much as `value_and_grad` of the computation after the named values. If `via` is a name,
+    add a forward and backward pass from the named values to the values named `via`.
     Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, sections 3.2 and 3.3.
 
     >>> def loss(x):

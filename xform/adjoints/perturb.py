@@ -52,7 +52,7 @@ class ProgramEdit:
     Attributes:
       key: number of the perturbation, or of the returned value.
       path: the nested program that holds the equation: for each level, the position of the equation
-        that holds the program, and the number of the program among those of the equation.
+        that holds the program, and the number of the program among the programs of the equation.
       index: position of the equation in that program; the number of equations stands for the
         outputs of the program.
       action: "perturb": perturb the equation's result, for all its readers. "read": perturb the
@@ -242,7 +242,7 @@ def _custom(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
     """Evaluate a call of a function with a custom derivative.
 
     The derivative with respect to the inputs is the custom rule. The derivative with respect to a
-    value inside is that of the function's body.
+    value inside the function is the derivative of the function's body.
     """
     if any(edit.action == "cut" for edit in edits):
         raise NotDifferentiable(

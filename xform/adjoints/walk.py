@@ -142,7 +142,7 @@ class Recorder:
         first_scanned = num_consts + num_carry
         consts, carry = ids[:num_consts], list(ids[num_consts:first_scanned])
         iterations = range(eqn.params["length"])
-        outputs: dict[int, list[int]] = {}  # those of the body, by iteration
+        outputs: dict[int, list[int]] = {}  # the body's outputs, by iteration
         for t in reversed(iterations) if eqn.params["reverse"] else iterations:
             inner_scope = (*scope, f"scan, iteration {t}")
             take = lambda x, t=t: lax.index_in_dim(x, t, keepdims=False)

@@ -6,7 +6,7 @@ If the loop is under `vmap`, a lane is one element of the batch.
 - Forward, a loop of unknown length (`run_and_store`) has n slots. At first it stores its state at
   every step. When all slots are full, it frees every second slot, and then stores a state at every
   second step. From then on, when three quarters are full, it frees every second slot, and stores
-  half as many states as before. So a quarter stays free for the backward pass. A loop of known
+  states half as often as before. So a quarter stays free for the backward pass. A loop of known
   length stores its states at the optimal steps (`slot_of_each_step`).
 - Backward (`run_backward`), the slots are a stack. The state before a step is recomputed from the
   topmost stored state. This recompute has a known number of steps, so it stores states in the free
@@ -88,7 +88,7 @@ def run_and_store(
       alive: the condition of the loop, from a state to a bool for each lane.
       step: the body of the loop, from a state to the next state.
       start: the first state.
-      stored: which parts of the state are stored: those that the backward pass needs.
+      stored: which parts of the state are stored, because the backward pass needs them.
       n: the number of slots.
     """
     live = predicate(alive(start))

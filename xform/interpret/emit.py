@@ -97,7 +97,7 @@ def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
         result that depends on absent seeds alone is None.
       together: whether the forward part is in the same XLA program, so that XLA may merge a
         recompute with it. Barriers prevent that.
-      whole: whether the Joint is that of a whole function or of a loop's body, not of a remat
+      whole: whether the Joint belongs to a whole function or to a loop's body, not to a remat
         region. Then each recompute waits for the cotangent that needs it, not only for the first
         cotangent, so it runs late.
     """

@@ -59,10 +59,10 @@ class Joint:
     Attributes:
       program: both parts as one program, from `inputs` and `seeds` to `outputs` and
         `backward_outputs`.
-      inputs: the inputs of the forward part, those of the differentiated program.
+      inputs: the inputs of the forward part, which are the inputs of the differentiated program.
       seeds: the inputs of the backward part: cotangents of outputs (for `linearize`: tangents of
         inputs).
-      outputs: the outputs of the forward part, those of the differentiated program.
+      outputs: the outputs of the forward part, which are the outputs of the differentiated program.
       backward_outputs: the outputs of the backward part: cotangents of inputs (for
         `linearize`: tangents of outputs).
       active: which inputs are differentiated.

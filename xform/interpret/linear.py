@@ -26,7 +26,7 @@ def check_linear(schedule: Schedule, active: Mask) -> None:
     """Raise NotLinear if the backward part reads a value that depends on an active input.
 
     Also raise it if an output depends on an active input only through a step function (rounding,
-    comparison). The derivative of such an output is zero, and zero is not its transpose.
+    comparison). The derivative of such an output is zero, and would be a wrong transpose.
 
     `schedule` is the Schedule of the function's Joint, and `active` says which inputs are active.
     """

@@ -33,7 +33,7 @@ class Logs:
         self.without: dict[Any, str] = {}
 
     def places(self, place: str) -> dict[Any, str]:
-        """Return a place for each key: `place`, or the earlier place where it had no value."""
+        """Return a place for each key: `place`, or for a key without a value its recorded place."""
         return {key: self.without.get(key, place) for key in (*self.entries, *self.without)}
 
     def checked(self, name: str) -> dict[Any, Any]:

@@ -147,8 +147,9 @@ class Node(abc.ABC):
     def outputs(self, schedules: Schedules, xs: Sequence[Value], used: Mask) -> list[Value]:
         """Compute the outputs by the forward part, without residuals; None where not `used`.
 
-        The equation itself would have the same values. But in the forward part custom functions run
-        their forward rules, so a second derivative differentiates these rules, as it must.
+        The equation itself would compute the same outputs. But in the forward part, custom
+        functions run their forward rules. So a second derivative differentiates these rules, as in
+        JAX.
         """
         return self.forward([s.outputs_only for s in schedules], xs, used)[0]
 

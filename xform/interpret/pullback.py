@@ -1,9 +1,9 @@
 """Reverse mode in one trace: run a program, and return its pullback.
 
 The pullback maps cotangents of the outputs to cotangents of the inputs. While the program runs, a
-tape collects each equation with a pullback of its own. The pullback of the program runs the tape
-from its end. Names: `xs` and `ys` are the inputs and outputs of an equation, `dxs` and `dys` their
-tangents, `ct` is a cotangent. A tangent or cotangent that is None is a symbolic zero.
+tape records the pullback of each equation. The pullback of the program runs these from the last
+equation to the first. Names: `xs` and `ys` are the inputs and outputs of an equation, `dxs` and
+`dys` their tangents, `ct` is a cotangent. A tangent or cotangent that is None is a symbolic zero.
 """
 
 from __future__ import annotations

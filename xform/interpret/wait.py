@@ -51,7 +51,7 @@ Waits = Mapping[int, Sequence[Wait]]
 def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
     """Return the waits for the recomputes of a Schedule.
 
-    With `whole`, the Joint is that of a whole function or of a loop's body; else of a remat region.
+    With `whole`, the Joint belongs to a whole function or a loop's body; else to a remat region.
     With `together`, the forward part is in the same XLA program.
 
     A remat region has one wait, at its start. In a function or a loop's body, each run of
@@ -146,8 +146,9 @@ def _anchors(schedule: Schedule, read_by_work: Set[Var]) -> dict[Var, tuple[Var,
     first work, the cotangents count as in memory too, and so do values computed from them that are
     sums or take no more bytes than their anchor.
 
-    With each anchor, also return an index in `schedule.order`: that of the equation that computes
-    the last such value which work reads or computes. It is -1 before the first work.
+    With each anchor, also return an index in `schedule.order`. Of the value and everything it is
+    computed from, take the values that work reads or computes: the index is of the equation that
+    computes the last of these. It is -1 if there are none, before the first work.
     """
     anchors = {v: (v, -1) for v in schedule.joint.seeds}
     for i, eqn in enumerate(schedule.order):

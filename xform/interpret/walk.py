@@ -120,10 +120,10 @@ def backward(schedule: Schedule, back_end: BackEnd, kept: Sequence[Any], args: S
              seeds: Sequence[Any], together: bool, whole: bool) -> list[Any]:  # fmt: skip
     """Run the backward part; return its results.
 
-    `kept` are the values of `schedule.saved`, `args` those of the Joint's inputs (None if the
-    backward part does not read them), and `seeds` those of its seeds. `together` says that the
-    forward part is in the same XLA program. `whole` says that the Joint is that of a whole function
-    or of a loop's body, not of a remat region: then each recompute waits for a cotangent of its own
+    `kept` are the values of `schedule.saved`, `args` the values of the Joint's inputs (None if the
+    backward part does not read them), and `seeds` the values of its seeds. `together` says that the
+    forward part is in the same XLA program. `whole` says that the Joint belongs to a whole function
+    or to a loop's body, not to a remat region. Then each recompute waits for a cotangent of its own
     (`find_waits`).
     """
     joint = schedule.joint
@@ -225,7 +225,7 @@ class _ScheduleWalk:
         return [self.back_end.read(self.env, v) for v in variables]
 
     def _results(self, eqn: JaxprEqn, needed: set[Var]) -> Sequence[Any]:
-        """Return the results of an equation; of a fork, only those in `needed`, None for others."""
+        """Return the results of an equation; for a fork, None for results that are not `needed`."""
         if eqn.primitive is fork_p:
             node = eqn.params["node"]
             self.forked.add(node)

@@ -292,8 +292,8 @@ def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) 
       primitive: the Primitive.
       jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
         tangents, None for zero. Its linear part is transposed for the pullback. The outputs must
-        equal those of the primitive bit for bit: bind it, or return None for the list of outputs.
-        Then xform binds it.
+        equal the outputs of the primitive bit for bit. So bind the primitive to compute them; or
+        return None in place of the list of outputs, then xform binds it.
       traits: properties besides the derivative.
 
     Raises:

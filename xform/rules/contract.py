@@ -345,7 +345,7 @@ def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spre
     """Count the pairs of positions of output and kernel that read no padding and no hole.
 
     For one spatial axis with the lengths `n_in`, `n_window` (the kernel) and `n_out`. `dilation` is
-    that of the input, `spread` that of the kernel.
+    the dilation of the input, `spread` that of the kernel.
     """
     i = np.arange(n_out)[:, None] * stride + np.arange(n_window) * spread - padding[0]
     return int(np.sum((i >= 0) & (i <= (n_in - 1) * dilation) & (i % dilation == 0)))

@@ -114,7 +114,7 @@ def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: An
 
 
 def _tangent_of_full_columns(q: Any, dq: Any) -> Any:
-    """Return the tangent of the columns p that `full_matrices=True` appends to those of `q`.
+    """Return the tangent of the columns p that `full_matrices=True` appends to `q`.
 
     The full matrix Q = [q p] is a product of n reflections. It differs from the identity I by a
     matrix of rank n, which its first n rows and columns determine. With I = [E F] and

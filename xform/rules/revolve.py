@@ -100,7 +100,7 @@ def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[
             return emit.values(schedule, next_carry, {**env, **hoisted}, effects=False)
 
     def pull(i: Value, x: States, after: States, cts: States, accumulators: Any):
-        """Pull cotangents back over step `i`; sum those of constants, stack those of inputs."""
+        """Pull cotangents back over step `i`, and add the results to the accumulators."""
         sums, stacks = accumulators[:n_sums], accumulators[n_sums:]
         args = inputs(i, x)
         env = {**_environment(joint.inputs, args), **hoisted}

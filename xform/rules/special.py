@@ -82,7 +82,7 @@ pointwise(
     lambda y, a, x: lax.neg(_gamma_density(a, x)),
     traits=PLAIN,
 )
-# igamma_grad_a is the derivative of igamma in a. Its derivative in x is that of the density in a.
+# igamma_grad_a is the derivative of igamma in a. Its derivative in x is d(gamma density)/da.
 pointwise(
     "igamma_grad_a",
     no_partial("igamma_grad_a", "a"),

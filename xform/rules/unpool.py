@@ -92,7 +92,7 @@ def _chosen_places(x: Any, windows: Sizes, select_prim: Any, sizes: Sizes, strid
                    padding: Any) -> Any:  # fmt: skip
     """Return the place of the largest (smallest) element in each window, as int8.
 
-    `windows` is the shape of the pooled array, `sizes` that of a window.
+    `windows` is the shape of the pooled array, `sizes` the shape of a window.
     """
     worst = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, x.dtype)
     padded = _pad(x, worst, padding)
@@ -116,7 +116,7 @@ def _from_window(ct: Any, chosen: Any, shape: Sizes, earlier: Sizes, sizes: Size
     """Return for each element the cotangent of one of its windows if the window chose it, else 0.
 
     The window begins `earlier` strides, along each axis, before the last window that begins at or
-    before the element. `shape` is that of the elements, `lows` the padding before them.
+    before the element. `shape` is the shape of the input, `lows` the padding before it.
     """
     starts = [q * stride - low for q, stride, low in zip(earlier, strides, lows, strict=True)]
 

@@ -180,7 +180,8 @@ def compare(
       WrongArgument: a target is unknown, or there are no policies or no targets.
       NotScalar: the loss returns something other than a scalar.
 
-    Cost: one compilation for each policy and target; for a budget of the peak also those of `plan`.
+    Cost: one compilation for each policy and target; for a budget of the peak also the compilations
+    of `plan`.
 
     >>> loss = lambda w, x: jnp.sum(jnp.sin(x @ w) @ w)
     >>> w = x = jax.ShapeDtypeStruct((64, 64), jnp.float32)

@@ -174,7 +174,7 @@ def _pull_by_formula(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequenc
                      active: Mask) -> Pull:  # fmt: skip
     """Return the pullback of an equation that has run, by a rule that does not run it again.
 
-    The pullback holds only the values that it reads, and the types of the others.
+    The pullback holds only the values that it reads, and the types of all other values.
     """
     if isinstance(rule, Pointwise):
         return _pull_pointwise(rule, eqn, xs, ys[0], active)
@@ -238,7 +238,7 @@ class _ProgramRunner(LinearRunner):
 
     The masks say which inputs and outputs of the map are inputs and outputs of the program; the
     others are ignored or zero. `push` says whether the map is a pushforward; else it is a pullback.
-    `log_places` are the keys that users' backward functions log, see `log_without`.
+    `log_places` has the keys that users' backward functions log, with their places (`log_without`).
     """
 
     def __init__(self, program: Program, inputs_on: Mask, outputs_on: Mask, push: bool,
@@ -311,7 +311,7 @@ def push_trace() -> Watch:
 
 
 def jvp(at: FunctionCall, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tree, Tree]:
-    """Run a call at tangents `dxs`; return its output, their tangent and its auxiliary output.
+    """Run a call at tangents `dxs`; return its output, the output's tangent, and `aux`.
 
     `trace` is the result of `push_trace`. A tangent in `dxs` that is None is zero.
     """

@@ -41,9 +41,9 @@ def pareto(
 ) -> Pareto:
     """Compute how many FLOPs the gradient of `f` recomputes to take less peak memory.
 
-    The first plan is that of `min_cut`, the default policy. The other plans are for budgets of the
-    peak, in equal steps from the peak of `min_cut` down to the lowest peak that a search finds. A
-    budget that no plan fits is left out, so there may be fewer plans than `points`.
+    The first plan is the plan of `min_cut`, the default policy. The other plans are for budgets of
+    the peak, in equal steps from the peak of `min_cut` down to the lowest peak that a search finds.
+    A budget that no plan fits is left out, so there may be fewer plans than `points`.
 
     Args:
       f: the loss, a pure function of pytrees of arrays that returns a scalar. With

@@ -162,7 +162,7 @@ def plan_of_candidate(
     candidate: Candidate,
     goal: Target,
 ) -> Plan:
-    """The `Plan` of a candidate, with simulated bytes and without those of a compiler.
+    """The `Plan` of a candidate, with simulated bytes; its compiled bytes are not set.
 
     `derivative` describes what is compiled, and `policy` names the policy.
     """

@@ -3,8 +3,8 @@
 `jax.grad` asks a region's policy about one primitive at a time, but `min_cut` or a budget decides
 for the whole region. So the region is planned when it is called. Its saved values get names
 (`checkpoint_name`), and the policy for JAX saves those names. A saved value may be a factor that
-one of xform's rules computes, such as `cos x` for the derivative of `sin x`. It is not in JAX's
-program. Then the values that it is computed from are named.
+one of xform's rules computes, such as `cos x` for the derivative of `sin x`. Such a factor is not
+in JAX's program, so the values that it is computed from are named instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def name_saved_values(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, TaggedP
 
 
 def _jaxpr_with_names(prog: Program, names: frozenset[str] | None) -> Any:
-    """Return the jaxpr of a program that names those of its values whose name is in `names`.
+    """Return the jaxpr of a program, with `checkpoint_name` on the values named in `names`.
 
     A value's name is its number, in the order of computation, so it is the same in each trace. None
     names all values.

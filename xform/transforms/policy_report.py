@@ -28,9 +28,9 @@ from xform.transforms.plan import plan
 from xform.transforms.planning_task import check_step, with_policy
 from xform.transforms.reverse import Policy
 
-# How `_report` makes the budgets of the derivatives smaller: after at most _MAX_COMPILES
-# compilations it stops. It subtracts the excess bytes times _EXCESS_FACTOR. If the last reduction
-# changed nothing, it multiplies the bytes subtracted so far by _SPEEDUP instead.
+# `_report` makes the budgets of the derivatives smaller and compiles again, at most _MAX_COMPILES
+# times. Each time it subtracts the excess bytes times _EXCESS_FACTOR. If the last reduction changed
+# nothing, it multiplies the bytes subtracted so far by _SPEEDUP instead.
 _MAX_COMPILES, _EXCESS_FACTOR, _SPEEDUP = 4, 1.05, 2.5
 
 
@@ -64,10 +64,11 @@ def _report(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
     """Return the memory report of `report_on`, without the policy's name.
 
     Under a budget of the peak, `plan` plans the derivative within the whole function, if the
-    function takes only one derivative and no mesh is given by name. Otherwise the default policy is
-    compiled first. If it does not fit, each derivative is planned for a smaller budget: the excess
-    that the compiler reports is subtracted, and the function is compiled again, at most four times.
-    Before the budget is refused, the plan with the lowest peak is compiled, for the error.
+    function takes only one derivative and no option such as `mesh` is given. Otherwise the default
+    policy is compiled first. If it does not fit, each derivative is planned for a smaller budget:
+    the excess that the compiler reports is subtracted, and the function is compiled again, at most
+    four times. Before the budget is refused, the plan with the lowest peak is compiled, for the
+    error.
     """
 
     def compiled_under(policy: Policy) -> MemoryReport:
@@ -107,7 +108,7 @@ def _report(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
         excess = size - policy.bytes
         if excess <= 0:
             return report
-        if size in sizes:  # the derivative fits easily, and the rest is large
+        if size in sizes:  # the smaller budget has changed nothing
             subtracted *= _SPEEDUP
         else:
             subtracted += _EXCESS_FACTOR * excess

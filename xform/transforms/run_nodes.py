@@ -33,7 +33,8 @@ from xform.program.ir import Mask
 class RunNodes(Split):
     """A trace that runs the parts of a node when its fork and its join are bound.
 
-    As a `Split`, it may have a trace that stages operations on tangents or cotangents.
+    It is a `Split` (`interpret/staged.py`), so it may also have a trace that stages operations on
+    tangents or cotangents.
     """
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
