@@ -189,7 +189,7 @@ def with_metadata(f: Callable[..., Any], params: dict[str, Any]) -> Callable[...
 
 
 def linear_part(eqn: JaxprEqn) -> JaxprEqn:
-    """The `xla_metadata_call` for the linear part of the derivative of such a call.
+    """The `xla_metadata_call` for the linear part of the derivative of the call `eqn`.
 
     Since 0.12 a call may have other metadata for that part. Otherwise the result is `eqn` itself.
     """

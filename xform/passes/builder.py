@@ -89,7 +89,7 @@ class Builder:
 def map_nested_programs(prog: Program, f: Callable[[Program], Program]) -> Program:
     """Return `prog` with `f` applied to the bodies of its loops, branches and calls.
 
-    `f` is not applied to programs inside those bodies; it has to do this itself.
+    `f` itself has to handle the programs inside those bodies.
     """
     build = Builder(prog)
     for eqn in prog.equations:

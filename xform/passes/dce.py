@@ -81,7 +81,7 @@ class Dce(Pass):
 
 
 def _used_in_loop(used: Mask, n_carry: int, body: Program, first: int) -> Mask:
-    """The outputs of a loop that are used, or that a used output needs in the next iterations.
+    """The outputs of a loop that are used, or that later iterations need for a used output.
 
     The first `n_carry` outputs of the body are carried. The next iteration gets them as inputs,
     from input number `first` on.

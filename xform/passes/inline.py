@@ -1,7 +1,7 @@
 """Inline calls: replace them by the equations of the called program, its *body*.
 
-`Inline` is the pass for users. `inline_bodies` inlines the calls that a function selects;
-`inlinable_body` and `bodies_called_once` are such functions, for the planner.
+`Inline` is the pass for users. `inline_bodies` inlines the calls that a given function selects. For
+the planner, `inlinable_body` is such a function, and `bodies_called_once` returns one.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Inline(Pass):
 def inlinable_body(eqn: JaxprEqn, staged: bool = True) -> Program | None:
     """Return the body of a call that the planner inlines; None for other equations.
 
-    The rule of the primitive decides, for a jit by its size. With `staged` False, operations run
-    one by one. Then jitted calls are kept, because they are compiled.
+    The rule of the primitive decides; the rule of `jit` decides by the size of the body. With
+    `staged` False, operations run one by one. Then jitted calls are kept, because they are
+    compiled.
     """
     rule = rule_of(eqn.primitive)
     return None if rule is None else rule.inlined(eqn, staged)
@@ -98,9 +99,10 @@ def _jitted_body(eqn: JaxprEqn) -> Program | None:
 
 
 def inline_bodies(prog: Program, body_to_inline: BodyToInline) -> Program:
-    """Inline some calls of a program, also calls inside inlined calls. Linear in equations.
+    """Inline some calls of a program, also calls inside inlined calls.
 
     `body_to_inline` returns the program to inline for an equation, or None to keep the equation.
+    The time is linear in the number of equations.
     """
     if not any(body_to_inline(eqn) is not None for eqn in prog.equations):
         return prog

@@ -114,7 +114,7 @@ def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     """Link batch axes and own axes of the result to the same axes of the operands.
 
     Along a contracted axis a result depends on all elements, or, if the other operand is a known
-    matrix, on those multiplied by a nonzero. `values` has the known operands, else None.
+    matrix, on those multiplied by a nonzero. `values` has each known operand, else None.
     """  # fmt: skip
     (a_sum, b_sum), (a_batch, b_batch) = eqn.params["dimension_numbers"]
     shapes = list(map(shape, eqn.invars))

@@ -133,7 +133,7 @@ def _eig(xs: Any, dxs: Any, *, compute_left_eigenvectors: bool, compute_right_ei
     w, *left_vectors, v = jax_primitives.eig_p.bind(
         a, compute_left_eigenvectors=left, compute_right_eigenvectors=True, **options
     )
-    # JAX computes eigenvalues alone by another algorithm: with None, the primitive is bound.
+    # JAX computes eigenvalues alone by another algorithm. None means: bind the primitive for them.
     ys = [w, *left_vectors, v] if right else None
     da = lax.convert_element_type(da, v.dtype)
     inner = solve(v, dot(da, v))

@@ -90,8 +90,8 @@ def select_axes(positions: Value, axes: Sequence[int]) -> Value:
 def positions_in_rows(positions: Value, shape: Sequence[int]) -> Value:
     """Return the positions of all elements of rows, from positions of the rows.
 
-    The rows lie along the last axes of an array of the given shape. They become new axes of the
-    result.
+    The rows lie along the last axes of an array of the given shape. These axes become new axes of
+    the result.
     """
     k, n = positions.ndim - 1, positions.shape[-1]
     full = (*positions.shape[:-1], *shape[n:])

@@ -65,7 +65,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Policies on targets: prints as a table, plots bytes against time, writes one HTML page.
+    """The reports of several policies on several targets, as a table, a plot or an HTML page.
 
     Attributes:
       function: the name of the function.

@@ -127,8 +127,8 @@ class TracedDerivative:
     Attributes:
       function: the traced function.
       inputs: the names of the inputs of its program.
-      closed: an entry for each value that the function closes over, which are the first inputs: the
-        index among the caller's arrays if it is one of them, else the value.
+      closed: an entry for each value that the function closes over (these are the first inputs). It
+        is the value's index among the caller's arrays, or the value itself if it is none of them.
     """
 
     function: Function

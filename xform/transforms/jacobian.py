@@ -153,9 +153,9 @@ def jacrev(
         bound, primals = partial(f, nonempty_positions(argnums, len(args), "jacrev"), args, kwargs)
         check_inputs("jacrev", primals, holomorphic, allow_int)
         # Save everything: all rows share one set of residuals, which is small beside the rows. A
-        # recompute would wait at a barrier for the cotangents. Here these are the basis, which is
-        # available from the start, so waiting saves nothing. And XLA does not fuse through a
-        # barrier, so each recomputed value would take one array for each row.
+        # recompute would wait at a barrier for the cotangents. Here the cotangents are the basis,
+        # which is available from the start, so waiting saves nothing. And XLA does not fuse through
+        # a barrier, so each recomputed value would take one array for each row.
         policy = save_everything if staging() else None
         y, pull, *aux = vjp(bound, *primals, has_aux=has_aux, policy=policy)
         check_output("jacrev", y, holomorphic)
@@ -243,7 +243,7 @@ def hvp(
 def _basis(tree: Tree) -> Tree:
     """Return the standard basis of the space of trees like `tree`, stacked.
 
-    Each leaf has an additional leading axis, as long as the tree has elements.
+    Each leaf gets a new leading axis. Its length is the number of elements of the whole tree.
 
     The basis is computed in the program, because a constant in the program would grow with the
     square of that length. XLA also recognizes a computed basis as a mask, and replaces products

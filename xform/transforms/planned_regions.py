@@ -112,10 +112,10 @@ class _NamingInterpreter:
 def _saved_names(schedule: Schedule) -> Iterator[str]:
     """Yield the names to save so that all saved values of a Schedule are available.
 
-    For a saved value without a name, these are the names of the values that it is computed from.
-    Nested programs are included. A Schedule says which values of a forward pass are saved. In its
+    A Schedule says which values of a forward pass are saved. For a saved value without a name, the
+    names of the values that it is computed from are yielded. Nested programs are included: in the
     program a `fork` equation stands for a loop or call, and the last output of the fork, its token,
-    stands for all values that are saved in it.
+    stands for all values that are saved inside.
     """
     saved = set(schedule.saved)
     todo: list[Any] = list(saved)

@@ -55,7 +55,7 @@ class PullbackResiduals:
       positions: for each of these arrays, the position of the argument that it is; None if it is
         no argument.
       args: a list like the arguments, with NotNeeded for an argument that the pullback does not
-        read, and NotSaveable for one that the user restores.
+        read, and NotSaveable for an argument that the user must restore.
       opaque: the other arrays, in order.
     """
 
