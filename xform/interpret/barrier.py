@@ -41,9 +41,9 @@ _BACKENDS: dict[Where, tuple[str, ...]] = {
     "accelerators": ("gpu", "tpu"),
 }
 
-# The `where` of a barrier before the first expensive operation of the backward part. In a second
-# derivative, tangents do not wait at such a barrier: they may be the basis of a Jacobian, and
-# behind a barrier XLA would not recognize the basis as a mask.
+# The `where` of a barrier before the first operation of the backward part that XLA does not fuse.
+# In a second derivative, tangents do not wait at such a barrier: they may be the basis of a
+# Jacobian, and behind a barrier XLA would not recognize the basis as a mask.
 EARLY: Where = "cpu and tpu"
 
 barrier_p = Primitive("xform_barrier")

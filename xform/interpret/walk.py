@@ -6,10 +6,10 @@ which order. A seed is an input of the backward part, such as a cotangent. A nod
 or call with a derivative: a `fork` equation runs its forward part and returns a token with its
 residuals, and a `join` equation runs its backward part from that token.
 
-The walk passes the equations to the back end in order. It also decides which values are saved,
-moved to the host, written to memory, or wait for a cotangent at a barrier. There are two back ends:
-`emit` binds each equation in the current trace, and the planner's simulator adds its steps to a
-flat program.
+The walk passes the equations to the back end in order. It also tells the back end when to move a
+value to the host, to write it to memory, or to let it wait for a cotangent at a barrier. There are
+two back ends: `emit` binds each equation in the current trace, and the planner's simulator adds its
+steps to a flat program.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class _ScheduleWalk:
 def _last_reads(
     equations: Sequence[JaxprEqn], schedule: Schedule, wanted: Sequence[Var], waits: Waits
 ) -> dict[int, list[Var]]:
-    """Return the values that nothing reads after an equation, by the index of the equation."""
+    """Return, by the index of an equation, the values that nothing reads after that equation."""
     named_copy = schedule.joint.named_copy
     read_later = {*wanted, *(named_copy[v] for v in wanted if v in named_copy)}
     freed_after: dict[int, list[Var]] = {}
