@@ -94,7 +94,7 @@ def memory_analysis(
 def report_of(
     compilation: Compilation, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> MemoryReport:
-    """The report of a function that was compiled for some arguments."""
+    """Return the report of a function that was compiled for some arguments."""
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
     shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)

@@ -55,7 +55,7 @@ _answers: BoundedCache[str, Answer] = BoundedCache(32)
 
 
 def depends_on() -> list[str]:
-    """What every compiler's answer depends on: XLA's flags, and the versions of JAX's packages."""
+    """Return the flags of XLA and the versions of JAX's packages: every answer depends on them."""
     flags = [os.environ.get(name, "") for name in _FLAGS]
     return [*flags, *(version(package) or "" for package in _COMPILERS)]
 

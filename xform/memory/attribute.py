@@ -1,8 +1,9 @@
 """Attribute the buffers of a compiled program to operations, source lines, scopes and categories.
 
 A *buffer* is memory that the compiled program uses from one step to another. A *row* is the report
-on one buffer (`BufferRow`). Its category says what the buffer is for. The first rule that applies
-decides:
+on one buffer (`BufferRow`). In the compiler's own terms the memory of a row is a *chunk*, which may
+hold several values in turn (`buffers.py`). The category of a row says what the buffer is for. The
+first rule that applies decides:
 
 - an argument has the category that the caller names (`parameter`, `optimizer state`), else
   `argument`. A donated argument that holds an output at the end is one row, with the category of
@@ -49,7 +50,7 @@ _STRUCTURE = re.compile(
 # The scopes that xform adds. One of them names the reason why a value is saved.
 _XFORM_SCOPE = re.compile(r"xform\((?:saved: (?P<why>(?:[^()]|\([^()]*\))*)|\w*)\)(?:/|$)")
 # Operations that convert or copy a derivative, or sum it over the devices: primitives of JAX and
-# opcodes of HLO. Such a reader does not make a gradient a temporary value.
+# opcodes of HLO. A gradient that only they read still counts as a gradient, not as a temporary.
 _PASSES_ON = frozenset((
     "convert_element_type", "psum", "psum_invariant", "all-reduce", "reduce-scatter", "convert",
     "copy", "copy-start", "copy-done",
@@ -133,7 +134,7 @@ def buffer_rows(
 
 
 def peak_rows(rows: Sequence[BufferRow]) -> list[BufferRow]:
-    """Return the rows that are live at the step at which these rows take the most bytes."""
+    """Return the rows that are live at the step with the most bytes in these rows."""
     change: dict[int, int] = {}
     for row in rows:
         change[row.born] = change.get(row.born, 0) + row.bytes

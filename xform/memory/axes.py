@@ -2,8 +2,9 @@
 
 An axis is a product of *factors*, slowest-varying first. Axes that run over the same indices have
 the same factors. A reshape that merges two axes makes an axis of two factors. A reshape that splits
-an axis replaces its factor by two. An axis of length 1 has no factor. A factor is represented by a
-number.
+an axis replaces its factor by two. For example, if `x` has axes with the factors `p` and `q`, the
+axis of `x.reshape(-1)` has the factors `(p, q)`. An axis of length 1 has no factor. A factor is
+represented by a number.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Axes:
 
     def __init__(self) -> None:
         self._sizes: list[int] = []  # the length of each factor
-        # For a factor that equals another factor or a product of several: these.
+        # If a factor was found to equal other factors, or a product of them: these other factors.
         self._equals: dict[int, Factors] = {}
         self._mixed: list[int] = []
 

@@ -50,9 +50,9 @@ def resizer_by_axis(
 ) -> Resizer:
     """Return a `Resizer` that changes the size of one axis of the arguments at `argnums`.
 
-    "auto" takes all arguments that have the same size on that axis as the last argument with
-    arrays, if the function can be traced with twice that size. Otherwise it takes that last
-    argument alone.
+    "auto" takes the last argument with arrays, and every other argument that has the same size on
+    that axis. If the function cannot be traced with twice that size in all of these, "auto" takes
+    the last one alone.
 
     Raises:
       WrongArgument: the arguments have no such axis or different sizes on it, or "auto" finds no
@@ -65,7 +65,7 @@ def resizer_by_axis(
 
 
 def _resizer_by_trial(f: Callable[..., Any], args: Sequence[Any], axis: int) -> Resizer:
-    """Return the `Resizer` for "auto": try by a trace which arguments have a batch."""
+    """Return the `Resizer` for "auto": trace the function to find out which arguments to resize."""
     last = max((i for i, x in enumerate(args) if _arrays(x)), default=len(args) - 1)
     start = _batch_size(args, _positions(len(args), last), axis)
     equal_size = {i for i, x in enumerate(args) if _arrays(x) and _sizes([x], axis) == {start}}

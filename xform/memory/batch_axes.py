@@ -1,15 +1,16 @@
 """Prove which axes of a program's inputs are batches.
 
-An axis is a batch if the differentiated result is a sum or mean over the axis, of independent
-parts that each read one index of it. The traced program of the derivative proves this if all of the
-following hold:
+An axis is a *batch* if the differentiated result is a sum or mean of independent parts, one for
+each index of the axis: a part reads the inputs at its index only. An example is the first axis of
+`x` in `jnp.mean(jax.vmap(loss)(x))`. The traced program of the derivative proves that an axis is a
+batch if all of the following hold:
 
 - no operation mixes the indices of the axis, no value has the axis twice, and no loop runs along
   it;
-- no value that has the axis depends on a sum over the axis, else the parts would depend on each
-  other;
-- every derivative is linear in such sums. Operations on the derivatives, as in an optimizer, are
-  not restricted.
+- no value that has the axis depends on a sum over the axis. If one did, a part would depend on the
+  other parts;
+- every derivative is linear in sums over the axis. Operations on the derivatives, as in an
+  optimizer, are not restricted.
 
 The steps are: read the program equation by equation (`_AxisCollector`), find which axes run over
 the same indices (`axes.py`) from how each primitive maps the axes of its operands (`ends.py`), and
@@ -39,7 +40,7 @@ _SUMS = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("mul", "div"))
 # Operations after which a sum of exponentials still counts as a sum of exponentials.
 _KEEPS_SUM = frozenset(("broadcast_in_dim", "convert_element_type", "abs", "stop_gradient"))
-# How a value depends on sums over an axis: it does not, it is linear in one, or otherwise.
+# How a value depends on sums over an axis: not at all, linearly, or in another way.
 _NO_SUM, _LINEAR, _NONLINEAR = 0, 1, 2
 
 
@@ -62,7 +63,7 @@ class BatchAxis(NamedTuple):
 
 
 class _AxisOperation(NamedTuple):
-    """One operation, as far as it matters for batches.
+    """What the proof needs to know about one operation.
 
     Attributes:
       reads, makes: the values that it reads and makes, by number.
@@ -83,8 +84,8 @@ class InputAxes(NamedTuple):
 
     Attributes:
       batches: the axes that are proven to be batches, in the order of the inputs.
-      classes: lengths of the inputs' axes over which a loss computes a log-sum-exp: these are axes
-        over classes.
+      classes: lengths of the inputs' axes over which a loss computes a log-sum-exp. They are the
+        axes of the classes, such as the tokens of a vocabulary.
     """
 
     batches: Sequence[BatchAxis] = ()
@@ -285,7 +286,7 @@ class _Proof:
         self._derivatives = self._find_derivatives()
 
     def _find_derivatives(self) -> set[int]:
-        """Return the values of the backward pass that are read outside it or are outputs."""
+        """Return the values of the backward pass that are outputs or are read by other passes."""
         made = {y for op in self._operations if op.is_backward for y in op.makes}
         read_outside = {x for op in self._operations if not op.is_backward for x in op.reads}
         return made & (read_outside | {*self._outputs})
@@ -315,7 +316,10 @@ class _Proof:
         )
 
     def _is_summed(self, factor: int) -> bool:
-        """Return whether all derivatives are sums over this factor, of independent parts."""
+        """Return whether every derivative is a sum of independent parts over this factor.
+
+        There is one part for each index of the factor's axis.
+        """
         has_factor = [any(factor in axis for axis in axes) for axes in self._values]
         if any(has_factor[x] for x in self._derivatives) or self._is_returned(has_factor):
             return False
@@ -333,9 +337,10 @@ class _Proof:
         return _LINEAR in of_derivatives and _NONLINEAR not in of_derivatives
 
     def _is_returned(self, has_factor: Sequence[bool]) -> bool:
-        """Return whether an input with the factor is returned updated: it is state, not data.
+        """Return whether the program returns an update of an input that has the factor.
 
-        An output with the factor and the shape of the input counts as its update.
+        Such an input is state, not data. An output that has the factor and the shape of the input
+        counts as an update.
         """
         shapes = self._collector.shapes
         output_shapes = {shapes[y] for y in self._outputs if has_factor[y]}

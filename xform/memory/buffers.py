@@ -2,8 +2,8 @@
 
 XLA assigns memory to every value before the program runs. An *allocation* is a block of memory.
 Each argument, output and constant has its own, and all temporary values share one in each memory
-space. XLA simulated a heap to give each *chunk* an offset in that block. A chunk holds one or more
-*buffers*, one for each value that uses it.
+space. A *buffer* is the memory of one value. A *chunk* is a part of a block, and XLA finds its
+offset by simulating a heap. Several buffers may use one chunk, in turn or at once.
 
 The dump of a program holds the events of that heap in program order: ALLOC and FREE of a buffer,
 and SHARE_WITH, if a buffer uses the chunk of another one (for an operation in place, or the state
@@ -269,17 +269,17 @@ def _replay(
 ) -> Sequence[MemoryChunk]:
     """Replay the events of one heap and return its chunks.
 
-    Every event names the instruction that makes the buffer, even if it frees the buffer. So a freed
-    buffer counts as live up to the step of the last ALLOC or SHARE_WITH before the FREE. An
-    operation with several results may free an operand and then share its chunk with a later
-    result; the chunk then continues.
+    An event does not tell its step. It names the instruction that makes the buffer, even if it
+    frees the buffer. So a freed buffer counts as live up to the step of the last ALLOC or
+    SHARE_WITH before the FREE. An operation with several results may free an operand and then share
+    its chunk with a later result. The chunk is then still in use.
 
     A chunk is identified by its first buffer.
     """
     finished: dict[int, list[MemoryChunk]] = {}
     first_of: dict[int, int] = {}  # for each buffer, the first buffer of its chunk
     members: dict[int, list[tuple[Buffer, int]]] = {}  # the buffers of a chunk in use
-    n_in_use: dict[int, int] = {}  # how many of them are not freed
+    n_in_use: dict[int, int] = {}  # how many of these buffers are not freed
     step = 0
 
     def free(first: int) -> None:

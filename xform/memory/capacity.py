@@ -1,6 +1,8 @@
-"""`fits`, `max_batch` and `why_oom`: whether a function fits a device, and why it does not.
+"""`fits`, `max_batch` and `why_oom`: questions about a function and the memory of a device.
 
-All three compile the function for the device (`analysis.py`) and read the compiler's bytes.
+`fits` tells whether the function fits, `max_batch` finds the largest batch with which it fits, and
+`why_oom` explains why it does not fit. All three compile the function for the device
+(`analysis.py`) and read the compiler's bytes.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ class LargestBatch:
     Attributes:
       size: the largest batch that fits.
       fits: the report of that batch.
-      over: the report of the next larger batch, which does not fit, or the error that no plan for
-        it is within the budget. None if the largest allowed batch fits, or if eight compilations
-        did not test the next larger batch.
+      over: the report of the next larger batch, which does not fit. If `f` has a budget and no plan
+        for that batch is within it, `over` is the error that says so. None if the largest allowed
+        batch fits, or if the next larger batch was not among the eight that were compiled.
       tried: total bytes of every batch that was tried; None for a batch without a plan, and for one
         that the compiler refused without reporting its size.
       of: a description of the batch, such as "axis 0 of x".
@@ -53,7 +55,7 @@ class LargestBatch:
         return len(self.tried)
 
     def __str__(self) -> str:
-        # The search keeps all batches that fit up to `size`, and all that do not above it.
+        # Every tried batch up to `size` fits, and every larger one does not.
         rows = [[str(n), human_bytes(b), "fits" if n <= self.size else "over"]
                 for n, b in sorted(self.tried.items())]  # fmt: skip
         known = "the largest batch is" if self.over else "the largest batch known to fit is"
@@ -112,9 +114,9 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
       target: a device whose capacity is known.
       batch_axis: the axis of the batch in the arrays of these arguments.
       batch_argnums: positions of the arguments that have a batch, in all of their arrays. None
-        means all arguments. "auto" takes every argument whose arrays all have the same size on
-        `batch_axis` as the last argument with arrays, if `f` can be traced with another size there;
-        else it takes that last argument alone.
+        means all arguments. "auto" takes the last argument with arrays, and every other argument
+        whose arrays all have the same size on `batch_axis`. If `f` cannot be traced with another
+        size in all of these, "auto" takes the last one alone.
       multiple_of: only multiples of this size are tried. Give the number of devices if the batch is
         sharded.
       max_size: the largest batch that is tried.
@@ -124,8 +126,8 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
 
     Returns:
       A `LargestBatch`: the largest size that fits, and the report of the next larger one, which
-        does not. If the bytes jump as the batch grows, eight compilations may not find the largest
-        batch; `over` is then None.
+        does not. If the bytes jump as the batch grows, eight compilations may not be enough to find
+        the largest batch. Then `over` is None.
 
     Raises:
       WrongArgument: not even the smallest batch fits, the arguments have no such axis, or no batch
@@ -268,13 +270,15 @@ def _next_batch(
 ) -> int:
     """Return the next batch to try: between `low`, which fits, and `high`.
 
-    All batches are in units of `multiple_of`. `high_is_too_large` says whether `high` is known not
-    to fit. A line through two tried batches estimates where the bytes reach the capacity: the batch
-    whose bytes are nearest to the capacity, and the batch farthest from that one. Bytes do not rise
-    evenly near the capacity, so two close batches would give a wrong slope. For a refused program
-    the compiler reports a rounded size, which is used only if there are fewer than two exact ones.
-    Without a usable line, the next batch is the geometric mean of `low` and `high`, or `high - 1`
-    if `high` is only the limit.
+    All batches are in units of `multiple_of`. `high_is_too_large` says whether `high` was tried and
+    does not fit. Otherwise `high` is one above the largest allowed batch.
+
+    A line of bytes over batches estimates at which batch the bytes reach the capacity. It goes
+    through two tried batches: the one whose bytes are nearest to the capacity, and the one farthest
+    from that batch. Bytes do not rise evenly near the capacity, so two close batches would give a
+    wrong slope. For a refused program the compiler reports a rounded size, which is used only if
+    there are fewer than two exact ones. Without a usable line, the next batch is the geometric mean
+    of `low` and `high`, or the largest allowed batch if `high` was not tried.
     """
     exact = {n for n, r in tried.items() if not r.compilation.refused}
     sizes = {n: r.total_bytes for n, r in tried.items() if len(exact) < 2 or n in exact}
@@ -294,7 +298,7 @@ def _next_batch(
 
 
 def _check_sizes(multiple_of: int, max_size: int) -> None:
-    """Raise `WrongArgument` unless these are integers, and `max_size` is not the smaller one."""
+    """Raise `WrongArgument` unless both are integers, with 1 <= `multiple_of` <= `max_size`."""
     numbers: list[Any] = [multiple_of, max_size]
     integers = all(isinstance(n, int | np.integer) for n in numbers)
     if not integers or not 1 <= multiple_of <= max_size:

@@ -65,8 +65,8 @@ def peak_reduction(report: Any, fraction_left: Callable[[BufferRow], float]) -> 
 def _replicated(report: Any) -> Iterator[Change]:
     """Yield the change to shard the arguments that every device holds in full, if there are any.
 
-    On `n` devices, each device then holds one part of `n`. An argument is held in full if its
-    buffer on one device has the shape of the whole array.
+    On `n` devices, each device then holds a fraction `1 / n` of them. An argument is held in full
+    if its buffer on one device has the shape of the whole array.
     """
     n = report.compilation.devices
     rows = [r for r in report.peak if (r.dtype, r.shape) in report.shapes

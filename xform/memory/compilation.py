@@ -40,8 +40,8 @@ from xform.program.ir import Program, program
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, parse_bytes
 
-# The size of a program in a compiler's message that refuses it, such as "... required for HLO
-# temporaries (39.00G) exceeds ..." or "Used 24.00G of 15.75G hbm".
+# Finds the size of a program in the compiler's message that refuses the program, such as
+# "... required for HLO temporaries (39.00G) exceeds ..." or "Used 24.00G of 15.75G hbm".
 _SIZES = re.compile(r"(?:\(|Used )(?P<size>\d+(?:\.\d+)?)(?P<unit>[KMGT])(?:\) exceeds| of )")
 
 
@@ -111,7 +111,7 @@ class Compilation:
 
     @property
     def total_bytes(self) -> int | None:
-        """Argument + output + temp - alias; for a refused program, the size that is reported.
+        """Argument + output + temp - alias; for a refused program, the size in its error message.
 
         None if the compiler refused the program and did not report its size.
         """
@@ -262,8 +262,8 @@ def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
                 mesh: Mapping[str, int] | None, in_specs: Any) -> LoweringArguments:  # fmt: skip
     """Return the arguments for a lowering on devices of this process.
 
-    They are placed on these devices if they are not there yet: they have an abstract mesh, or the
-    caller gives a mesh, or the devices are not JAX's default backend.
+    The arguments are placed on these devices if they have an abstract mesh, if the caller gives a
+    mesh or specs, or if the devices are not of JAX's default backend.
     """
     arguments = on_mesh(args, kwargs, target, mesh, in_specs)
     has_mesh = mesh is not None or in_specs is not None
@@ -361,7 +361,8 @@ def _closed_bytes(jaxpr: Any) -> int:
 def _needed_bytes(error: str, target: Target) -> int | None:
     """Return the bytes that a refused program needs; None if the error message does not say it.
 
-    A number up to the device's capacity is about something else, such as a memory on the chip.
+    A size in the message that does not exceed the device's capacity is not that of the program: it
+    is about something else, such as a memory on the chip.
     """
     sizes = (parse_bytes(f"{m['size']}{m['unit']}iB") for m in _SIZES.finditer(error))
     return max((n for n in sizes if n > (target.device.capacity_bytes or 0)), default=None)

@@ -145,9 +145,10 @@ class DataFlow:
     def _users_of(
         self, instruction: int, index: Index
     ) -> Iterator[tuple[Instruction, ValueId | None]]:
-        """Yield the users of a value, each with its result that is the same value.
+        """Yield `(user, same_value)` for each instruction that has a value as an operand.
 
-        None instead of a result means that the user reads the value.
+        `same_value` is a result of the user, or a parameter of a computation that it calls, that is
+        only a copy or view of the value. It is None if the user computes with the value.
         """
         for user in self.users.get(instruction, ()):
             yield from ((user, value) for value in self._passed_on(user, instruction, index))
@@ -156,7 +157,7 @@ class DataFlow:
     def _passed_on(
         self, user: Instruction, instruction: int, index: Index
     ) -> Iterator[ValueId | None]:
-        """Yield the values that are the same value after `user`; None if it reads the value."""
+        """Yield the copies and views of a value that `user` makes; None if it computes with it."""
         operands = [k for k, x in enumerate(user.operands) if x == instruction]
         match user.opcode:
             case "get-tuple-element" | "copy-done" | "async-done":
@@ -182,7 +183,7 @@ class DataFlow:
         """Yield the ids of the parameters in called computations that receive these operands."""
         for computation in user.called:
             numbers = operands
-            if user.opcode == "conditional":  # operand 0 is the index; each branch has one more
+            if user.opcode == "conditional":  # operand 0 selects the branch; each branch has one
                 own = 1 + user.called.index(computation)
                 numbers = [0 for k in operands if k == own]
             for number in numbers:
@@ -192,9 +193,10 @@ class DataFlow:
     def _seen_by_caller(
         self, instruction: int, index: Index
     ) -> Iterator[tuple[Instruction, ValueId]]:
-        """Yield the values that a computation's result is for its caller; nothing for others.
+        """If a value is the result of a computation, yield the values that it is for the caller.
 
-        The result of a loop's body is also the parameter of the body and of the condition.
+        It is the caller's result. The result of a loop's body is also the parameter of the body and
+        of the condition.
         """
         own = self._module.instructions[instruction]
         caller = self._module.callers.get(own.computation)

@@ -1,9 +1,15 @@
-"""How each primitive maps the axes of its operands, for the proof that an axis is a batch.
+"""How each primitive maps the axes of its operands to axes of its result.
 
-Each axis of an operand ends in one of three ways. It becomes an axis of the result with the same
-indices (it *stays*). Or it is summed over. Or the primitive *mixes* its indices: elements of the
-result depend on several of them, or on their order. Elementwise primitives need no entry in the
-table. An unknown primitive counts as mixing all axes of its operands.
+`batch_axes.py` needs this to prove that an axis is a batch. An axis of an operand ends in one of
+three ways:
+
+- it *stays*: it becomes an axis of the result with the same indices;
+- it is *summed*: the primitive sums over it;
+- it is *mixed*: elements of the result depend on several of its indices, or on their order.
+
+In `x @ w` the rows of `x` stay and its columns are summed. In `cumsum(x, 0)` axis 0 is mixed.
+Elementwise primitives need no entry in the table at the end of this file. An unknown primitive
+counts as mixing all axes of its operands.
 """
 
 from __future__ import annotations
@@ -18,11 +24,11 @@ from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
 from xform.rules.contract import remaining_axes
 
-# For each axis of an operand, how it ends:
-# - It stays: its axis in the result.
-# - It is summed: a number that is no axis of the result, so at least the result's number of axes.
-#   Axes that are summed together have the same number, such as the contracted axes of a product.
-# - It is mixed: None.
+# One entry for each axis of an operand:
+# - the axis of the result, if the operand's axis stays;
+# - a number greater than every axis of the result, if it is summed. Axes that are summed together
+#   have the same number, such as the two contracted axes of a matrix product;
+# - None, if it is mixed.
 Ends = tuple[int | None, ...]
 # Returns the `Ends` of each operand of an equation.
 EndsRule = Callable[[JaxprEqn], list[Ends]]
@@ -44,8 +50,11 @@ def ends(eqn: JaxprEqn) -> list[Ends]:
     return [(None,) * len(shape(v)) for v in eqn.invars]
 
 
+# The functions below are the rules of primitives. Their docstrings say which axes stay.
+
+
 def _elementwise(eqn: JaxprEqn) -> list[Ends]:
-    """All axes stay. An operand of another rank is mixed."""
+    """All axes stay. All axes of an operand with another rank than the result are mixed."""
     ndim = len(shape(eqn.outvars[0]))
     return [tuple(range(ndim)) if len(s) == ndim else (None,) * len(s)
             for s in map(shape, eqn.invars)]  # fmt: skip
@@ -62,7 +71,7 @@ def _reduction(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _reduce(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[Ends]:
-    """The result has all axes except `axes`, in order. These are summed, or mixed."""
+    """All axes except `axes` stay, in order. `axes` are summed, or else mixed."""
     out: list[Ends] = []
     for s in map(shape, eqn.invars):
         kept = remaining_axes(len(s), axes)
@@ -73,7 +82,7 @@ def _reduce(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[En
 
 
 def _mixes(*names: str) -> EndsRule:
-    """Return the rule of primitives that mix the axes in these parameters: the others stay."""
+    """Return the rule of primitives that mix the axes in these parameters; other axes stay."""
 
     def rule(eqn: JaxprEqn) -> list[Ends]:
         mixed = set[int]()
@@ -177,7 +186,7 @@ def _conv(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _gather(eqn: JaxprEqn) -> list[Ends]:
-    """Three kinds of axes stay: full in every window, batching axes, and axes of the indices."""
+    """Axes that every window covers in full stay, and batching axes and axes of the indices."""
     d, (x, indices, y) = eqn.params["dimension_numbers"], map(shape, (*eqn.invars, *eqn.outvars))
     index_axes = remaining_axes(len(y), d.offset_dims)  # in the result
     end = _whole_axes(x, eqn.params["slice_sizes"], d.offset_dims, d.collapsed_slice_dims,
@@ -225,16 +234,17 @@ def _whole_axes(
     batch: Sequence[int],
     indexed: Sequence[int],
 ) -> dict[int, int]:
-    """Return the axes of `x` that every window covers, each with its axis in the windows' array.
+    """Map each axis of `x` that every window covers in full to its axis in the array of windows.
 
-    The windows' array has all windows of `x`: the result of a gather, or the updates of a scatter.
+    A window is the part of `x` that one index selects. The array of windows holds all of them: it
+    is the result of a gather, or the updates of a scatter.
 
     Args:
       x: the shape of the array that the windows are part of.
       sizes: the shape of one window, with a size for each axis of `x`.
-      axes: the axes of the windows' array that are axes of one window, in order. There is one for
+      axes: the axes of the array of windows that are axes of one window, in order. There is one for
         each axis of `x` that is neither `collapsed` nor `batch`.
-      collapsed: axes of `x` that the windows' array does not have: the window has size 1 there.
+      collapsed: axes of `x` that the array of windows lacks: the window has size 1 there.
       batch: batching axes of `x`, also called operand batching dimensions.
       indexed: axes of `x` along which indices give the start of the window. They are not returned.
     """

@@ -1,4 +1,7 @@
-"""The figures of a program that JAX compiled, to run it: without another compilation."""
+"""Read the memory figures of a program that JAX has already compiled.
+
+The program was compiled to be run. Reading its figures here saves another compilation.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from xform.memory.worker import KINDS
 
 
 def executable_answer(compiled: Any, seconds: float) -> Answer:
-    """What a compiler says of JAX's `Compiled` object: its bytes, and the module if it is there.
+    """Return the compiler's answer for JAX's `Compiled` object: its bytes and, if kept, its module.
 
     `seconds` is the time that the compilation took.
     """
@@ -23,7 +26,7 @@ def executable_answer(compiled: Any, seconds: float) -> Answer:
 
 
 def _module(compiled: Any, stats: Any) -> bytes | None:
-    """The HloProto of a compiled program; None if the backend does not keep what is in it.
+    """Return the HloProto of a compiled program; None if the backend does not keep its parts.
 
     An HloProto has the module in field 1 and the buffer assignment in field 3.
     """
@@ -39,7 +42,7 @@ def _module(compiled: Any, stats: Any) -> bytes | None:
 
 
 def _field(number: int, data: bytes) -> bytes:
-    """A field of bytes in the wire format of protocol buffers."""
+    """Return a field of bytes in the wire format of protocol buffers."""
     size, length = len(data), b""
     while size > 127:
         length += bytes([size & 127 | 128])

@@ -140,7 +140,7 @@ def _constants(report: Any) -> Iterator[Fact]:
 
 
 def _lines(rows: Sequence[BufferRow]) -> str:
-    """Return the source lines of the rows, the ones with the most bytes."""
+    """Return the source lines with the most bytes in these rows, as text."""
     sizes = collections.Counter[str]()
     for row in rows:
         sizes[row.where or row.name] += row.bytes

@@ -207,8 +207,9 @@ class Module:
     def order(self) -> dict[int, int]:
         """The step of each instruction, by id: program order, with each loop's body once.
 
-        As XLA counts, the condition and body of a loop, branches and called computations come just
-        before the instruction itself. Instructions inside fusions have no step.
+        As in XLA's own numbering, the steps of a called computation (the condition and body of a
+        loop, a branch) come just before the step of the instruction that calls it. Instructions
+        inside fusions have no step.
         """
         steps: dict[int, int] = {}
         for i, instruction in enumerate(self._in_order(self.entry)):

@@ -116,8 +116,8 @@ def source_line(where: str) -> str:
 def _compact(report: dict[str, Any], label: str) -> dict[str, Any]:
     """Return a report as compact data: every text is stored once, and a buffer is a row of numbers.
 
-    The number of a text is its position in the list of texts. `FIELDS` in `web/data.js` has the
-    order of a row.
+    The number of a text is its position in the list of texts. `FIELDS` in `web/data.js` names the
+    numbers of a row in order.
     """
     texts: dict[str, int] = {}
     number_of = lambda text: texts.setdefault(text, len(texts))

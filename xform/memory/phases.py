@@ -22,10 +22,10 @@ class Phase(NamedTuple):
 def phases(module: Module) -> list[Phase]:
     """Return the phases of a compiled program, in order; empty if it has no backward pass.
 
-    A compiler moves single operations. So the backward pass is the range of steps in which the
-    operations of the backward pass, recomputed ones included, have the largest majority over other
-    operations. The steps before it are the forward pass. The steps after it are the update; if it
-    has only operations without a name, the backward pass extends to the end.
+    A compiler may move an operation of one pass among the operations of another. So the backward
+    pass is the range of steps in which its operations, recomputed ones included, have the largest
+    majority over other operations. The steps before it are the forward pass. The steps after it are
+    the update. If no operation after it has a name, the backward pass extends to the end.
     """
     n_steps = len(module.order)
     votes = [0] * n_steps  # 1 for an operation of the backward pass, -1 for another

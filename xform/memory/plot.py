@@ -16,14 +16,14 @@ from xform.terminal.text import BYTES, human_bytes, unit_of
 
 _REQUEST = "MemoryReport.plot"  # for error messages
 _WIDTH, _HEIGHT = 10.0, 9.0  # inches
-_MOST_STEPS = 1200  # more than the picture has points across
+_MOST_STEPS = 1200  # more steps than this would fall on the same points of the picture
 # A `$` in a text of the user is not math.
 _PLAIN_TEXT: dict[str, Any] = {"parse_math": False}
 _DARK, _GRAY = "#1a202c", "#718096"
 
 
 def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Plot a report: the live bytes at each step, and below them a treemap of the peak.
+    """Plot the live bytes at each step, and below them a treemap of the buffers at the peak.
 
     Args:
       data: `MemoryReport.to_dict()`.

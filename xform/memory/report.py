@@ -123,10 +123,10 @@ class MemoryReport:
 
     @property
     def total_bytes(self) -> int | None:
-        """Argument + output + temp - alias; for a refused program, the size that is reported.
+        """Argument + output + temp - alias; for a refused program, the size in its error message.
 
-        If the compiler refused the program, all other bytes are None, and so is this if the
-        compiler did not report the size.
+        If the compiler refused the program, all other kinds of bytes are None. The total is None
+        too if the compiler's error message has no size.
         """
         return self.compilation.total_bytes
 
@@ -198,8 +198,8 @@ class MemoryReport:
     def live(self) -> Sequence[int]:
         """Live bytes at each step of the program, including arguments and outputs.
 
-        They include the gaps in the temp blocks, which are reserved throughout. So the maximum is
-        `total_bytes`.
+        They include the gaps in the blocks for temporary values, which are reserved at every step.
+        So the maximum is `total_bytes`.
         """
         if self.assignment is None:
             return ()
@@ -213,7 +213,10 @@ class MemoryReport:
 
     @cached_property
     def phases(self) -> Sequence[Phase]:
-        """The forward pass, backward pass and update as ranges of steps; empty without them."""
+        """The forward pass, backward pass and update as ranges of steps.
+
+        Empty if the program has no backward pass, or the compiler wrote no buffer assignment.
+        """
         return phases(self.assignment.module) if self.assignment else ()
 
     @cached_property
@@ -251,7 +254,7 @@ class MemoryReport:
 
     @cached_property
     def input_axes(self) -> InputAxes:
-        """The proven batches of the program, and the classes of its loss."""
+        """The axes of the inputs that are proven to be batches, and the axes of classes."""
         prog = self.compilation.program
         return InputAxes() if prog is None else input_axes(prog)
 

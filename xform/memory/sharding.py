@@ -141,7 +141,10 @@ def _abstract_mesh(mesh: Mapping[str, int]) -> AbstractMesh:
 
 
 def _check_spec(spec: PartitionSpec, x: Any, mesh: AbstractMesh) -> None:
-    """Raise `WrongArgument` if an array cannot be sharded so. JAX has several errors for it."""
+    """Raise `WrongArgument` if an array cannot be sharded by a spec.
+
+    JAX would raise one of several kinds of errors.
+    """
     if problem := _sharding_problem(spec, tuple(x.shape), mesh):
         raise WrongArgument(
             f"{spec!r} for an argument of shape {tuple(x.shape)} on a mesh of {_axes_text(mesh)}",
@@ -154,7 +157,7 @@ def _check_spec(spec: PartitionSpec, x: Any, mesh: AbstractMesh) -> None:
 def _sharding_problem(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: AbstractMesh
 ) -> str | None:
-    """Return why an array cannot be sharded so; None if it can."""
+    """Return why an array of this shape cannot be sharded by a spec; None if it can."""
     mesh_axes = [_mesh_axes(part) for part in spec.partitions]
     named = [name for names in mesh_axes for name in names]
     if unknown := [name for name in named if name not in mesh.shape]:

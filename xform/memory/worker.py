@@ -40,7 +40,7 @@ def compile_and_read(
     Args:
       lowered: JAX's `Lowered` object.
       dump: the folder for the compiler's dump.
-      overrides: compiler options.
+      overrides: further compiler options, which replace the options for the dump.
 
     Returns:
       A dict of `bytes` by kind and `compile_seconds`, and the HloProto, or None if the compiler
