@@ -1,6 +1,7 @@
 """Colourings: the products to compute with a sparse matrix, and where each element is in them.
 
-One push (a jvp) multiplies the matrix by the sum of the unit vectors of all columns of one colour.
+A colouring gives each column, each row or both a number, its *colour*. One push (a jvp) multiplies
+the matrix by the sum of the unit vectors of all columns of one colour.
 One pull (a vjp) does the same for the rows of one colour. An element is read from the push of its
 column's colour if no other column of that colour has a nonzero in the row, or from the pull of its
 row's colour if no other row of that colour has a nonzero in the column. In a symmetric matrix, the
@@ -61,7 +62,7 @@ class Coloring:
         return self.pushes + self.pulls
 
     def entries(self, pattern: Pattern) -> np.ndarray:
-        """The number of the product that each nonzero is read from, int, `[nonzeros]`.
+        """Return the number of the product that each nonzero is read from, int, `[nonzeros]`.
 
         Raises:
           WrongArgument: the colouring is for another pattern.
@@ -120,7 +121,10 @@ def color_jacobian(pattern: Pattern, coloring: str, order: str, forward: bool = 
 
 
 def _products_then_pulls(coloring: Coloring) -> tuple[int, int]:
-    """The key of the best colouring: few products, then few pulls, which cost more than pushes."""
+    """Return the sort key of a colouring: fewer products are better, then fewer pulls.
+
+    A pull costs more than a push.
+    """
     return coloring.evaluations, coloring.pulls
 
 
@@ -159,7 +163,7 @@ def color_hessian(pattern: Pattern, coloring: str, order: str) -> Coloring:
 
 
 def _by_columns(pattern: Pattern, order: str) -> Coloring:
-    """Pushes only: each element is read from the push of its column's colour."""
+    """Colour for pushes only: each element is read from the push of its column's colour."""
     colors = np.array(greedy.color_columns_in_best_order(pattern.scipy(), order), int)
     colors[pattern.col_counts == 0] = -1
     product_indices = colors[pattern.cols] * pattern.shape[0] + pattern.rows
@@ -168,7 +172,7 @@ def _by_columns(pattern: Pattern, order: str) -> Coloring:
 
 
 def _by_rows(pattern: Pattern, order: str) -> Coloring:
-    """Pulls only: each element is read from the pull of its row's colour."""
+    """Colour for pulls only: each element is read from the pull of its row's colour."""
     transposed = sparse.csr_array(pattern.scipy().T)
     colors = np.array(greedy.color_columns_in_best_order(transposed, order), int)
     colors[pattern.row_counts == 0] = -1
@@ -178,12 +182,13 @@ def _by_rows(pattern: Pattern, order: str) -> Coloring:
 
 
 def _bidirectional(pattern: Pattern, order: str) -> Coloring:
-    """Dense rows by pulls and the rest by pushes, or dense columns by pushes and the rest by pulls.
+    """Colour for pushes and pulls together.
 
-    A row is dense if it has more nonzeros than a threshold. Columns may then share a colour
-    although they share a dense row, because that row is not read from pushes. Several thresholds
-    are tried, for rows and for columns, and the best result is returned. Below, a line is a row, or
-    a column if the matrix is `transposed`.
+    Either dense rows are read from pulls and the rest from pushes, or dense columns are read from
+    pushes and the rest from pulls. A row is dense if it has more nonzeros than a threshold. Columns
+    may then share a colour although they share a dense row, because that row is not read from
+    pushes. Several thresholds are tried, for rows and for columns, and the best result is returned.
+    Below, a line is a row, or a column if the matrix is `transposed`.
 
     Source: Coleman and Verma, "The Efficient Computation of Sparse Jacobian Matrices Using
     Automatic Differentiation", SIAM Journal on Scientific Computing 19 (1998), section 3.
@@ -198,7 +203,7 @@ def _bidirectional(pattern: Pattern, order: str) -> Coloring:
         selected = np.unique(np.linspace(0, len(possible) - 1, _THRESHOLDS).astype(int))
         for threshold in possible[selected]:
             dense = counts > threshold
-            # The nonzeros of one sparse line have different colours. So have the dense lines that
+            # The nonzeros of one sparse line have different colours. So do all dense lines that
             # have a nonzero in the same position.
             overlap = np.bincount(lines[dense].indices, minlength=1).max()
             alternatives.append((int(threshold + overlap), transposed, dense))
@@ -234,7 +239,10 @@ def _with_dense_lines(
 
 
 def _acyclic(pattern: Pattern, colors: np.ndarray) -> Coloring:
-    """The colouring from the colours of an acyclic one; colours that no nonzero has are dropped."""
+    """Return the `Coloring` for acyclic colours of the columns.
+
+    A colour is dropped if no nonzero is in a row or column of that colour.
+    """
     used, number = _renumber(np.concatenate([colors[pattern.cols], colors[pattern.rows]]), colors)
     colors = np.where(used[colors], number[colors], -1)
     trees = forest(pattern, colors)
@@ -244,19 +252,22 @@ def _acyclic(pattern: Pattern, colors: np.ndarray) -> Coloring:
 
 
 def _graph(rows: np.ndarray, cols: np.ndarray, n: int) -> Any:
-    """The adjacency matrix of a graph with `n` vertices and an edge for each row and column."""
+    """Return the adjacency matrix of a graph: `n` vertices, and an edge `(row, column)` each."""
     return sparse.csr_array((np.ones(len(rows), np.int32), (rows, cols)), shape=(n, n))
 
 
 def _count(colors: np.ndarray) -> int:
-    """The number of colours, which are numbered from 0 on."""
+    """Return the number of colours, which are numbered from 0 on."""
     return int(colors.max(initial=-1)) + 1
 
 
 def _repeated_neighbours(
     graph: Any, colors: np.ndarray
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """A function `(vertex, colour) -> whether the vertex has several neighbours of the colour`."""
+    """Return a function of arrays of vertices and of colours, which returns a mask.
+
+    It is True where the vertex has several neighbours of the colour.
+    """
     n, k = len(colors), max(_count(colors), 1)
     color_of = sparse.csr_array((np.ones(n, np.int32), colors, np.arange(n + 1)), shape=(n, k))
     counts = sparse.csr_array(graph @ color_of)
@@ -287,7 +298,7 @@ def _choose_colors(
 
 
 def _renumber(read_colors: np.ndarray, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A mask of the colours that are read, and consecutive new numbers for these."""
+    """Return a mask of the colours that are read, and new consecutive numbers for these colours."""
     used = np.zeros(int(max(read_colors.max(initial=-1), colors.max(initial=-1))) + 1, bool)
     used[read_colors] = True
     return used, np.cumsum(used) - 1

@@ -2,7 +2,7 @@
 
 The preparation finds the elements that may be nonzero, and colours the columns or rows. Columns of
 one colour are computed together, by one product with a vector. The preparation depends on the types
-of the arguments only, and is cached. A call computes the products and takes the elements out.
+of the arguments only, and is cached. A call computes the products and reads the elements from them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SparseMatrixFunction:
     def _prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[PatternAndColoring, Callable[..., Any], SplitArguments]:
-        """The pattern and colouring, the function of `_compile`, and the arguments, split."""
+        """Return the pattern and colouring, the compiled function, and the split arguments."""
         call = SplitArguments.of(args, kwargs)
         if (key := call.key(self._request)) not in self._cache:
             prepared = self._prepare(call)
@@ -149,7 +149,7 @@ class SparseMatrixFunction:
         )
 
     def _has_forward_mode(self, call: SplitArguments) -> bool:
-        """Whether the function has forward mode. A function with a `custom_vjp` has none."""
+        """Return whether the function has forward mode. A function with a `custom_vjp` has none."""
 
         def push(traced: list[Any]) -> Any:
             g, x = self._flat_function(call, traced)
@@ -162,9 +162,9 @@ class SparseMatrixFunction:
         return True
 
     def _compile(self, prepared: PatternAndColoring, call: SplitArguments) -> Callable[..., Any]:
-        """A function from the traced arguments to the values and the indices of the nonzeros.
+        """Return a function from the traced leaves to the values and indices of the nonzeros.
 
-        Index arrays are arguments of the jitted part. As constants they would be part of the
+        The jitted part takes arrays of indices as arguments. As constants they would be part of the
         compiled code.
         """
         pattern, coloring = prepared.pattern, prepared.coloring
@@ -179,14 +179,17 @@ class SparseMatrixFunction:
         return lambda traced: (run(arrays, traced), indices)
 
     def _input_and_output(self, call: SplitArguments, traced: list[Any]) -> tuple[Any, Any]:
-        """The input and the output of the flat function."""
+        """Return the input and the output of the flat function."""
         g, x = self._flat_function(call, traced)
         return x, g(x)
 
     def _flat_function(
         self, call: SplitArguments, traced: list[Any]
     ) -> tuple[Callable[[Any], Any], Any]:
-        """The function (the gradient for a Hessian) of one flat vector, and the vector itself."""
+        """Return the function to differentiate, as a function of one flat vector, and the vector.
+
+        For a Hessian, this function is the gradient.
+        """
         args, kwargs = call.rebuild(traced)
         where = positions(self._argnums, len(args), self._request)
         f, primals = partial(self._f, where, args, kwargs)
@@ -197,7 +200,7 @@ class SparseMatrixFunction:
     def _values(
         self, prepared: PatternAndColoring, arrays: Any, call: SplitArguments, traced: list[Any]
     ) -> Any:
-        """The values of the nonzeros, in the order of the pattern."""
+        """Return the values of the nonzeros, in the order of the pattern."""
         product_indices, column_vectors, row_vectors = arrays
         coloring, (g, x) = prepared.coloring, self._flat_function(call, traced)
         products = [jnp.zeros(0, jax.eval_shape(g, x).dtype)]
@@ -212,14 +215,14 @@ class SparseMatrixFunction:
         return flat.at[product_indices].get(mode="promise_in_bounds") if flat.size else flat
 
     def _products(self, multiply: Callable[[Any], Any], vectors: Any) -> Any:
-        """The products with all vectors, `chunk` of them at a time."""
+        """Return the products with all vectors, `chunk` of them at a time."""
         if self._chunk is None or self._chunk >= len(vectors):
             return jax.vmap(multiply)(vectors)
         return jax.lax.map(multiply, vectors, batch_size=self._chunk)
 
 
 def _color_vectors(colors: np.ndarray, count: int, dtype: Any) -> Any:
-    """For each colour the sum of the unit vectors of its columns (or rows), `[colours, n]`."""
+    """Return the sum of the unit vectors of each colour's columns (or rows), `[colours, n]`."""
     return jnp.asarray(colors == np.arange(count)[:, None], dtype)
 
 
@@ -248,13 +251,13 @@ class SplitArguments:
         return SplitArguments(tree, is_traced, gather(leaves, is_traced), static)
 
     def rebuild(self, traced: list[Any]) -> Any:
-        """Positional and keyword arguments, with the traced leaves replaced."""
+        """Return the positional and keyword arguments, with the traced leaves replaced."""
         dynamic, static = iter(traced), iter(self.static)
         leaves = [next(dynamic if is_traced else static) for is_traced in self.is_traced]
         return jax.tree.unflatten(self.tree, leaves)
 
     def key(self, request: str) -> Hashable:
-        """The key of the cache of patterns and colourings: types, and values of static leaves.
+        """Return the key of the cache: types of traced leaves, and values of static leaves.
 
         `request` is what the user asked for, for the error message.
         """
@@ -296,13 +299,13 @@ def _check_symmetric(pattern: Pattern, request: str) -> None:
 
 
 def _flatten(tree: Any) -> Any:
-    """All elements of a tree, leaf by leaf, as one vector."""
+    """Return all elements of a tree, leaf by leaf, as one vector."""
     leaves = [jnp.ravel(x) for x in jax.tree.leaves(tree)]
     return jnp.concatenate(leaves) if leaves else jnp.zeros(0)
 
 
 def _unflatten(x: Any, like: Any) -> Any:
-    """The inverse of `_flatten`: a tree with the shapes and dtypes of `like`."""
+    """Return the inverse of `_flatten`: a tree with the shapes and dtypes of `like`."""
     leaves, tree = jax.tree.flatten(like)
     parts = jnp.split(x, np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
     return jax.tree.unflatten(tree, [p.reshape(np.shape(leaf)).astype(jnp.result_type(leaf))

@@ -117,11 +117,11 @@ class DerivativeMatrix:
         return sum(map(size, self.program.outputs)), sum(map(size, self._inputs()))
 
     def _inputs(self) -> list[Any]:
-        """The inputs whose elements are the columns."""
+        """Return the inputs whose elements are the columns."""
         return gather(self.program.inputs, self.columns)
 
     def pattern(self, local: bool = False) -> Pattern:
-        """The pattern for all inputs; with `local`, at `values`.
+        """Return the pattern for all inputs or, with `local`, for the inputs `values` only.
 
         Columns of integer inputs have no nonzeros.
         """
@@ -185,7 +185,7 @@ def derivative_matrix(f: Callable[..., Any], args: Sequence[Any], argnums: int |
 
 
 def not_sparse(request: str, reason: str) -> WrongArgument:
-    """The error for a matrix that is not sparse."""
+    """Return the error for a matrix that is not sparse."""
     return WrongArgument(
         request,
         reason,

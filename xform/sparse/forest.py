@@ -35,7 +35,8 @@ class Forest:
     Attributes:
       product_indices: the index of each node's sum in the flattened products, `[nodes]`.
       sign: 1 if the depth of a node is even, -1 if it is odd, `[nodes]`.
-      rounds: for each round, the nodes that are added, and the nodes that they are added to.
+      rounds: for each round of summation, the nodes whose sums are added, and the nodes to whose
+        sums they are added.
       edge_nodes: for each nonzero of the pattern, the node whose edge to its parent it is; -1 on
         the diagonal.
     """
@@ -47,7 +48,7 @@ class Forest:
 
 
 def forest(pattern: Pattern, colors: np.ndarray) -> Forest:
-    """The trees of a symmetric pattern. `colors` holds the acyclic colouring of its columns."""
+    """Return the trees of a symmetric pattern, for an acyclic colouring of its columns."""
     n, k = len(colors), int(colors.max(initial=-1)) + 1
     edges = np.flatnonzero(pattern.rows != pattern.cols)
     # The edge (i, j) joins the node (i, colour of j) and the node (j, colour of i). A node is
@@ -64,7 +65,7 @@ def forest(pattern: Pattern, colors: np.ndarray) -> Forest:
     rounds: list[tuple[np.ndarray, np.ndarray]] = []
     while (added := np.flatnonzero(ancestor >= 0)).size:
         rounds.append((added, ancestor[added]))
-        ancestor = np.where(ancestor >= 0, ancestor[ancestor], -1)  # twice as far up
+        ancestor = np.where(ancestor >= 0, ancestor[ancestor], -1)  # now twice as far up the tree
     edge_nodes = np.full(pattern.nonzeros, -1)
     edge_nodes[edges] = np.where(parents[starts] == ends, number[starts], number[ends])
     vertices, other_colors = nodes[has_parent] // max(k, 1), nodes[has_parent] % max(k, 1)
@@ -75,7 +76,7 @@ def forest(pattern: Pattern, colors: np.ndarray) -> Forest:
 def _parents_and_depths(
     starts: np.ndarray, ends: np.ndarray, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The parent of each of `n` nodes (-1 for a root) and its depth, given the edges.
+    """Return the parent of each of `n` nodes (-1 for a root) and its depth, given the edges.
 
     One breadth-first search starts from an extra node that is connected to all roots.
     """

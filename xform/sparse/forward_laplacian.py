@@ -191,7 +191,7 @@ def evaluate_with_derivatives(
 def _equation(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value],
               ds: Sequence[Derivatives | None], active: Mask
               ) -> tuple[Sequence[Value], list[Derivatives | None]]:  # fmt: skip
-    """The outputs of an equation and their derivatives.
+    """Return the outputs of an equation and their derivatives.
 
     `ds` are the derivatives of the operands `xs`; `active` is a mask of those that are not None.
     """
@@ -218,14 +218,17 @@ def _equation(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value],
 
 
 def _same_shapes(eqn: JaxprEqn) -> bool:
-    """Whether all operands have the shape of the result: none is a scalar that is broadcast."""
+    """Return whether all operands have the shape of the result: no operand is broadcast."""
     return all(shape(v) == shape(eqn.outvars[0]) for v in eqn.invars)
 
 
 def _second_order_of_product(
     eqn: JaxprEqn, xs: Sequence[Value], jacobians: Sequence[Value]
 ) -> Value:
-    """The second-order term of a product: twice the sum of products of the operands' slices."""
+    """Return the second-order term of a product.
+
+    It is twice the sum, over all slices, of the product of the two operands' slices.
+    """
     a, b = jacobians
     products = jax.vmap(lambda a, b: apply(eqn, [a, b, *xs[2:]])[0])(a, b)
     total = lax.reduce_sum(products, (0,))
@@ -235,10 +238,10 @@ def _second_order_of_product(
 def _second_order_of_pointwise(
     rule: Pointwise, eqn: JaxprEqn, xs: Sequence[Value], ds: Sequence[Derivatives | None]
 ) -> Value | None:
-    """The second-order term of a pointwise operation.
+    """Return the second-order term of a pointwise operation.
 
-    It is the sum over pairs of operands of the second partial derivative in both, times the sum of
-    the products of their slices.
+    Each pair of operands contributes a product of two factors: the second partial derivative in
+    both operands, and the product of their slices, summed over the slices.
     """
     (out,) = eqn.outvars
     total: Value | None = None
@@ -258,17 +261,17 @@ def _second_order_of_pointwise(
 
 
 def _inner_product(a: Value, b: Value) -> Value:
-    """The elementwise product of two Jacobians, summed over slices."""
+    """Return the elementwise product of two Jacobians, summed over slices."""
     return lax.reduce_sum(lax.mul(a, b), (0,))
 
 
 def _push_twice(
     rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], jacobians: Sequence[Value], active: Mask
 ) -> tuple[list[Value | None], list[Value | None]]:
-    """The Jacobians and the second-order terms of any operation.
+    """Return the Jacobians and the second-order terms of any operation.
 
-    For each slice, the operation's push (the map of tangents) and the push's own derivative are
-    taken in the direction of the slice.
+    The operation's push maps tangents of operands to tangents of results. Here the push and the
+    derivative of the push are evaluated in the direction of each slice.
     """
     is_nonzero: list[bool] = []
 
@@ -292,6 +295,6 @@ def _push_twice(
 
 
 def _sum(a: Value | None, b: Value | None) -> Value | None:
-    """The sum; None stands for zero."""
+    """Return the sum; None stands for zero."""
     terms = [x for x in (a, b) if x is not None]
     return add(terms) if terms else None

@@ -20,19 +20,20 @@ Colors = list[int]
 # A function that returns an order of the vertices.
 OrderOfVertices = Callable[[], Sequence[int]]
 # The sizes of a problem above which an expensive order is not tried: pairs of columns that share a
-# row, or edges of a graph. Saturation finds the fewest colours, so it has a larger limit.
+# row, or edges of a graph. The order by saturation leads to the fewest colours, so its limit is
+# larger.
 LARGE = 2**18
 _LARGE_FOR_SATURATION = 2**22
 
 
 def neighbours(graph: Any) -> list[list[int]]:
-    """For each row of a sparse matrix, the columns of its nonzeros."""
+    """Return the columns of the nonzeros in each row of a sparse matrix."""
     indices, begins = graph.indices.tolist(), graph.indptr.tolist()
     return [indices[a:b] for a, b in itertools.pairwise(begins)]
 
 
 def members(colors: int) -> Iterator[int]:
-    """The members of a set of colours: the positions of the bits that are set."""
+    """Yield the members of a set of colours: the positions of the bits that are set."""
     while colors:
         lowest = colors & -colors
         yield lowest.bit_length() - 1
@@ -40,12 +41,12 @@ def members(colors: int) -> Iterator[int]:
 
 
 def first_allowed(forbidden: int) -> int:
-    """The set with the first colour that is not in `forbidden`: an integer with one bit."""
+    """Return the set with the first colour that is not in `forbidden`: an integer with one bit."""
     return ~forbidden & (forbidden + 1)
 
 
 def color_columns(matrix: Any, order: Sequence[int]) -> Colors:
-    """Colour the columns such that no two of one colour have a nonzero in the same row.
+    """Colour the columns so that no two columns of one colour have a nonzero in the same row.
 
     In the graph of rows and columns, this is a partial distance-2 colouring.
     Source: Gebremedhin, Manne and Pothen, "What color is your Jacobian?", SIAM Review 47 (2005),
@@ -115,9 +116,10 @@ def color_in_best_order(orders: dict[str, OrderOfVertices], order: str,
 
 
 def orders_of_vertices(graph: Any, order: str = "best") -> dict[str, OrderOfVertices]:
-    """The orders of the vertices of a graph, by name. They are computed when they are called.
+    """Return a function for each order of the vertices of a graph, by the name of the order.
 
-    If `order` is "best", the orders that are too expensive for the size of the graph are left out.
+    The function computes the order. If `order` is "best", the orders that are too expensive for the
+    size of the graph are left out.
     """
     orders: dict[str, OrderOfVertices] = {
         "natural": lambda: range(graph.shape[0]),
@@ -132,7 +134,7 @@ def orders_of_vertices(graph: Any, order: str = "best") -> dict[str, OrderOfVert
 
 
 def smallest_last(graph: Any) -> list[int]:
-    """The smallest-last order: repeatedly remove a vertex of minimum degree, then reverse.
+    """Return the smallest-last order: repeatedly remove a vertex of minimum degree, then reverse.
 
     Source: Matula and Beck, "Smallest-last ordering and clustering and graph coloring algorithms",
     Journal of the ACM 30 (1983).
@@ -149,7 +151,7 @@ def smallest_last(graph: Any) -> list[int]:
         while not by_degree[lowest]:
             lowest += 1
         v = by_degree[lowest].pop()
-        if removed[v] or degree[v] != lowest:  # an older entry of the vertex
+        if removed[v] or degree[v] != lowest:  # an outdated entry of the vertex
             continue
         removed[v] = True
         removals.append(v)
@@ -162,7 +164,7 @@ def smallest_last(graph: Any) -> list[int]:
 
 
 def saturation(graph: Any) -> list[int]:
-    """The order by saturation: next comes the vertex with the most colours among its neighbours.
+    """Return the order by saturation: next is the vertex whose neighbours have the most colours.
 
     For a grid, this order leads to the minimum number of colours; no order by degrees does.
     Source: Brélaz, "New methods to color the vertices of a graph", Communications of the ACM 22
@@ -176,7 +178,7 @@ def saturation(graph: Any) -> list[int]:
     order: list[int] = []
     while queue:
         *_, v = heapq.heappop(queue)
-        if done[v]:  # an older entry of the same vertex, with fewer colours
+        if done[v]:  # an outdated entry of the same vertex, with fewer colours
             continue
         done[v] = True
         order.append(v)

@@ -1,9 +1,10 @@
 """Known values in a program: constants, and values computed from constants alone.
 
-They make a sparsity pattern smaller: an index that is known selects one element, and where the
-partial derivative in an operand (its slope) is known to be zero, the result does not depend on it.
-If the sparsity at a given point is wanted, the inputs are known too, and so are all values. All
-needed values of a program are computed in one call, which runs only the necessary equations.
+They make a sparsity pattern smaller: a known index selects one element. And where the partial
+derivative in an operand (its *slope*) is known to be zero, the result does not depend on that
+operand. If the sparsity at a given point is wanted, the inputs are known too, and so are all
+values. All needed values of a program are computed in one call, which runs only the necessary
+equations.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ EquationOperand = tuple[JaxprEqn, int]
 
 
 def dependence_of(rule: Rule) -> Dependence | None:
-    """Which elements of the operands each element of a result depends on, as the rule states it.
+    """Return on which elements of the operands each element of a result depends; None if unknown.
 
-    A pointwise rule that states nothing is `Elementwise`. None: unknown.
+    The rule of the primitive states it. A pointwise rule that states nothing counts as
+    `Elementwise`.
     """
     stated = rule.traits.dependence
     return Elementwise() if stated is None and isinstance(rule, Pointwise) else stated
@@ -44,8 +46,8 @@ class OperandFacts:
     """Known facts about an equation's operands.
 
     Attributes:
-      values: the value of each operand that the dependence needs and that is known; None for
-        others.
+      values: for each operand its value, if the value is known and the dependence needs it, such as
+        an index; else None.
       slopes: for each operand a mask, True where the partial derivative may be nonzero; None: it
         may be nonzero everywhere.
     """
@@ -55,7 +57,7 @@ class OperandFacts:
 
 
 class KnownValues:
-    """The known values of a program, given the values of its inputs (None: unknown)."""
+    """The known values of a program, given the values of its inputs (None if unknown)."""
 
     def __init__(self, prog: Program, inputs: Values):
         self._prog = prog
@@ -67,15 +69,15 @@ class KnownValues:
                 self._known.update(eqn.outvars)
 
     def is_known(self, v: Atom) -> bool:
-        """Whether a variable or literal is known."""
+        """Return whether a variable or literal is known."""
         return isinstance(v, Literal) or v in self._known
 
     def facts(self, active: Sequence[tuple[JaxprEqn, Mask]], outputs: bool
               ) -> tuple[dict[int, OperandFacts], list[Any]]:  # fmt: skip
-        """The facts for each equation, by `id`; and the known values of the program's outputs.
+        """Return the facts for each equation of `active`, by `id`, and the values of the outputs.
 
-        `active` pairs equations with masks of their active operands, which depend on an input
-        element. Without `outputs`, the values of the outputs are all None.
+        `active` pairs equations with masks of their active operands: the operands that depend on an
+        input element. The value of an output is None if it is unknown, or if `outputs` is False.
         """
         operands = {id(eqn): self._operands_needed(eqn) for eqn, _ in active}
         known_outputs = [v for v in self._prog.outputs if outputs and self.is_known(v)]
@@ -95,7 +97,7 @@ class KnownValues:
         ]
 
     def _operands_needed(self, eqn: JaxprEqn) -> list[Atom]:
-        """The operands whose values the dependence needs, and that are known."""
+        """Return the known operands among those whose values the equation's dependence needs."""
         rule = rule_of(eqn.primitive)
         dependence = None if rule is None else dependence_of(rule)
         if isinstance(dependence, Elementwise):
@@ -104,7 +106,7 @@ class KnownValues:
         return [v for v in needed if self.is_known(v)]
 
     def _operands_with_slopes(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
-        """The positions of the active operands whose partial derivative has a known value."""
+        """Yield the positions of the active operands with a known partial derivative."""
         rule = rule_of(eqn.primitive)
         if (
             len(eqn.outvars) != 1
@@ -125,9 +127,9 @@ class KnownValues:
 
     def _compute(self, wanted: Sequence[Var], sloped: Sequence[EquationOperand]
                  ) -> tuple[dict[Var, Any], dict[tuple[int, int], np.ndarray]]:  # fmt: skip
-        """The values of the `wanted` variables, and the slopes of the `sloped` operands.
+        """Return the values of the `wanted` variables, and the slopes of the `sloped` operands.
 
-        The slopes have the `id` of their equation and the position of the operand as key.
+        The key of a slope is the `id` of its equation and the position of the operand.
         """
         if not wanted and not sloped:
             return {}, {}
@@ -157,9 +159,9 @@ class KnownValues:
     def _compiled(self, args: list[Any], inputs: Sequence[Var], equations: Sequence[JaxprEqn],
                   wanted: Sequence[Var], sloped: Sequence[EquationOperand]
                   ) -> Callable[..., Any]:  # fmt: skip
-        """The compiled function that computes the wanted values and the slopes.
+        """Return the compiled function that computes the wanted values and the slopes.
 
-        It is cached on the program, because all iterations of a loop need the same values. Being
+        It is cached on the program, because all iterations of a loop call it again. Since it is
         compiled, it returns numbers even if it is called inside another trace.
         """
         key = ("known", tuple(inputs), tuple(wanted), tuple((id(e), i) for e, i in sloped))
@@ -184,7 +186,10 @@ def _to_numpy(x: Any) -> Any:
 
 
 def _can_run(eqn: JaxprEqn) -> bool:
-    """Whether an equation may be run during analysis: no side effects, no callback or transfer."""
+    """Return whether an equation may run during the analysis.
+
+    Equations with side effects may not, and neither may callbacks and transfers.
+    """
     return not has_effects(eqn) and not traits(eqn.primitive).foreign
 
 
@@ -193,11 +198,11 @@ def _dtype(v: Any) -> Any:
 
 
 def _slope_mask(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
-    """A mask of the nonzeros of the partial derivative in operand `i`; None if it is unknown."""
+    """Return where the partial derivative in operand `i` is nonzero, as a mask; None if unknown."""
     rule: Any = rule_of(eqn.primitive)
     (out,), operand = eqn.outvars, eqn.invars[i]
     if isinstance(rule, Bilinear):
-        # The derivative of a product in one operand is the product of a one and the other operand.
+        # The derivative of a product in one operand is the product with ones in its place.
         xs: list[Any] = spread([read(env, eqn.invars[1 - i])], (i == 1, i == 0))
         xs[i] = lax.full(shape(operand), 1, _dtype(operand))
         (slope,) = apply(eqn, xs)
@@ -212,7 +217,7 @@ def _slope_mask(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
 
 
 def active_equations(prog: Program, active: Mask) -> list[tuple[JaxprEqn, Mask]]:
-    """The equations that depend on an active input, with masks of their active operands."""
+    """Return the equations that depend on an active input, with masks of their active operands."""
     active_vars: set[Any] = set(gather(prog.inputs, active))
     equations: list[tuple[JaxprEqn, Mask]] = []
     for eqn in prog.equations:

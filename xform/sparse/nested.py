@@ -25,14 +25,17 @@ from xform.sparse.walk import SetPropagator, inline_calls
 
 # Maximum number of equations, over all iterations, for following a loop iteration by iteration.
 _MAX_EQUATIONS = 20_000
-# Rounds of the fixed point after which all elements of a carried value share one set.
+# After this many rounds of a fixed point, all elements of a carried value share one set.
 _ROUNDS_PER_ELEMENT = 32
 
 
 def _cond(
     propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts
 ) -> list[Sets | None]:
-    """A cond: the sets of the branch that is taken, if known; else the union over all branches."""
+    """Return the sets of a cond's results, from the branch that is taken.
+
+    If it is not known which branch is taken, the sets are the union over all branches.
+    """
     branches = list(map(program, eqn.params["branches"]))
     index, *values = facts.values
     if index is not None:
@@ -42,7 +45,7 @@ def _cond(
 
 
 def _union(alternatives: Sequence[Sets | None]) -> Sets | None:
-    """The elementwise union; None if no alternative depends on an input element."""
+    """Return the elementwise union of sets; None if no alternative depends on an input element."""
     dependent = [x for x in alternatives if x is not None]
     return elementwise_union(dependent) if dependent else None
 
@@ -50,8 +53,10 @@ def _union(alternatives: Sequence[Sets | None]) -> Sets | None:
 def _scan(
     propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts
 ) -> list[Sets | None]:
-    """A scan: as a vmap over its iterations, by a fixed point, or iteration by iteration.
+    """Return the sets of a scan's results.
 
+    If the carry depends on no input element, the scan is followed as a vmap over its iterations.
+    Otherwise it is followed iteration by iteration or, if that takes too long, by a fixed point.
     Here and below, the operands of a scan are its constants `[:a]`, the initial carry `[a:b]`, and
     the scanned inputs `[b:]`.
     """
@@ -90,7 +95,7 @@ def _stack(outputs: MaybeSets) -> Sets | None:
 def _carry_depends(
     propagator: SetPropagator, body: Program, sets: MaybeSets, a: int, b: int
 ) -> bool:
-    """Whether the carry of a scan depends on an input element, at the start or later."""
+    """Return whether the carry of a scan depends on an input element, at the start or later."""
     if any(x is not None for x in sets[a:b]):
         return True
     slices = [None if x is None else union_over_axes(x, (0,)) for x in sets[b:]]
@@ -100,7 +105,10 @@ def _carry_depends(
 
 def _as_vmap(propagator: SetPropagator, eqn: JaxprEqn, body: Program, sets: MaybeSets,
              facts: OperandFacts, a: int, b: int) -> list[Sets | None]:  # fmt: skip
-    """A scan whose carry depends on no input element: all iterations at once, as a vmap."""
+    """Return the sets of a scan's results if its carry depends on no input element.
+
+    The program that is followed is a vmap of the body over all iterations.
+    """
     length = eqn.params["length"]
     axes = [None] * a + [0] * (len(sets) - a)
     all_iterations = jax.vmap(lambda *xs: evaluate(body, xs), axes, axis_size=length)
@@ -114,9 +122,9 @@ def _as_vmap(propagator: SetPropagator, eqn: JaxprEqn, body: Program, sets: Mayb
 
 def _by_fixed_point(propagator: SetPropagator, eqn: JaxprEqn, body: Program, sets: MaybeSets,
                     facts: OperandFacts, a: int, b: int) -> list[Sets | None]:  # fmt: skip
-    """A scan by a fixed point.
+    """Return the sets of a scan's results, by a fixed point.
 
-    One iteration stands for all: it counts as reading the scanned inputs of every iteration.
+    One iteration stands for all iterations: it counts as reading all slices of the scanned inputs.
     """
     slices = [None if x is None else union_over_axes(x, (0,)) for x in sets[b:]]
     values = [*facts.values[:a], *[None] * (len(sets) - a)]
@@ -135,7 +143,7 @@ def _by_fixed_point(propagator: SetPropagator, eqn: JaxprEqn, body: Program, set
 def _fixed_point(
     iteration: Callable[[list[Sets | None]], list[Sets | None]], carry: list[Sets | None]
 ) -> list[Sets | None]:
-    """The fixed point of the carry's sets.
+    """Return the fixed point of the carry's sets.
 
     These are the smallest sets that contain the initial ones and that an iteration of the loop does
     not enlarge. After too many rounds, larger sets are returned: at first one set for all elements
@@ -150,7 +158,7 @@ def _fixed_point(
 
 
 def _equal(old: Sets | None, new: Sets | None) -> bool:
-    """Whether the sets are equal. They can only have grown, so their sizes are compared."""
+    """Return whether the sets are equal. They can only have grown, so their sizes are compared."""
     if old is None or new is None:
         return new is None
     return np.array_equal(old.sizes[old.ids], new.sizes[new.ids])
@@ -172,7 +180,10 @@ def _all_input_elements(x: Sets | None) -> Sets | None:
 def _while(
     propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts
 ) -> list[Sets | None]:
-    """A while loop: iteration by iteration while the condition is known, then by a fixed point."""
+    """Return the sets of a while loop's results.
+
+    The loop is followed iteration by iteration while the condition is known, then by a fixed point.
+    """
     condition, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
     a = eqn.params["cond_nconsts"]  # the operands: constants of the condition, of the body, carry
     b = a + eqn.params["body_nconsts"]
@@ -195,5 +206,5 @@ def _while(
 
 
 def set_propagator() -> SetPropagator:
-    """A `SetPropagator` that handles loops and branches."""
+    """Return a `SetPropagator` that handles loops and branches."""
     return SetPropagator({cond_p: _cond, scan_p: _scan, while_p: _while})

@@ -65,18 +65,18 @@ class Pattern:
         return np.bincount(self.cols, minlength=self.shape[1])
 
     def todense(self) -> np.ndarray:
-        """The pattern as a dense boolean matrix."""
+        """Return the pattern as a dense boolean matrix."""
         dense = np.zeros(self.shape, bool)
         dense[self.rows, self.cols] = True
         return dense
 
     def scipy(self) -> Any:
-        """The pattern as a boolean `scipy.sparse.csr_array`."""
+        """Return the pattern as a boolean `scipy.sparse.csr_array`."""
         ones = np.ones(self.nonzeros, bool)
         return sparse.csr_array((ones, (self.rows, self.cols)), shape=self.shape)
 
     def contains(self, other: Any) -> bool:
-        """Whether this pattern contains every nonzero of another matrix.
+        """Return whether this pattern contains every nonzero of another matrix.
 
         Args:
           other: a `Pattern`, a sparse array of SciPy or JAX, or a dense matrix.
@@ -123,7 +123,7 @@ class Pattern:
 
 
 def pattern_from(matrix: Any, name: str) -> Pattern:
-    """The pattern of a SciPy sparse array: the elements that it stores. `name` is its title."""
+    """Return the pattern of the elements that a SciPy sparse array stores, with a title."""
     stored = sparse.coo_array(sparse.csr_array(matrix))
     order = np.lexsort((stored.col, stored.row))
     m, n = stored.shape
@@ -138,7 +138,7 @@ def pattern_of(matrix: Any, request: str) -> Pattern:
     if isinstance(matrix, Pattern):
         return matrix
     if hasattr(matrix, "indices") and hasattr(matrix, "todense") and not sparse.issparse(matrix):
-        indices = np.asarray(matrix.indices)  # JAX pads a BCOO with indices outside of the matrix
+        indices = np.asarray(matrix.indices)  # JAX may pad a BCOO with indices beyond the matrix
         inside = (indices < np.array(matrix.shape)).all(-1)
         rows, cols = indices[inside].T
         ones = np.ones(len(rows), bool)

@@ -14,7 +14,7 @@ _ROWS, _COLS = 24, 48
 
 
 def dots(rows: np.ndarray, cols: np.ndarray, shape: Sequence[int]) -> list[str]:
-    """The lines of a picture: `#` for a nonzero, `.` for a zero.
+    """Return the lines of a picture: `#` for a nonzero, `.` for a zero.
 
     `rows` and `cols` hold the row and the column of each nonzero of a matrix of `shape`. In a large
     matrix a character stands for a block, and `#` is a block with a nonzero.

@@ -1,8 +1,10 @@
-"""Sets of input elements: for each element of a value, the input elements it may depend on.
+"""Sets of input elements: for each element of a value, the input elements that it may depend on.
 
-Each set has a number. A value has an array of these numbers, in its shape, so an operation that
-moves data moves the numbers in the same way. Number 0 is the empty set, and 1 the set of all input
-elements; the others are rows of a table. A set may contain too many elements, but never too few.
+An *input element* is one element of the differentiated arguments, so it is a column of the
+Jacobian. Each set has a number. A value has an array of these numbers in its own shape, so an
+operation that moves data, such as a transpose, moves the numbers in the same way. Number 0 is the
+empty set, and number 1 is the set of all input elements. The other numbers stand for rows of a
+table. A set may contain too many elements, but never too few.
 
 `Rows` is a boolean sparse matrix in compressed rows: the offset of the beginning of each row, and
 the column indices of all rows. In most functions here, row `i` lists the elements (or the sets)
@@ -44,7 +46,7 @@ class Sets:
         return self.table.shape[1]
 
     def with_ids(self, ids: np.ndarray) -> Sets:
-        """Sets with the same table and other `ids`."""
+        """Return sets with the same table and other `ids`."""
         return Sets(ids, self.table)
 
     @property
@@ -61,7 +63,7 @@ def _boolean_array(rows: Rows, width: int) -> sparse.csr_array:
 
 
 def input_sets(shape: Sequence[int], start: int, width: int) -> Sets:
-    """The sets of an input: element `i` depends only on input element `start + i`.
+    """Return the sets of an input: element `i` depends only on input element `start + i`.
 
     `width` is the number of elements of all inputs together.
     """
@@ -71,7 +73,7 @@ def input_sets(shape: Sequence[int], start: int, width: int) -> Sets:
 
 
 def merge_tables(parts: Sequence[Sets]) -> tuple[list[np.ndarray], sparse.csr_array]:
-    """Merge the tables of several values; returns the new numbers of each, and the table."""
+    """Merge the tables of several values; return the new numbers of each value, and the table."""
     tables = list({id(p.table): p.table for p in parts}.values())
     starts = dict(zip(map(id, tables), np.cumsum([0, *(t.shape[0] for t in tables)]), strict=False))
     ids = [np.where(p.ids < FIRST, p.ids, p.ids + starts[id(p.table)]) for p in parts]
@@ -80,7 +82,7 @@ def merge_tables(parts: Sequence[Sets]) -> tuple[list[np.ndarray], sparse.csr_ar
 
 
 def elementwise_union(parts: Sequence[Sets]) -> Sets:
-    """The union of several values' sets, element by element. Shapes are broadcast."""
+    """Return the union of several values' sets, element by element. Shapes are broadcast."""
     shape = np.broadcast_shapes(*(p.ids.shape for p in parts))
     total = parts[0].with_ids(np.broadcast_to(parts[0].ids, shape))
     for part in parts[1:]:
@@ -89,7 +91,10 @@ def elementwise_union(parts: Sequence[Sets]) -> Sets:
 
 
 def _union_of_two(a: Sets, b: Sets) -> Sets:
-    """The elementwise union of two values of the same shape. Each pair of sets is united once."""
+    """Return the elementwise union of two values of the same shape.
+
+    A pair of sets that occurs at several elements is united only once.
+    """
     (x, y), table = merge_tables([a, b])
     ids = np.where(x == EMPTY, y, np.where((y == EMPTY) | (x == y), x, -1))
     ids[(x == ALL) | (y == ALL)] = ALL
@@ -105,7 +110,10 @@ def _union_of_two(a: Sets, b: Sets) -> Sets:
 
 
 def _union_over_last_axis(members: np.ndarray, sets: Sets) -> Sets:
-    """For each row of `members` (numbers of sets in `sets`, `[..., k]`), the union of the sets."""
+    """Return the union of the sets in each row of `members`.
+
+    `members`, of shape `[..., k]`, holds numbers of sets in `sets`.
+    """
     k = members.shape[-1]
     rows = members.reshape(-1, k) if k else members.reshape(math.prod(members.shape[:-1]), 0)
     begins = np.arange(len(rows) + 1) * k
@@ -113,7 +121,10 @@ def _union_over_last_axis(members: np.ndarray, sets: Sets) -> Sets:
 
 
 def _union_of_rows(members: Rows, shape: Sequence[int], sets: Sets) -> Sets:
-    """For each row of `members` (numbers of sets in `sets`), the union; as a value of `shape`."""
+    """Return the union of the sets in each row of `members`, as a value of shape `shape`.
+
+    `members` holds numbers of sets in `sets`.
+    """
     begins, ids = members
     nonempty = np.diff(begins) > 0
     if sets.sizes[ids].sum() > _LARGEST_UNION:
@@ -129,7 +140,7 @@ def _union_of_rows(members: Rows, shape: Sequence[int], sets: Sets) -> Sets:
 
 
 def _one_set_for_all(ids: np.ndarray, nonempty: np.ndarray, sets: Sets) -> Sets:
-    """One set, the union of the sets `ids`, for all elements that are `nonempty`."""
+    """Return a value whose `nonempty` elements all have the union of the sets `ids`."""
     used = np.unique(ids)
     if ALL in used:
         return sets.with_ids(np.where(nonempty, ALL, EMPTY))
@@ -162,7 +173,7 @@ def _drop_unused_rows(sets: Sets) -> Sets:
 
 
 def union_over_axes(sets: Sets, axes: Sequence[int]) -> Sets:
-    """The union along some axes, which are removed, as in a reduction."""
+    """Return the unions of the sets along some axes. As in a reduction, these axes are removed."""
     if not axes:
         return sets
     rest = [i for i in range(sets.ids.ndim) if i not in axes]
@@ -173,10 +184,10 @@ def union_over_axes(sets: Sets, axes: Sequence[int]) -> Sets:
 
 
 def gather_along_axis(sets: Sets, axis: int, index_rows: Rows) -> Sets:
-    """Replace an axis by a new one of one index for each row of `index_rows`.
+    """Replace an axis by a new one, with an index for each row of `index_rows`.
 
-    Index `i` of the new axis has the union of the sets at those indices of the old axis that row
-    `i` lists.
+    At index `i` of the new axis is the union of some sets of the old axis: of the sets at the
+    indices that row `i` lists.
     """
     begins, indices = index_rows
     lines = np.moveaxis(sets.ids, axis, -1)
@@ -195,7 +206,7 @@ def gather_along_axis(sets: Sets, axis: int, index_rows: Rows) -> Sets:
 
 
 def cumulative_union(sets: Sets, axis: int, direction: int) -> Sets:
-    """The cumulative union along an axis: from the first index (1) or from the last (-1)."""
+    """Return the cumulative unions along an axis, from its first index (1) or its last (-1)."""
     lines = np.moveaxis(sets.ids, axis, -1)[..., ::direction]
     total, distance = sets.with_ids(lines), 1
     while distance < lines.shape[-1]:
@@ -207,9 +218,10 @@ def cumulative_union(sets: Sets, axis: int, direction: int) -> Sets:
 
 
 def gather_elements(sets: Sets, element_rows: Rows, shape: Sequence[int]) -> Sets:
-    """A value of `shape` whose element `i` has the union over the elements in row `i`.
+    """Return a value of shape `shape` whose sets are unions of sets of another value.
 
-    The elements of both values are numbered in row-major order.
+    Element `i` has the union of the sets of the elements that row `i` of `element_rows` lists. The
+    elements of both values are numbered in row-major order.
     """
     begins, elements = element_rows
     counts, ids = np.diff(begins), sets.ids.reshape(-1)[elements]
@@ -221,12 +233,12 @@ def gather_elements(sets: Sets, element_rows: Rows, shape: Sequence[int]) -> Set
 
 
 def total_size(sets: Sets) -> int:
-    """The sum of the numbers of members of all elements' sets."""
+    """Return how many members the sets of all elements have in sum."""
     return int(sets.sizes[sets.ids].sum())
 
 
 def to_matrix(sets: Sets) -> sparse.csr_array:
-    """The set of each element as a row of a boolean matrix: the pattern of a Jacobian."""
+    """Return the set of each element as a row of a boolean matrix: the pattern of a Jacobian."""
     ids = sets.ids.reshape(-1)
     all_inputs = _boolean_array((np.array([0, sets.width]), np.arange(sets.width)), sets.width)
     table = sparse.csr_array(sparse.vstack([all_inputs, sets.table], format="csr"))

@@ -44,7 +44,10 @@ MaybeSets = Sequence[Sets | None]
 def propagate(
     eqn: JaxprEqn, dependence: Dependence, sets: MaybeSets, facts: OperandFacts
 ) -> list[Sets | None]:
-    """The sets of the results, given those of the operands; None: depends on no input element."""
+    """Return the sets of an equation's results, given the sets of its operands.
+
+    None stands for a value that depends on no input element.
+    """
     if isinstance(dependence, Elementwise):
         return _elementwise(eqn, sets, facts.slopes)
     if isinstance(dependence, AxisByAxis):
@@ -60,7 +63,7 @@ def propagate(
 
 
 def depends_on_all(eqn: JaxprEqn, sets: MaybeSets) -> list[Sets | None]:
-    """The sets if each element of a result depends on all elements of all operands."""
+    """Return the sets of the results if each element depends on all elements of all operands."""
     parts = [union_over_axes(x, range(x.ids.ndim)) for x in sets if x is not None]
     union = elementwise_union(parts)
     return [union.with_ids(np.broadcast_to(union.ids, shape(v))) if differentiable(v.aval) else None
@@ -70,7 +73,10 @@ def depends_on_all(eqn: JaxprEqn, sets: MaybeSets) -> list[Sets | None]:
 def _elementwise(
     eqn: JaxprEqn, sets: MaybeSets, slopes: Sequence[np.ndarray | None]
 ) -> list[Sets | None]:
-    """The sets of an elementwise operation; elements with a slope of zero depend on nothing."""
+    """Return the sets of an elementwise operation's result.
+
+    Where the slope in an operand is zero, the result does not depend on that operand.
+    """
     if len(eqn.outvars) > 1:  # each result depends on one operand
         return list(sets[: len(eqn.outvars)])
     out_shape = shape(eqn.outvars[0])
@@ -85,7 +91,7 @@ def _elementwise(
 def _element_pairs(
     eqn: JaxprEqn, dependence: ElementPairs, sets: MaybeSets, values: Sequence[Any]
 ) -> list[Sets | None]:
-    """The sets of an operation that lists the elements on which each element depends."""
+    """Return the sets for a dependence that lists the operands' elements for each element."""
     out_shape = shape(eqn.outvars[0])
     pairs = zip(dependence.pairs(eqn, values), sets, strict=True)
     parts = [gather_elements(x, rows, out_shape)
@@ -124,7 +130,10 @@ def _data_movement(
 def _axis_by_axis(
     eqn: JaxprEqn, dependence: AxisByAxis, sets: MaybeSets, values: Sequence[Any]
 ) -> list[Sets | None]:
-    """The sets of an operation whose dependence is stated for each axis: the union of its links."""
+    """Return the sets of an operation whose dependence is stated for each axis of the result.
+
+    `Links` are one statement about all axes. If an operand has several, the sets are their union.
+    """
     parts: list[list[Sets]] = [[] for _ in eqn.outvars]
     for x, alternatives in zip(sets, dependence.links(eqn, values), strict=True):
         for links in alternatives if x is not None else ():
@@ -135,7 +144,7 @@ def _axis_by_axis(
 
 
 def _follow_links(x: Sets, links: Links, out_shape: Sequence[int]) -> Sets:
-    """The sets of a result that depends on the operand `x` by `links`, one for each axis."""
+    """Return the sets of a result that depends on the operand `x` as `links` state."""
     followed = [link for link in links if link is not None]
     axes = [link.axis for link in followed]
     x = union_over_axes(x, [i for i in range(x.ids.ndim) if i not in axes])
@@ -150,7 +159,7 @@ def _follow_links(x: Sets, links: Links, out_shape: Sequence[int]) -> Sets:
 
 
 def _follow_link(x: Sets, link: AxisLink, axis: int) -> Sets:
-    """The sets after the dependence along one axis is applied."""
+    """Return the sets after the dependence along one axis is applied."""
     if link.cumulative:
         return cumulative_union(x, axis, link.cumulative)
     return x if link.rows is None else gather_along_axis(x, axis, link.rows)

@@ -3,8 +3,8 @@
 The vertices of the graph are the columns of the matrix; an edge is a nonzero outside of the
 diagonal. The matrix is multiplied by one vector for each colour: the sum of the unit vectors of the
 columns of that colour. In both colourings, neighbours have different colours. In a star colouring,
-every path of four vertices has at least three colours. Then each nonzero is an element of a
-product. In an acyclic colouring, every cycle has at least three colours. Then the nonzeros follow
+every path of four vertices has at least three colours. Then each nonzero can be read directly from
+a product. In an acyclic colouring, every cycle has at least three colours. Then the nonzeros follow
 from the products by sums along trees. Both algorithms visit each edge a few times only, however
 many neighbours its vertices have.
 
@@ -21,11 +21,12 @@ from xform.sparse.greedy import Colors, first_allowed, members, neighbours
 
 
 def star(graph: Any, order: Sequence[int]) -> Colors:
-    """A star colouring: no path of four vertices has only two colours.
+    """Return a star colouring of a graph: no path of four vertices has only two colours.
 
     The vertices are coloured in `order`. For each vertex, the loop maintains three sets of colours.
-    `once`: colours of its neighbours. `twice`: colours of several neighbours. `hubs`: colours of
-    neighbours that are a hub, that is, have several neighbours of the vertex's own colour.
+    `once` has the colours of its neighbours, and `twice` the colours that several neighbours have.
+    A neighbour is a hub if it has several neighbours of the vertex's own colour. `hubs` has the
+    colours of these neighbours.
     """
     adjacent = neighbours(graph)
     colors = [-1] * len(adjacent)  # -1: no colour yet
@@ -58,11 +59,12 @@ def star(graph: Any, order: Sequence[int]) -> Colors:
 
 
 def acyclic(graph: Any, order: Sequence[int]) -> Colors:
-    """An acyclic colouring: no cycle has only two colours.
+    """Return an acyclic colouring of a graph: no cycle has only two colours.
 
     So the edges between any two colours form trees. A vertex is in one tree for each other colour.
     The trees are stored as disjoint sets (union-find) of pairs of a vertex and another colour.
-    `once` and `twice` hold, for each vertex, the colours of its neighbours, and those of several.
+    For each vertex, `once` holds the colours of its neighbours, and `twice` the colours that
+    several neighbours have.
     """
     adjacent = neighbours(graph)
     colors = [-1] * len(adjacent)  # -1: no colour yet
@@ -70,7 +72,7 @@ def acyclic(graph: Any, order: Sequence[int]) -> Colors:
     parent: dict[tuple[int, int], tuple[int, int]] = {}
 
     def root_of(v: int, c: int) -> tuple[int, int]:
-        """The root of the tree of a vertex and another colour."""
+        """Return the root of the tree of a vertex and another colour."""
         pair = v, c
         while (above := parent.setdefault(pair, pair)) != pair:
             parent[pair] = pair = parent[above]

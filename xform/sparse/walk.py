@@ -52,7 +52,7 @@ class SetPropagator:
         self._levels: collections.Counter[Primitive] = collections.Counter()
 
     def follow(self, prog: Program, sets: MaybeSets, values: Sequence[Any]) -> list[Sets | None]:
-        """The sets of the outputs; None for an output that depends on no input element.
+        """Return the sets of the outputs; None for an output that depends on no input element.
 
         Args:
           prog: the program.
@@ -63,9 +63,9 @@ class SetPropagator:
 
     def run(self, prog: Program, sets: MaybeSets, values: Sequence[Any], outputs: bool = True
             ) -> tuple[list[Sets | None], list[Any]]:  # fmt: skip
-        """The sets of the outputs, as `follow` returns them, and the outputs' known values.
+        """Return the sets of the outputs, as `follow` does, and the known values of the outputs.
 
-        Without `outputs`, these values are all None.
+        If `outputs` is False, all these values are None.
         """
         prog = inline_calls(prog)
         mask = tuple(x is not None for x in sets)
@@ -82,7 +82,7 @@ class SetPropagator:
         return [env.get(v) if isinstance(v, Var) else None for v in prog.outputs], known
 
     def _results_of(self, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts) -> list[Sets | None]:
-        """The sets of an equation's results, given those of its operands."""
+        """Return the sets of an equation's results, given those of its operands."""
         if eqn.primitive in self._nested:
             return self._nested[eqn.primitive](self, eqn, sets, facts)
         rule = rule_of(eqn.primitive)
@@ -102,7 +102,10 @@ class SetPropagator:
     def _through_derivative(
         self, rule: Rule, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts
     ) -> list[Sets | None]:
-        """The sets of the results, by the program of the push, or else by that of the pullback."""
+        """Return the sets of the results, found in the program of the operation's derivative.
+
+        This is its push (the tangents of the results) or, if it has none, its pullback.
+        """
         active = tuple(x is not None for x in sets)
         try:
             prog, has_tangent = _push_program(rule, eqn, active)
@@ -117,7 +120,7 @@ class SetPropagator:
     def _through_pullback(
         self, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts, active: Mask
     ) -> list[Sets | None]:
-        """The sets of the results, by the transposed pattern of the pullback.
+        """Return the sets of the results, found by transposing the pattern of the pullback.
 
         The pullback maps cotangents of the results to cotangents of the operands. So its pattern
         has a column for each element of a result, and a row for each element of an operand.
@@ -147,33 +150,34 @@ class SetPropagator:
     def _follow_with_constants(
         self, prog: Program, sets: MaybeSets, values: Sequence[Any]
     ) -> list[Sets | None]:
-        """Follow a program that was just traced; its constants have known values."""
+        """Return the outputs' sets of a program that was just traced, whose constants are known."""
         prog, consts = lift_constants(prog)
         return self.follow(prog, [*[None] * len(consts), *sets], [*consts, *values])
 
 
 def _depends(v: Var, y: Sets) -> bool:
-    """Whether any element of `v` depends on an input element. Integers never do."""
+    """Return whether any element of `v` depends on an input element. Integers never do."""
     return differentiable(v.aval) and bool(y.ids.any())
 
 
 def inline_calls(prog: Program) -> Program:
-    """The program with all calls inlined, `jax.checkpoint` too; custom derivatives are kept."""
+    """Return the program with its calls and remat regions inlined, but no custom derivative."""
     if "opened" not in prog.cache:
         prog.cache["opened"] = inline_bodies(prog, body_to_inline)
     return prog.cache["opened"]
 
 
 def body_to_inline(eqn: JaxprEqn) -> Program | None:
-    """The body of a call; None if the equation is not a call or has a custom derivative."""
+    """Return the body of a call; None if the equation is not a call or has a custom derivative."""
     known = traits(eqn.primitive)
     return called_body(eqn) if known.call and known.calls != "custom" else None
 
 
 def _push_program(rule: Any, eqn: JaxprEqn, active: Mask) -> tuple[Program, Mask]:
-    """The program from the operands and the active ones' tangents to the output tangents.
+    """Trace the push of an equation, as a program.
 
-    Also returns which outputs have a tangent.
+    Its inputs are the operands, then the tangents of the active operands. Its outputs are the
+    tangents of the results. Also returns which results have a tangent.
     """
     has_tangent: list[bool] = []
 
@@ -190,9 +194,10 @@ def _push_program(rule: Any, eqn: JaxprEqn, active: Mask) -> tuple[Program, Mask
 
 
 def _pullback_program(eqn: JaxprEqn, active: Mask) -> tuple[Program, Mask, Mask]:
-    """The program from the operands and the output cotangents to the operands' cotangents.
+    """Trace the pullback of an equation, as a program.
 
-    Also returns which operands and which outputs have a cotangent.
+    Its inputs are the operands, then the cotangents of the results. Its outputs are the cotangents
+    of the operands. Also returns which operands and which results have a cotangent.
     """
     wanted = tuple(differentiable(v.aval) for v in eqn.outvars)
     has_cotangent: list[bool] = []
