@@ -1,9 +1,9 @@
 """Find the equations of a loss that some path avoids, as a residual path avoids a layer.
 
-A data value depends on parameters and on the batch, like the result of a layer. A path leads from
-an input of the first layers to a result of the program, through floating-point data values. Some
-path avoids an equation if the number of paths through that equation differs from the total number.
-The numbers grow exponentially with depth, so they are counted modulo a large prime.
+A *data value* depends on parameters and on the batch, like the result of a layer. A *path* leads
+from an input of the first layers to a result of the program, through floating-point data values. An
+equation is avoided by some path if fewer paths lead through it than there are in total. The number
+of paths grows exponentially with depth, so paths are counted modulo a large prime.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _batch_operands(deps: DependenceMap, eqn: JaxprEqn, batch_values: frozenset[
     """Count the operands of an equation that depend on the batch alone and that layers also read.
 
     Each such operand begins a path around the first layers, like a residual path from the batch
-    itself. The count is 0 after the last layers: there the loss may compare the model's result with
-    its input, as in an autoencoder, and this is no path around a layer.
+    itself. The count is 0 after the last layers. There the loss may compare the model's result with
+    its input, as in an autoencoder, and that is not a path around a layer.
     """
     group = deps.of(eqn.outvars[0]).group
     if group < 0 or not deps.has_later_layers[group]:

@@ -163,7 +163,7 @@ def _nested_maps(eqn: JaxprEqn, read: Sequence[Dependence]) -> tuple[DependenceM
 
 
 def _slice_dependence(of: Dependence, v: Any) -> Dependence:
-    """Return the dependence that a scanned input `v` has inside the scan, where it is one slice.
+    """Return the dependence of a slice of the scanned input `v`, inside the scan.
 
     An input that depends on exactly one parameter counts as that parameter, with one more leading
     axis that the surrounding scans iterate over. So each iteration gets its own slice.
@@ -173,11 +173,12 @@ def _slice_dependence(of: Dependence, v: Any) -> Dependence:
 
 
 def _loop_map(prog: Program, inputs: list[Dependence], consts: int, carries: int) -> DependenceMap:
-    """Return the map of a loop's body, where a carry depends on all that any iteration gives it.
+    """Return the dependence map of a loop's body. It holds for all iterations.
 
-    The inputs of the body are constants, carries and scanned slices, in this order; `consts` and
-    `carries` are their numbers. The dependences of the returned carries are merged into those of
-    the carries that the body reads, and the map is computed again until this changes nothing.
+    The inputs of the body are `consts` constants, `carries` carries and the scanned slices, in this
+    order. A carry depends on everything that any iteration's carry depends on. So the dependences
+    of the carries that the body returns are merged into those of the carries that it reads, and the
+    map is computed again until nothing changes.
     """
     while True:
         deps = dependence_map(prog, inputs)

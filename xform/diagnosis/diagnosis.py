@@ -2,7 +2,7 @@
 
 The constructor finds the layers in the traced loss. `value_and_grad` runs the loss with a probe on
 each layer's result. A probe has an argument of its own, the sink: a vector of zeros, whose gradient
-is defined to be the measurements of the layer (its readings). `report` judges these.
+is defined to be the measurements of the layer (its readings). `report` judges the readings.
 """
 
 from __future__ import annotations
@@ -275,10 +275,11 @@ class Diagnosis:
         )
 
     def _name(self, layer: Layer) -> str:
-        """Return the longest path that all weights of a layer share, if no other layer shares it.
+        """Return the name of a layer: the longest prefix that the paths of all its weights share.
 
-        Else return the paths of the weights that the layer's first operation applies. The name of a
-        sum is empty here: it gets the name of the layer before it.
+        If another layer has a weight with this prefix, return the paths of the weights that the
+        layer's first operation reads. The name of a sum is empty here: later it gets the name of
+        the layer before it.
         """
         if layer.kind == "sum":
             return ""

@@ -80,8 +80,8 @@ class DependenceMap:
       program: the program, with its calls inlined.
       by_value: the dependence of each value.
       results: number of leading outputs that count as results; None means all outputs. The other
-        outputs are auxiliary. An auxiliary output that no other group reads is not the result of
-        its layer.
+        outputs are auxiliary, such as metrics. An auxiliary output does not count as the result of
+        a layer, unless another group reads it.
       groups: the groups of the program, in program order.
       nested: for each loop, branch and remat region that computes data values, by `id` of its
         equation: the dependence maps of the programs inside it.
@@ -102,8 +102,8 @@ class DependenceMap:
     def data_operands(self, eqn: JaxprEqn) -> list[Var]:
         """Return the data values that an equation reads.
 
-        If it reads no data value, as the first layer does, return the values that it reads and that
-        depend on the batch.
+        The first layer reads no data value. For such an equation, the operands that depend on the
+        batch are returned.
         """
         read = [v for v in eqn.invars if isinstance(v, Var) and self.of(v).batch]
         return [v for v in read if self.of(v).is_data] or read
@@ -164,5 +164,5 @@ class DependenceMap:
 
 
 def has_derivative(v: Any) -> bool:
-    """Return whether a value is floating-point."""
+    """Return whether a value has a derivative, as floating-point values do."""
     return differentiable(v.aval)

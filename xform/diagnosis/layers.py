@@ -98,9 +98,10 @@ class NestedLayer:
 
     Attributes:
       layer: the layer.
-      around: entries (position, number of iterations, reverse), outermost first. Each loop, branch
-        or region around the layer has two: its own, with a number of iterations only for a scan;
-        and one with the number of the program inside it, such as the branch.
+      around: two entries `(position, number of iterations, reverse)` for each loop, branch or
+        region around the layer, outermost first. The first entry has the position of its equation;
+        the number of iterations is None unless it is a scan. The second entry has, as position, the
+        number of the program inside it, such as the number of the branch.
       position: position of the equation that computes the layer's result.
     """
 
@@ -110,7 +111,7 @@ class NestedLayer:
 
     @property
     def trips(self) -> tuple[int, ...]:
-        """Numbers of iterations of the scans around it, outermost first."""
+        """Numbers of iterations of the scans around the layer, outermost first."""
         return tuple(length for _, length, _ in self.around if length is not None)
 
     def sort_key(self, trip: Sequence[int]) -> tuple[int, ...]:

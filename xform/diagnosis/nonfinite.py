@@ -2,8 +2,8 @@
 
 A program runs operation by operation. The search starts at an output that is not finite. It goes
 back to the inputs of each operation, and into loops iteration by iteration, until it finds an
-operation with only finite inputs. An intended infinity, such as that of a mask, does not make the
-output NaN or Inf, so the search does not reach it.
+operation with only finite inputs. An intended infinity, such as the `-inf` of an attention mask,
+does not make the output NaN or Inf, so the search does not reach it.
 """
 
 from __future__ import annotations

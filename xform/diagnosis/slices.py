@@ -86,9 +86,9 @@ class Slice:
 def is_linear(function: Slice) -> bool:
     """Return whether a slice is linear in its inputs.
 
-    It is if its derivative reads no value that depends on the inputs. `analyze` traces the slice
-    and its pushforward as one program: `forward` are the equations that depend on no tangent,
-    `backward` the others.
+    A slice is linear if its derivative reads no value that depends on the inputs. `analyze` traces
+    the slice and its pushforward as one program. Its `forward` equations depend on no tangent, and
+    its `backward` equations do.
     """
     joint = analyze(function.program, function.active, push=True)
     dependent = {v for v, active in zip(joint.inputs, joint.active, strict=True) if active}
@@ -120,7 +120,8 @@ def find_activation(deps: DependenceMap, group: Group) -> Slice | None:
     for end in group.values:
         readers = deps.readers.get(end, [])
         elementwise = [_elementwise(deps.program.equations[i]) for i in readers]
-        # Is it read only by an equation of the group that is not elementwise?
+        # An activation ends at a value that one equation of the group reads, if that equation is
+        # not elementwise.
         ends_here = len(readers) == 1 and readers[0] in inside and not elementwise[0]
         if not (end in deps.group_outputs or ends_here) or not differentiable(end.aval):
             continue

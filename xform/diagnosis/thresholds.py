@@ -19,11 +19,14 @@ SATURATED_SHARE = 0.9
 GAIN_FACTOR = 6.0
 # Least number of siblings, including the layer itself, for using their median.
 MIN_SIBLINGS = 3
-# Largest factor to the median of layers with the same operation, if there are too few siblings.
+# Largest factor between a layer's gain and the median gain of layers with the same operation. This
+# limit is used if the layer has too few siblings.
 GAIN_FACTOR_BY_OPERATION = 8.0
-# Largest factor to 1, if there are also too few layers with the same operation.
+# Largest factor between a layer's gain and 1. This limit is used if there are also too few layers
+# with the same operation.
 GAIN_FACTOR_ALONE = 100.0
-# In a sum: least ratio of smallest to largest operand, relative to the median of its siblings.
+# For a sum: least ratio of its smallest to its largest operand, as a fraction of the median of this
+# ratio over the sum and its siblings.
 OPERAND_RATIO = 1e-3
 # Least ratio of the gradient norm at a layer to the largest gradient norm at a later layer.
 VANISHED_RATIO = 1e-5

@@ -40,7 +40,7 @@ Faults = dict[int, tuple[str, str, str]]
 
 
 def with_verdicts(rows: Sequence[LayerHealth]) -> list[LayerHealth]:
-    """Return the rows with verdicts, for rows in execution order without verdicts."""
+    """Add verdicts to rows in execution order."""
     faults: Faults = {}
     stages = (
         (_first_nonfinite,),
@@ -48,7 +48,7 @@ def with_verdicts(rows: Sequence[LayerHealth]) -> list[LayerHealth]:
         (_drifting_gradients, _shattered_gradients),
     )
     for stage in stages:
-        if faults:  # a fault changes the numbers that later stages use, also in other layers
+        if faults:  # a fault also changes the numbers of other layers, which later stages judge
             break
         for i, verdict, reason, remedy in (fault for find in stage for fault in find(rows)):
             faults.setdefault(i, (verdict, reason, remedy))
@@ -168,7 +168,7 @@ def _missing_paths(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
 
 
 def _tiny_operands(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
-    """Find sums with an operand that is nearly zero, although it is not in similar sums."""
+    """Find sums with an operand that is nearly zero, although similar sums have no such operand."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.least is not None:
@@ -186,7 +186,7 @@ def _tiny_operands(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
 
 
 def _after_zeros(rows: Sequence[LayerHealth], i: int) -> bool:
-    """Return whether a layer between the sum before and this sum has only zeros as its result."""
+    """Return whether the result of a layer between the previous sum and this sum is all zeros."""
     earlier = range(i - 1, -1, -1)
     branch = itertools.takewhile(lambda j: rows[j].kind == "layer", earlier)
     return any(rows[j].activation == 0 for j in branch)
@@ -200,7 +200,7 @@ def _in_first_iteration(rows: Sequence[LayerHealth], i: int) -> bool:
 def _shattered_gradients(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     """Find layers where gradients of neighbouring examples are as unrelated as noise.
 
-    Nothing is reported unless they are related at the last layer.
+    Nothing is reported unless the gradients of neighbouring examples are related at the last layer.
     """
     layers = [r for r in rows if r.kind == "layer"]
     known = [r for r in layers if r.correlation is not None and r.gradient]
