@@ -34,7 +34,7 @@ _LinearMaps = dict[tuple[int, int], tuple[Segment, LinearMap]]
 def accumulate(cut_program: CutProgram, order: Order, args: Sequence[Value],
                chunk: int | None = None, policy: Any = None
                ) -> tuple[list[Value], Blocks]:  # fmt: skip
-    """The outputs of a program at `args`, and its Jacobian.
+    """Return the outputs of a program at `args`, and its Jacobian.
 
     Args:
       cut_program: the program, cut into segments.
@@ -63,7 +63,7 @@ def accumulate(cut_program: CutProgram, order: Order, args: Sequence[Value],
 
 def jacobian_by_sweep(mode: str, linear: LinearMap, outs: Sequence[Any], ins: Sequence[Any],
                       chunk: int | None) -> Blocks:  # fmt: skip
-    """The Jacobian of a linear map by forward or reverse mode.
+    """Return the Jacobian of a linear map by forward or reverse mode.
 
     `linear` maps tangents (forward mode) or cotangents (reverse mode). `outs` and `ins` are the
     types of the differentiated function's output leaves and input leaves.
@@ -76,12 +76,12 @@ def jacobian_by_sweep(mode: str, linear: LinearMap, outs: Sequence[Any], ins: Se
 
 
 def _empty_blocks(outs: Sequence[Any]) -> Blocks:
-    """The Jacobian of a function without outputs or without inputs."""
+    """Return the Jacobian of a function without outputs or without inputs."""
     return [[] for _ in outs]
 
 
 def _sweeps(order: Order | None) -> list[Sweep]:
-    """All sweeps in an order."""
+    """Return all sweeps in an order."""
     if order is None:
         return []
     if isinstance(order, Product):
@@ -103,14 +103,14 @@ class JacobianMatrices:
     matrices: list[Value]
 
     def concatenated(self) -> Value:
-        """The Jacobian as one matrix."""
+        """Return the Jacobian as one matrix."""
         if len(self.matrices) == 1:
             return self.matrices[0]
         return lax.concatenate(_promoted(self.matrices), 0 if self.split_by == "outputs" else 1)
 
 
 def _evaluate(order: Order, maps: _LinearMaps, chunk: int | None) -> JacobianMatrices:
-    """The Jacobian of the segments that an order covers."""
+    """Return the Jacobian of the segments that an order covers."""
     if isinstance(order, Product):
         factors = [
             _evaluate(side, maps, chunk).concatenated() for side in (order.left, order.right)
@@ -131,7 +131,7 @@ def _evaluate(order: Order, maps: _LinearMaps, chunk: int | None) -> JacobianMat
 
 
 def _matrices_of_images(mode: str, images: Sequence[Value]) -> JacobianMatrices:
-    """The Jacobian, given the images of all vectors of a sweep, stacked for each leaf."""
+    """Return the Jacobian from a sweep's results (images) of all its vectors, stacked by leaf."""
     rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in images]
     if mode == "forward":
         return JacobianMatrices("outputs", [x.T for x in rows])
@@ -157,7 +157,7 @@ def split_into_blocks(
 
 
 def _reshape_block(block: Value, y: Any, x: Any) -> Value:
-    """A block in shape `[*output, *input]` and the dtype of the input, as reverse mode returns."""
+    """Return a block in shape `[*output, *input]` and the input's dtype, as reverse mode does."""
     return match_weak_type(block.reshape(*y.shape, *x.shape).astype(x.dtype), x)
 
 
@@ -168,6 +168,6 @@ def _split(matrix: Value, sizes: Sequence[int], axis: int) -> list[Value]:
 
 
 def _promoted(arrays: Sequence[Value]) -> list[Value]:
-    """The arrays, converted to their common dtype."""
+    """Return the arrays, converted to their common dtype."""
     dtype = common_dtype(x.dtype for x in arrays)
     return [x.astype(dtype) for x in arrays]

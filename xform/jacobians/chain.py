@@ -8,9 +8,9 @@ with another matrix. An order is a tree of these steps.
 
 Source: Griewank and Naumann, "Accumulating Jacobians as chained sparse matrix products",
 Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862,
-section 3, which has the recurrence. One case is added: if the first operation of a link is a
-product with a known matrix, forward mode gets this product for unit vectors without work, because
-they are the columns of the matrix. Reverse mode does the same if it is the last operation.
+section 3, which has the recurrence. One case is added: if the first operation of a link multiplies
+by a known matrix, forward mode does not compute its products with unit vectors, because these
+products are the columns of the matrix. The same holds for reverse mode and the last operation.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ChainLink:
       rows: number of elements of the value after the part.
       push: FLOPs to push one tangent through it; infinite if it has no forward mode.
       pull: FLOPs to pull one cotangent through it; infinite if it has no reverse mode.
-      free_push: the part of `push` that is free for a unit vector: the product that is applied to
-        it first.
-      free_pull: the part of `pull` that is free for a unit vector.
+      free_push: the part of `push` that is free for a unit vector: a product of the vector itself
+        with a known matrix, which is a column of that matrix.
+      free_pull: the part of `pull` that is free for a unit vector, in the same way.
     """
 
     columns: int
@@ -56,7 +56,7 @@ class ChainLink:
 
 
 def link_of_matrix(columns: int, rows: int) -> ChainLink:
-    """The link of a multiplication by a known matrix.
+    """Return the link of a multiplication by a known matrix.
 
     >>> from xform.jacobians.chain import cheapest_order, link_of_matrix, reverse_order
     >>> sizes = 10, 512, 8, 512, 10
@@ -137,21 +137,21 @@ Order = Sweep | Product
 
 
 def forward_order(links: Sequence[ChainLink]) -> Sweep:
-    """The order that uses forward mode for all links."""
+    """Return the order that uses forward mode for all links."""
     after_first = links[0].columns * sum(link.push for link in links[1:])
     return Sweep("forward", 0, len(links) - 1, None, links[0].forward + after_first)
 
 
 def reverse_order(links: Sequence[ChainLink]) -> Sweep:
-    """The order that uses reverse mode for all links."""
+    """Return the order that uses reverse mode for all links."""
     before_last = links[-1].rows * sum(link.pull for link in links[:-1])
     return Sweep("reverse", 0, len(links) - 1, None, links[-1].reverse + before_last)
 
 
 def cheapest_order(links: Sequence[ChainLink]) -> Order:
-    """The order with the fewest FLOPs.
+    """Return the order with the fewest FLOPs.
 
-    If reverse mode alone takes as few, it is returned, else forward mode alone if it does.
+    On a tie, reverse mode for all links comes first, then forward mode for all links.
 
     Cost: cubic in the number of links; the innermost loop is in NumPy.
     """
@@ -166,10 +166,13 @@ class _Table:
     """The cheapest way to accumulate each range of links, by dynamic programming.
 
     `cost[i, j]` is the fewest FLOPs for the links i to j, and `steps[i, j]` the number of steps. If
-    several ways take equal FLOPs, the one with the fewest steps is used. `decision[i, j]` is that
-    way. For one link it is a mode. For several it is "reverse" (links i to k pull the accumulated
-    links after k), "forward" (links after k push the accumulated links up to k), or "product" of
-    both accumulated parts, with the position k.
+    several ways take equal FLOPs, the way with the fewest steps is used. `decision[i, j]` is that
+    way, as a pair of a text and a position. For one link the text is a mode. For several links, the
+    position k splits them in two:
+
+    - "reverse": the links after k are accumulated, and pulled through the links i to k;
+    - "forward": the links i to k are accumulated, and pushed through the links after k;
+    - "product": both parts are accumulated and multiplied.
     """
 
     def __init__(self, links: Sequence[ChainLink]):
@@ -186,7 +189,7 @@ class _Table:
         self.flops = float(self.cost[0, n - 1])
 
     def _decide(self, i: int, j: int) -> None:
-        """Decide links i to j. All shorter ranges are decided."""
+        """Find the cheapest way for links i to j. It must be known for all shorter ranges."""
         links = self.links
         if i == j:
             modes = {("reverse", i): links[i].reverse, ("forward", i): links[i].forward}
@@ -209,7 +212,7 @@ class _Table:
         self.decision[i, j] = ("reverse", "forward", "product")[way], i + offset
 
     def order(self, i: int, j: int) -> Order:
-        """The order of a range of links; successive sweeps in the same mode are merged."""
+        """Return the order of a range of links; successive sweeps in the same mode are merged."""
         flops = float(self.cost[i, j])
         way, k = self.decision[i, j]
         if i == j:
@@ -224,14 +227,14 @@ class _Table:
         return Sweep(way, first, last, operand, flops)
 
     def _both_modes_equal(self, order: Sweep) -> bool:
-        """Whether an order is a single link, and both modes take equal FLOPs for it."""
+        """Return whether an order is a single link, and both modes take equal FLOPs for it."""
         if order.operand is not None or order.first != order.last:
             return False
         return self.links[order.first].forward == self.links[order.first].reverse
 
 
 def _sums(numbers: Sequence[float]) -> Any:
-    """`sums[i, j]`: the sum of the numbers from position i to position j, inclusive."""
+    """Return `sums[i, j]`: the sum of the numbers from position i to position j, inclusive."""
     n = len(numbers)
     sums = np.zeros((n, n))
     for i in range(n):

@@ -94,8 +94,9 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
 
     Cost: two traces of the derivative of each segment, and under a budget of the peak, a few
     compilations. With `count_flops=False`, the traces are not needed if `mode` is not "auto", or if
-    reverse mode is clearly best. It is if the output has at most one element, or at most a quarter
-    of the elements of the input and at most half of the elements of each cut.
+    reverse mode is clearly best. Reverse mode is clearly best if the output has at most one
+    element, or at most a quarter of the elements of the input and at most half of the elements of
+    each cut.
     """
     policy = resolve_fit(policy)
     prog = Inline().program(fun.program)
@@ -119,7 +120,7 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
 def _required_mode(
     fun: Function, full: CutProgram, mode: str, holomorphic: bool, policy: Any
 ) -> str:
-    """Return `mode`, but "reverse" instead of "auto" where only reverse mode is possible.
+    """Return "reverse" if `mode` is "auto" and only reverse mode is possible; else `mode`.
 
     Complex inputs of a function that is not holomorphic, and integer inputs, have a Jacobian only
     by the conventions of `jax.jacrev`. A budget of the saved bytes bounds what reverse mode saves,

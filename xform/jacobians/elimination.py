@@ -4,8 +4,9 @@ Each vertex is a scalar that a program computes. An edge from one to another hol
 the second in the first. To eliminate a vertex, each edge into it is multiplied with each edge out
 of it. The product is added to the edge from the start of the first edge to the end of the second.
 When only inputs and outputs are left, the edges are the Jacobian. Any order gives the same
-Jacobian. The order of the program is forward mode that skips zeros, the opposite order is reverse
-mode. This file plans the multiplications; it does not need the values of the derivatives.
+Jacobian. The order of the program is forward mode that skips zeros, and the opposite order is
+reverse mode that skips zeros. This file plans the multiplications. It does not need the values of
+the derivatives.
 
 Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapters 9 and 10; Markowitz,
 "The elimination form of the inverse", Management Science 3 (1957).
@@ -94,7 +95,7 @@ def eliminate_by_markowitz(graph: ScalarGraph) -> Elimination:
     heapq.heapify(heap)
     while heap:
         cost, v = heapq.heappop(heap)
-        if costs.get(v) != cost:  # eliminated, or an older entry of the vertex
+        if costs.get(v) != cost:  # the vertex is eliminated, or this entry of it is outdated
             continue
         del costs[v]
         neighbours = {*state.before[v], *state.after[v]} & costs.keys()
@@ -106,7 +107,10 @@ def eliminate_by_markowitz(graph: ScalarGraph) -> Elimination:
 
 
 def cheapest_elimination(graph: ScalarGraph) -> Elimination:
-    """The order with the fewest multiplications of the three; on a tie, Markowitz' order."""
+    """Return the cheapest of three eliminations: Markowitz' order (also on a tie) and both modes.
+
+    The cheapest has the fewest multiplications.
+    """
     orders = eliminate_by_markowitz, eliminate_in_reverse, eliminate_forward
     return min((order(graph) for order in orders), key=lambda e: e.multiplications)
 
@@ -130,7 +134,7 @@ class _State:
         self.multiplications = 0
 
     def cost(self, v: int) -> int:
-        """The number of multiplications to eliminate a vertex."""
+        """Return the number of multiplications to eliminate a vertex."""
         ins = sum(not self.unit[slot] for slot in self.before[v].values())
         outs = sum(not self.unit[slot] for slot in self.after[v].values())
         return ins * outs
@@ -159,7 +163,7 @@ class _State:
                 self.products[depth].append((slot, slot_in, slot_out))
 
     def result(self, name: str) -> Elimination:
-        """The products of all eliminations so far."""
+        """Return the products of all eliminations so far."""
         remaining = {(a, b): slot for a, outs in self.after.items() for b, slot in outs.items()}
         levels = tuple(map(tuple, self.products))
         return Elimination(name, self.multiplications, len(self.unit), levels, remaining)

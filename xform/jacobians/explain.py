@@ -110,7 +110,7 @@ class Explanation:
 
 
 def explain_choice(function: str, choice: Choice) -> Explanation:
-    """The explanation of a choice for a function of this name. Its links must have been counted."""
+    """Explain a choice for a function of this name. The FLOPs of its links must be counted."""
     cut_program, links, order = choice.cut_program, choice.links, choice.order
     full = cut_program.segment(0, len(cut_program) - 1)
     equations = cut_program.program.equations
@@ -126,13 +126,13 @@ def explain_choice(function: str, choice: Choice) -> Explanation:
 
 
 def _element_bytes(full: Segment) -> int:
-    """Bytes of an element of the Jacobian: the largest element size of the inputs."""
+    """Return the bytes of an element of the Jacobian: the largest element size of the inputs."""
     avals: list[Any] = [v.aval for v in full.active]
     return max(itemsize(a.dtype) for a in avals)
 
 
 def _chain_value(name: str, variables: Any, where: str = "") -> ChainValue:
-    """The value that consists of these variables."""
+    """Return the `ChainValue` that consists of these variables."""
     avals = [v.aval for v in variables]
     return ChainValue(
         name,
@@ -144,14 +144,14 @@ def _chain_value(name: str, variables: Any, where: str = "") -> ChainValue:
 
 
 def _cut_value(eqn: Any, v: Any) -> ChainValue:
-    """The value of a cut, which an equation computes."""
+    """Return the `ChainValue` of a cut: the value `v`, which `eqn` computes."""
     return _chain_value(eqn.primitive.name, [v], frame(eqn))
 
 
 def _steps(
     order: Order, links: tuple[ChainLink, ...], element_bytes: int
 ) -> Iterator[EvaluationStep]:
-    """The steps in the order of evaluation."""
+    """Yield the steps in the order of evaluation."""
     if isinstance(order, Product):
         parts = [order.left, order.right]
     else:

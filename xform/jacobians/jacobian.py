@@ -119,7 +119,7 @@ class JacobianTransform:
                 point.check_output(fun.signature.out_avals)
                 with seldom_collected(staging()):
                     run = choose(fun, mode, holomorphic, chunk, policy).run
-                    # Run operation by operation, it would exceed the budget of the compiled code.
+                    # The budget holds for the compiled code, not for a run operation by operation.
                     run = jit(run) if has_budget and not staging() else run
                     ys, blocks = run(inputs)
                 y, aux = fun.outputs(ys)
@@ -252,17 +252,20 @@ class _FunctionAtPoint:
         check_output_types("jacobian", avals, self.holomorphic)
 
     def trace(self, has_aux: bool) -> Any:
-        """The traced function and its flat inputs; None if tracing it fails outside `jit`."""
+        """Return the traced function and its flat inputs.
+
+        If tracing fails outside `jit`, the result is None.
+        """
         call = function_call(self.f, self.primals, "jacobian", has_aux)
         try:
             return trace_function(call)
         except Exception:
             if staging():
                 raise
-            return None  # run eagerly, it works, or raises an error of its own
+            return None  # an eager run of the function may work, and else it raises the error
 
     def by_elimination(self, traced: Any) -> Any:
-        """Output, auxiliary output and Jacobian, by vertex elimination.
+        """Return output, auxiliary output and Jacobian, by vertex elimination.
 
         `traced` is the result of `trace`.
         """
@@ -281,7 +284,7 @@ class _FunctionAtPoint:
         return *fun.outputs(ys), blocks
 
     def by_sweep(self, mode: str, has_aux: bool, chunk: int | None, policy: Any) -> Any:
-        """Output, auxiliary output and Jacobian, by forward or reverse mode."""
+        """Return output, auxiliary output and Jacobian, by forward or reverse mode."""
         leaves, tree = jax.tree.flatten(self.primals)
         if mode == "forward":
             y, push, *aux = linearize(self.f, *self.primals, has_aux=has_aux)
@@ -297,7 +300,10 @@ class _FunctionAtPoint:
         return y, aux[0] if aux else (), jacobian_by_sweep(mode, linear, outs, ins, chunk)
 
     def assemble(self, y: Tree, jacobian: Blocks) -> Tree:
-        """The Jacobian in the trees of output and input, with float0 blocks for integer inputs."""
+        """Return the Jacobian as a tree, with float0 blocks for integer inputs.
+
+        The tree is that of the output, with a tree of the inputs in place of each leaf.
+        """
         leaves, tree = jax.tree.flatten(self.inputs)
         ys, out_tree = jax.tree.flatten(y)
         rows: list[Tree] = []

@@ -37,7 +37,9 @@ _MAX_EDGES = 50_000
 def jacobian_by_elimination(
     prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
 ) -> tuple[list[Value], Blocks, Elimination]:
-    """The outputs of a program, its Jacobian by the cheapest of three orders, and this order.
+    """Return the outputs of a program, its Jacobian, and the elimination that computed it.
+
+    The elimination is the cheapest of three.
 
     Args:
       prog: the program.
@@ -60,7 +62,7 @@ def jacobian_by_elimination(
 
 
 def scalar_graph_of(f: Callable[..., Any], *args: Value) -> ScalarGraph:
-    """The graph of scalar derivatives of a function that returns one array, in all arguments."""
+    """Return the graph of scalar derivatives, in all arguments, of `f`, which returns one array."""
     prog = Inline().program(trace(lambda *xs: [f(*xs)], *args))
     _, builder = _build_graph(prog, (True,) * len(args), (True,), args, False)
     return builder.graph(prog.inputs, prog.outputs)
@@ -68,7 +70,7 @@ def scalar_graph_of(f: Callable[..., Any], *args: Value) -> ScalarGraph:
 
 def _build_graph(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
            ) -> tuple[dict[Var, Value], _ScalarGraphBuilder]:  # fmt: skip
-    """Run a program; returns the values of its variables, and a builder with its scalar graph."""
+    """Run a program; return the values of its variables, and a builder with its scalar graph."""
     env = environment(prog, args)
     builder = _ScalarGraphBuilder(prog, active, wanted, holomorphic)
     outer = name_stack()
@@ -136,7 +138,10 @@ class _ScalarGraphBuilder:
     def _add_edges(
         self, starts: Any, ends: Any, values: Value, eqn: JaxprEqn | None = None
     ) -> None:
-        """Add the edges from `starts` to `ends`; a second derivative on an edge is added to it."""
+        """Add the edges from `starts` to `ends`, with the derivatives `values`.
+
+        If an edge exists already, the new derivative is added to the derivative on it.
+        """
         known = isinstance(values, np.ndarray)
         slots: list[int] = []
         for i, edge in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
@@ -156,7 +161,7 @@ class _ScalarGraphBuilder:
             )
 
     def graph(self, ins: Sequence[Var], outs: Sequence[Any]) -> ScalarGraph:
-        """The graph, with an additional vertex for each element of an output."""
+        """Return the graph, with an additional vertex for each element of an output."""
         inputs = [self.first[v] + i for v in ins for i in range(size(v))]
         first_output = self.vertices
         for v in outs:
@@ -169,7 +174,7 @@ class _ScalarGraphBuilder:
         return ScalarGraph(tuple(self.slots), tuple(self.unit), tuple(inputs), tuple(outputs))
 
     def matrix(self, order: Elimination, rows: int, columns: int) -> Value:
-        """The Jacobian as one matrix: the products of `order`, one level at a time."""
+        """Return the Jacobian as one matrix: the products of `order`, one level at a time."""
         arrays = [v for _, v in self.blocks if not isinstance(v, np.ndarray)]
         dtype = common_dtype([v.dtype for v in arrays] or [np.dtype(np.float32)])
         values = jnp.zeros(order.slots, dtype)
@@ -194,7 +199,7 @@ _Nonzeros = tuple[Any, Any, Value]
 
 def _local_derivatives(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], j: int, outs: Mask
            ) -> dict[int, _Nonzeros]:  # fmt: skip
-    """The local derivatives of an equation in operand `j`, by position of the result."""
+    """Return the local derivatives of an equation in operand `j`, by position of the result."""
     rule = lookup(eqn)
     if traits(eqn.primitive).fusion == "elementwise" and _is_elementwise(eqn, j):
         (m,) = [size(v) for v in eqn.outvars]
@@ -223,19 +228,22 @@ def _local_derivatives(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], 
 
 
 def _nonzeros(matrix: Value, pattern: Any) -> _Nonzeros:
-    """The elements of `matrix` at the nonzeros of `pattern`."""
+    """Return the elements of `matrix` at the nonzeros of `pattern`."""
     rows, columns = np.nonzero(pattern)
     return rows, columns, matrix[rows, columns]
 
 
 def _is_coefficient(rule: Linear, i: int, v: Any) -> bool:
-    """Whether the matrix of a linear map depends on operand `i`, such as an index or a factor."""
+    """Return whether operand `i` determines the matrix of a linear map, as an index does."""
     is_linear = differentiable(v.aval) if rule.over is None else i in rule.over
     return isinstance(v, Var) and not is_linear
 
 
 def _is_elementwise(eqn: JaxprEqn, j: int) -> bool:
-    """Whether each result element depends on one element of operand `j`: the same or the only."""
+    """Return whether each element of the result depends on one element of operand `j`.
+
+    This is the element at the same indices, or the operand's only element.
+    """
     if len(eqn.outvars) != 1:
         return False
     operand, out = eqn.invars[j], eqn.outvars[0]
@@ -243,13 +251,13 @@ def _is_elementwise(eqn: JaxprEqn, j: int) -> bool:
 
 
 def _tangents(eqn: JaxprEqn, xs: Sequence[Value], j: int, dx: Value, outs: Mask) -> Sequence[Value]:
-    """The tangents of the results if operand `j` has the tangent `dx`."""
+    """Return the tangents of the results if operand `j` has the tangent `dx`."""
     dxs = [dx if i == j else None for i in range(len(xs))]
     return push(lookup(eqn), eqn, xs, dxs, outs, False)[1]
 
 
 def _dense_jacobians(eqn: JaxprEqn, xs: Sequence[Value], j: int, outs: Mask) -> dict[int, Value]:
-    """The local Jacobian in operand `j` as a dense matrix, for each result that depends on it."""
+    """Return the local Jacobians in operand `j`, as a dense matrix for each dependent result."""
     aval: Any = eqn.invars[j].aval
     n = math.prod(aval.shape)
     units = jnp.eye(n, dtype=aval.dtype).reshape(n, *aval.shape)
@@ -271,7 +279,7 @@ def _to_numpy(matrices: dict[int, Value]) -> dict[int, Any]:
 
 
 def _random(i: int, v: Any) -> Value:
-    """A random value for operand `i`, without zeros; a literal keeps its value."""
+    """Return a random value for operand `i`, without zeros; a literal keeps its value."""
     if not isinstance(v, Var):
         return jnp.asarray(v.val)
     aval: Any = v.aval

@@ -77,7 +77,7 @@ class CutProgram:
         return len(self.cuts) + 1
 
     def segment(self, first: int, last: int) -> Segment:
-        """The segments from `first` to `last`, merged into one."""
+        """Return the segments from `first` to `last`, merged into one."""
         prog = self.program
         begin = self.cuts[first - 1][0] if first else 0
         end = self.cuts[last][0] if last < len(self.cuts) else len(prog.equations)
@@ -109,8 +109,8 @@ def cut_into_segments(
     """Cut a program into segments. Cost: linear in the number of equations.
 
     Neighbouring cuts of the same size may have nothing but cheap elementwise operations between
-    them, which XLA fuses. Then one of these cuts is kept. In a function that is not holomorphic,
-    complex values are not cuts, as they have two derivatives.
+    them, which XLA fuses. Then only one of these cuts is kept. In a function that is not
+    holomorphic, complex values are not cuts, because they have two derivatives.
 
     Args:
       prog: the program.
@@ -136,7 +136,7 @@ def cut_into_segments(
 
 def _candidates(prog: Program, active: Mask, wanted: Mask, holomorphic: bool
                 ) -> list[tuple[int, Var]]:  # fmt: skip
-    """Every value that all paths go through, with the position of the next equation."""
+    """Return every value that all paths go through, with the position of the next equation."""
     paths = path(prog, active, wanted)  # the equations between active inputs and wanted outputs
     last_read: dict[Any, int] = {}
     for i, (active_operands, _) in sorted(paths.steps.items()):
@@ -162,7 +162,11 @@ def _candidates(prog: Program, active: Mask, wanted: Mask, holomorphic: bool
 
 
 def _has_one_derivative(aval: Any, holomorphic: bool) -> bool:
-    """Whether a value's derivative is a plain matrix of its dtype, without explicit sharding."""
+    """Return whether the derivative of a value is a plain matrix of the value's dtype.
+
+    It is not if the value is complex, unless the function is holomorphic, or if the value has an
+    explicit sharding.
+    """
     kind = np.complexfloating if holomorphic else np.floating
     plain = isinstance(aval.dtype, np.dtype) and jnp.issubdtype(aval.dtype, kind)
     return plain and not has_explicit_axis(aval)

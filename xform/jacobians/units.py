@@ -21,7 +21,7 @@ from xform.program.arithmetic import Value
 from xform.program.ir import Program, bind, read, trace, write
 from xform.transforms.linear_map import varying
 
-# Maps the leaves of one vector to the leaves of its image.
+# Maps the leaves of one vector to the leaves of its image: the result of the linear map.
 LinearMap = Callable[[Sequence[Value]], Sequence[Value]]
 
 
@@ -69,7 +69,7 @@ def vary(xs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
 
 
 def stacked(n: int, aval: Any) -> Any:
-    """The type of `n` stacked values of type `aval`."""
+    """Return the type of `n` stacked values of type `aval`."""
     return ShapedArray((n, *aval.shape), aval.dtype, weak_type=aval.weak_type)
 
 
@@ -89,15 +89,16 @@ class _UnitVectors:
         self.n, self.start, self.aval = n, start, aval
 
     def array(self) -> Value:
-        """The unit vectors as an array."""
+        """Return the unit vectors as an array."""
         return jax.vmap(lambda i: _unit_vector_leaf(i, self.aval, self.start))(
             jnp.arange(self.n, dtype=jnp.int32)
         )
 
     def times(self, eqn: JaxprEqn, matrix: Value, side: int) -> Value:
-        """The result of a `dot_general` whose operand at position `side` are the unit vectors.
+        """Return the result of a `dot_general` that has the unit vectors as operand `side`.
 
-        It holds the elements of the other operand, `matrix`, and zeros; nothing is multiplied.
+        The result holds the elements of the other operand, `matrix`, and zeros. Nothing is
+        multiplied.
         """
         contract, batch = eqn.params["dimension_numbers"]
         shape = self.aval.shape
@@ -138,7 +139,7 @@ class _UnitVectors:
 
 
 def side_of_units(eqn: JaxprEqn, units: Any) -> int | None:
-    """The position of the operand of a `dot_general` that consists of unit vectors.
+    """Return the position of the operand of a `dot_general` that consists of unit vectors.
 
     None if the equation is no `dot_general`, or if both operands or neither are unit vectors.
     `units` holds the variables of unit vectors.
@@ -152,7 +153,8 @@ def side_of_units(eqn: JaxprEqn, units: Any) -> int | None:
 def _run_on_units(prog: Program, units: dict[Var, _UnitVectors]) -> list[Value]:
     """Run a program on unit vectors; `units` maps each input variable to its unit vectors.
 
-    They become arrays only if they are an output, or an operation other than a product reads them.
+    Unit vectors become arrays only if they are an output of the program, or if an operation other
+    than a product reads them.
     """
     env: dict[Any, Any] = dict(prog.consts)
     arrays: dict[Var, Value] = {}
@@ -176,6 +178,6 @@ def _run_on_units(prog: Program, units: dict[Var, _UnitVectors]) -> list[Value]:
 
 
 def _unit_vector_leaf(i: Value, aval: Any, start: int) -> Value:
-    """The part of unit vector `i` in one leaf, which begins at element `start`."""
+    """Return the part of unit vector `i` in one leaf, which begins at element `start`."""
     index = lax.reshape(lax.iota(jnp.int32, math.prod(aval.shape)), aval.shape)
     return match_weak_type((index == i - start).astype(aval.dtype), aval)

@@ -2,7 +2,7 @@
 
 A program is cut into segments, and its Jacobian is the product (the chain) of their Jacobians (the
 links). Only the linear part of a derivative counts: the operations that depend on the tangent or
-the cotangent. The others run once, however many vectors are pushed or pulled.
+the cotangent. All other operations run once, however many vectors are pushed or pulled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from xform.transforms.reverse import vjp
 
 
 def links(cut_program: CutProgram) -> list[ChainLink]:
-    """The link of each segment of a program. FLOPs of equal segments are counted once.
+    """Return the link of each segment of a program. FLOPs of equal segments are counted once.
 
     Cost: two traces of the derivative of each segment.
     """
@@ -45,7 +45,7 @@ def links(cut_program: CutProgram) -> list[ChainLink]:
 
 
 def link(segment: Segment) -> ChainLink:
-    """The link of one segment."""
+    """Return the link of one segment."""
     push, free_push = _flops(segment, "forward")
     pull, free_pull = _flops(segment, "reverse")
     return ChainLink(segment.columns, segment.rows, push, pull, free_push, free_pull)
@@ -54,10 +54,11 @@ def link(segment: Segment) -> ChainLink:
 def linear_map(
     segment: Segment, mode: str, args: Sequence[Value], policy: Any = None
 ) -> tuple[list[Value], LinearMap]:
-    """The outputs of a segment at `args`, and its derivative there.
+    """Return the outputs of a segment at `args`, and its derivative there.
 
     The derivative maps tangents of the active inputs (forward mode), or cotangents of the wanted
-    outputs (reverse mode). `policy` says what reverse mode saves. The wanted outputs come first.
+    outputs (reverse mode). `policy` says which values reverse mode saves. In the list of outputs,
+    the wanted outputs come first.
     """
     n, k = len(segment.active), len(segment.wanted)
     inactive = args[n:]
@@ -75,10 +76,11 @@ def linear_map(
 
 
 def _flops(segment: Segment, mode: str) -> tuple[float, float]:
-    """FLOPs to push one tangent or to pull one cotangent through a segment, by mode.
+    """Return the FLOPs to push a tangent or pull a cotangent through a segment, by `mode`.
 
-    Also returns the part that is free for a unit vector: products that are applied to it first.
-    Infinite if the segment has no derivative in this mode.
+    Also returns the part of them that is free for a unit vector: the products of the vector itself
+    with a matrix, which are rows or columns of the matrix. The FLOPs are infinite if the segment
+    has no derivative in this mode.
     """
     if mode == "forward":
         avals = [tangent_aval(v.aval) for v in segment.active]
@@ -98,7 +100,7 @@ def _flops(segment: Segment, mode: str) -> tuple[float, float]:
     for eqn in live(prog.equations, prog.outputs, effects=False):
         depends = [isinstance(v, Var) and v in dependent for v in eqn.invars]
         if any(depends):
-            # xform's barrier makes other values wait for a cotangent; they do not depend on it.
+            # xform's barrier makes values wait for a cotangent on which they do not depend.
             is_barrier = eqn.primitive is barrier_p
             dependent.update(
                 itertools.compress(eqn.outvars, depends) if is_barrier else eqn.outvars
