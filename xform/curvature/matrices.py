@@ -99,7 +99,7 @@ class Fisher(Matrix):
         return _product_through_model(self.model, self._output_product, primals, policy)
 
     def _output_product(self, z: Value, dz: Value) -> Value:
-        """The product of `F` at the model's output `z` with `dz`."""
+        """Multiply `F`, at the model's output `z`, by `dz`."""
         if not hasattr(z, "shape"):
             raise WrongArgument(
                 "fisher_vp", f"the model returned {type(z).__name__}", "", "return one array"
@@ -125,13 +125,13 @@ class Fisher(Matrix):
 
 
 def _categorical(z: Value, dz: Value) -> Value:
-    """The product of the Fisher matrix of a categorical distribution with logits `z` and `dz`."""
+    """Multiply the Fisher matrix of a categorical distribution with logits `z` by `dz`."""
     p = jax.nn.softmax(z, axis=-1)
     return p * (dz - jnp.sum(p * dz, axis=-1, keepdims=True))
 
 
 def _bernoulli(z: Value, dz: Value) -> Value:
-    """The product of the Fisher matrix of a Bernoulli distribution with logits `z` and `dz`."""
+    """Multiply the Fisher matrix of a Bernoulli distribution with logits `z` by `dz`."""
     p = jax.nn.sigmoid(z)
     return p * (1 - p) * dz
 

@@ -295,8 +295,8 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
         alpha = square / jnp.where(positive, curvature, 1)
         outside = jnp.array(False) if radius is None else norm(plus(p, d, alpha)) >= radius
         # How far to follow the last direction, if its curvature is not positive or the step would
-        # leave the trust region. Without a trust region, the step is the negative gradient if this
-        # is the first direction, and else does not follow it.
+        # leave the trust region. Without a trust region, the first direction is followed once, to
+        # the negative gradient, and a later direction is not followed.
         if radius is None:
             last_alpha = jnp.where(i == 0, 1.0, 0.0).astype(square.dtype)
         else:

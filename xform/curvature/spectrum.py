@@ -234,9 +234,10 @@ def _quadrature(product: Product, start: Tree, steps: int) -> tuple[Value, Value
 def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
     """Run Lanczos' method with full reorthogonalization.
 
-    Returns the diagonal of the tridiagonal matrix, and its off-diagonal with one last element more,
-    each of length `steps`. The method ends early if the next vector is zero except for rounding:
-    products of the matrix with the basis then add nothing new. All later elements are zero.
+    Returns the diagonal of the tridiagonal matrix, and its off-diagonal with one extra element at
+    the end, each of length `steps`. The method ends early if the next vector is zero except for
+    rounding: products of the matrix with the basis then add nothing new. All later elements are
+    zero.
     """
     dtype = accumulation_dtype(start)
     basis = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), start)

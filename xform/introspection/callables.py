@@ -39,7 +39,9 @@ def record_transform(f: Callable[..., Any], transform: str, argnums: Any, policy
 
 
 def transform_record(f: Any) -> TransformRecord | None:
-    """The transform of xform that returned `f`, also if `f` is wrapped in `jax.jit`; else None.
+    """Return the record of the transform that returned `f`; None if no transform of xform did.
+
+    It is also found if `f` is wrapped in `jax.jit`.
 
     >>> import xform
     >>> from xform.introspection.callables import transform_record
@@ -55,7 +57,7 @@ def transform_record(f: Any) -> TransformRecord | None:
 
 
 def function_name(f: Any) -> str:
-    """The name of a function, or the class name of a callable object without a name.
+    """Return the name of a function, or the class name of a callable object without a name.
 
     >>> import functools
     >>> from xform.introspection.callables import function_name
@@ -66,7 +68,7 @@ def function_name(f: Any) -> str:
 
 
 def argument_names(f: Callable[..., Any], n: int) -> list[str]:
-    """The names of the first `n` positional arguments of a function.
+    """Return the names of the first `n` positional arguments of a function.
 
     >>> from xform.introspection.callables import argument_names
     >>> argument_names(lambda w, *xs: w, 3)
@@ -108,7 +110,7 @@ def check_parameter(f: Callable[..., Any], n: int, name: str, request: str) -> N
 
 
 def definition_site(f: Any) -> str:
-    """The place where a function is defined, as `file:line (function)`; empty if unknown."""
+    """Return the place where a function is defined, as `file:line (function)`; empty if unknown."""
     code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
     return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code else ""
 

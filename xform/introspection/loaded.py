@@ -25,7 +25,7 @@ def loaded_modules() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def names_of(x: Any) -> Names:
-    """The namespace of a module or a class; empty for other objects.
+    """Return the namespace of a module or a class; empty for other objects.
 
     >>> names_of(None)
     {}

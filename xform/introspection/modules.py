@@ -2,7 +2,8 @@
 
 Activation functions, strings and flags are leaves of an Equinox module. Every transform passes them
 to the function unchanged, like Equinox's own filtered transforms. Outside of modules, such leaves
-are errors in differentiated arguments. A function that is only compiled may have them anywhere.
+are errors in differentiated arguments. If a function is only compiled and not differentiated, its
+arguments may have such leaves anywhere.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Tree = Any
 
 
 def is_inexact_array(x: Any) -> bool:
-    """Whether a leaf of a module is differentiated: a JAX array of floats or complex numbers."""
+    """Return whether a leaf of a module is differentiated: a float or complex JAX array."""
     return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, np.inexact)
 
 
 def is_array_or_type(x: Any) -> bool:
-    """Whether a leaf can be an input of a traced function: an array or a `ShapeDtypeStruct`."""
+    """Return whether a leaf can be an input of a traced function: an array or the type of one."""
     return isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
@@ -119,7 +120,7 @@ def take_static_out(
 
 
 def _is_static(x: Any) -> bool:
-    """Whether JAX does not accept a leaf as an array or as the type of one."""
+    """Return whether JAX does not accept a leaf as an array or as the type of one."""
     if is_array_or_type(x):
         return False
     try:
@@ -130,12 +131,12 @@ def _is_static(x: Any) -> bool:
 
 
 def _module_type() -> Any:
-    """`equinox.Module`; None if Equinox is not loaded."""
+    """Return `equinox.Module`; None if Equinox is not loaded."""
     return names_of(sys.modules.get("equinox")).get("Module")
 
 
 def nnx_module(tree: Tree) -> Any:
-    """The first Flax NNX module in a tree, or None."""
+    """Return the first Flax NNX module in a tree, or None."""
     kind = names_of(sys.modules.get("flax.nnx")).get("Module")
     if kind is None:
         return None
@@ -144,7 +145,7 @@ def nnx_module(tree: Tree) -> Any:
 
 
 def _is_module(x: Any) -> bool:
-    """Whether a value is an Equinox module, which must be loaded."""
+    """Return whether a value is an Equinox module. Equinox must be loaded."""
     return isinstance(x, _module_type())
 
 
@@ -157,6 +158,6 @@ def _partition(module: Tree, inputs: Callable[[Any], bool]) -> tuple[Tree, Tree]
 
 
 def _combine(dynamic: Tree, static: Tree) -> Tree:
-    """The inverse of `_partition`."""
+    """Merge inputs and static leaves into a module again: the inverse of `_partition`."""
     first_given = lambda a, b: b if a is None else a
     return jax.tree.map(first_given, dynamic, static, is_leaf=lambda x: x is None)

@@ -18,7 +18,7 @@ DISTRIBUTION = "jax-xform"
 
 @functools.lru_cache(maxsize=32)
 def version(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -26,12 +26,12 @@ def version(package: str) -> str | None:
 
 
 def own_version() -> str:
-    """The version of xform; `0+unknown` if it is imported from sources that are not installed."""
+    """Return the version of xform; `0+unknown` if it runs from sources that are not installed."""
     return version(DISTRIBUTION) or "0+unknown"
 
 
 def pip_argument(name: str) -> str:
-    """The argument of `pip install` that installs xform with an extra, quoted for a shell."""
+    """Return the argument of `pip install` for xform with an extra, quoted for a shell."""
     return f"'{DISTRIBUTION}[{name}]'"
 
 

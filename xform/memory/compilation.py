@@ -275,7 +275,7 @@ def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
 
 @contextlib.contextmanager
 def _planned_locally(target: Target) -> Generator[None]:
-    """A context that plans traces for a device of this process and places arrays on it."""
+    """Return a context that plans traces for a device of this process and places arrays on it."""
     first = jax.local_devices(backend=target.backend)[0]
     with target.planned_for(), jax.default_device(first):
         yield

@@ -82,7 +82,7 @@ def ensure_jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
 
 @contextlib.contextmanager
 def lowering_context(target: Target, arguments: LoweringArguments) -> Generator[None]:
-    """A context that plans traces for a target that is not attached, on the arguments' mesh."""
+    """Return a context for traces on the arguments' mesh, planned for a target not attached."""
     mesh = arguments.mesh
     on_mesh = jax.sharding.use_abstract_mesh(mesh) if mesh else contextlib.nullcontext()
     with target.planned_for(), on_mesh:

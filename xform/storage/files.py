@@ -12,7 +12,7 @@ from xform.errors import FileNotWritten
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Generator[Path]:
-    """Context that writes a file in full or not at all.
+    """Return a context that writes a file completely or not at all.
 
     It yields a temporary path, with the suffix of `path`, for the body to write to. If the body
     succeeds, that file replaces `path`. If the body fails, that file is removed and `path` is

@@ -39,7 +39,7 @@ _SHOWN: contextvars.ContextVar[list[Task] | None] = contextvars.ContextVar("show
 
 @contextlib.contextmanager
 def show(title: str) -> Generator[None]:
-    """Context that shows `title` in a terminal while its body runs, from the third second on.
+    """Return a context that shows `title` in a terminal if its body runs for over two seconds.
 
     If the body shows another title, both are on the same line.
     """
@@ -65,7 +65,7 @@ def update(text: str) -> None:
 
 
 def _is_terminal() -> bool:
-    """Whether standard error is a terminal that can erase a line."""
+    """Return whether standard error is a terminal that can erase a line."""
     # Notebooks and progress bars replace standard error by objects that print whole lines only.
     err, kind = sys.stderr, os.environ.get("TERM")
     return isinstance(err, io.TextIOWrapper) and err.isatty() and kind not in ("dumb", "unknown")

@@ -19,7 +19,7 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def hide_stderr() -> Generator[None]:
-    """Context that hides all output to stderr. If the body raises an error, it is shown then."""
+    """Return a context that hides output to stderr, and shows it if the body raises an error."""
     try:
         sys.stderr.flush()
         stderr_copy = os.dup(2)
@@ -42,7 +42,7 @@ def hide_stderr() -> Generator[None]:
 
 
 def is_command() -> bool:
-    """Whether this process runs `python -m xform` or the script `xform`."""
+    """Return whether this process runs `python -m xform` or the script `xform`."""
     script = sys.argv[0] if sys.argv else ""
     if script == "-m":  # Python is still looking for the module
         after_m = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []

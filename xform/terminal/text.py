@@ -15,7 +15,7 @@ FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
 
 
 def human_bytes(n: int | None) -> str:
-    """A byte count in B, KiB, MiB, GiB or TiB; None is shown as "not known".
+    """Return a byte count as text, in B, KiB, MiB, GiB or TiB; for None, "not known".
 
     >>> from xform.terminal.text import human_bytes
     >>> human_bytes(512), human_bytes(1536), human_bytes(3 * 2**30), human_bytes(None)
@@ -73,12 +73,12 @@ def byte_count(amount: float | str) -> int:
 
 
 def human_flops(n: int) -> str:
-    """A FLOP count in powers of 1000: `1.5 GFLOP`."""
+    """Return a FLOP count as text, in powers of 1000: `1.5 GFLOP`."""
     return _scale(n, 1000, FLOPS)
 
 
 def human_seconds(seconds: float) -> str:
-    """A time in s, ms or us.
+    """Return a time as text, in s, ms or us.
 
     >>> from xform.terminal.text import human_seconds
     >>> human_seconds(2.5), human_seconds(0.0123)
@@ -91,7 +91,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
-    """The unit in which to write `n`, and how many of the first unit it is.
+    """Return the unit in which to write `n`, and the size of that unit in the first unit.
 
     `n` is in the first of `units`. Each unit is `base` times the one before.
 
@@ -107,13 +107,13 @@ def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
 
 
 def _scale(n: int, base: int, units: Sequence[str]) -> str:
-    """`n` with a unit, such as `1.5 KiB`; with one decimal, except in the first unit."""
+    """Return `n` with a unit, such as `1.5 KiB`; with one decimal, except in the first unit."""
     unit, scale = unit_of(n, base, units)
     return f"{n} {unit}" if scale == 1 else f"{n / scale:.1f} {unit}"
 
 
 def first_few(names: Sequence[str], most: int = 3) -> str:
-    """A text with the first `most` of some names, and the number of the others.
+    """Return a text with the first `most` of some names, and the number of the others.
 
     >>> from xform.terminal.text import first_few
     >>> first_few(["w", "b"]), first_few(["a", "b", "c", "d", "e"])
@@ -124,7 +124,7 @@ def first_few(names: Sequence[str], most: int = 3) -> str:
 
 
 def shorten_place(where: str) -> str:
-    """`file:line (function)` with the path relative to the current folder, if that is shorter."""
+    """Return `file:line (function)` with the path relative to the current folder if shorter."""
     path, line, rest = where.rpartition(".py:")
     if not path or path.startswith("<"):
         return where
@@ -159,5 +159,5 @@ _ANSI = re.compile("\x1b\\[[0-9;]*m")
 
 
 def _width(cell: str) -> int:
-    """The number of characters that a terminal shows of a text."""
+    """Return the number of characters that a terminal shows of a text."""
     return len(_ANSI.sub("", cell)) if "\x1b" in cell else len(cell)

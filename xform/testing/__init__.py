@@ -43,7 +43,7 @@ from xform.testing.watch import watch
 __all__ = ["MODES", "Case", "cast", "check_grads", "check_rule"]
 
 MODES = ("first", "eager", "second", "jit", "vmap", "scan")
-# Tolerances by dtype; that of other dtypes is 6e-2.
+# Tolerances by dtype. The tolerance for any other dtype is 6e-2.
 TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 3e-4, "complex64": 1e-3}
 
 
@@ -168,7 +168,7 @@ def _first(library: Any, f: Fun, xs: Any, seeds: Any) -> dict[str, Any]:
 def _pullback(library: Any, f: Fun, xs: Any) -> tuple[Fun, Any]:
     """Return the pullback of `f` as a function `(cotangents, *xs)`, and a point for it.
 
-    `cotangents` is the list of those that are not float0.
+    `cotangents` is the list of the output's cotangents that are not float0.
     """
     leaves, tree = jax.tree.flatten(direction(jax.eval_shape(f, *xs), 3))
     is_float = [differentiable(jax.typeof(ct)) for ct in leaves]
@@ -184,7 +184,7 @@ def _pullback(library: Any, f: Fun, xs: Any) -> tuple[Fun, Any]:
 def _second(library: Any, f: Fun, xs: Any) -> dict[str, Any]:
     """Return second derivatives: forward over reverse, and reverse over reverse.
 
-    They are derivatives of the pullback by the inputs and by the cotangent.
+    These are derivatives of the pullback, with respect to the inputs and to the cotangent.
     """
     pullback, args = _pullback(library, f, xs)
     tangent = library.jvp(pullback, args, direction(args, 4))[1]

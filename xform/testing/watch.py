@@ -19,7 +19,9 @@ from xform.registry.table import RULES, Rule, rule_of
 @contextmanager
 def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], None]
           ) -> Generator[None]:  # fmt: skip
-    """Context that checks that a function uses a primitive, and its derivative the rule of it.
+    """Return a context that checks that a derivative uses the rule of a primitive.
+
+    It also checks that the differentiated function uses the primitive.
 
     Args:
       name: the primitive's name; an empty name checks nothing.
@@ -44,7 +46,8 @@ def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], 
     finally:
         RULES[primitives[name]] = rule
     has_float = lambda variables: any(differentiable(v.aval) for v in variables)
-    # Only at the top level, since inner programs may have been analyzed before.
+    # Only equations at the top level count. An inner program may have been analyzed before, and
+    # then the rules of its equations are not read again.
     eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
     # A derivative reads one of these attributes of the rule.
     derive = {"push", "pull", "call", "jvp", "vjp", "node"}
