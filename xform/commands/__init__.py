@@ -150,7 +150,8 @@ def _user_line(error: BaseException) -> str:
 def _check_returned_arrays(error: Exception, args: argparse.Namespace) -> None:
     """After a failure, raise `WrongArgument` if `inputs` returned anything but arrays.
 
-    Only then, because other values are correct for static arguments, such as a configuration.
+    This is an error only after a failure. Other values are correct for static arguments, such as a
+    configuration.
     """
     function = getattr(args, "bound_function", None)
     if isinstance(error, TypeError | ValueError) and function and (others := function.non_arrays()):

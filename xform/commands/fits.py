@@ -22,8 +22,8 @@ OVER = 3
 def run(args: argparse.Namespace) -> str:
     """Check whether a function fits a device. Exits with 3 if it does not.
 
-    Without --policy the function is compiled unchanged. With it, the function is compiled as
-    `memory --policy` does.
+    Without --policy the function is compiled unchanged. With --policy, this command compiles what
+    `memory --policy` compiles.
     """
     function = read_function(args)
     report = xform.fits(

@@ -1,7 +1,7 @@
 """Read the function, its arguments and the policy of a command line.
 
 A function is named as `module:name` or `path.py:name`. Its arguments come from a second function,
-called `inputs` here, which returns them as a tuple. It is the first of these that exists:
+called `inputs` here, which returns them as a tuple. `inputs` is the first of these that exists:
 `--inputs module:name`, the attribute `inputs` of the function, the function `inputs` of its module.
 The arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`s, which allocate nothing. Other
 values are passed on unchanged.
@@ -154,7 +154,7 @@ def add_function(parser: argparse.ArgumentParser) -> None:
 
 
 def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut") -> None:
-    """Add the option `--policy`; `policy` reads it."""
+    """Add the option `--policy`; `read_policy` reads it."""
     parser.add_argument("--policy", default=default, metavar="POLICY", help=ABOUT_POLICIES)
 
 
@@ -364,7 +364,7 @@ def under_policy(function: BoundFunction, text: str | None) -> Callable[..., Any
     if text is None:
         return function.f
     if function.policy_argument is None:
-        # This raises an error for a step.
+        # This raises an error if the function is a step and not a loss.
         derivative_at(f"--policy {text}", function.f, function.args, 0, False)
     f, options = with_policy(function.f, read_policy(text), 0, function.policy_argument)
     return functools.partial(f, **options) if options else f

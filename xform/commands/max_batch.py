@@ -22,10 +22,10 @@ def run(args: argparse.Namespace) -> str:
     """Find the largest batch that fits a device, by compiling. Nothing is run.
 
     If `inputs` has an argument `batch`, it is called for the arguments of each batch size.
-    Otherwise, or with --batch-axis or --batch-argnums, one axis of the arguments is resized.
-    Without --batch-argnums these are the arguments that have the same size on that axis as the last
-    one. Without --policy the function is compiled unchanged. With it, the function is compiled as
-    `memory --policy` does.
+    Otherwise, or with --batch-axis or --batch-argnums, one axis of some arguments is resized.
+    Without --batch-argnums, these are the last argument and all others that have the same size on
+    that axis. Without --policy the function is compiled unchanged. With --policy, this command
+    compiles what `memory --policy` compiles.
     """
     function = read_function(args)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"

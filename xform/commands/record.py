@@ -46,8 +46,8 @@ _RETURN_FUNCTIONS = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "
                      "checkpoint", "remat")  # fmt: skip
 # These are not derivatives: the table shows them only if they were left to JAX.
 _REGIONS = ("checkpoint", "remat")
-# For each transform, names for the first parts of its result, which are compared with JAX's. Of
-# other transforms the whole result is compared.
+# For each transform, names for the first parts of its result, which are compared with JAX's. For
+# all other transforms the whole result is compared.
 _PARTS = {"value_and_grad": ("value", "gradient"), "jvp": ("value", "tangent"), "vjp": ("value",),
           "linearize": ("value",)}  # fmt: skip
 # The most wrappers of a function that are followed, because a function may claim to wrap itself.
@@ -215,7 +215,8 @@ class DerivativeRecorder:
     def _replacement(self, name: str, called: str, ours: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function that takes the place of JAX's transform `name`.
 
-        It calls `ours`, xform's transform `called`, or JAX's transform `called` if that fails.
+        It calls `ours`, which is xform's transform `called`. If `ours` fails, it calls JAX's
+        transform `called`.
         """
         theirs = everywhere.THEIRS[called]
 
@@ -376,9 +377,9 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
     """Return the largest difference between arrays of two lists, as a float32 scalar.
 
     The difference of two arrays is relative to the largest number in JAX's array. A difference up
-    to the rounding error of the largest number of all arrays counts as 0. For example, the gradient
-    of a bias that softmax cancels is zero except for rounding, so two such gradients have no digit
-    in common.
+    to the rounding error of the largest number of all arrays counts as 0. Otherwise a gradient that
+    is zero except for rounding, such as that of a bias that softmax cancels, would count as
+    entirely different.
     """
     differences: list[Any] = []
     for a, b in zip(ours, theirs, strict=True):

@@ -18,8 +18,8 @@ from xform.commands.reports import add_targets, options
 def run(args: argparse.Namespace) -> str:
     """Explain why a function does not fit a device: the buffers at its peak, and advice.
 
-    Without --policy the function is compiled unchanged. With it, the function is compiled as
-    `memory --policy` does.
+    Without --policy the function is compiled unchanged. With --policy, this command compiles what
+    `memory --policy` compiles.
     """
     function = read_function(args)
     f = under_policy(function, args.policy)
