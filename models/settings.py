@@ -261,7 +261,7 @@ def from_toml(tree: Tree, data: Mapping[str, Any], where: str) -> Tree:
 
 
 def to_toml(tree: Any) -> str:
-    """Write the whole tree as TOML. Settings that are None are left out."""
+    """Return the whole tree as TOML text. Settings that are None are left out."""
     lines: list[str] = []
     section: tuple[str, ...] = ()
     for leaf in leaves(tree):
@@ -274,7 +274,7 @@ def to_toml(tree: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """Write a value as TOML."""
+    """Return a value as TOML text."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, str | Path):

@@ -67,7 +67,7 @@ def halves(source: Source, fraction: float, seed: int = 0) -> dict[str, Source]:
     Args:
       source: the elements, at least two.
       fraction: the share of elements for validation; each part gets at least one element.
-      seed: of the random split.
+      seed: the seed of the random split.
 
     Raises:
       InputError: the source has fewer than two elements.

@@ -22,7 +22,7 @@ STANDARD_LIBRARY = "the Python standard library"
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """Context that turns an `OSError` into an `InputError` with a one-line message."""
+    """Return a context that turns an `OSError` into an `InputError` with a one-line message."""
     try:
         yield
     except FileNotFoundError as error:

@@ -139,7 +139,7 @@ class Files:
                                      " give --resize to resize all of them")  # fmt: skip
 
     def _as_8_bits(self, picture: Any, file: Path) -> Any:
-        """Convert a picture to 8 bits. Of 16 bits the upper 8 are kept, as Pillow does for RGB."""
+        """Convert a picture to 8 bits: 16-bit values keep their upper 8, as in Pillow for RGB."""
         if picture.has_transparency_data:
             opaque, _ = picture.convert("RGBA").getchannel("A").getextrema()
             if opaque < 255:

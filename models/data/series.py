@@ -59,7 +59,7 @@ def load_series(path: Path, window: int, *, validation_share: float = 0.05, seed
       path: an array of floats: `[T]`, `[T, F]` or `[N, T, F]`.
       window: number of moments that the model reads at once.
       validation_share: the share for validation.
-      seed: of the random split.
+      seed: the seed of the random split.
 
     Raises:
       InputError: the file is not such an array, or its series are too short or not finite.

@@ -1,7 +1,7 @@
 """The texts named by `--data`: their weights, and a prepared folder for each.
 
-A prepared folder holds the tokens of a text, see `shards.py`. A text that is not one is tokenized
-into one first.
+A prepared folder holds the tokens of a text, see `shards.py`. Any other text is first tokenized
+into a new prepared folder.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 B is the batch, T and S are numbers of tokens, H and K numbers of heads, and E is the width of a
 head. H / K query heads share a head of keys and values. On a GPU, cuDNN's kernel is used if it
 supports the case. It never stores the scores. Elsewhere, also on TPUs,
-`jax.nn.dot_product_attention` is plain XLA and makes float32 scores `[B, H, T, S]`. There it gets a
-few queries (a chunk) at a time, and their scores are recomputed in the backward pass.
+`jax.nn.dot_product_attention` is plain XLA and makes float32 scores `[B, H, T, S]`. To bound their
+memory, it is called for a few queries (a chunk) at a time, and the backward pass recomputes the
+scores.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from models.nets.policies import with_policy
 class Layers(nnx.Module):
     """`depth` layers of one kind, each a module called as `x, out = layer(x, own, shared)`.
 
-    `x` goes from layer to layer. `own` is the layer's part of data that differ for each layer, such
-    as random keys. `shared` is the same for all layers. `out` is an additional output.
+    `x` goes from layer to layer. `own` is data for this layer only, such as its random key.
+    `shared` is data for all layers. `out` is an additional output.
 
     With `scan`, each parameter has a leading axis "layers", XLA compiles one layer, and xform plans
     one loop body. Otherwise there are `depth` modules. Both draw the same initial values. `remat`

@@ -98,7 +98,8 @@ def build(config: Any, seed: int = 0) -> Any:
 def abstract(config: Any) -> Any:
     """Make a model of shapes and dtypes only. Nothing is allocated, whatever its size.
 
-    The current mesh is hidden meanwhile: NNX would look for our parameter axis names in it.
+    While the model is made, the current mesh is hidden: NNX would look for the names of our
+    parameters' axes in it.
     """
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         return nnx.eval_shape(lambda: build(config))

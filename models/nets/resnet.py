@@ -2,8 +2,8 @@
 
 Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385. The stem is the
 first convolution. A stage is a sequence of blocks with the same number of channels, and each stage
-but the first halves height and width. A bottleneck is a block of three convolutions, of which the
-middle one has fewer channels and the stride, as in all later implementations.
+but the first halves height and width. A bottleneck is a block of three convolutions. The middle one
+has fewer channels, and it has the stride of the block, as in all later implementations.
 """
 
 from __future__ import annotations

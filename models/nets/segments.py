@@ -1,7 +1,7 @@
 """Read rows of tokens that hold several packed documents.
 
-A row marks the first token of each document. `unpacked` makes from the marks what the model needs
-to keep the documents independent: the segment (document) and the position of each token.
+A row marks the first token of each document. From these marks, `unpacked` computes the segment
+(document) and the position of each token. With them, the model keeps the documents independent.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Name:
       text: its name, with {} for the index of a layer or expert.
       layout: its layout, a key of `LAYOUTS`.
       inputs: the number of leading axes here that are inputs.
-      part, parts: the parameter is part number `part` of `parts` parameters here that are one
-        array there, concatenated along its last axis.
+      part, parts: an array there may hold `parts` parameters here, concatenated along its last
+        axis. This parameter is number `part` of these.
     """
 
     text: str

@@ -51,8 +51,8 @@ class Row:
 def measure(config: DecoderConfig, batch: int) -> list[Row]:
     """Compile the gradient of the loss from shapes, once for every policy and layout.
 
-    The first rows are `jax.grad` and `xform.grad` of the model without remat regions. In the others
-    each layer is a remat region. `batch` counts sequences of `config.context` tokens.
+    The first rows are `jax.grad` and `xform.grad` of the model without remat regions. In the other
+    rows each layer is a remat region. `batch` counts sequences of `config.context` tokens.
     """
     ways: list[tuple[str, Callable[..., Any], str | None]] = [
         ("jax.grad", jax.grad, None),

@@ -47,7 +47,7 @@ def sizes(text: str) -> dict[str, int]:
 
 
 def abstract_mesh(text: str) -> AbstractMesh:
-    """Return the mesh without devices. It needs none."""
+    """Return the mesh as an abstract mesh, which needs no devices."""
     axes = sizes(text)
     return AbstractMesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes))
 
@@ -208,8 +208,8 @@ def begin_processes(coordinator: str | None, processes: int | None, process: int
 def ended_with_others() -> Iterator[None]:
     """End this process at once, with one line and code 2, if one of several processes fails.
 
-    This happens if this process has an `InputError`, or if it has lost another process. It does not
-    close anything in order, since that would wait for processes that wait for this one. Checkpoints
+    This happens if this process has an `InputError`, or if it has lost another process. Nothing is
+    closed in order, because closing would wait for processes that wait for this one. Checkpoints
     are complete anyway, and the lock is released with the process.
     """
     try:

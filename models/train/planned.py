@@ -92,7 +92,7 @@ def load_plan(path: Path) -> xform.Plan:
 
 @contextlib.contextmanager
 def one_line() -> Iterator[None]:
-    """Context that turns an error of xform into an `InputError`, except `BudgetInfeasible`."""
+    """Return a context that turns xform's errors, except `BudgetInfeasible`, into `InputError`s."""
     try:
         yield
     except BudgetInfeasible:
@@ -142,7 +142,7 @@ def plan_of(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None
 
 
 def _infeasible(run: RunConfig, policy: Any, error: BudgetInfeasible) -> str:
-    """Say what the smallest feasible budget is, and what to do. That budget can be kept."""
+    """Return a text: the smallest budget that was found and can be kept, and a remedy."""
     kind, what = "saved", "the fewest bytes of saved values"
     if bounds_peak(policy):
         kind, what = "budget", "the lowest peak of a step"

@@ -12,7 +12,8 @@ from models.train.log import Log
 from models.train.planned import PlannedStep
 from models.train.step import Metrics
 
-# A step costs three forward passes: the backward pass has two matrix products for each one.
+# A step costs as much as three forward passes: for each matrix product of the forward pass, the
+# backward pass has two.
 PASSES = 3
 
 
@@ -72,7 +73,7 @@ class Reporter:
         self._check_skips(step, values)
 
     def _memory(self) -> dict[str, float]:
-        """Return the peak memory in use, and its ratio to the predicted one."""
+        """Return the peak memory in use, and its ratio to the predicted peak memory."""
         used = peak_bytes()
         return {} if used is None else {"peak_bytes": used, "peak_to_plan": used / self._predicted}
 

@@ -183,9 +183,9 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
 def _gradient(loss: Loss, policy: Any, health: Diagnosis | None) -> Callable[..., Any]:
     """Make the gradient function of a loss.
 
-    It takes the arguments of the loss and returns `[loss, gradient]`, which slices sum, the new
-    statistics, and a pair of the objective's metrics and the readings of the diagnosis (`()`
-    without one).
+    It takes the arguments of the loss, for one slice of a step. It returns `[loss, gradient]`, to
+    be summed over the slices; the new statistics; and a pair of the objective's metrics and the
+    readings of the diagnosis (`()` without a diagnosis).
     """
     plain = xform.value_and_grad(loss, has_aux=True, policy=policy)
 

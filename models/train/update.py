@@ -86,7 +86,10 @@ def _only(tree: Any, path: Any) -> Any:
 
 
 def _merged(*parts: Any) -> Any:
-    """Merge `nnx.State`s of single parameters; of other leaves, which are equal, take the first."""
+    """Merge `nnx.State`s of single parameters. Of other leaves, return the first.
+
+    Other leaves, such as a step count, do not depend on the parameter, so all of them are equal.
+    """
     return nnx.merge_state(*parts) if _is_state(parts[0]) else parts[0]
 
 
