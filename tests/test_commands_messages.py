@@ -127,7 +127,7 @@ def test_every_transform(name: str, capsys: pytest.CaptureFixture) -> None:
         words = ["--transform", "grad", "--policy-argument", "policy"]
         assert failed(capsys, name, "written:step", *TAKE[name], *words) == (
             "--transform grad of written:step\n"
-            "  problem: with --policy-argument it is a step, which differentiates by itself\n"
+            "  problem: with --policy-argument it is a step, which takes its own derivatives\n"
             "  remedy:  drop one of the two options, or name the loss\n"
         )
 

@@ -76,7 +76,7 @@ class BoundFunction:
         if self.policy_argument is not None:
             raise WrongArgument(
                 f"--transform {args.transform} of {self.name}",
-                "with --policy-argument it is a step, which differentiates by itself",
+                "with --policy-argument it is a step, which takes its own derivatives",
                 "",
                 "drop one of the two options, or name the loss",
             )

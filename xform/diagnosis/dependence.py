@@ -143,7 +143,7 @@ def _has_product(prog: Program) -> bool:
 
 
 def _nested_maps(eqn: JaxprEqn, read: Sequence[Dependence]) -> tuple[DependenceMap, ...]:
-    """Return the maps of the programs inside a loop, branch or remat region, else `()`."""
+    """Return the dependence maps of the programs inside a loop, branch or remat region, or `()`."""
     programs: tuple[Program, ...] = (called_body(eqn),) if is_remat_region(eqn) else bodies(eqn)
     if not programs:
         return ()

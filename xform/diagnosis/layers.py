@@ -152,7 +152,7 @@ def _layers_of_map(deps: DependenceMap, is_outermost: bool) -> ProgramLayers:
 def _layer_of_group(
     deps: DependenceMap, group: Group, bypassed: dict[int, bool], is_outermost: bool
 ) -> Layer | None:
-    """Return the layer or sum that a group of equations is; None if it is neither.
+    """Convert a group of equations to a `Layer`; None if it is neither a layer nor a sum.
 
     `bypassed` says for each equation, by `id`, whether a path avoids it.
     """

@@ -1,6 +1,6 @@
-"""The origin of a NaN or Inf: the first operation that produced one from finite values.
+"""Find the origin of a NaN or Inf: the first operation that produced one from finite values.
 
-A program runs operation by operation. The search starts at an output that is not finite. It goes
+The program runs operation by operation. The search starts at an output that is not finite. It goes
 back to the inputs of each operation, and into loops iteration by iteration, until it finds an
 operation with only finite inputs. An intended infinity, such as the `-inf` of an attention mask,
 does not make the output NaN or Inf, so the search does not reach it.
@@ -85,7 +85,7 @@ def find_origin(prog: Program, args: Sequence[Value], outputs: Sequence[int]) ->
 
 def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips: tuple[int, ...]
             ) -> Origin | int | None:  # fmt: skip
-    """Return the origin, or the index of an input that is not finite, or None.
+    """Return the origin; the index of an input if that is not finite; None if nothing is found.
 
     `trips` holds the iteration of each loop around the program, outermost first.
     """

@@ -1,8 +1,9 @@
-"""Evaluation of a loss with probes on its layers: the program with one more input for each.
+"""Evaluate a loss with a probe on each layer.
 
-A probe replaces the result of a layer by a function of it that has the same value. The additional
-input is its sink: a vector of zeros, whose gradient the probe defines to be measurements of the
-layer. In a scan the sinks are scanned, so each iteration has its own.
+A *probe* replaces the result of a layer by a function of the result that has the same value. The
+program gets one more input for each probe, its *sink*: a vector of zeros. The probe defines the
+gradient of the sink to be measurements of the layer. In a scan the sinks are scanned, so each
+iteration has its own.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from xform.program.equation import scan_options, switch
 from xform.program.ir import bind, environment, evaluate, program, read, write
 from xform.program.source import name_stack, source
 
-# A function of a layer, of a function that returns the value of any variable of the layer's
-# program, and of the layer's sink. It returns the value to use as the layer's result.
+# `probe(layer, value_of, sink)` returns the value to use as the layer's result. `value_of` returns
+# the value of a variable of the layer's program.
 Probe = Callable[[Layer, Callable[[Var], Value], Value], Value]
 
 

@@ -1,10 +1,10 @@
-"""The measurements of a layer during differentiation, without a change of the loss or gradient.
+"""Measure a layer while the loss is differentiated, without changing the loss or the gradient.
 
-A probe is an identity function on a layer's result. For each probe the loss gets one more argument,
-the sink: a vector of zeros. The probe's backward rule defines the sink's cotangent to be the
-readings: of the layer's result in the forward pass, and of its cotangent in the backward pass. So
-reverse mode returns all readings along with the gradients, from inside loops (one for each
-iteration), branches and remat regions.
+A *probe* is an identity function on a layer's result. For each probe the loss gets one more
+argument, the *sink*: a vector of zeros. The probe's backward rule returns the *readings* as the
+cotangent of the sink. The readings are measurements of the layer's result in the forward pass, and
+of the result's cotangent in the backward pass. So reverse mode returns all readings along with the
+gradients, also from inside loops (for each iteration), branches and remat regions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from xform.program.arithmetic import Value
 
 # Returns the value of a variable of a layer's program.
 ValueOf = Callable[[Var], Value]
-# The readings of the result in the forward pass, and of its cotangent in the backward pass.
+# Names of the readings of the result in the forward pass, and of its cotangent in the backward
+# pass. "runs" counts how often the layer ran, "product" is the numerator of the gain, and
+# `LayerHealth` (`row.py`) explains all others.
 FORWARD = ("runs", "nonfinite", "activation", "input", "product", "dead", "saturated", "sigma",
            "least")  # fmt: skip
 BACKWARD = ("gradient", "gradient_nonfinite", "correlation")
@@ -74,7 +76,9 @@ def norm(x: Value, axes: int = 0) -> Value:
 
 
 def forward_readings(layer: Layer, env: ValueOf, key: Value, iterations: int) -> Value:
-    """Return the readings of a layer's result, in the order of FORWARD; zero for a missing one.
+    """Return the readings of a layer's result, in the order of FORWARD.
+
+    A reading that the layer does not have is zero.
 
     Args:
       layer: the layer.
@@ -108,7 +112,7 @@ def forward_readings(layer: Layer, env: ValueOf, key: Value, iterations: int) ->
 
 
 def _as_vector(values: Mapping[str, Value], names: tuple[str, ...]) -> Value:
-    """Return the values with these names as a float32 vector; zero for a missing one."""
+    """Return the values with these names as a float32 vector, with zero for a missing name."""
     zero = jnp.zeros((), jnp.float32)
     return jnp.stack([values.get(name, zero).astype(jnp.float32) for name in names])
 
