@@ -65,8 +65,8 @@ def documents(path: Path | None, column: str = COLUMN, without: Path | None = No
 def is_plain(path: Path | None, without: Path | None = None) -> bool:
     """Return whether all files of a path are plain text.
 
-    That is, there are no tables, no JSON lines and no compressed files. The arguments are those of
-    `text_files`.
+    That is, there are no tables, no JSON lines and no compressed files. The arguments are the same
+    as for `text_files`.
     """
     return all(_kind(f) == "" and f == _uncompressed(f) for f in text_files(path, without))
 

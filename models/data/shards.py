@@ -229,7 +229,7 @@ class Stream:
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens `[stop - start]`, and a mask of those that begin a document."""
+        """Return tokens `[stop - start]`, and a mask of the tokens that begin a document."""
         pieces = list(self._pieces(start, stop))
         tokens = np.concatenate([shard.tokens[a:b] for shard, a, b in pieces])
         first = np.concatenate([_begins(shard.ends, a, b) for shard, a, b in pieces])

@@ -74,7 +74,7 @@ def _attend_chunk(
 ) -> jax.Array:
     """Compute the attention of a chunk of queries to all keys.
 
-    `segments` are those of the queries.
+    `segments` are the segments of the queries.
     """
     masks: list[jax.Array] = []
     if positions is not None:

@@ -7,7 +7,7 @@ from flax import nnx
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zero each element with probability `rate` and divide the others by `1 - rate`.
+    """Zero each element with probability `rate`, and divide all other elements by `1 - rate`.
 
     Without a key, return `x` unchanged.
     """

@@ -1,4 +1,4 @@
-"""Generate tokens one by one, each drawn from the model's distribution given those before it."""
+"""Generate tokens one by one, each from the model's distribution given the tokens before it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _WEIGHTS = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 def symplectic_flow(field: Field, params: Any, x: Any, time: float, steps: int) -> Any:
     """Integrate `dx/dt = field(params, t, x)` from 0 to `time`, with equal RK4 steps.
 
-    The value is that of `models.nets.ode.flow`, and so is the gradient up to rounding.
+    The value is the same as with `models.nets.ode.flow`. The gradient is the same up to rounding.
 
     Args:
       field: a pure function of parameters, a time and a state.

@@ -40,7 +40,7 @@ class Row:
     Attributes:
       name: the transform and the policy.
       temp_bytes: temporary memory of the compiled gradient, by layout.
-      flops_recomputed: FLOPs beyond those with `save_everything`, by layout.
+      flops_recomputed: how many FLOPs more than with `save_everything`, by layout.
     """
 
     name: str

@@ -210,7 +210,7 @@ def print_largest(
 def step_memory(run: RunConfig, target: str | None, capacity: str | None) -> Any:
     """Return the memory report of one step, which is compiled from shapes only.
 
-    `target` and `capacity` are those of `print_largest`.
+    `target` and `capacity` mean the same as in `print_largest`.
     """
     policy, mesh = policy_of(run.policy), mesh_or_none(run.mesh, run.optim.offload_optimizer)
     step, *types = whole_step(run, mesh)

@@ -96,7 +96,7 @@ def means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def resized(run: Run, sizes: Mapping[str, int], fixed: Collection[str]) -> Run:
     """Return the run with new sizes of its model.
 
-    Sizes that the model does not have, and those in `fixed`, are ignored.
+    Sizes that the model does not have, and sizes in `fixed`, are ignored.
     """
     names = {field.name for field in dataclasses.fields(run.model)}
     new = {name: size for name, size in sizes.items() if name in names and name not in fixed}

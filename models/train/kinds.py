@@ -69,7 +69,7 @@ def refuse_others(run: RunConfig, names: Collection[str]) -> None:
 def read_config(text: str, where: str, base: RunConfig | None = None) -> RunConfig:
     """Read a run from a TOML document.
 
-    Settings that the document lacks are those of `base`, or of the preset that the document names.
+    Settings that the document lacks come from `base`, or from the preset that the document names.
     `where` names the document in error messages.
     """
     data: Mapping[str, Any] = parse_toml(text, where)

@@ -107,7 +107,8 @@ def whole_step(
 ) -> tuple[Callable[..., Any], TrainState, Any]:
     """Return the step of a run as a function of state, batch and policy, and the argument types.
 
-    The policy decides what the backward pass saves. The types are those of the state and the batch.
+    The policy decides which values the backward pass saves. The types are the types of the state
+    and of the batch.
     """
     axes = None if mesh is None else mesh.abstract_mesh
 

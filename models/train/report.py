@@ -42,7 +42,7 @@ class Reporter:
         self._clock = time.perf_counter()
 
     def push(self, step: int, metrics: Metrics) -> None:
-        """Take the metrics of a step that has been started, and log those of the step before."""
+        """Take the metrics of a step that has been started, and log the step before."""
         self.flush()
         self._pending = (step, metrics)
 

@@ -1,4 +1,4 @@
-"""Runs on time series: prediction of the next moment (time step) from those before it."""
+"""Runs on time series: prediction of the next moment (time step) from the moments before it."""
 
 from __future__ import annotations
 

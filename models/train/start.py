@@ -58,7 +58,7 @@ class Resume:
 
     Attributes:
       step: the step of the checkpoint; None for the last one.
-      override: names of settings that may differ from those of the checkpoint.
+      override: names of settings that may have other values than in the checkpoint.
     """
 
     step: int | None = None
@@ -130,7 +130,7 @@ def restore_start(run: RunConfig, resume: Resume, fingerprint: str, store: Store
 
 def changed_settings(run: RunConfig, resume: Resume, fingerprint: str, meta: Meta, like: TrainState
                      ) -> Changes:  # fmt: skip
-    """Return the settings that differ from those of a checkpoint, if all of them may differ.
+    """Return the settings that differ from a checkpoint's settings, if all of them may differ.
 
     Args:
       run: the settings now.

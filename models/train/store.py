@@ -109,7 +109,7 @@ class Store:
         try:
             return self._manager.restore(step, args=composite)
         # These libraries raise many types, as in `_attempt`. Their messages about damage name
-        # their own files and codecs, so only those of the operating system are shown.
+        # their own files and codecs, so only messages of the operating system are shown.
         except Exception as error:
             what = " and ".join(_NAMES[name] for name in args)
             raise Damaged(_system(error) or f"{what} cannot be read") from None

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     command line that cannot be parsed.
 
     Args:
-      argv: the words after `python -m xform`; None for those of this process.
+      argv: the words after `python -m xform`; None for the command line of this process.
     """
     words = sys.argv[1:] if argv is None else argv
     if words[:1] != ["run"]:  # the program that `run` runs initializes JAX itself
@@ -112,7 +112,7 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
 
 
 def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str | None]:
-    """Parse the options for `inputs`: those of `--arg`, and the unknown words in `rest`.
+    """Parse the options for `inputs`: the values of `--arg`, and the unknown words in `rest`.
 
     `rest` may hold `--name value`, `--name=value` and `--name`. The result maps names to values;
     the value of a bare `--name` is None.

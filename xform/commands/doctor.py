@@ -22,7 +22,7 @@ _PACKAGES = (
 
 
 def run(args: argparse.Namespace) -> str:
-    """List the installed packages, the targets that work here, and what the others need."""
+    """List the installed packages, the targets that work here, and what other targets need."""
     known = {packages.DISTRIBUTION: packages.own_version()}
     known |= {name: packages.version(name) for name in _PACKAGES}
     targets = [_target(name, args.compile) for name in ("cpu", "cpu:2", *names())]

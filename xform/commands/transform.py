@@ -103,7 +103,7 @@ def _named(name: str, f: Any, n: int, call: Callable[[Any, Any], Any], more: Seq
            policy: Any) -> Callable[..., Any]:  # fmt: skip
     """Return a function that calls `call(arguments, policy)`, with a readable name and signature.
 
-    The names of its arguments are those of `f`, and then those in `more`.
+    Its arguments have the names of the arguments of `f`, followed by the names in `more`.
     """
 
     def run(*xs: Any, policy: Any = policy) -> Any:

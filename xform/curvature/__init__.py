@@ -1,4 +1,4 @@
-"""Products with curvature matrices, and estimates and steps that need only those products.
+"""Products of curvature matrices with vectors; estimates and steps that need only such products.
 
 `hutchinson`, `hessian_spectrum` and `newton_step` accept the matrices `Hessian(f)`,
 `GaussNewton(model, loss)` and `Fisher(model, distribution)`. `Spectrum`, `SecondOrderStep` and

@@ -176,9 +176,9 @@ def _loop_map(prog: Program, inputs: list[Dependence], consts: int, carries: int
     """Return the dependence map of a loop's body. It holds for all iterations.
 
     The inputs of the body are `consts` constants, `carries` carries and the scanned slices, in this
-    order. A carry depends on everything that any iteration's carry depends on. So the dependences
-    of the carries that the body returns are merged into those of the carries that it reads, and the
-    map is computed again until nothing changes.
+    order. A carry depends on everything that any iteration's carry depends on. So the dependence of
+    each returned carry is merged into the dependence of the carry that the body reads, and the map
+    is computed again until nothing changes.
     """
     while True:
         deps = dependence_map(prog, inputs)

@@ -165,7 +165,7 @@ class Diagnosis:
         return out, self._params.unflatten(grads), result
 
     def norms(self, leaves: Sequence[Value]) -> list[Value]:
-        """Return the norm of each entry of `owned`, for leaves like those of the parameters.
+        """Return the norm of each entry of `owned`, in leaves like the leaves of the parameters.
 
         The norm excludes the axes over which loops scan: there is one norm for each iteration.
         """

@@ -139,7 +139,7 @@ def _count(n: Any, name: str, least: int) -> int:
 
 
 def _init_and_step(update: Any) -> tuple[Callable[[Tree], Tree], Callable[..., Any]]:
-    """Return two functions for `update`, like those of Optax.
+    """Return two functions for `update`, like `init` and `update` of Optax.
 
     The first returns the optimizer state for parameters. The second takes parameters, gradient and
     state, and returns new parameters and state.

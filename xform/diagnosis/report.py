@@ -105,7 +105,8 @@ class Report:
     def said(self) -> list[str]:
         """Return the origin of a NaN or Inf, and the reason and remedy of each finding, as lines.
 
-        Of more than six findings, the first five are returned, and the number of the others.
+        If there are more than six findings, only the first five are returned, and the number of the
+        omitted ones.
         """
         lines = [f"{self.origin}"] if self.origin else []
         shown = self.findings if len(self.findings) <= 6 else self.findings[:5]

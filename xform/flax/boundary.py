@@ -116,7 +116,7 @@ class ModuleBoundary:
         return pure_function
 
     def leave(self, out: Tree, changes: Tree) -> Tree:
-        """Write `changes` to the caller's modules, and return `out` with arrays made modules."""
+        """Write `changes` to the caller's modules, and return `out` with modules, not arrays."""
         return nnx.from_tree((changes, out), ctxtag=self.name, is_inner=False)[1]
 
     def _parts(self, tree: Tree) -> list[tuple[Any, Any]]:
@@ -135,7 +135,7 @@ def is_node(x: Any) -> bool:
 def _split(ctx: Any, path: Any, prefix: Any, node: Any) -> nnx.NodeStates:
     """Split a module into its definition and its arrays; NNX calls this for each module.
 
-    If `prefix` is a DiffState, the arrays that it selects are a state of their own.
+    If `prefix` is a DiffState, the selected arrays are one state, and the rest is another.
     """
     unsplit = not isinstance(prefix, nnx.DiffState) or isinstance(node, nnx.Variable)
     filters = () if unsplit else (prefix.filter, ...)

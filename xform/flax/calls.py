@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 def accepts_nnx_calls(n_required: int) -> Callable[[Function], Function]:
-    """Decorate a transform of `xform.flax`, so that it takes the calls that NNX's takes.
+    """Decorate a transform of `xform.flax`, so that it accepts the same calls as NNX's transform.
 
     A call without the first `n_required` arguments returns a partial, which serves as a decorator.
     A bound method of a module raises `WrongArgument`, because its module would be held constant.

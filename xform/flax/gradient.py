@@ -34,8 +34,9 @@ def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux:
       f: function of modules, Variables and pytrees of arrays that returns a scalar; it may change
         the state of its arguments. Without `f`, a decorator is returned.
       argnums: position or positions of the arguments to differentiate. A module is differentiated
-        by its `nnx.Param`s. `nnx.DiffState(position, filter)` in place of a position selects other
-        Variables of it. Arguments of arrays are differentiated as in `xform.value_and_grad`.
+        with respect to its `nnx.Param`s. `nnx.DiffState(position, filter)` in place of a position
+        selects other Variables of the module. Arguments of arrays are differentiated as in
+        `xform.value_and_grad`.
       has_aux: whether `f` returns a pair `(value, auxiliary)`.
       holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
       allow_int: whether integer inputs are allowed; their gradients have dtype float0.
@@ -43,14 +44,15 @@ def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux:
         `jax.checkpoint_policies`, or its text, such as "save_dots".
       graph: whether modules may share Variables; None for NNX's setting (`nnx.set_graph_mode`).
       graph_updates: whether changes of a module's structure, such as a new Variable, are written
-        back; None for NNX's setting (`nnx.set_graph_updates`). If it or `graph` is False, a module
-        is differentiated by all its Variables, and its gradient is a module.
+        back; None for NNX's setting (`nnx.set_graph_updates`). If `graph_updates` or `graph` is
+        False, a module is differentiated with respect to all its Variables, and its gradient is a
+        module.
 
     Returns:
       A function with the arguments of `f` that returns `(value, gradient)` or
-      `((value, auxiliary), gradient)`, and updates the caller's modules. The gradient by a module
-      is an `nnx.State`, as `nnx.Optimizer` takes it. For a sequence of `argnums` the gradient is a
-      tuple.
+      `((value, auxiliary), gradient)`, and updates the caller's modules. The gradient with respect
+      to a module is an `nnx.State`, as `nnx.Optimizer` takes it. For a sequence of `argnums` the
+      gradient is a tuple.
 
     Raises:
       WrongArgument: there is nothing to differentiate, or `f` is a bound method.
@@ -143,7 +145,8 @@ def _gradient(boundary: ModuleBoundary, f: Function, argnums: Any, has_aux: bool
             g, (y, aux, changes) = out if boundary.name == "grad" else (out[1], out[0][1])
             aux = boundary.leave(aux, changes)
         if not boundary.updates:
-            # All gradients are made modules together, so that they share parts as the arguments do.
+            # All gradients are converted to modules in one call, so that they share parts as the
+            # arguments do.
             modules = nnx.from_tree(_replace_selected(array_args, indices, g))
             g = [modules[i] for i in indices]
         g = g[0] if is_single else tuple(g)

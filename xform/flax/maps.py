@@ -35,7 +35,7 @@ def vjp(f: Function, *primals: Tree, has_aux: bool = False, policy: Any = None,
     Returns:
       `(output, pull)`, or `(output, pull, auxiliary)` with `has_aux`. `pull` maps a cotangent of
       the output to a tuple with the cotangent of each primal. The cotangent of a module is a module
-      with the cotangents of all its Variables; those of integers have dtype float0.
+      with the cotangents of all its Variables; cotangents of integers have dtype float0.
 
     Raises:
       WrongArgument: `graph_updates` is True, or `f` is a bound method of a module.
@@ -79,7 +79,7 @@ def jvp(f: Function, primals: Sequence[Tree], tangents: Sequence[Tree], *, has_a
         but not the structure of a module.
       primals: the point, a tuple or list of arguments of `f`.
       tangents: a tangent for each primal. The tangent of a module is a module with the tangents of
-        all its Variables; those of integers have dtype float0.
+        all its Variables; tangents of integers have dtype float0.
       has_aux: whether `f` returns a pair `(output, auxiliary)`.
       graph: whether modules may share Variables; None for NNX's setting (`nnx.set_graph_mode`).
       graph_updates: must be None or False, because changes of structure cannot be written back.

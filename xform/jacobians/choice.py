@@ -147,9 +147,10 @@ def _reverse_if_clearly_best(full: CutProgram) -> str:
 def _ways(full: CutProgram, mode: str, count_flops: bool) -> list[Choice]:
     """Return the ways to evaluate the Jacobian: one for a given mode, up to three for "auto".
 
-    For "auto", the first way has the fewest FLOPs. The ways by reverse mode alone and by forward
-    mode alone follow, if they differ from it and exist, in order of increasing FLOPs. Without
-    `count_flops`, a given mode is one sweep through the uncut program, and FLOPs are not counted.
+    For "auto", the first way has the fewest FLOPs. Then follow reverse mode alone and forward mode
+    alone, in order of increasing FLOPs. Each of them is left out if it equals the first way, or if
+    the function does not have that mode. Without `count_flops`, a given mode is one sweep through
+    the uncut program, and FLOPs are not counted.
     """
     uncut = CutProgram(full.program, full.active, full.wanted, ())
     one_sweep = lambda mode: Choice(uncut, Sweep(mode, 0, 0, None, math.nan))

@@ -50,8 +50,8 @@ class Elimination:
 
     Attributes:
       name: name of the order.
-      multiplications: number of multiplications, without those by 1 and -1.
-      slots: number of edges that ever exist: the original ones and those that products add.
+      multiplications: number of multiplications, without products with 1 and -1.
+      slots: number of edges that ever exist: the original edges, and the edges that products add.
       levels: the products, grouped so that none depends on another of its level. Each is a triple
         of slots: the edge that it is added to, and its two factors.
       remaining: the edges after the elimination, with their slots: the elements of the Jacobian.

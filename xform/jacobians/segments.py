@@ -24,7 +24,7 @@ from xform.interpret.cost import size
 from xform.planner.costs.recompute import fusible
 from xform.program.ir import Atom, Mask, Program, gather
 
-# Maximum number of segments. If there are more cuts, those with the fewest elements are used.
+# Maximum number of segments. If there are more cuts, the cuts with the fewest elements are used.
 _MAX_SEGMENTS = 128
 
 

@@ -20,7 +20,7 @@ def advice(report: Any) -> list[str]:
     """Return sentences that say how to reduce the memory of the function of a `MemoryReport`.
 
     The changes come first, because the bytes that they save are known. If the program is too large
-    for its device, the changes that may make it fit come before the others. Then come the largest
+    for its device, the changes that may make it fit come before all others. Then come the largest
     buffer and the facts. Changes and facts are sorted by bytes. The list is empty if the compiler
     reported no buffers.
     """

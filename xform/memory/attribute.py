@@ -324,7 +324,7 @@ class _BufferAttribution:
 
     @cached_property
     def _parameter_shapes(self) -> set[tuple[int, ...]]:
-        """Shapes of the floating-point arguments, or of those that the caller named parameters."""
+        """Shapes of the floating-point parameters; of all such arguments, if none is named so."""
         ids = self._parameter_ids
         named = {n for n, a in self._arguments.items() if a.category == "parameter"}
         parameters = [a.parameter for a in self._assignment.allocations if a.parameter]

@@ -131,7 +131,7 @@ class Compilation:
         return None if total is None else total + (self.constant_bytes or 0)
 
     def _sum(self, *kinds: str, less: str = "") -> int | None:
-        """Return the bytes of some kinds minus those of the kind `less`; None if refused."""
+        """Return the bytes of some kinds minus the bytes of the kind `less`; None if refused."""
         if self.refused:
             return None
         return sum(self.bytes.get(k, 0) for k in kinds) - self.bytes.get(less, 0)

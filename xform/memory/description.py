@@ -15,7 +15,7 @@ from xform.introspection.callables import argument_names, transform_record
 from xform.policies import as_code, min_cut, policy_name
 from xform.terminal.text import human_bytes
 
-# At most this many arguments are listed by name. For the others, the total is given.
+# At most this many arguments are listed by name. For all further arguments, the total is given.
 _MOST_NAMED = 8
 
 

@@ -61,12 +61,12 @@ def _elementwise(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _sum(eqn: JaxprEqn) -> list[Ends]:
-    """The axes of a sum are summed, the others stay."""
+    """The axes of a sum are summed, and all other axes stay."""
     return _reduce(eqn, eqn.params["axes"], summed=True)
 
 
 def _reduction(eqn: JaxprEqn) -> list[Ends]:
-    """The axes of a reduction that is not a sum are mixed, the others stay."""
+    """The axes of a reduction that is not a sum are mixed, and all other axes stay."""
     return _reduce(eqn, eqn.params["axes"])
 
 
@@ -167,8 +167,8 @@ def _conv(eqn: JaxprEqn) -> list[Ends]:
     """The batch and output features stay; the input features are summed.
 
     A spatial axis of the input stays if the window has size 1 and stride 1 along it, and the input
-    has no padding and no dilation. Other spatial axes are mixed, and all those of the window. With
-    groups, the axes that they split are mixed.
+    has no padding and no dilation. Other spatial axes of the input are mixed, and all spatial axes
+    of the window. With groups, the axes that the groups split are mixed.
     """
     p = eqn.params
     axes_x, axes_w, axes_y = p["dimension_numbers"]

@@ -217,7 +217,7 @@ class Module:
         return steps
 
     def _in_order(self, computation: int) -> Iterator[Instruction]:
-        """Yield the instructions of a computation, with those of the computations that it calls."""
+        """Yield the instructions of a computation and of the computations that it calls."""
         for instruction in self.computations[computation].instructions:
             called = instruction.called
             if instruction.opcode == "while":
@@ -260,7 +260,7 @@ class Module:
         return owner.op_name if owner else ""
 
     def _with_fusions(self, computation: int) -> Iterator[Instruction]:
-        """Yield the instructions of a computation and those in its fusions."""
+        """Yield the instructions of a computation, and the instructions in its fusions."""
         for instruction in self.computations[computation].instructions:
             yield instruction
             for inner in instruction.called if instruction.opcode == "fusion" else ():

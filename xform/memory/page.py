@@ -47,7 +47,7 @@ def write(
       labels: a name for each report; by default the report's function and target.
 
     Raises:
-      WrongArgument: there is no report, or the number of labels differs from that of reports.
+      WrongArgument: there is no report, or the numbers of labels and reports differ.
 
     Cost: linear in buffers and steps: about 60 bytes for a buffer and 10 for a step.
     """

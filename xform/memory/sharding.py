@@ -102,7 +102,7 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
 
 
 def _type_on_mesh(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) -> Any:
-    """Return the type of an array on the mesh; other values as they are.
+    """Return the type of an array on the mesh; any other value is returned unchanged.
 
     With a mesh, any value that has a shape counts as an array.
     """

@@ -1,11 +1,11 @@
 """Colourings: the products to compute with a sparse matrix, and where each element is in them.
 
 A colouring gives each column, each row or both a number, its *colour*. One push (a jvp) multiplies
-the matrix by the sum of the unit vectors of all columns of one colour.
-One pull (a vjp) does the same for the rows of one colour. An element is read from the push of its
-column's colour if no other column of that colour has a nonzero in the row, or from the pull of its
-row's colour if no other row of that colour has a nonzero in the column. In a symmetric matrix, the
-element (i, j) may be read as (j, i) too. The aim is the fewest products.
+the matrix by the sum of the unit vectors of all columns of one colour. One pull (a vjp) does the
+same for the rows of one colour. An element is read from the push of its column's colour if no other
+column of that colour has a nonzero in the row, or from the pull of its row's colour if no other row
+of that colour has a nonzero in the column. In a symmetric matrix, the element (i, j) may be read as
+(j, i) too. The aim is the fewest products.
 """
 
 from __future__ import annotations

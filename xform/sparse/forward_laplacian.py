@@ -193,7 +193,7 @@ def _equation(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value],
               ) -> tuple[Sequence[Value], list[Derivatives | None]]:  # fmt: skip
     """Return the outputs of an equation and their derivatives.
 
-    `ds` are the derivatives of the operands `xs`; `active` is a mask of those that are not None.
+    `ds` are the derivatives of the operands `xs`. `active` is a mask, True where `ds` is not None.
     """
     jacobians = [d.jacobian for d in ds if d is not None]
     operand_laplacians = [None if d is None else d.laplacian for d in ds]

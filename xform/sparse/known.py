@@ -97,7 +97,7 @@ class KnownValues:
         ]
 
     def _operands_needed(self, eqn: JaxprEqn) -> list[Atom]:
-        """Return the known operands among those whose values the equation's dependence needs."""
+        """Return the known operands whose values the equation's dependence needs."""
         rule = rule_of(eqn.primitive)
         dependence = None if rule is None else dependence_of(rule)
         if isinstance(dependence, Elementwise):

@@ -36,7 +36,7 @@ from xform.transforms.reverse import vjp
 
 # A derivative may contain the same primitive again. It is followed this many levels deep.
 _LEVELS = 2
-# Returns the sets of the results of a loop or branch, given those of its operands.
+# Returns the sets of the results of a loop or branch, given the sets of its operands.
 NestedHandler = Callable[["SetPropagator", JaxprEqn, MaybeSets, OperandFacts], list[Sets | None]]
 
 
@@ -82,7 +82,7 @@ class SetPropagator:
         return [env.get(v) if isinstance(v, Var) else None for v in prog.outputs], known
 
     def _results_of(self, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts) -> list[Sets | None]:
-        """Return the sets of an equation's results, given those of its operands."""
+        """Return the sets of an equation's results, given the sets of its operands."""
         if eqn.primitive in self._nested:
             return self._nested[eqn.primitive](self, eqn, sets, facts)
         rule = rule_of(eqn.primitive)

@@ -74,7 +74,7 @@ def _is_terminal() -> bool:
 class _LineWriter:
     """Context that updates the line in a thread of its own, until its body ends or fails."""
 
-    # Of all writers, one for each thread, only `_owner` writes: the first whose work has taken two
+    # Each thread may have a writer. Only `_owner` writes: the first writer whose work has taken two
     # seconds.
     _lock, _owner = threading.Lock(), None
 

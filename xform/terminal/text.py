@@ -113,7 +113,7 @@ def _scale(n: int, base: int, units: Sequence[str]) -> str:
 
 
 def first_few(names: Sequence[str], most: int = 3) -> str:
-    """Return a text with the first `most` of some names, and the number of the others.
+    """Return a text with the first `most` of some names, and the number of further names.
 
     >>> from xform.terminal.text import first_few
     >>> first_few(["w", "b"]), first_few(["a", "b", "c", "d", "e"])

@@ -1,11 +1,11 @@
 """Checks for derivative rules, both xform's own and a user's: `check_rule` and `check_grads`.
 
 `check_rule` compares the forward-mode derivative with central differences and with JAX's
-derivative. It checks that the reverse-mode derivative is the transpose of the forward-mode one. It
-does so for every set of active inputs (those that are differentiated; the others are held
-constant), for second derivatives, and under `jit`, `vmap` and `scan`. It also checks that the rule
-under test is the rule that ran. Differences are meaningless at a kink; use
-`Case(differences=False)` there.
+derivative. It checks that the reverse-mode derivative is the transpose of the forward-mode one, and
+that the rule under test is the rule that ran. All of this is checked for every set of active inputs
+(active inputs are differentiated, and all others are held constant), for second derivatives, and
+under `jit`, `vmap` and `scan`. Differences are meaningless at a kink: use `Case(differences=False)`
+there.
 """
 
 from __future__ import annotations

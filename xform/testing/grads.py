@@ -61,7 +61,7 @@ def check_grads(f: Fun, args: Sequence[Any], order: int = 2, modes: Sequence[str
 
 def _check_grads(name: str, f: Fun, args: tuple[Any, ...], order: int, modes: Sequence[str],
                  tolerance: float) -> None:  # fmt: skip
-    """Check the derivatives of `f`, and recursively those of its derivatives."""
+    """Check the derivatives of `f`, and recursively the derivatives of its derivatives."""
     dxs = direction(args, order)
     slope = differences(f, args, dxs)
     checker = CaseChecker(name, f"order {order}", tolerance, _REMEDY)
