@@ -32,8 +32,8 @@ def _enlarging(array: Array) -> Array:
     return array.transpose(2, 3, 0, 1)[::-1, ::-1]
 
 
-# For each layout: a function that converts an array from there to here, up to a reshape; and one
-# that converts it back, given the number of leading axes that are inputs.
+# For each layout, two functions. The first converts an array from there to here, up to a reshape.
+# The second converts it back, given the number of leading axes that are inputs.
 LAYOUTS: dict[str, tuple[Callable[[Array], Array], Callable[[Array, int], Array]]] = {
     "same": (lambda x: x, lambda x, _: x),
     "flat": (lambda x: x, lambda x, _: x.reshape(-1)),

@@ -1,9 +1,9 @@
 """A demonstration that takes a few minutes on two CPU cores: `python -m models demo`.
 
-It prints the memory of the gradient under each policy, trains a tokenizer (byte-level BPE) and a
-small GPT-2 on the source files of the Python standard library within a memory budget, samples from
-the model, and compares the memory of the training step with that of `jax.grad`. It writes plots and
-numbers to a folder.
+It prints the memory of the gradient under each policy. It trains a tokenizer (byte-level BPE) and a
+small GPT-2 on the source files of the Python standard library, within a memory budget. Then it
+samples from the model, and compares the memory of the training step with that of a step with
+`jax.grad`. It writes plots and numbers to a folder.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from models.train.step import make_loss
 MIB = 2**20
 
 
-# The policies of the layers' remat regions. The names are those that the blocks give to the two
-# values that are most expensive to recompute for their size: the attention's mean of values, and
-# the input of the perceptron's last matrix.
+# The policies of the layers' remat regions. The blocks give names to the two values that are most
+# expensive to recompute for their size: the attention's mean of values, and the input of the
+# perceptron's last matrix.
 POLICIES = (
     "save_everything",
     "save_dots",

@@ -6,8 +6,8 @@ both. Only equations that compute data values belong to a group. A new group beg
 - an equation that multiplies a weight with a value that depends on the batch, or looks up a weight
   by it: a layer. An elementwise product or sum, such as adding a bias, begins no layer;
 - a loop, a branch or a remat region (`jax.checkpoint`);
-- an equation that reads data values of several groups, such as the sum in a residual path, or a
-  data value that is an input of the program, such as the carry of a loop;
+- an equation that reads data values of several groups, such as the sum in a residual path;
+- an equation that reads a data value that is an input of the program, such as the carry of a loop;
 - any other equation that reads no data value, such as a batch times an elementwise scale.
 
 All other equations that compute data values belong to the group of the data values they read.
@@ -108,9 +108,10 @@ def _group_of(
 def begins_layer(eqn: JaxprEqn, read: Sequence[Dependence]) -> bool:
     """Return whether an equation begins a layer. `read` has the dependences of its operands.
 
-    An equation begins a layer if it is a product of a weight with a value that depends on the
-    batch, unless the product is elementwise, or if it looks up a weight by such a value. A custom
-    derivative that reads both begins a layer if its body has a product that is not elementwise.
+    An equation begins a layer if it multiplies a weight with a value that depends on the batch,
+    unless the product is elementwise. It also begins a layer if it looks up a weight by such a
+    value. A custom derivative that reads a weight and a value that depends on the batch begins a
+    layer if its body has a product that is not elementwise.
     """
     rule = rule_of(eqn.primitive)
     if rule is None:

@@ -24,8 +24,8 @@ def remat(f: Function, *, prevent_cse: bool = True, static_argnums: int | tuple[
       prevent_cse: whether to keep the compiler from merging the recomputed operations with the
         operations of the forward pass.
       static_argnums: positions of arguments that are not arrays.
-      policy: which intermediate values are saved and not recomputed: a policy of `xform.policies` or
-        `jax.checkpoint_policies`, or its text, such as "save_dots"; None saves none of them.
+      policy: which intermediate values are saved and not recomputed: a policy of `xform.policies`
+        or `jax.checkpoint_policies`, or its text, such as "save_dots"; None saves none of them.
       graph: whether modules may share Variables; None for NNX's setting (`nnx.set_graph_mode`).
       graph_updates: whether changes of a module's structure are written back; None for NNX's
         setting (`nnx.set_graph_updates`).

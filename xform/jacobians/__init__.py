@@ -1,7 +1,7 @@
 """`xform.jacobian`: Jacobians by forward mode, reverse mode or a cheaper mix of both.
 
-`jacobian` has the transform. `segments` cuts a program where it is one value wide, `work` counts
-the FLOPs of each part, `chain` finds the cheapest order to multiply the Jacobians of the parts, and
-`choice` decides. `accumulate` and `units` evaluate the choice, `explain` explains it. `scalars` and
+`jacobian` has the transform. `segments` cuts a program where it is one value wide, and `work`
+counts the FLOPs of each part. `chain` finds the cheapest order to multiply the Jacobians of the
+parts, and `choice` decides. `accumulate` and `units` evaluate the choice, `explain` explains it. `scalars` and
 `elimination` are another method, for small programs: scalar by scalar.
 """

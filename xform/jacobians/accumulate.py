@@ -1,9 +1,10 @@
 """Evaluate a chain of Jacobians in a given order.
 
 A program that is cut into segments has a chain: the Jacobian of the program is the product of the
-segments' Jacobians. An order is a tree of sweeps and matrix products that computes it. A sweep
-pushes tangents (forward mode) or pulls cotangents (reverse mode) through neighbouring segments: all
-unit vectors, or the columns or rows of a matrix that another part of the order computes.
+segments' Jacobians. An order is a tree of sweeps and matrix products that computes this product. A
+sweep pushes tangents (forward mode) or pulls cotangents (reverse mode) through neighbouring
+segments. These vectors are all unit vectors, or the columns or rows of a matrix that another part
+of the order computes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Apply a linear map to all unit vectors, or to the rows of a matrix, in chunks.
 
-A linear map is a derivative, as a function of tangents or cotangents. If its first operation is a
-product with a known matrix, nothing is multiplied for unit vectors: the product of a matrix and a
-unit vector is a row or column of the matrix.
+A linear map is a derivative, as a function of tangents or cotangents. Its first operation may be a
+product with a known matrix. For unit vectors nothing is multiplied then: the product of a matrix
+and a unit vector is a row or column of the matrix.
 """
 
 from __future__ import annotations

@@ -78,9 +78,9 @@ def linear_map(
 def _flops(segment: Segment, mode: str) -> tuple[float, float]:
     """Return the FLOPs to push a tangent or pull a cotangent through a segment, by `mode`.
 
-    Also returns the part of them that is free for a unit vector: the products of the vector itself
-    with a matrix, which are rows or columns of the matrix. The FLOPs are infinite if the segment
-    has no derivative in this mode.
+    Also returns how many of them are free for a unit vector: a product of a matrix with the unit
+    vector itself is a row or column of the matrix. The FLOPs are infinite if the segment has no
+    derivative in this mode.
     """
     if mode == "forward":
         avals = [tangent_aval(v.aval) for v in segment.active]

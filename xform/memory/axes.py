@@ -17,8 +17,8 @@ Factors = tuple[int, ...]
 class Axes:
     """The factors of the axes of a program, found by unification.
 
-    A caller makes an axis for each axis of each value, and records for each equation which axes run
-    over the same indices (`same`) and which axes it mixes (`mix`).
+    A caller makes an axis for each axis of each value. For each equation it records which axes run
+    over the same indices (`same`) and which axes the equation mixes (`mix`).
 
     Cost: memory for a few numbers for each axis, whatever the size of the values.
     """

@@ -1,9 +1,9 @@
 """Prove which axes of a program's inputs are batches.
 
 An axis is a *batch* if the differentiated result is a sum or mean of independent parts, one for
-each index of the axis: a part reads the inputs at its index only. An example is the first axis of
-`x` in `jnp.mean(jax.vmap(loss)(x))`. The traced program of the derivative proves that an axis is a
-batch if all of the following hold:
+each index of the axis. A part reads inputs that have the axis only at its own index. An example is
+the first axis of `x` in `jnp.mean(jax.vmap(loss)(x))`. The traced program of the derivative proves
+that an axis is a batch if all of the following hold:
 
 - no operation mixes the indices of the axis, no value has the axis twice, and no loop runs along
   it;
@@ -12,10 +12,10 @@ batch if all of the following hold:
 - every derivative is linear in sums over the axis. Operations on the derivatives, as in an
   optimizer, are not restricted.
 
-The steps are: read the program equation by equation (`_AxisCollector`), find which axes run over
-the same indices (`axes.py`) from how each primitive maps the axes of its operands (`ends.py`), and
-test the conditions for each axis of an input (`_Proof`). An unknown operation counts as mixing all
-its axes, so nothing is proven about them.
+`_AxisCollector` reads the program equation by equation. From how each primitive maps the axes of
+its operands (`ends.py`), it finds which axes run over the same indices (`axes.py`). `_Proof` then
+tests the conditions for each axis of an input. An unknown operation counts as mixing all its axes,
+so nothing is proven about them.
 """
 
 from __future__ import annotations

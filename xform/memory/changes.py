@@ -106,9 +106,9 @@ def _with_batch(report: Any, batch: BatchAxis) -> set[int]:
 
     Arguments, outputs and gradients keep the shapes of the traced program. Such a row has the batch
     if its shape occurs in the program only with the batch. For rows that are `COMPUTED`, the
-    compiler may merge or reorder axes. Such a row has the batch if it has as many elements as a
-    traced value with the batch, or if one of its axes has the length of a traced axis that contains
-    the batch.
+    compiler may merge or reorder axes. A computed row has the batch if it has as many elements as a
+    traced value with the batch. It also has the batch if one of its axes is as long as a traced
+    axis that contains the batch.
     """
     counts = {math.prod(shape) for shape in batch.shapes_with}
 

@@ -361,8 +361,8 @@ def _closed_bytes(jaxpr: Any) -> int:
 def _needed_bytes(error: str, target: Target) -> int | None:
     """Return the bytes that a refused program needs; None if the error message does not say it.
 
-    A size in the message that does not exceed the device's capacity is not that of the program: it
-    is about something else, such as a memory on the chip.
+    A size in the message that does not exceed the device's capacity is ignored. It is about
+    something else, such as a memory on the chip.
     """
     sizes = (parse_bytes(f"{m['size']}{m['unit']}iB") for m in _SIZES.finditer(error))
     return max((n for n in sizes if n > (target.device.capacity_bytes or 0)), default=None)

@@ -231,8 +231,8 @@ class Module:
     def trips(self, loop: Instruction) -> int:
         """Return the trip count of a loop; 1 if it is not known.
 
-        It is the number that XLA noted, or else the only positive constant in the loop's condition.
-        (A constant below 1 is a part of a bound that the program computes.)
+        It is the trip count that XLA noted, or else the only positive constant in the loop's
+        condition. (A constant below 1 is a part of a bound that the program computes.)
         """
         if loop._trips:
             return loop._trips

@@ -88,7 +88,7 @@ def _category_table(report: Any) -> str:
 
 
 def _buffer_table(rows: Sequence[BufferRow]) -> str:
-    """Return a table of the largest buffers, with the total of all smaller ones in the last line."""
+    """Return a table of the largest buffers, with the total of smaller ones in the last line."""
     table = [["bytes", "type", "category", "operation", "line", "scope"]]
     for row in rows[:LINES]:
         shape = f"{row.dtype}[{','.join(map(str, row.shape))}]" if row.dtype else ""

@@ -2,10 +2,10 @@
 
 A colouring gives each column, each row or both a number, its *colour*. One push (a jvp) multiplies
 the matrix by the sum of the unit vectors of all columns of one colour. One pull (a vjp) does the
-same for the rows of one colour. An element is read from the push of its column's colour if no other
-column of that colour has a nonzero in the row, or from the pull of its row's colour if no other row
-of that colour has a nonzero in the column. In a symmetric matrix, the element (i, j) may be read as
-(j, i) too. The aim is the fewest products.
+same for the rows of one colour. An element can be read from the push of its column's colour if no
+other column of that colour has a nonzero in the element's row. It can be read from the pull of its
+row's colour if no other row of that colour has a nonzero in the element's column. In a symmetric
+matrix, the element (i, j) may be read as (j, i) too. The aim is the fewest products.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _THRESHOLDS = 12
 class Coloring:
     """Colours of the columns and rows of a sparse matrix of shape `[m, n]`.
 
-    There is one product for each colour: of the matrix and the sum of the unit vectors of its
-    columns (a push), or of its rows and the matrix (a pull).
+    There is one product with the matrix for each colour. The other factor is the sum of the unit
+    vectors of the columns of that colour (for a push), or of its rows (for a pull).
 
     Attributes:
       kind: "column", "row", "bidirectional", "star" or "acyclic".

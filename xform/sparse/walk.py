@@ -1,11 +1,11 @@
 """Propagate sets of input elements through a program, equation by equation.
 
 The rule of most primitives states its dependence: the elements of the operands on which each
-element of a result depends. If a rule states none, its derivative is traced and the sets are
-propagated through that program: its push (the program of the output tangents) or, failing that, its
-pullback (the program of the operands' cotangents), whose pattern is transposed. If neither exists,
-each element of a result counts as depending on all elements of all operands. Calls are inlined
-first; `nested` handles loops and branches.
+element of a result depends. If a rule states none, the derivative of the equation is traced, and
+the sets are propagated through that program. It is the push (the program of the output tangents)
+or, if the equation has none, the pullback (the program of the operands' cotangents). The pattern of
+the pullback is transposed. If neither exists, each element of a result counts as depending on all
+elements of all operands. Calls are inlined first; `nested` handles loops and branches.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 `check_rule` compares the forward-mode derivative with central differences and with JAX's
 derivative. It checks that the reverse-mode derivative is the transpose of the forward-mode one, and
-that the rule under test is the rule that ran. All of this is checked for every set of active inputs
-(active inputs are differentiated, and all others are held constant), for second derivatives, and
-under `jit`, `vmap` and `scan`. Differences are meaningless at a kink: use `Case(differences=False)`
-there.
+that the rule under test is the rule that ran. All of this is checked for every set of active
+inputs, for second derivatives, and under `jit`, `vmap` and `scan`. Active inputs are
+differentiated, and all others are held constant. Differences are meaningless at a kink: use
+`Case(differences=False)` there.
 """
 
 from __future__ import annotations
