@@ -7,8 +7,8 @@ offset by simulating a heap. Several buffers may use one chunk, in turn or at on
 
 The dump of a program holds the events of that heap in program order. They are ALLOC and FREE of a
 buffer, and SHARE_WITH, if a buffer uses the chunk of another buffer (for an operation in place, or
-the state of a loop). A chunk is free when all buffers in it are. Replaying the events gives the live bytes at
-each step, their peak, and the buffers at the peak.
+the state of a loop). A chunk is free when all buffers in it are. Replaying the events gives the
+live bytes at each step, their peak, and the buffers at the peak.
 Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 """
 
