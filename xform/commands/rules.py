@@ -51,7 +51,7 @@ class RuleRow:
       jvp, pull, transpose: whether it can be pushed forward, pulled back and transposed.
       tested: the test file; or "no".
       traits: its traits, separated by commas.
-      reason: why the rule or a direction is missing; "" if nothing is.
+      reason: why the rule or a direction is missing; "" if nothing is missing.
     """
 
     primitive: str

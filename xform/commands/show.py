@@ -58,9 +58,10 @@ def run(args: argparse.Namespace) -> str:
     forward part, the saved values, the backward part, and the recomputed operations. --stablehlo
     and --hlo show the input and the output of the compiler instead.
 
-    On a terminal, or with --color, values are in colour. They are green if a derivative by the
-    arguments of --argnums passes through them, yellow if it is stopped (stop_gradient, integers),
-    and dim if they are constant. The environment variable NO_COLOR turns colours off.
+    On a terminal, or with --color, values are in colour. Values are green if the derivative with
+    respect to the arguments of --argnums passes through them. They are yellow if the derivative is
+    stopped (by stop_gradient, or at integers), and dim if they are constant. The environment
+    variable NO_COLOR turns colours off.
     """
     function = read_untransformed(args)
     flat = _transformed(function, args)

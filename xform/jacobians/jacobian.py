@@ -59,7 +59,8 @@ class JacobianTransform:
       policy: which values reverse mode saves, a policy of `xform.policies` or
         `jax.checkpoint_policies`, or its text, such as "save_dots". `xform.policies.budget(bytes)`
         bounds the peak memory of the compiled Jacobian, with arguments and result: the cheapest way
-        that fits is used, in chunks if necessary. With `of="saved"`, reverse mode is used.
+        that fits is used, in chunks if necessary. `budget(bytes, of="saved")` bounds the bytes that
+        reverse mode saves, so reverse mode is used.
       elimination: "markowitz" computes small programs scalar by scalar, by vertex elimination in
         Markowitz' order, or in the order of forward or reverse mode if that multiplies less.
 

@@ -127,7 +127,7 @@ class DataFlow:
     def _find_origin_of_parameter(
         self, i: Instruction, index: Index, seen: set[ValueId]
     ) -> Instruction | None:
-        """Return the origin of a computation's parameter: of the operand that the caller passes."""
+        """Return the origin of a computation's parameter: the origin of the caller's operand."""
         caller = self._module.callers.get(i.computation)
         if caller is None:
             return i

@@ -37,7 +37,7 @@ class PatternAndColoring:
 
     Attributes:
       pattern: the elements that may be nonzero, a `Pattern`.
-      coloring: the products with vectors that these are read from, a `Coloring`.
+      coloring: the products with vectors that the elements are read from, a `Coloring`.
     """
 
     pattern: Pattern
@@ -54,7 +54,7 @@ class SparseMatrixFunction:
     `xform.sparse.jacobian` and `xform.sparse.hessian` return it. Call it with the arguments of the
     differentiated function. The pattern and the colouring depend on the types of the arguments
     only, and are computed once for all arguments of the same types. So the function works under
-    `jit` and `vmap`. `prepare` computes them in advance.
+    `jit` and `vmap`. `prepare` computes the pattern and the colouring in advance.
     """
 
     _f: Callable[..., Any]

@@ -4,9 +4,9 @@ The vertices of the graph are the columns of the matrix; an edge is a nonzero ou
 diagonal. The matrix is multiplied by one vector for each colour: the sum of the unit vectors of the
 columns of that colour. In both colourings, neighbours have different colours. In a star colouring,
 every path of four vertices has at least three colours. Then each nonzero can be read directly from
-a product. In an acyclic colouring, every cycle has at least three colours. Then the nonzeros follow
-from the products by sums along trees. Both algorithms visit each edge a few times only, however
-many neighbours its vertices have.
+a product. In an acyclic colouring, every cycle has at least three colours. Then the nonzeros are
+computed from the products by sums along trees (`forest.py`). Both algorithms visit each edge a few
+times only, however many neighbours its vertices have.
 
 Source: Gebremedhin, Tarafdar, Manne and Pothen, "New acyclic and star coloring algorithms with
 application to computing Hessians", SIAM Journal on Scientific Computing 29 (2007).
@@ -35,9 +35,11 @@ def star(graph: Any, order: Sequence[int]) -> Colors:
         forbidden, several = once[v], twice[v]
         for w in adjacent[v]:
             if colors[w] >= 0:
-                # The path: v - w - hub - another neighbour of the hub.
+                # With the colour of a hub, v would be on this path of two colours:
+                # v - w - hub - another neighbour of the hub.
                 forbidden |= hubs[w]
-                # The path: another neighbour with w's colour - v - w - a neighbour of w.
+                # With the colour of a neighbour of w, v would be on this path of two colours:
+                # another neighbour of v with w's colour - v - w - the neighbour of w.
                 if several >> colors[w] & 1:
                     forbidden |= once[w]
         color = first_allowed(forbidden)
@@ -62,9 +64,9 @@ def acyclic(graph: Any, order: Sequence[int]) -> Colors:
     """Return an acyclic colouring of a graph: no cycle has only two colours.
 
     So the edges between any two colours form trees. A vertex is in one tree for each other colour.
-    The trees are stored as disjoint sets (union-find) of pairs of a vertex and another colour.
-    For each vertex, `once` holds the colours of its neighbours, and `twice` the colours that
-    several neighbours have.
+    The trees are stored as disjoint sets (union-find) of pairs of a vertex and another colour. For
+    each vertex, `once` holds the colours of its neighbours, and `twice` the colours that several
+    neighbours have.
     """
     adjacent = neighbours(graph)
     colors = [-1] * len(adjacent)  # -1: no colour yet

@@ -150,7 +150,7 @@ class SetPropagator:
     def _follow_with_constants(
         self, prog: Program, sets: MaybeSets, values: Sequence[Any]
     ) -> list[Sets | None]:
-        """Return the outputs' sets of a program that was just traced, whose constants are known."""
+        """Return the sets of the outputs of a newly traced program. Its constants are known."""
         prog, consts = lift_constants(prog)
         return self.follow(prog, [*[None] * len(consts), *sets], [*consts, *values])
 
