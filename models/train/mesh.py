@@ -142,8 +142,8 @@ def types_on(batch: Any, mesh: Mesh | AbstractMesh | None, axis: int) -> Any:
     """Add shardings to the types of a batch with examples along `axis`."""
     if mesh is None:
         return batch
-    lies = lambda x: x.update(sharding=batch_sharding(mesh, x.shape[axis], axis))
-    return jax.tree.map(lies, batch)
+    with_sharding = lambda x: x.update(sharding=batch_sharding(mesh, x.shape[axis], axis))
+    return jax.tree.map(with_sharding, batch)
 
 
 def _place_batch(batch: np.ndarray, mesh: Mesh, axis: int) -> jax.Array:

@@ -123,8 +123,8 @@ def _in_colour(requested: bool | None) -> bool:
     """Tell whether to print in colour: as requested, else on a terminal unless NO_COLOR is set."""
     if requested is not None:
         return requested
-    no = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not no
+    is_refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not is_refused
 
 
 def _count(prog: Program) -> str:

@@ -33,7 +33,8 @@ class LayerHealth:
         divided by that of the sum: 1 unless something, such as a normalization, is between them.
       sigma: estimate, from below, of the largest singular value of the Jacobian of its result with
         respect to its input.
-      dead: share of units that are zero, with slope zero, for all examples.
+      dead: share of units (indices of the last axis) that are zero, with slope zero, for all
+        examples.
       saturated: share of elements where the slope of the activation is near zero. Elements that are
         zero with slope zero are left out.
       least: for a sum, root mean square of the smallest operand divided by that of the largest.
