@@ -73,7 +73,8 @@ def _differentiable_outputs(eqn: JaxprEqn, inputs: Sequence[Activity],
                             by_inputs: Sequence[Activity]) -> Sequence[bool]:  # fmt: skip
     """Return, for each output, whether it depends differentiably on an active input.
 
-    `by_inputs` holds the activities of the outputs if every operation were differentiable.
+    `by_inputs` holds the activities that the outputs would have if this operation, as a whole, were
+    differentiable. It is the answer for an operation whose rule does not tell.
     """
     active = tuple(activity == "active" for activity in inputs)
     if not any(active):

@@ -26,7 +26,9 @@ from xform.terminal.text import columns
 # How each primitive is tested. tests/rules/tested.py writes the file from the cases in tests/rules.
 TESTED = Path(__file__).with_name("tested.json")
 
-# For each word that declares a rule: whether jvp, vjp and transpose are possible.
+# For each word that declares a rule: whether jvp, vjp and transpose are possible. An equation that
+# reads or writes a mutable reference is first replaced by one on the value that the reference holds
+# ("by value"). A primitive without a derivative, which raises an error, is declared as opaque.
 _DIRECTIONS = {
     "pointwise": ("yes", "yes", "if linear"),
     "linear": ("yes", "yes", "yes"),

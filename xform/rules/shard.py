@@ -127,9 +127,9 @@ class _Devices:
     def replicated_axes(self, spec: PartitionSpec) -> tuple[Any, ...]:
         """Return the axes over which the cotangent of a value with this spec is replicated.
 
-        They are the axes that the spec does not mention, except those along which the value is
-        *reduced*: there the cotangent is *unreduced*, so each device has its own term of a sum
-        (`rules.collective` defines both words).
+        They are the axes that the spec does not mention, with one exception. In JAX's terms a value
+        may be *reduced* along an axis: each device has a full copy. Its cotangent is then
+        *unreduced*: each device has its own term of a sum, so the cotangent is not replicated.
         """
         mentioned = _mentioned_axes(spec) | spec.reduced
         return tuple(a for a in self.distinct if a not in mentioned)

@@ -32,7 +32,7 @@ class CaseChecker:
     case: str
     setting: str
     tolerance: float
-    remedy: str = "correct the formula of the rule, or state in the Case what does not hold for it"
+    remedy: str = "correct the rule, or state in its Case which check does not apply"
 
     def fail(self, check: str, problem: str) -> None:
         """Raise `WrongRule` with the check and the problem."""

@@ -47,7 +47,8 @@ class GainFusion(Fusion):
         # The steps of each group, by its root.
         self._members = {s: {s: None} for s in steps}
         # The current gain of each group, by its root; and a queue of (minus gain, minus visit
-        # index, root). A queue entry is outdated if its gain is not the current one.
+        # index, root). A step's visit index is its position in the order in which XLA would visit
+        # the steps. A queue entry is outdated if its gain is not the current one.
         self._gains = dict[FlatStep, float]()
         self._queue: list[tuple[float, int, FlatStep]] = []
         for step in reversed(steps):
