@@ -68,6 +68,15 @@ def frame(eqn: Any = None) -> str:
     return next(outside_libraries, frames[0] if frames else _running_line())
 
 
+def user_stacklevel() -> int:
+    """Return the `stacklevel` of a warning that shall name the user's line."""
+    current: Any = sys._getframe(1)
+    level = 1
+    while current.f_back and current.f_code.co_filename.startswith(_LIBRARIES):
+        current, level = current.f_back, level + 1
+    return level
+
+
 def _running_line() -> str:
     """Return `file:line (function)` of the innermost frame on Python's stack outside `_LIBRARIES`.
 

@@ -25,6 +25,7 @@ from xform.planner.device import resolve_fit
 from xform.planner.planning import use_default_policy
 from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Fit
+from xform.program.source import user_stacklevel
 from xform.steps.call import StaticArguments, shardings
 from xform.steps.derivatives import Decisions, in_step
 from xform.steps.plan import StepPlan
@@ -206,7 +207,7 @@ class JitStep:
             f"{self._name} is called inside another transformation, so {self._policy!r} is "
             "ignored: it limits the memory of a whole compiled program. Give the budget to "
             "xform.jit of the outermost function",
-            stacklevel=3,
+            stacklevel=user_stacklevel(),
         )
 
     def _plan_for(self, args: Args, kwargs: Kwargs, again: bool = False) -> _PlannedStep:

@@ -14,7 +14,7 @@ from xform.errors import WrongArgument
 from xform.planner.plan.plan import Plan
 from xform.policies import min_cut
 from xform.storage.files import atomic_write
-from xform.terminal.text import human_bytes, human_seconds
+from xform.terminal.text import human_bytes, human_flops, human_seconds
 
 _FORMAT = "xform step plan 1"
 
@@ -139,11 +139,12 @@ class StepPlan:
             if self.compiled_bytes is None
             else f"{human_bytes(self.compiled_bytes)} on each device"
         )
+        work = f", {human_flops(self.recompute_flops)} recomputed" if self.plans else ""
         times = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
         if self.compiles:
             times += f", {self.compiles} program{'s' * (self.compiles != 1)} compiled"
             times += f" in {human_seconds(self.compile_seconds)}" if self.compile_seconds else ""
         return (
             f"{self.function}, {self.policy}, on {self.target}: {n} derivative{'s' * (n != 1)}, "
-            f"{size}{times}"
+            f"{size}{work}{times}"
         )

@@ -21,6 +21,7 @@ from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
 from xform.program.ir import program
+from xform.program.source import user_stacklevel
 from xform.steps.derivatives import Decisions
 from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed
@@ -221,7 +222,7 @@ class StepSearch:
         warnings.warn(
             f"planning {self._name} for {self.budget!r} stopped at its time limit of "
             f"{human_seconds(self.time_limit or 0)}, after {len(self.tried)} compilations. {rest}",
-            stacklevel=5,
+            stacklevel=user_stacklevel(),
         )
         return best.candidates
 

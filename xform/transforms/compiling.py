@@ -27,7 +27,7 @@ from xform.planner.device import current_device, current_target, resolve_fit
 from xform.policies import Policy
 from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value, float0_zeros
-from xform.program.source import frame
+from xform.program.source import frame, user_stacklevel
 from xform.transforms.function import Function
 from xform.transforms.linear_map import PlannedRunner
 
@@ -72,7 +72,7 @@ def compiler_for(
                 f"{budget!r} of {fun.signature.name} is simulated, with a margin: xform cannot "
                 f"compile the derivative alone {reason}. Give the budget to xform.jit of the whole "
                 "step, or pass verify=False to the budget to accept the simulation",
-                stacklevel=5,
+                stacklevel=user_stacklevel(),
             )
         return None
     _check_shardings(budget, fun.signature.name, avals)

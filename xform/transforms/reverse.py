@@ -29,6 +29,7 @@ from xform.policies import parse
 from xform.policies.budgets import Budget, Fit
 from xform.program.arithmetic import Value, cotangent_sharding
 from xform.program.ir import Mask, seldom_collected
+from xform.program.source import user_stacklevel
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_inputs, check_output, check_scalar
 from xform.transforms.compiling import compiler_for
@@ -127,7 +128,7 @@ def planned_vjp(fun: Function, args: Sequence[Value], policy: Policy, saveable: 
         warnings.warn(
             f"under vmap, {policy!r} limits the bytes of one example; to limit those of a batch of "
             f"n, pass {'fit' if isinstance(policy, Fit) else 'budget'}(..., batch=n)",
-            stacklevel=3,
+            stacklevel=user_stacklevel(),
         )
     with seldom_collected(staging()):
         compiler = compiler_for(fun, args, policy, caller) if staging() else None
