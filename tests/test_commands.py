@@ -130,7 +130,7 @@ def test_policies() -> None:
          "  remedy:  write one that returns the tuple of arguments, as arrays or "
          "ShapeDtypeStructs, or name one with --inputs module:name"),
         (["written:loss", "--bach", "8"], "the arguments of written:loss, by inputs()\n"
-         "  problem: got an unexpected keyword argument 'bach'; it is "
+         "  problem: got an unexpected keyword argument 'bach'; the signature is "
          "inputs(batch: int = 4, dtype='float32')\n"
          "  remedy:  give its keyword arguments as --name value or --arg name=value, and no "
          "others"),
@@ -149,14 +149,14 @@ def test_policies() -> None:
          "  problem: it is int, not a function\n"
          "  remedy:  make it a function that returns the tuple of arguments"),
         (["written:loss", "--batch", "-3"], "the arguments of written:loss, by inputs()\n"
-         "  problem: it returned the shape (-3, 8)\n"
+         "  problem: it returned the invalid shape (-3, 8)\n"
          "  remedy:  return shapes of integers that are not negative"),
         (["written:loss", "--batch", "abc"], "--batch abc\n"
          "  problem: inputs() takes a number there: batch: int = 4\n"
          "  remedy:  give a number, such as --batch 4"),
         (["written:loss", "--inputs", "written:half"],
          "the arguments of written:loss, by --inputs written:half\n"
-         "  problem: it returned the shape (2.5, 8)\n"
+         "  problem: it returned the invalid shape (2.5, 8)\n"
          "  remedy:  return shapes of integers that are not negative"),
     ],
 )  # fmt: skip
@@ -191,16 +191,19 @@ def test_errors_of_the_users_code_say_which_line(model: Path) -> None:
         (["unknown"], "invalid choice"),
         (["rules", "sin", "--what"], "unrecognized arguments: --what"),
         (["plan"], "required: FUNC"),
-        (["plan", "written"], "'written' is not module:name"),
+        (["plan", "written"], "'written' does not have the form module:name"),
         (["plan", "written:loss", "extra"], "unrecognized arguments: extra"),
         (["plan", "written:loss", "--arg", "batch"], "--arg takes name=value"),
         (["plan", "written:loss", "--argnums", "first"], "'first' is not a position"),
-        (["plan", "written:loss", "--donate", "all"], "name positions, as 0,1"),
+        (
+            ["plan", "written:loss", "--donate", "all"],
+            "'all' is not a position (0) or several positions (0,1)",
+        ),
         (
             ["plan", "written:loss", "--save", "nowhere/plan.json"],
             "folder 'nowhere' does not exist",
         ),
-        (["plan", "written:loss", "--save", "."], "'.' is not a file"),
+        (["plan", "written:loss", "--save", "."], "'.' is not the name of a file"),
         (["plan", "written:loss", "--png", "plan.bmp"], "does not end in .png, .svg or .pdf"),
         (["memory", "written:loss", "--html", "nowhere/a.html"], "folder 'nowhere' does not exist"),
     ],

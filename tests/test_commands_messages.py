@@ -77,11 +77,11 @@ def test_an_option_without_a_value(name: str, capsys: pytest.CaptureFixture) -> 
     words = [name, "written:loss", *TAKE[name]]
     assert failed(capsys, *words, "--batch") == (
         "--batch\n"
-        "  problem: it has no value; inputs() takes batch: int = 4\n"
+        "  problem: the option has no value; inputs() takes batch: int = 4\n"
         "  remedy:  give one, such as --batch 4\n"
     )
     for option in ("--dtype", "--deep", "--batch"):
-        assert "it has no value" in failed(capsys, *words, option, "--wide")
+        assert "the option has no value" in failed(capsys, *words, option, "--wide")
     assert "takes a number there" in failed(capsys, *words, "--batch", "True")
 
 
@@ -108,7 +108,7 @@ def test_a_path_names_a_module(name: str, tmp_path: Path, capsys: pytest.Capture
     )
     for wrong in ("written.py", "inner/written:loss", ".:loss"):
         text = failed(capsys, name, wrong, *TAKE[name], status=2)
-        assert f"{wrong!r} is not module:name or path.py:name" in text
+        assert f"{wrong!r} does not have the form module:name or path.py:name" in text
     for made in ("beside", "my-model", str(inner / "json.py")):
         sys.modules.pop(made, None)
 
@@ -127,7 +127,8 @@ def test_every_transform(name: str, capsys: pytest.CaptureFixture) -> None:
         words = ["--transform", "grad", "--policy-argument", "policy"]
         assert failed(capsys, name, "written:step", *TAKE[name], *words) == (
             "--transform grad of written:step\n"
-            "  problem: with --policy-argument it is a step, which takes its own derivatives\n"
+            "  problem: with --policy-argument the function is a training step, which takes its "
+            "own derivatives\n"
             "  remedy:  drop one of the two options, or name the loss\n"
         )
 
@@ -140,7 +141,7 @@ def test_the_argument_that_takes_the_policy(name: str, capsys: pytest.CaptureFix
     text = failed(capsys, *step, "--policy-argument", "plicy")
     assert text.startswith(
         "written:step --policy-argument plicy\n"
-        "  problem: step has no parameter 'plicy'; it is step(w, x, policy=None)\n"
+        "  problem: step has no parameter 'plicy'; its signature is step(w, x, policy=None)\n"
     )
     assert "(--policy-argument policy)" in failed(capsys, *step)
 

@@ -150,7 +150,7 @@ def test_errors(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(WrongArgument, match="--policy none"):
         show("drawn:loss", "--transform", "grad", "--policy", "none")
     with pytest.raises(
-        WrongArgument, match=r"missing a required argument: 'x'; it is loss\(ws, x\)"
+        WrongArgument, match=r"missing a required argument: 'x'; the signature is loss\(ws, x\)"
     ):
         show("drawn:loss", "--inputs", "drawn:both.inputs")
     with pytest.raises(FailedFunction, match=r"show\n.*TypeError.*\n.*drawn\.py:\d+ \(wrong\)"):

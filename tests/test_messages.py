@@ -113,8 +113,8 @@ def test_no_numbers_of_bytes(amount: object) -> None:
 
 def test_a_batch_is_a_number() -> None:
     for batch in (True, 0, 1.5, "8"):
-        assert f"batch={batch!r} is not a number of examples" in message(
-            lambda: policies.budget(8, batch=batch)  # noqa: B023
+        assert f"batch_size={batch!r} is not a number of examples" in message(
+            lambda: policies.budget(8, batch_size=batch)  # noqa: B023
         )
 
 

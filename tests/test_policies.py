@@ -241,8 +241,8 @@ def test_a_policy_that_answers_a_policy_was_not_called() -> None:
         lambda: policies.save_and_offload_only_these_names(
             names_which_can_be_saved=3, names_which_can_be_offloaded=[],
             offload_src="device", offload_dst="pinned_host"),
-        lambda: policies.budget(1, batch="8"),
-        lambda: policies.budget(1, batch=1.5),
+        lambda: policies.budget(1, batch_size="8"),
+        lambda: policies.budget(1, batch_size=1.5),
         lambda: policies.budget(None),
     ],
 )  # fmt: skip

@@ -151,7 +151,8 @@ def filter_value_and_grad(fun: Function, *, has_aux: bool = False, policy: Any =
         Without `fun`, a decorator is returned.
       has_aux: whether `fun` returns a pair `(value, auxiliary)`.
       policy: which values are saved for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`, or its text, such as "save_dots".
+        `jax.checkpoint_policies`, or its text, such as "save_dots". None is the default of
+        `xform.value_and_grad`.
       holomorphic: whether `fun` is complex-differentiable; inputs and output must be complex.
 
     Returns:
@@ -199,7 +200,8 @@ def filter_vjp(fun: Function, *primals: Tree, has_aux: bool = False, policy: Any
       *primals: the point, the arguments of `fun`.
       has_aux: whether `fun` returns a pair `(output, auxiliary)`.
       policy: which values are saved for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`, or its text, such as "save_dots".
+        `jax.checkpoint_policies`, or its text, such as "save_dots". None is the default of
+        `xform.vjp`.
 
     Returns:
       `(output, pull)`, or `(output, pull, auxiliary)` with `has_aux`. `pull` maps a cotangent of

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,8 +21,8 @@ import jax
 from xform.introspection.loaded import loaded_modules
 from xform.jacobians import jacobian as jacobians
 from xform.policies import parse
+from xform.policies.budgets import bounds_peak
 from xform.steps.derivatives import in_step
-from xform.steps.jit import bounds_step, planning_jit
 from xform.steps.plan import StepPlan
 from xform.transforms import checkpoint, forward, jacobian, reverse
 
@@ -128,7 +129,10 @@ def replacements(
     """
     policy = parse(policy)
     ours = {name: _replacement(name, policy) for name in THEIRS if name in _OURS}
-    return ours | {"jit": planning_jit(policy, notify) if bounds_step(policy) else THEIRS["jit"]}
+    if not bounds_peak(policy):
+        return ours | {"jit": THEIRS["jit"]}
+    steps = importlib.import_module("xform.steps.jit")  # only now: `import xform` stays fast
+    return ours | {"jit": steps.planning_jit(policy, notify)}
 
 
 def _replacement(name: str, policy: Any) -> Transform:
@@ -146,7 +150,7 @@ def _replacement(name: str, policy: Any) -> Transform:
         for k in dropped:  # such as `reduce_axes`, which JAX accepts if it is empty
             if k in kwargs and not kwargs[k]:
                 del kwargs[k]
-        in_planned_step = bounds_step(policy) and in_step()  # its plan covers this derivative
+        in_planned_step = bounds_peak(policy) and in_step()  # its plan covers this derivative
         return ours(*args, **kwargs if in_planned_step else default | kwargs)
 
     replacement.__module__ = "jax"  # so that pickle finds it

@@ -103,12 +103,12 @@ def against_dense() -> None:
     damped = lambda m: m + 0.1 * jnp.eye(n)
     gradient = ravel_pytree(jax.grad(f)(params))[0]
     step = xform.curvature.newton_step(f, point, curvature=GaussNewton(model, loss), damping=0.1,
-                             tolerance=1e-12, iterations=1000)  # fmt: skip
+                             tolerance=1e-12, max_iterations=1000)  # fmt: skip
     want = -jnp.linalg.solve(damped(gauss_newton), gradient)
     rows.append(["newton_step, Gauss-Newton", "relative difference",
                  off(ravel_pytree(step.step)[0], want)])  # fmt: skip
     step = xform.curvature.natural_gradient_step(model, loss, point, distribution=kind, damping=0.1,
-                                       tolerance=1e-12, iterations=1000)  # fmt: skip
+                                       tolerance=1e-12, max_iterations=1000)  # fmt: skip
     want = -jnp.linalg.solve(damped(fisher / EXAMPLES), gradient)
     rows.append(["natural_gradient_step", "relative difference",
                  off(ravel_pytree(step.step)[0], want)])  # fmt: skip

@@ -112,7 +112,7 @@ def matrices(pairs: int, other: bool) -> None:
     write_table(HERE, HEAD, rows)
     f, x = five_points(64)
     prepared = xform.sparse.jacobian(f).prepare(x)
-    prepared.pattern.plot(HERE / "pattern.png", colors=prepared.coloring)
+    prepared.pattern.plot(HERE / "pattern.png", coloring=prepared.coloring)
 
 
 def network(n: int, width: int) -> Callable[[Any], Any]:

@@ -25,7 +25,7 @@ def mapped(path: Path) -> np.ndarray:
     """
     with readable():
         if not path.is_file() and path.exists():
-            raise InputError(f"{path} is not a file")
+            raise InputError(f"{path} is not a file: name a .npy file")
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:

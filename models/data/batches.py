@@ -63,14 +63,17 @@ def share_of(sharding: jax.sharding.Sharding, batch: int) -> Share:
     try:
         places = sharding.addressable_devices_indices_map((1, batch))
     except ValueError as error:
-        raise InputError(f"batches of {batch} cannot be sharded over these devices: {error}"
-                         ) from None  # fmt: skip
+        raise InputError(
+            f"batches of {batch} cannot be sharded over these devices: {error}; choose another"
+            " --batch or --mesh"
+        ) from None
     spans = sorted({index[1].indices(batch)[:2] for index in places.values() if index is not None})
     first, stop = spans[0][0], max(span[1] for span in spans)
     own = stop - first
     if batch % own or first % own or own > sum(b - a for a, b in spans):
         raise InputError(
-            f"the devices of this process hold parts of a batch that are not contiguous: {spans}"
+            f"the devices of this process hold parts of a batch that are not contiguous: {spans};"
+            " choose another --mesh"
         )
     return Share(first // own, batch // own)
 

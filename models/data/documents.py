@@ -177,7 +177,9 @@ def _split(stream: IO[bytes], file: Path) -> Iterator[bytes]:
         number += len(lines)
         yield from lines
         if len(rest) > LONGEST_LINE:
-            raise InputError(f"{file}:{number}: the line has more than {LONGEST_LINE} bytes")
+            raise InputError(
+                f"{file}:{number}: the line has more than {LONGEST_LINE} bytes: split its text"
+            )
     yield rest
 
 
@@ -189,6 +191,9 @@ def _document_of(value: Any, where: str) -> Iterator[Document]:
         except UnicodeEncodeError as error:  # JSON may hold a lone surrogate as an escape
             raise InputError(f"{where} is not UTF-8: {reason(error)}") from None
     elif value is not None and not isinstance(value, bytes):
-        raise InputError(f"{where} holds a {type(value).__name__} where text was expected")
+        raise InputError(
+            f"{where} holds a {type(value).__name__} where text was expected: choose another column"
+            " with --column"
+        )
     if value:
         yield Document(value, where)

@@ -50,7 +50,7 @@ class Arrays:
                 f" {images.shape[:1]} or {images.shape[:3]}"
             )
         if not labels.size:
-            raise InputError(f"{name} holds no pictures")
+            raise InputError(f"{name} holds no pictures: add some")
         least, most = int(labels.min()), int(labels.max())
         if least < 0:
             raise InputError(f"the smallest label of {name} is {least}: labels must start at 0")
@@ -254,7 +254,7 @@ def _cifar(path: Path, names: Sequence[str]) -> Arrays:
     Records of CIFAR-100 have a coarse label before the label.
     """
     if not names:
-        raise InputError(f"{path} lacks CIFAR's test file")
+        raise InputError(f"{path} lacks CIFAR's test file: download the binary version again")
     labels = 1 if names[0] != "train.bin" and names[0] != "test.bin" else 2
     record = labels + int(np.prod(_CIFAR))
     parts: list[np.ndarray] = []
@@ -262,7 +262,10 @@ def _cifar(path: Path, names: Sequence[str]) -> Arrays:
         with readable():
             part = np.fromfile(path / name, np.uint8)
         if not part.size or part.size % record:
-            raise InputError(f"{path / name} is not a CIFAR file, or is truncated")
+            raise InputError(
+                f"{path / name} is not a CIFAR file, or is truncated: download the binary version"
+                " again"
+            )
         parts.append(part.reshape(-1, record))
     records = np.concatenate(parts)
     height, width, channels = _CIFAR

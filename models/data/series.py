@@ -43,7 +43,8 @@ class SeriesWindows:
             scaled = ((moments - self._mean) / self._scale).astype(np.float32)
         if not np.isfinite(scaled).all():
             raise InputError(f"{self._name}: series {number} has numbers in the window from moment"
-                             f" {start} that are not finite, or too large")  # fmt: skip
+                             f" {start} that are not finite, or too large: replace them"
+                             )  # fmt: skip
         return scaled
 
 
@@ -126,12 +127,14 @@ def _scales(series: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
         mean = series.mean(axes, dtype=np.float64)
         scale = series.std(axes, dtype=np.float64)
     if not np.isfinite([mean, scale]).all():
-        raise InputError(f"{path} has numbers that are not finite, or too large to average")
+        raise InputError(
+            f"{path} has numbers that are not finite, or too large to average: replace them"
+        )
     # A constant feature becomes 0. Its computed deviation is only rounding error.
     constant = series.min(axes) == series.max(axes)
     mean, scale = np.where(constant, series[0, 0], mean), np.where(constant, 1.0, scale)
     if not scale.all():
-        raise InputError(f"{path} has numbers that are too small to scale")
+        raise InputError(f"{path} has numbers that are too small to scale: use larger units")
     return mean, scale
 
 

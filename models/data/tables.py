@@ -25,7 +25,10 @@ def rows(file: Path, column: str) -> Iterator[tuple[Any, str]]:
     try:
         for values in _parquet(file, column) if file.suffix == ".parquet" else _arrow(file, column):
             if not _is_text(values.type, arrow.types):
-                raise InputError(f"column {column!r} of {file} holds {values.type}, not text")
+                raise InputError(
+                    f"column {column!r} of {file} holds {values.type}, not text: choose another"
+                    " with --column"
+                )
             for value in values.to_pylist():
                 number += 1
                 yield value, f"{file} row {number}"

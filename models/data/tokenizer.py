@@ -191,7 +191,7 @@ def load_tokenizer(path: Path) -> SubwordTokenizer:
     with readable():
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file() and file.exists():
-            raise InputError(f"{file} is not a file")
+            raise InputError(f"{file} is not a file: name a tokenizer.json")
         content = file.read_bytes()
         config = file.with_name("tokenizer_config.json")
         config_bytes = config.read_bytes() if config.is_file() else b"{}"
@@ -218,7 +218,7 @@ def parse_tokenizer(
         raise InputError(f"{where} is not a tokenizer of the package `tokenizers`: {reason}"
                          ) from None  # fmt: skip
     if not inner.get_vocab_size():
-        raise InputError(f"{where} is a tokenizer with an empty vocabulary")
+        raise InputError(f"{where} is a tokenizer with an empty vocabulary: choose another")
     inner.no_truncation()
     inner.no_padding()
     return _with_end_token(where, inner, end)

@@ -80,7 +80,9 @@ def load(
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path / 'config.json'}: {error}") from error
     except KeyError as error:
-        raise InputError(f"{path / 'config.json'} has no entry {error}") from error
+        raise InputError(
+            f"{path / 'config.json'} has no entry {error}: name a folder that transformers saved"
+        ) from error
     config = dataclasses.replace(config, **changes)
     table, model = TABLES[type(config)], abstract(config)
     with contextlib.ExitStack() as inside:
@@ -93,7 +95,10 @@ def load(
             }
         for name in sorted(source.keys() - called(model, table)):
             if not IGNORED.search(name):
-                raise InputError(f"{path} has weights that this kind of model lacks: {name}")
+                raise InputError(
+                    f"{path} has weights that this kind of model lacks: {name}; the model is not"
+                    " supported"
+                )
         return fill(model, table, source, put)
 
 

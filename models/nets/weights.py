@@ -143,5 +143,8 @@ def _read(source: Mapping[str, Array], name: Name, numbers: Shape, shape: Shape)
     array = LAYOUTS[name.layout][0](source[text])
     array = np.split(array, name.parts, axis=-1)[name.part]
     if array.size != math.prod(shape):
-        raise InputError(f"{text} has {array.size} elements, but the model has {math.prod(shape)}")
+        raise InputError(
+            f"{text} has {array.size} elements, but the model has {math.prod(shape)}: the weights"
+            " are of another model"
+        )
     return array.reshape(shape)

@@ -124,7 +124,9 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
     if resuming:
         out = Path(replaced(base, {k: given[k] for k in given.keys() & {"out"}}, True).out)
         if not (out / CONFIG).exists():
-            raise InputError(f"no run to resume in {out}: it has no {CONFIG}")
+            raise InputError(
+                f"no run to resume in {out}: it has no {CONFIG}; give the --out of a run"
+            )
         base = read_config(_read_text(out / CONFIG), str(out / CONFIG))
         base = replaced(base, {"out": out})  # the file may be a copy from another folder
     if file := given.pop("config"):
@@ -146,7 +148,7 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8") from None
+        raise InputError(f"{path} is not UTF-8: convert it") from None
 
 
 def main(arguments: list[str]) -> int:

@@ -26,15 +26,18 @@ def load_run(out: Path) -> tuple[RunConfig, Any]:
     """
     folder = out / CHECKPOINTS
     if not folder.is_dir():
-        raise InputError(f"no checkpoints in {out}")
+        raise InputError(f"no checkpoints in {out}: name the folder of a run")
     with contextlib.closing(Store(folder, read_only=True)) as store:
         if not (steps := store.steps()):
-            raise InputError(f"no checkpoints in {out}")
+            raise InputError(f"no checkpoints in {out}: name the folder of a run")
         try:
             run = read_config(store.meta(steps[-1])["config"], "the checkpoint")
             result = store.restore(steps[-1], abstract_state(run.model, run.optim)).result
         except Damaged as error:
-            raise InputError(f"checkpoint {steps[-1]} in {out} is damaged ({error})") from None
+            raise InputError(
+                f"checkpoint {steps[-1]} in {out} is damaged ({error}): remove it to use the one"
+                " before it"
+            ) from None
     return run, nnx.merge(nnx.graphdef(abstract(run.model)), result)
 
 

@@ -76,7 +76,9 @@ def train(
     mesh, first = make_mesh(run.mesh, run.optim.offload_optimizer), jax.process_index() == 0
     data = run.load()
     if resume is not None and not (run.out / folder.CHECKPOINTS).is_dir():
-        raise InputError(f"no checkpoint to resume from in {run.out}")
+        raise InputError(
+            f"no checkpoint to resume from in {run.out}: leave out --resume to start a new run"
+        )
     with _locked_folder(run), _store(run) as store, contextlib.ExitStack() as opened:
         if resume is None:
             refuse_another(run, store)

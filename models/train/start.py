@@ -106,7 +106,9 @@ def restore_start(run: RunConfig, resume: Resume, fingerprint: str, store: Store
     """
     steps = store.steps()
     if not steps:
-        raise InputError(f"no checkpoint to resume from in {run.out}")
+        raise InputError(
+            f"no checkpoint to resume from in {run.out}: leave out --resume to start a new run"
+        )
     step = steps[-1] if resume.step is None else resume.step
     if step not in steps:
         raise InputError(f"no checkpoint of step {step} in {run.out}, which has {steps}")
@@ -161,7 +163,10 @@ def changed_settings(run: RunConfig, resume: Resume, fingerprint: str, meta: Met
     if meta["data"] != fingerprint:
         others.append(f"data {meta['data']} is now {fingerprint}")
     if others:
-        raise InputError(f"the checkpoint in {run.out} is of another run: {', '.join(others)}")
+        raise InputError(
+            f"the checkpoint in {run.out} is of another run: {', '.join(others)}; undo these"
+            " changes, or choose another --out"
+        )
     not_named = [leaf for leaf in differing if leaf.name not in resume.override]
     if not_named:
         texts = [f"{x.name} was {saved[x.name].value}, not {x.value}" for x in not_named]

@@ -269,4 +269,7 @@ def check_donation(compiled: jax.stages.Compiled, state: TrainState) -> None:
     memory: Any = compiled.memory_analysis()
     aliased = memory and memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
     if not aliased or aliased < donated:
-        raise RuntimeError(f"the step reuses only {aliased} of the {donated} bytes of its state")
+        raise RuntimeError(
+            f"the compiled step reuses only {aliased} of the {donated} bytes of its donated state:"
+            " report this error with the command"
+        )

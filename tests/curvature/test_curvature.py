@@ -224,7 +224,7 @@ def test_a_newton_step_solves_the_equations() -> None:
     close(damped.step, -np.linalg.solve(a + 2 * np.eye(30), b), 1e-8)
     by = lambda product, rhs: jax.scipy.sparse.linalg.cg(product, rhs, tol=1e-12)[0]
     close(xform.curvature.newton_step(f, (np.zeros(30),), solver=by).step, step.step, 1e-8)
-    assert xform.curvature.newton_step(f, (np.zeros(30),), iterations=2).reason == "iterations"
+    assert xform.curvature.newton_step(f, (np.zeros(30),), max_iterations=2).reason == "iterations"
 
 
 def test_a_newton_step_by_a_solver_of_lineax() -> None:

@@ -124,7 +124,7 @@ def test_no_batch_has_a_plan() -> None:
 
 
 def test_not_even_one() -> None:
-    with pytest.raises(WrongArgument, match="a batch of 1 is over"):
+    with pytest.raises(WrongArgument, match="a batch of 1 does not fit"):
         xform.memory.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity="16 KiB")
 
 

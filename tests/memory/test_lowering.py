@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (
             lambda: on_mesh((X, X), {}, FOUR, MESH, None).on(()),
             "a mesh of 4 devices\n"
-            "  problem: this process has 0\n"
+            "  problem: this process has 0 devices\n"
             "  remedy:  give a target with that many devices, such as target='cpu:4'",
         ),
         (

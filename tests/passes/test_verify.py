@@ -118,7 +118,7 @@ def test_a_broken_pass_is_named_with_the_first_wrong_equation(change) -> None:
     assert rest == [
         "  remedy:  fix the pass or leave it out; its method `rewrite` returns the wrong program"
     ]
-    assert isinstance(passes.Pipeline([broken()], verified=False)(prog), ir.Program)
+    assert isinstance(passes.Pipeline([broken()], verify=False)(prog), ir.Program)
 
 
 def test_effects_are_counted_in_loops_and_calls() -> None:

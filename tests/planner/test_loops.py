@@ -150,7 +150,7 @@ def test_a_plan_with_loops_apart_or_stored_states_is_loaded(tmp_path, part, apar
 
 def test_second_derivatives_and_batches_of_loops_apart() -> None:
     policy = policies.budget(
-        xform.residuals(final, W, X, STEPS).total_bytes // 4, of="saved", batch=1
+        xform.residuals(final, W, X, STEPS).total_bytes // 4, of="saved", batch_size=1
     )
     f = lambda x: final(W, x, STEPS)
     g = xform.grad(f, policy=policy)

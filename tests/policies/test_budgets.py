@@ -100,10 +100,10 @@ def test_some_memory_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     device(monkeypatch, 10_000)
     assert resolve_fit(policies.fit("4 kB")) == policies.Budget(6000, device="a chip")
     assert resolve_fit(policies.fit("40 kB")) == policies.Budget(0, device="a chip")
-    assert resolve_fit(policies.fit("4 kB", batch=3)) == policies.Budget(
-        2000, batch=3, device="a chip"
+    assert resolve_fit(policies.fit("4 kB", batch_size=3)) == policies.Budget(
+        2000, batch_size=3, device="a chip"
     )
-    for wrong in (lambda: policies.fit("much"), lambda: policies.fit(batch=0)):
+    for wrong in (lambda: policies.fit("much"), lambda: policies.fit(batch_size=0)):
         with pytest.raises(errors.WrongArgument, match="fit"):
             wrong()
     with pytest.raises(errors.WrongArgument, match=r"call it, such as policy=fit\(\)"):
@@ -136,9 +136,10 @@ def test_a_device_that_is_here_says_what_a_program_can_take(monkeypatch) -> None
 def test_of_one_example_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     device(monkeypatch, 2 * free())
     xs = np.stack([X, X])
-    with pytest.warns(UserWarning, match=r"under vmap, auto limits .* pass fit\(..., batch=n\)"):
+    asks = r"under vmap, auto limits .* pass fit\(..., batch_size=n\)"
+    with pytest.warns(UserWarning, match=asks):
         jax.jit(jax.vmap(xform.grad(loss, policy="auto"), (None, 0))).trace(WS, xs)
-    jax.jit(jax.vmap(xform.grad(loss, policy=policies.fit(batch=2)), (None, 0))).trace(WS, xs)
+    jax.jit(jax.vmap(xform.grad(loss, policy=policies.fit(batch_size=2)), (None, 0))).trace(WS, xs)
 
 
 def test_a_region_is_refused() -> None:

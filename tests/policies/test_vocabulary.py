@@ -210,12 +210,13 @@ def test_pareto_and_compare_name_policies_alike() -> None:
     (policies.budget(" 6 gib "), "budget(' 6 gib ')", "budget: 6 gib "),
     (policies.budget(6 * 2**30), "budget('6.0 GiB')", "budget:6.0GiB"),
     (policies.budget("1kB", of="saved"), "budget('1kB', of='saved')", "saved:1kB"),
-    (policies.budget("10 B", batch=3), "budget('10 B', batch=3)", "budget('10 B', batch=3)"),
+    (policies.budget("10 B", batch_size=3), "budget('10 B', batch_size=3)",
+     "budget('10 B', batch_size=3)"),
     (policies.budget("6GiB", solver="exact", verify=False),
      "budget('6GiB', solver='exact', verify=False)",
      "budget('6GiB', solver='exact', verify=False)"),
-    (policies.fit("2 GiB", batch=4), "fit(reserve='2 GiB', batch=4)",
-     "fit(reserve='2 GiB', batch=4)"),
+    (policies.fit("2 GiB", batch_size=4), "fit(reserve='2 GiB', batch_size=4)",
+     "fit(reserve='2 GiB', batch_size=4)"),
     (policies.fit("2 GiB").within(8 * 2**30, "a chip"), "auto, 6.0 GiB of a chip",
      "auto, 6.0 GiB of a chip"),
     (policies.save_only_these_names("a+b"), "save_only_these_names(a+b)",
@@ -264,8 +265,8 @@ WRONG = {
     "save_only_these_names": "did you mean 'save_only_these_names:a+b'? Or ",
     "Ω": "use one of min_cut, ",
     "": "use one of min_cut, ",
-    600000: "did you mean 'budget:600000'? Or use a text or a policy of xform.policies; ",
-    True: "use a text or a policy of xform.policies; ",
+    600000: "did you mean 'budget:600000'? Or use a policy of xform.policies, ",
+    True: "use a policy of xform.policies, or one of these texts: ",
 }
 
 
@@ -295,8 +296,8 @@ def test_what_names_no_policy(name: str) -> None:
     ("open:save_dots", "decides about one value at a time"),
     ("save_only_these_names:", "a name of a value is empty"),
     ("save_any_names_but_these:a++b", "a name of a value is empty"),
-    ("save_from_both_policies", "takes arguments that a text cannot give"),
-    ("offload_dots_with_no_batch_dims", "takes arguments that a text cannot give"),
+    ("save_from_both_policies", "needs arguments, which cannot be written in this text"),
+    ("offload_dots_with_no_batch_dims", "needs arguments, which cannot be written in this text"),
 ])  # fmt: skip
 def test_texts_with_a_wrong_part(text: str, problem: str) -> None:
     with pytest.raises(WrongArgument, match=problem) as caught:

@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import xform
-from xform.testing import MODES, Case, check_rule
+from xform.testing import CHECKS, Case, check_rule
 
 FAMILIES = [path.stem for path in sorted(Path(__file__).parent.glob("cases/[a-z]*.py"))]
 CASES = [c for f in FAMILIES for c in importlib.import_module(f"tests.rules.cases.{f}").CASES]
@@ -43,18 +43,18 @@ def heavy(case: Case) -> bool:
 @pytest.mark.usefixtures("strict_promotion")
 @pytest.mark.parametrize("case", [pytest.param(c, marks=marks[heavy(c)], id=c.id) for c in CASES])
 def test_rule(case: Case) -> None:
-    check_rule(case, dtypes=["float64"], modes=["first"])
+    check_rule(case, dtypes=["float64"], checks=["first"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("strict_promotion")
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_rule_in_every_dtype(case: Case) -> None:
-    check_rule(case, dtypes=["float64"], modes=MODES)
-    first = [m for m in MODES if m != "second"]
-    check_rule(case, dtypes=dtypes(case, "float32", "bfloat16", "complex64"), modes=first)
+    check_rule(case, dtypes=["float64"], checks=CHECKS)
+    first = [name for name in CHECKS if name != "second"]
+    check_rule(case, dtypes=dtypes(case, "float32", "bfloat16", "complex64"), checks=first)
     if case.complex:
-        check_rule(case, dtypes=["complex128"], modes=MODES)
+        check_rule(case, dtypes=["complex128"], checks=CHECKS)
     jax.clear_caches()  # the tests above compile thousands of small programs
 
 

@@ -162,8 +162,10 @@ class Same(xform.extend.Structured):
 @pytest.mark.parametrize(
     "declare",
     [
-        lambda p: xform.extend.constant(p, known=("axis",)),
-        lambda p: xform.extend.add_rule(p, Same("same", "structured", known=frozenset(("axis",)))),
+        lambda p: xform.extend.constant(p, supported_params=("axis",)),
+        lambda p: xform.extend.add_rule(
+            p, Same("same", "structured", supported_params=frozenset(("axis",)))
+        ),
         lambda p: xform.extend.pointwise(p, lambda y, x, *, axis: 1),
     ],
     ids=("constant", "structured", "pointwise"),
@@ -193,7 +195,7 @@ def test_a_rule_for_one_s_own_primitive_is_checked_in_short_floats_too() -> None
     check()  # float32 differences show nothing, so they are not used
     xform.extend.pointwise(prim, lambda y, x: 3 * lax.stop_gradient(x) * x)
     with pytest.raises(WrongRule, match="jvp of vjp"):
-        check(dtypes=["float64"], modes=["second"])
+        check(dtypes=["float64"], checks=["second"])
 
 
 # Traits.
@@ -202,8 +204,8 @@ def test_a_rule_for_one_s_own_primitive_is_checked_in_short_floats_too() -> None
 def test_a_call_names_its_body() -> None:
     calls = {name: rule.traits.call for name, rule in rules_by_name().items() if rule.traits.call}
     assert calls.items() >= {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}.items()
-    assert all(rules_by_name()[name].known is None or call in rules_by_name()[name].known
-               for name, call in calls.items())  # fmt: skip
+    supported = {name: rules_by_name()[name].supported_params for name in calls}
+    assert all(supported[name] is None or call in supported[name] for name, call in calls.items())
 
 
 def test_a_trait_of_a_user_s_rule_is_used() -> None:

@@ -181,7 +181,7 @@ def test_a_pattern_prints_plots_and_converts(tmp_path) -> None:
     assert pattern.contains(pattern.todense())
     assert not pattern.contains(np.ones(pattern.shape))
     prepared = xform.sparse.jacobian(lambda x: x[1:] * x[:-1]).prepare(X)
-    pattern.plot(tmp_path / "pattern.png", colors=prepared.coloring)
+    pattern.plot(tmp_path / "pattern.png", coloring=prepared.coloring)
     assert (tmp_path / "pattern.png").stat().st_size > 1000
 
 

@@ -26,11 +26,11 @@ NOTHING = {
     "no dtypes": lambda: check_rule(CASE, dtypes=()),
     "one dtype as text": lambda: check_rule(CASE, dtypes="float64"),
     "dtypes of integers": lambda: check_rule(CASE, dtypes=["int32"]),
-    "no modes": lambda: check_rule(CASE, modes=()),
-    "an unknown mode": lambda: check_rule(CASE, modes=["frist"]),
-    "one mode as text": lambda: check_rule(CASE, modes="first"),
-    "a mode that the Case leaves out": lambda: check_rule(
-        dataclasses.replace(CASE, second=False), modes=["second"]
+    "no checks": lambda: check_rule(CASE, checks=()),
+    "an unknown check": lambda: check_rule(CASE, checks=["frist"]),
+    "one check as text": lambda: check_rule(CASE, checks="first"),
+    "a check that the Case leaves out": lambda: check_rule(
+        dataclasses.replace(CASE, second=False), checks=["second"]
     ),
     "no outputs": lambda: check_rule(lambda x: None, X),
     "grads of no function": lambda: check_grads(3, [X]),
@@ -85,4 +85,4 @@ def test_messages() -> None:
 def test_numbers_are_points() -> None:
     with jax.enable_x64(True):
         check_grads(lambda x: x**2, (3.0,))
-        check_rule(jnp.sin, 0.5, dtypes=["float64"], modes=["first"])
+        check_rule(jnp.sin, 0.5, dtypes=["float64"], checks=["first"])

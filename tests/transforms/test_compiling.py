@@ -168,7 +168,7 @@ def test_residuals_and_plan_show_the_same_plan() -> None:
 
 def test_a_warning_says_where_nothing_is_compiled() -> None:
     f = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)
-    policy = budget("1 MiB", batch=2)
+    policy = budget("1 MiB", batch_size=2)
     with pytest.warns(UserWarning, match="is simulated, with a margin.*under vmap"):
         jax.jit(jax.vmap(xform.grad(f, policy=policy))).trace(f32(2, 8, 8), f32(2, 4, 8))
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))

@@ -197,7 +197,8 @@ def test_a_loss_may_have_a_parameter_called_policy() -> None:
     lambda f, *args, **how: xform.pareto(f, *args, points=1, verify=False, **how),
 ])  # fmt: skip
 @pytest.mark.parametrize(("name", "problem"), [
-    ("polcy", "step has no parameter 'polcy'; it is step\\(w, state, x, \\*, policy=None\\)"),
+    ("polcy", "step has no parameter 'polcy'; its signature is step\\(w, state, x, \\*, "
+     "policy=None\\)"),
     ("x", "the parameter 'x' of step is given by position already"),
     (3, "step has no parameter 3"),
 ])  # fmt: skip
@@ -228,14 +229,14 @@ def test_all_outputs_of_a_gradient_are_differentiated_if_asked() -> None:
 
 def test_what_is_beside_a_derivative() -> None:
     """Adam's two moments are live all the time; if they are donated, the new ones cost nothing."""
-    goal = parse_target(None)
-    donated = planning_task(step, arguments(), 0, False, "policy", goal, (0, 1), "marked")
-    free = planning_task(step, arguments(), 0, False, "policy", goal, (), "marked")
+    target = parse_target(None)
+    donated = planning_task(step, arguments(), 0, False, "policy", target, (0, 1), "marked")
+    free = planning_task(step, arguments(), 0, False, "policy", target, (), "marked")
     moments = 2 * W.nbytes
     assert moments <= donated.outside_argument_bytes <= moments + 64
     assert moments - 64 <= donated.problem.outside_bytes <= 1.2 * moments
     assert free.problem.outside_bytes > donated.problem.outside_bytes
-    of_loss = planning_task(loss, (W, X), 0, False, None, goal, (0,), "marked")
+    of_loss = planning_task(loss, (W, X), 0, False, None, target, (0,), "marked")
     assert of_loss.problem.outside_bytes == of_loss.outside_argument_bytes == -W.nbytes
 
 

@@ -181,7 +181,9 @@ def graph(
       f: pure function that returns a real scalar. It is traced, as under `jit`.
       *args: arrays and floats in pytrees. All other leaves, including Python integers, are passed
         to `f` unchanged.
-      argnums: position or positions of the active arguments; None: all floating-point arguments.
+      argnums: position or positions of the active arguments. None: all floating-point arguments.
+        The default is None, not 0 as for `grad`, because a graph shows the derivatives with respect
+        to every input.
       expand_up_to: a call, loop or branch is expanded into its operations if it runs at most this
         many equations, over all iterations. Others stay one operation. None: expand all.
       **kwargs: keyword arguments of `f`, which stay constant.

@@ -76,7 +76,8 @@ class BoundFunction:
         if self.policy_argument is not None:
             raise WrongArgument(
                 f"--transform {args.transform} of {self.name}",
-                "with --policy-argument it is a step, which takes its own derivatives",
+                "with --policy-argument the function is a training step, which takes its own "
+                "derivatives",
                 "",
                 "drop one of the two options, or name the loss",
             )
@@ -267,7 +268,7 @@ def _check_options(
     except TypeError as error:
         raise WrongArgument(
             f"the arguments of {name}, by {source}",
-            f"{error}; it is inputs{signature}",
+            f"{error}; the signature is inputs{signature}",
             "",
             "give its keyword arguments as --name value or --arg name=value, and no others",
         ) from error
@@ -291,7 +292,7 @@ def _arguments(name: str, values: Any, source: str) -> tuple[Any, ...]:
     if wrong := [x.shape for x in types if not all(map(_size, x.shape))]:
         raise WrongArgument(
             f"the arguments of {name}, by {source}",
-            f"it returned the shape {wrong[0]}",
+            f"it returned the invalid shape {wrong[0]}",
             "",
             "return shapes of integers that are not negative",
         )
@@ -305,7 +306,7 @@ def _check_call(name: str, f: Callable[..., Any], values: tuple[Any, ...], sourc
     except TypeError as error:
         raise WrongArgument(
             f"{name} on the arguments by {source}",
-            f"{error}; it is {name.rpartition(':')[2]}{inspect.signature(f)}",
+            f"{error}; the signature is {name.rpartition(':')[2]}{inspect.signature(f)}",
             "",
             f"return one value for each argument; it returned {len(values)}",
         ) from error
@@ -328,7 +329,7 @@ def _check_flag(name: str, parameter: inspect.Parameter | None, source: str) -> 
     example = default if isinstance(default, int | float | str) else "VALUE"
     raise WrongArgument(
         f"--{name}",
-        f"it has no value; {source} takes {name if parameter is None else parameter}",
+        f"the option has no value; {source} takes {name if parameter is None else parameter}",
         "",
         f"give one, such as --{name} {example}",
     )
@@ -377,7 +378,9 @@ def positions(text: str) -> int | Sequence[int] | None:
     try:
         several = [int(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a position, 0,2 or all") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a position (0), several positions (0,2) or all"
+        ) from None
     return several if "," in text else several[0]
 
 

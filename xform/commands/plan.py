@@ -81,5 +81,7 @@ def _several(text: str) -> tuple[int, ...]:
     """Parse `0` or `0,1` to a tuple of positions."""
     argnums = positions(text)
     if argnums is None:
-        raise argparse.ArgumentTypeError("name positions, as 0,1")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a position (0) or several positions (0,1)"
+        )
     return (argnums,) if isinstance(argnums, int) else tuple(argnums)

@@ -23,7 +23,7 @@ def reference(text: str) -> str:
     module, _, name = text.rpartition(":")
     parts = [] if module.endswith(".py") else module.split(".")
     if not all(part.isidentifier() for part in (*parts, *name.split("."))):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {FORM}")
+        raise argparse.ArgumentTypeError(f"{text!r} does not have the form {FORM}")
     return text
 
 

@@ -103,7 +103,7 @@ def file(text: str) -> Path:
     """
     path = Path(text)
     if not text or path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a file")
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file")
     try:  # permissions are not reliable for every user and file system
         with tempfile.TemporaryFile(dir=path.parent):
             return path
@@ -136,7 +136,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a position, or 0,1") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a position (0) or several positions (0,1)"
+        ) from None
 
 
 def _specs(text: str) -> dict[str, PartitionSpec]:
@@ -158,6 +160,6 @@ def _mesh(text: str) -> dict[str, int]:
     for word in split_commas(text):
         name, equals, size = word.partition("=")
         if not (name.isidentifier() and equals and size.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{word!r} is not axis=size")
+            raise argparse.ArgumentTypeError(f"{word!r} is not axis=size, such as data=4")
         axes[name] = int(size)
     return axes

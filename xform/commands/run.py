@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> str:
         stack.enter_context(_recording(recorder))
         if target is not None:
             stack.enter_context(target.planned_for())
-        # This warning asks for `batch=` of a budget, which the text of a policy cannot give.
+        # This warning asks for `batch_size=` of a budget, which the text of a policy cannot give.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "under vmap, budget")
         if is_module:

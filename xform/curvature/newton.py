@@ -64,7 +64,7 @@ class SecondOrderStep:
         - "converged": the residual is below the tolerance;
         - "negative curvature": the matrix is not positive definite along a direction;
         - "boundary": the step reached the boundary of the trust region;
-        - "iterations": the largest number of iterations was reached first.
+        - "iterations": `max_iterations` was reached first.
         """
         return REASONS[int(self.code)]
 
@@ -77,7 +77,7 @@ def newton_step(
     damping: float | Value = 0.0,
     radius: float | Value | None = None,
     tolerance: float | Value | None = None,
-    iterations: int = 100,
+    max_iterations: int = 100,
     solver: Solver | None = None,
     policy: Any = None,
 ) -> SecondOrderStep:
@@ -106,7 +106,7 @@ def newton_step(
       tolerance: CG stops when the norm of the residual, divided by the norm of the gradient, is at
         most this number, for example 1e-6. None is `min(0.5, sqrt(norm of g))`. The steps of a
         minimization then converge superlinearly.
-      iterations: largest number of CG iterations, each with one product.
+      max_iterations: CG stops after this many iterations, each with one product.
       solver: function `solver(product, rhs)` to use instead of truncated CG, for a positive
         definite matrix. `product` multiplies the damped matrix by a vector, `rhs` is `-g`, and the
         function returns `p`. All vectors are tuples of trees like `primals`. For example
@@ -139,8 +139,8 @@ def newton_step(
     """
     check_callable(f, "newton_step")
     matrix = as_matrix(curvature or f, "newton_step")
-    return _solve("newton_step", f, matrix, primals, (damping, radius, tolerance), iterations,
-                  solver, policy)  # fmt: skip
+    return _solve("newton_step", f, matrix, primals, (damping, radius, tolerance),
+                  max_iterations, solver, policy)  # fmt: skip
 
 
 def natural_gradient_step(
@@ -153,7 +153,7 @@ def natural_gradient_step(
     damping: float | Value = 1e-3,
     radius: float | Value | None = None,
     tolerance: float | Value | None = None,
-    iterations: int = 100,
+    max_iterations: int = 100,
     solver: Solver | None = None,
     policy: Any = None,
 ) -> SecondOrderStep:
@@ -171,13 +171,14 @@ def natural_gradient_step(
         (logits, with the classes on the last axis), "bernoulli" (logits), "normal" (means, with
         unit variance) or "poisson" (logarithms of rates).
       reduction: "mean" if the loss is a mean over the output's first axis, "sum" if it is a sum.
-        `F` then has the scale of the loss.
+        `F` then has the scale of the loss. The default is "mean", not "sum" as for `fisher_vp`,
+        because most losses are means.
       damping: number to add to the diagonal of `F`, which may be singular.
       radius: radius of the trust region in the Euclidean norm over all primals, for example 1.0.
         None means no trust region.
       tolerance: CG stops when the norm of the residual, divided by the norm of the gradient, is at
         most this number, for example 1e-6. None is `min(0.5, sqrt(norm of g))`.
-      iterations: largest number of CG iterations, each with one product.
+      max_iterations: CG stops after this many iterations, each with one product.
       solver: function `solver(product, rhs)` to use instead of truncated CG. `product` multiplies
         `F + damping I` by a vector, `rhs` is `-g`, and the function returns the step. All vectors
         are tuples of trees like `primals`. For example
@@ -211,11 +212,11 @@ def natural_gradient_step(
     f = lambda *xs: loss(model(*xs))
     curvature = checked_fisher(model, distribution, reduction)
     return _solve("natural_gradient_step", f, curvature, primals, (damping, radius, tolerance),
-                  iterations, solver, policy)  # fmt: skip
+                  max_iterations, solver, policy)  # fmt: skip
 
 
 def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, scalars: tuple[Any, Any, Any],
-           iterations: int, solver: Solver | None, policy: Any) -> SecondOrderStep:  # fmt: skip
+           max_iterations: int, solver: Solver | None, policy: Any) -> SecondOrderStep:  # fmt: skip
     """Compute the step of the public function `caller`, which errors name.
 
     `scalars` are its arguments `damping`, `radius` and `tolerance`.
@@ -240,7 +241,7 @@ def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, scalars: tuple[
             damped = lambda v: plus(product(v), v, damping)
             if solver is not None:
                 return _solve_with(solver, damped, gradient)
-            return truncated_cg(damped, gradient, radius, tolerance, iterations)
+            return truncated_cg(damped, gradient, radius, tolerance, max_iterations)
 
         return step
 
@@ -259,7 +260,7 @@ def _solve_with(solver: Solver, product: Product, gradient: Tree) -> SecondOrder
 
 
 def truncated_cg(product: Product, gradient: Tree, radius: Value | None, tolerance: Value | None,
-                 iterations: int) -> SecondOrderStep:  # fmt: skip
+                 max_iterations: int) -> SecondOrderStep:  # fmt: skip
     """Solve `product(p) = -gradient` by conjugate gradients within a trust region.
 
     Args:
@@ -268,7 +269,7 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
       radius: radius of the trust region; None means no trust region.
       tolerance: CG stops when the norm of the residual, divided by the norm of `gradient`, is at
         most this number. None is `min(0.5, sqrt(norm of gradient))`.
-      iterations: largest number of iterations.
+      max_iterations: largest number of iterations.
 
     Returns:
       The `SecondOrderStep`, with `p` as its `step`.
@@ -285,7 +286,7 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
     # decrease of the quadratic model, the number of iterations, and the code.
     def continues(state: Any) -> Value:
         *_, i, code = state
-        return (code == running) & (i < iterations)
+        return (code == running) & (i < max_iterations)
 
     def iteration(state: Any) -> Any:
         p, r, d, decrease, i, _ = state

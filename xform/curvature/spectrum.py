@@ -112,14 +112,14 @@ class Spectrum:
         spread = self.largest - self.smallest
         return 0.01 * jnp.where(spread > 0, spread, jnp.maximum(jnp.abs(self.largest), 1e-6))
 
-    def grid(self, points: int = 1000) -> Value:
-        """Return equidistant points at which to evaluate the density, an array `[points]`.
+    def grid(self, num: int = 1000) -> Value:
+        """Return `num` equidistant points at which to evaluate the density, an array `[num]`.
 
         They reach from five times `width` below the smallest Ritz value to five times `width` above
         the largest, so that the tails of the normal distributions are included.
         """
         margin = 5 * self.width
-        return jnp.linspace(self.smallest - margin, self.largest + margin, points)
+        return jnp.linspace(self.smallest - margin, self.largest + margin, num)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the density on a logarithmic axis.

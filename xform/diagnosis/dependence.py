@@ -125,8 +125,8 @@ def begins_layer(eqn: JaxprEqn, read: Sequence[Dependence]) -> bool:
     if rule.word == "bilinear":
         a, b = read[:2]
         return (a.is_weight and b.batch) or (b.is_weight and a.batch)
-    if isinstance(rule, Linear) and rule.over and len(read) > 1:
-        looked_up = read[rule.over[0]]
+    if isinstance(rule, Linear) and rule.argnums and len(read) > 1:
+        looked_up = read[rule.argnums[0]]
         return looked_up.is_weight and any(dep.batch for dep in read[1:])
     return False
 

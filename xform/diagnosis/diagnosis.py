@@ -71,7 +71,8 @@ class Diagnosis:
       batch: pytree of all other inputs of the loss, arrays or their types. The first axis of its
         first array is the axis of examples.
       power_iterations: number of power iterations for the largest singular value of each layer; 0
-        leaves it out.
+        leaves it out. The default is 0, not 8 as for `xform.health`, because a training loop pays
+        for them in each step.
       has_aux: whether the loss returns a pair whose second element is auxiliary output.
 
     Raises:

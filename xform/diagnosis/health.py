@@ -129,13 +129,17 @@ def health(
 def _count(n: Any, name: str, least: int) -> int:
     """Return `n` as an integer; raise an error if it is not an integer of at least `least`."""
     try:
-        n = operator.index(n)
+        count = operator.index(n)
     except TypeError:
-        n = -1
-    if n < least:
-        raise WrongArgument(CALLER, f"{name} must be an integer of at least {least}", "",
-                            f"pass such a number as {name}, or leave it out")  # fmt: skip
-    return n
+        count = -1
+    if count < least:
+        raise WrongArgument(
+            f"{CALLER} with {name}={n!r}",
+            f"{name} must be an integer of at least {least}",
+            "",
+            f"pass such a number, or leave {name} out",
+        )
+    return count
 
 
 def _init_and_step(update: Any) -> tuple[Callable[[Tree], Tree], Callable[..., Any]]:

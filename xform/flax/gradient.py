@@ -41,7 +41,8 @@ def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux:
       holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
       allow_int: whether integer inputs are allowed; their gradients have dtype float0.
       policy: which values are saved for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`, or its text, such as "save_dots".
+        `jax.checkpoint_policies`, or its text, such as "save_dots". None is the default of
+        `xform.value_and_grad`.
       graph: whether modules may share Variables; None for NNX's setting (`nnx.set_graph_mode`).
       graph_updates: whether changes of a module's structure, such as a new Variable, are written
         back; None for NNX's setting (`nnx.set_graph_updates`). If `graph_updates` or `graph` is
@@ -99,8 +100,8 @@ def _gradient(boundary: ModuleBoundary, f: Function, argnums: Any, has_aux: bool
     distinct(numbers(argnum_list, caller, "argnums"), caller, argnum_list)
     if not boundary.updates and any(isinstance(x, nnx.DiffState) for x in selections):
         raise WrongArgument(
-            f"{caller} by a DiffState",
-            "without graph updates, a module is differentiated as a whole",
+            f"{caller} with an nnx.DiffState in argnums",
+            "with graph=False or graph_updates=False, a module is differentiated as a whole",
             "",
             "pass graph=True, graph_updates=True",
         )

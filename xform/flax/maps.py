@@ -28,7 +28,8 @@ def vjp(f: Function, *primals: Tree, has_aux: bool = False, policy: Any = None,
       *primals: the point, the arguments of `f`.
       has_aux: whether `f` returns a pair `(output, auxiliary)`.
       policy: which values are saved for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`, or its text, such as "save_dots".
+        `jax.checkpoint_policies`, or its text, such as "save_dots". None is the default of
+        `xform.vjp`.
       graph: whether modules may share Variables; None for NNX's setting (`nnx.set_graph_mode`).
       graph_updates: must be None or False, because changes of structure cannot be written back.
 

@@ -191,5 +191,5 @@ declare(
     "linear",
     (),
     Traits("movement", pure=False, dependence=ELEMENTWISE_DEPENDENCE),
-    known=("n", "where"),
+    supported_params=("n", "where"),
 )

@@ -46,7 +46,7 @@ def check_linear(schedule: Schedule, active: Mask) -> None:
         if eqn.primitive is fork_p:  # the forward part of a loop, branch or call
             node = eqn.params["node"]
             if node.iterations_depend_on(tuple(on)):
-                raise _not_linear("an argument decides how many steps a loop takes", eqn)
+                raise _not_linear("an argument decides how many iterations a loop runs", eqn)
             for inner in schedule.inner[node]:
                 check_linear(inner, inner.joint.active)
             active_out = (*lookup(node.eqn).active(node.eqn, active_in), False)  # no token
@@ -55,7 +55,7 @@ def check_linear(schedule: Schedule, active: Mask) -> None:
         differentiably_dependent.update(itertools.compress(eqn.outvars, active_out))
         has_float = any(differentiable(v.aval) for v in eqn.outvars)
         if id(eqn) in needed and not any(active_out) and has_float:
-            raise _not_linear(f"{eqn.primitive.name} is constant between its steps", eqn)
+            raise _not_linear(f"{eqn.primitive.name} is piecewise constant", eqn)
     forward = set(map(id, joint.forward))
     for eqn in schedule.order:
         for v in () if id(eqn) in forward else reads_of(eqn, schedule.inner):

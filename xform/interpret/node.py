@@ -105,11 +105,19 @@ def user_equation(eqn: JaxprEqn) -> JaxprEqn:
 
 
 class Node(abc.ABC):
-    """One structured equation with its nested Joints.
+    """The derivative of one structured equation: of a loop, a branch or a call.
 
-    Subclasses say how its forward and its backward part run. In their arguments, `schedules` has
-    one Schedule for each nested Joint, `xs` are the values of the equation's inputs, and a mask
-    `given` says which seeds are present: an absent seed is None, because no derivative arrives.
+    Subclasses say how its forward and its backward part run. The methods use these words:
+
+    - A *Joint* is the forward and the backward pass of a nested program, such as a loop's body.
+    - A *Schedule* says what the forward pass of a Joint saves. `schedules` has one for each Joint.
+    - A *seed* is an input of the backward part: a cotangent of an output of the equation, or with
+      `push` a tangent of an input. A *result* is an output of the backward part.
+    - A mask `given` says which seeds are present: an absent seed is None, because no derivative
+      arrives.
+    - The *token* is the pytree of residuals that the forward part hands to the backward part.
+
+    `xs` are the values of the equation's inputs.
 
     Attributes:
       eqn: the equation.
@@ -244,9 +252,13 @@ class Structured(Rule):
 
     Args:
       name: the name of the primitive.
-      word: "structured", the kind of rule.
-      known: the names of the parameters that the rule supports; None: all parameters.
-      traits: other facts about the primitive, such as `call` for a call; see `xform.extend.Traits`.
+      word: the kind of rule, always "structured" here; `xform rules` prints it.
+      supported_params: names of the parameters that the primitive may have; None: any.
+      traits: other facts about the primitive, see `xform.extend.Traits`, such as `call` for a call.
+
+    xform sets the other fields. In the arguments of the methods, `eqn` is the equation, `xs` are
+    its inputs and `dxs` their tangents. A mask is a tuple of bools: `active` says which inputs are
+    differentiated, and `wanted` which outputs need a derivative.
 
     >>> from jax.extend.core import Primitive
     >>> class Twice(xform.extend.Structured):
@@ -274,7 +286,10 @@ class Structured(Rule):
         return self.jvp(eqn, xs, dxs)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        """Return the Node of an equation for some active inputs and wanted outputs."""
+        """Return the Node of an equation for some active inputs and wanted outputs.
+
+        `push` says whether the Node pushes tangents (`linearize`) or pulls cotangents (`vjp`).
+        """
         raise NotImplementedError
 
     def vjp(

@@ -102,7 +102,7 @@ def check_parameter(f: Callable[..., Any], n: int, name: str, request: str) -> N
             request,
             f"the parameter {name!r} of {called} is given by position already"
             if name in signature.parameters
-            else f"{called} has no parameter {name!r}; it is {called}{signature}",
+            else f"{called} has no parameter {name!r}; its signature is {called}{signature}",
             definition_site(f),
             f"name a parameter of {called} that is not among the {n} positional arguments, as "
             f"policy_argument='policy' does for def {called}(..., policy=None)",

@@ -49,20 +49,21 @@ class JacobianTransform:
     Args:
       f: pure function of pytrees of arrays.
       argnums: position or positions of the arguments to differentiate.
-      has_aux: whether `f` returns a pair, whose second element is returned unchanged.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
       holomorphic: whether `f` is complex-differentiable; inputs must be complex.
       allow_int: whether integer inputs are allowed; their columns have dtype float0, JAX's type
         of the tangents of integers.
       mode: "auto" for the cheapest; "forward" (column by column) or "reverse" (row by row) for the
         whole Jacobian.
       chunk: how many tangents or cotangents are computed at once, which bounds memory; None: all.
-      policy: which values reverse mode saves, a policy of `xform.policies` or
+      policy: which values reverse mode saves: a policy of `xform.policies` or
         `jax.checkpoint_policies`, or its text, such as "save_dots". `xform.policies.budget(bytes)`
         bounds the peak memory of the compiled Jacobian, with arguments and result: the cheapest way
         that fits is used, in chunks if necessary. `budget(bytes, of="saved")` bounds the bytes that
         reverse mode saves, so reverse mode is used.
-      elimination: "markowitz" computes small programs scalar by scalar, by vertex elimination in
-        Markowitz' order, or in the order of forward or reverse mode if that multiplies less.
+      elimination: None for matrix products, as above. "markowitz" computes small programs scalar by
+        scalar, by vertex elimination in Markowitz' order, or in the order of forward or reverse
+        mode if that multiplies less; it takes no `mode`, `chunk` or `policy`.
 
     Returns:
       A function with the arguments of `f`. Its result has the tree of the output. In place of each
@@ -72,7 +73,7 @@ class JacobianTransform:
     Raises:
       WrongArgument: `mode` is unknown, or `chunk` is not positive.
       WrongDtype: an input or output is not real (not complex, if `holomorphic`).
-      BudgetInfeasible: no way fits the budget.
+      BudgetInfeasible: no order, mode and chunk size that was tried fits the budget.
 
     Cost: one trace of `f`, and two traces of the derivative of each factor unless reverse mode is
     clearly best; under a budget, a few compilations. "auto" uses reverse mode for functions that
@@ -147,11 +148,12 @@ class JacobianTransform:
           f: pure function of pytrees of arrays.
           *args: the arguments of `f`, as arrays or `jax.ShapeDtypeStruct`s.
           argnums: position or positions of the arguments to differentiate.
-          has_aux: whether `f` returns a pair, whose second element is not differentiated.
+          has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not
+            differentiated.
           holomorphic: whether `f` is complex-differentiable; inputs must be complex.
-          mode: "auto", or the mode to use.
-          chunk: how many vectors are computed at once.
-          policy: what reverse mode saves, or a budget.
+          mode: "auto" for the cheapest, "forward" or "reverse", as for `jacobian`.
+          chunk: how many tangents or cotangents are computed at once; None: all.
+          policy: which values reverse mode saves, or a budget, as for `jacobian`.
           **kwargs: keyword arguments of `f`.
 
         Returns:
@@ -160,7 +162,7 @@ class JacobianTransform:
         Raises:
           WrongArgument: `mode` is unknown, or `chunk` is not positive.
           WrongDtype: an input or output is not real (not complex, if `holomorphic`).
-          BudgetInfeasible: no way fits the budget.
+          BudgetInfeasible: no order, mode and chunk size that was tried fits the budget.
 
         Cost: one trace of `f`, and two traces of the derivative of each factor. Nothing is run.
 

@@ -235,7 +235,7 @@ def _nonzeros(matrix: Value, pattern: Any) -> _Nonzeros:
 
 def _is_coefficient(rule: Linear, i: int, v: Any) -> bool:
     """Return whether operand `i` determines the matrix of a linear map, as an index does."""
-    is_linear = differentiable(v.aval) if rule.over is None else i in rule.over
+    is_linear = differentiable(v.aval) if rule.argnums is None else i in rule.argnums
     return isinstance(v, Var) and not is_linear
 
 

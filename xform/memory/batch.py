@@ -40,8 +40,12 @@ class Resizer:
 def resizer_by_inputs(inputs: Callable[..., Sequence[Any]]) -> Resizer:
     """Return a `Resizer` that calls `inputs(batch=n)` for the arguments."""
     if not callable(inputs):  # pyright: ignore[reportUnnecessaryComparison]
-        raise WrongArgument(f"max_batch with inputs={inputs!r}", "it is not callable", "",
-                            "give inputs(batch=), which returns the arguments")  # fmt: skip
+        raise WrongArgument(
+            f"max_batch with inputs={inputs!r}",
+            "it is not callable",
+            "",
+            "pass a function inputs(batch=n) that returns the arguments",
+        )
     return Resizer(1, "by inputs(batch=n)", lambda n: inputs(batch=n))
 
 
@@ -87,7 +91,7 @@ def _resizer_by_trial(f: Callable[..., Any], args: Sequence[Any], axis: int) -> 
         f"tracing raised {type(error).__name__}: {message}",
         "",
         "name them with batch_argnums and batch_axis, such as batch_argnums=(1, 2), on the command "
-        "line --batch-argnums 1,2 and --batch-axis; or give a function inputs(batch=) that makes "
+        "line --batch-argnums 1,2 and --batch-axis; or give a function inputs(batch=n) that makes "
         "the arguments",
     )
 

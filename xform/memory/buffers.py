@@ -183,10 +183,10 @@ def read(source: str | Path | bytes) -> Assignment:
     try:
         return _read(data)
     except (Corrupt, LookupError) as error:
-        problem = f"{len(data)} bytes: {error}"
+        problem = f"its {len(data)} bytes are not a complete HloProto: {error}"
         if not isinstance(error, Corrupt):
-            problem = f"{len(data)} bytes with a reference to a missing entry ({error!r}): the dump"
-            problem += " is incomplete"
+            problem = f"its {len(data)} bytes are not a complete HloProto: they refer to an entry"
+            problem += f" that is missing ({error!r})"
         raise WrongArgument(
             f"memory of a compiled program, read from {name}", problem, "",
             "dump it again with compiler_options={'xla_dump_to': folder, "

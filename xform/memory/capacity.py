@@ -72,8 +72,10 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
       f: a function of pytrees of arrays, or a function made by `jax.jit`, whose donation, shardings
         and static arguments are kept.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
-      target: a device whose capacity is known, such as `"tpu:v5e:1x1"` or `"gpu:h100"`.
-      **options: options of `memory_analysis`, and keyword arguments of `f`.
+      target: a device, such as `"tpu:v5e:1x1"` or `"gpu:h100"`. Its capacity must be known, or be
+        given as `capacity`.
+      **options: options of `memory_analysis`, such as `capacity` or `mesh`; all other names are
+        keyword arguments of `f`.
 
     Returns:
       A `MemoryReport` of each device. Its `fits` is True or False, and `head_room_bytes` says by
@@ -111,18 +113,22 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         and static arguments are kept. It must accept any batch size. If it plans for a
         budget, a batch without a plan counts as too large.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees, with some batch size.
-      target: a device whose capacity is known.
-      batch_axis: the axis of the batch in the arrays of these arguments.
+      target: a device, such as `"tpu:v5e:1x1"` or `"gpu:h100"`. Its capacity must be known, or be
+        given as `capacity`.
+      batch_axis: the axis of the batch in the arrays of the arguments that have a batch.
       batch_argnums: positions of the arguments that have a batch, in all of their arrays. None
         means all arguments. "auto" takes the last argument with arrays, and every other argument
         whose arrays all have the same size on `batch_axis`. If `f` cannot be traced with another
         size in all of these, "auto" takes the last one alone.
-      multiple_of: only multiples of this size are tried. Give the number of devices if the batch is
-        sharded.
-      max_size: the largest batch that is tried.
-      inputs: a function that makes the arguments, `inputs(batch=n)`; then pass no `args`.
-      progress: called with the batch and the target before each compilation.
-      **options: options of `memory_analysis`, and keyword arguments of `f`.
+      multiple_of: only batch sizes that are multiples of this integer are tried. Give the number of
+        devices if the batch is sharded.
+      max_size: the largest batch size that is tried.
+      inputs: a function that returns the tuple of positional arguments for a batch size,
+        `inputs(batch=n)`; then pass no `args`.
+      progress: a function `progress(batch_size, target)`, called with an int and the name of the
+        target before each compilation. None: no calls.
+      **options: options of `memory_analysis`, such as `capacity` or `mesh`; all other names are
+        keyword arguments of `f`.
 
     Returns:
       A `LargestBatch`: the largest size that fits, and the report of the next larger one, which
@@ -181,7 +187,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         smallest = tried[high]
         raise WrongArgument(
             f"max_batch on target={target!r}",
-            f"a batch of {high * multiple_of} is over: {smallest.compilation.verdict()}",
+            f"a batch of {high * multiple_of} does not fit: {smallest.compilation.verdict()}",
             "",
             "use a policy that saves less, shard over more devices, or name a larger device",
         )
@@ -199,8 +205,10 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
       f: a function of pytrees of arrays, or a function made by `jax.jit`, whose donation, shardings
         and static arguments are kept.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
-      target: the device that the function does not fit.
-      **options: options of `memory_analysis`, and keyword arguments of `f`.
+      target: the device that the function does not fit. Its capacity must be known, or be given as
+        `capacity`.
+      **options: options of `memory_analysis`, such as `capacity` or `mesh`; all other names are
+        keyword arguments of `f`.
 
     Returns:
       A `Reason`. It prints the verdict, the report of the buffers at the peak, and the advice.

@@ -50,7 +50,7 @@ class LoweringArguments:
         if len(devices) < self.mesh.size:
             raise WrongArgument(
                 f"a mesh of {self.mesh.size} devices",
-                f"this process has {len(devices)}", "",
+                f"this process has {len(devices)} devices", "",
                 f"give a target with that many devices, such as target='cpu:{self.mesh.size}'",
             )  # fmt: skip
         array = np.array(devices[: self.mesh.size]).reshape(self.mesh.axis_sizes)

@@ -94,7 +94,8 @@ class Pipeline(Pass):
 
     Attributes:
       passes: the passes, in the order of their runs.
-      verified: whether to check the types and effects of the program after each pass, by `verify`.
+      verify: whether to check the types and effects of the program after each pass, as the function
+        `xform.passes.verify` does.
 
     When the pipeline is applied to a function, the arrays among its arguments (also in pytrees and
     keyword arguments) are traced, and all other arguments are passed on unchanged. The returned
@@ -115,7 +116,7 @@ class Pipeline(Pass):
 
     name: ClassVar[str] = "pipeline"
     passes: Sequence[Pass]
-    verified: bool = True
+    verify: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.passes, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -146,7 +147,7 @@ class Pipeline(Pass):
             with seldom_collected():
                 after = p.program(prog)
             seconds = time.perf_counter() - start
-            if self.verified and after is not prog:
+            if self.verify and after is not prog:
                 verify(prog, after, p.name)
             yield PassResult(p.name, size(prog), size(after), seconds, after)
             prog = after

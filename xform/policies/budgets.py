@@ -32,7 +32,7 @@ class Budget:
       of: "peak" for arguments, outputs and temporary memory; "saved" for the values saved for the
         backward pass.
       solver: "auto" or "exact".
-      batch: the number of examples that shared the given bytes; None if it was not given.
+      batch_size: the number of examples that shared the given bytes; None if it was not given.
       device: the device whose memory the budget is; empty if the bytes were given.
       regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
       verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak.
@@ -42,7 +42,7 @@ class Budget:
     bytes: int
     of: str = "peak"
     solver: str = "auto"
-    batch: int | None = None
+    batch_size: int | None = None
     device: str = ""
     regions: Regions = "marked"
     verify: bool = True
@@ -55,16 +55,17 @@ class Budget:
     @property
     def options(self) -> str:
         """The arguments of `budget` after the first, without defaults, as source code."""
-        given = {"of": self.of, "batch": self.batch, "solver": self.solver, "verify": self.verify}
-        defaults = {"of": "peak", "batch": None, "solver": "auto", "verify": True}
+        given = {"of": self.of, "batch_size": self.batch_size, "solver": self.solver,
+                 "verify": self.verify}  # fmt: skip
+        defaults = {"of": "peak", "batch_size": None, "solver": "auto", "verify": True}
         return "".join(f", {k}={x!r}" for k, x in given.items() if x != defaults[k])
 
     @property
     def exact_amount(self) -> str | int:
         """The first argument of `budget`: the text that the user typed, or a number of bytes."""
-        if self.typed and byte_count(self.typed) // (self.batch or 1) == self.bytes:
+        if self.typed and byte_count(self.typed) // (self.batch_size or 1) == self.bytes:
             return self.typed
-        return self.bytes * (self.batch or 1)
+        return self.bytes * (self.batch_size or 1)
 
     @property
     def amount(self) -> str:
@@ -86,13 +87,13 @@ class Fit:
 
     Attributes:
       reserve: bytes of that memory that the derivative must not use.
-      batch: the number of examples that share the memory; None if it was not given.
+      batch_size: the number of examples that share the memory; None if it was not given.
       regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
       typed: the reserve as text, as the user typed it; empty if it was given as a number.
     """
 
     reserve: int = 0
-    batch: int | None = None
+    batch_size: int | None = None
     regions: Regions = "marked"
     typed: str = dataclasses.field(default="", compare=False)
 
@@ -103,14 +104,18 @@ class Fit:
     def __repr__(self) -> str:
         reserve = self.typed or human_bytes(self.reserve)
         given = [f"reserve={reserve!r}"] if self.reserve else []
-        given += [f"batch={self.batch}"] if self.batch else []
+        given += [f"batch_size={self.batch_size}"] if self.batch_size else []
         return policy_text(self.regions, f"fit({', '.join(given)})" if given else "auto")
 
     def within(self, capacity: int, device: str) -> Budget:
         """Return the budget on a device with `capacity` bytes of memory."""
         available = max(capacity - self.reserve, 0)
-        return Budget(available // (self.batch or 1), batch=self.batch, device=device,
-                      regions=self.regions)  # fmt: skip
+        return Budget(
+            available // (self.batch_size or 1),
+            batch_size=self.batch_size,
+            device=device,
+            regions=self.regions,
+        )
 
 
 def policy_text(regions: Regions, text: str) -> str:
@@ -119,9 +124,13 @@ def policy_text(regions: Regions, text: str) -> str:
 
 
 def budget(
-    amount: float | str, of: str = "peak", batch: int | None = None, solver: str = "auto",
+    amount: float | str,
+    *,
+    of: str = "peak",
+    batch_size: int | None = None,
+    solver: str = "auto",
     verify: bool = True,
-) -> Budget:  # fmt: skip
+) -> Budget:
     """Return a policy that fits a derivative into a number of bytes and recomputes least.
 
     On a GPU or TPU with a known link to its host (`planner/costs/link.py`), values may also be
@@ -144,11 +153,13 @@ def budget(
         `"saved"`: the values that are computed and saved for the backward pass
         (`xform.residuals(...).total_bytes`), without the arguments, the outputs, and the temporary
         memory of the backward pass.
-      batch: how many examples share the bytes. Under `vmap` a function is planned for one example,
-        so give the size of the batch. Without it, the bytes are for one example, and a warning says
-        so. In a budget of the peak, values that all examples share count once for each example.
-      solver: `"exact"` to solve programs of any size by integer programming (HiGHS takes minutes
-        from 10,000 equations on); `"auto"` does so up to 3,000 equations.
+      batch_size: how many examples share the bytes. Under `vmap` a function is planned for one
+        example, so give the size of the mapped axis. If it is None, the bytes are for one example,
+        and a warning says so. In a budget of the peak, values that all examples share count once
+        for each example.
+      solver: how the values to save are chosen. `"auto"` solves an integer program for up to 3,000
+        equations, and approximates it for more. `"exact"` solves it for any number of equations
+        (HiGHS takes minutes from 10,000 on).
       verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak. If
         False, the peak is simulated. The simulated peak stays below the budget by a margin of 1% on
         a CPU and 5% elsewhere, if a plan is small enough. Under `vmap`, inside a `shard_map` and
@@ -182,12 +193,12 @@ def budget(
                 "",
                 f"use one of {', '.join(map(repr, known))}",
             )
-    _check_batch(request, batch)
+    _check_batch_size(request, batch_size)
     typed = amount if isinstance(amount, str) else ""
-    return Budget(n // (batch or 1), of, solver, batch, verify=verify, typed=typed)
+    return Budget(n // (batch_size or 1), of, solver, batch_size, verify=verify, typed=typed)
 
 
-def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
+def fit(reserve: float | str = 0, *, batch_size: int | None = None) -> Fit:
     """Return a policy that fits a derivative into the memory of the device that the plan is for.
 
     It is a `budget` of the peak, arguments and outputs included. For a device of this process, the
@@ -200,15 +211,16 @@ def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
       reserve: bytes of that memory, or a string such as `"2 GiB"`, for everything outside the
         differentiated function, such as an optimizer's state, which is unknown inside a `jit`.
         `xform.compare` and `python -m xform memory` count such bytes themselves.
-      batch: how many examples share the memory. Under `vmap` a function is planned for one example,
-        so give the size of the batch.
+      batch_size: how many examples share the memory. Under `vmap` a function is planned for one
+        example, so give the size of the mapped axis. If it is None, one example may take all of it,
+        and a warning says so.
 
     Returns:
       A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the smallest bytes
       found as `floor_bytes`.
 
     Raises:
-      WrongArgument: `reserve` is not a number of bytes, or `batch` not a number of examples.
+      WrongArgument: `reserve` is not a number of bytes, or `batch_size` not a positive integer.
 
     Cost: as for a `budget` of the peak; one simulation if the default fits.
 
@@ -218,8 +230,13 @@ def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
     """
     request = f"fit(reserve={reserve!r})"
     n = bytes_of(reserve, request)
-    _check_batch(request, batch)
-    return Fit(n, batch, typed=reserve if isinstance(reserve, str) else "")
+    _check_batch_size(request, batch_size)
+    return Fit(n, batch_size, typed=reserve if isinstance(reserve, str) else "")
+
+
+def bounds_peak(policy: Any) -> bool:
+    """Return whether a policy limits a peak, of a derivative or of a step: a budget, or `fit`."""
+    return isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
 
 
 def bytes_of(amount: float | str, request: str) -> int:
@@ -238,10 +255,13 @@ def bytes_of(amount: float | str, request: str) -> int:
         ) from None
 
 
-def _check_batch(request: str, batch: Any) -> None:
-    """Raise `WrongArgument` unless `batch` is None or a positive integer."""
-    is_integer = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
-    if batch is not None and (not is_integer or batch < 1):
+def _check_batch_size(request: str, size: Any) -> None:
+    """Raise `WrongArgument` unless `size` is None or a positive integer."""
+    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    if size is not None and (not is_integer or size < 1):
         raise WrongArgument(
-            request, f"batch={batch!r} is not a number of examples", "", "give a positive integer"
+            request,
+            f"batch_size={size!r} is not a number of examples",
+            "",
+            "give a positive integer",
         )

@@ -22,7 +22,7 @@ def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget 
     "open:min_cut", "open:budget:8GiB".
 
     Args:
-      policy: `min_cut`, a budget or `fit()`, or its text, such as "auto".
+      policy: `min_cut` (the default), a budget or `fit()`, or its text, such as "auto".
 
     Raises:
       WrongArgument: `policy` is another policy, one that decides about one value at a time.
@@ -40,12 +40,12 @@ def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget 
     return open_regions_of(policy, f"open_regions({policy!r})")
 
 
-def save_from_both_policies(one: Policy, other: Policy) -> EitherPolicy:
+def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> EitherPolicy:
     """Return a policy that saves the values that one of two policies saves.
 
     Args:
-      one: a policy that decides about one value at a time, such as `save_dots`.
-      other: another such policy.
+      policy_1: a policy that decides about one value at a time, such as `save_dots`, or its text.
+      policy_2: another such policy.
 
     Raises:
       WrongArgument: a policy is a budget or "auto", or offloads values.
@@ -54,8 +54,8 @@ def save_from_both_policies(one: Policy, other: Policy) -> EitherPolicy:
     >>> named = xform.policies.save_only_these_names("hidden")
     >>> policy = xform.policies.save_from_both_policies(xform.policies.save_dots, named)
     """
-    one, other = parse(one), parse(other)
-    for policy in (one, other):
+    both = parse(policy_1), parse(policy_2)
+    for policy in both:
         if isinstance(policy, Budget | Fit):
             raise WrongArgument(
                 "save_from_both_policies",
@@ -63,7 +63,7 @@ def save_from_both_policies(one: Policy, other: Policy) -> EitherPolicy:
                 "",
                 "use the budget alone, or two policies that decide about one value at a time",
             )
-    return EitherPolicy(one, other)
+    return EitherPolicy(*both)
 
 
-FACTORIES.update({open_regions: "", save_from_both_policies: "one, other"})
+FACTORIES.update({open_regions: "", save_from_both_policies: "policy_1, policy_2"})

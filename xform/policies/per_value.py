@@ -33,7 +33,15 @@ TAG = "xform saves "
 
 @dataclasses.dataclass(frozen=True)
 class ConstantPolicy:
-    """A policy that gives the same answer for every value."""
+    """The class of the policies `save_everything` and `save_nothing`.
+
+    `save_everything` saves everything that the backward pass reads. `save_nothing` saves nothing
+    but the arguments. The loops of a whole function still save their carries.
+
+    Attributes:
+      name: its name, for messages.
+      answer: whether every value is saved.
+    """
 
     name: str
     answer: bool
@@ -48,7 +56,10 @@ class ConstantPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class DotsPolicy:
-    """A policy that saves or offloads matrix products.
+    """The class of `save_dots`, `save_dots_with_no_batch_dims` and their offloading variant.
+
+    `save_dots` saves the results of matrix products and convolutions.
+    `save_dots_with_no_batch_dims` saves those of matrix products without batch dimensions.
 
     Attributes:
       name: its name, for messages.
@@ -189,8 +200,12 @@ def save_and_offload_only_these_names(
 def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> DotsPolicy:
     """Return a policy that offloads matrix products without batch dimensions, and saves nothing.
 
-    They are moved from the memory `offload_src`, such as "device", to `offload_dst`, such as
-    "pinned_host".
+    Args:
+      offload_src: the memory that offloaded values come from, such as "device".
+      offload_dst: the memory where they wait, such as "pinned_host". XLA:CPU has only one memory.
+
+    Raises:
+      WrongArgument: a memory is not given as a string.
     """
     _name_set("offload_dots_with_no_batch_dims", (offload_src, offload_dst))
     destination = Offloadable(src=offload_src, dst=offload_dst)
@@ -203,7 +218,7 @@ def _name_set(request: str, names: Any) -> frozenset[str]:
     invalid = [n for n in names if not isinstance(n, str)] if is_list else [names]
     if invalid:
         raise WrongArgument(
-            request, f"{invalid[0]!r} is not a name of a value", "", "give each name as a string"
+            request, f"{invalid[0]!r} is not a name", "", "give each name as a string"
         )
     return frozenset(names)
 

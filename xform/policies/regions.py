@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xform.errors import WrongArgument
-from xform.policies.budgets import Budget, Fit, Regions
+from xform.policies.budgets import Budget, Fit, Regions, bounds_peak
 from xform.policies.min_cut import MinCut
 
 
@@ -52,8 +52,7 @@ def region_policy(policy: Callable[..., Any], where: str = "") -> Callable[..., 
             where,
             "pass this policy to the transform of the whole function, such as xform.grad",
         )
-    bounds_peak = isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
-    if not bounds_peak:
+    if not bounds_peak(policy):
         return policy
     is_budget = isinstance(policy, Budget)
     alternative = dataclasses.replace(policy, of="saved") if is_budget else "another policy"

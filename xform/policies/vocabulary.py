@@ -142,7 +142,7 @@ def parse(policy: Any, request: str = "") -> Any:
             request or f"policy={policy!r}",
             f"a value of type {type(policy).__name__} is not a policy",
             "",
-            f"{_suggestion(policy)}use a text or a policy of xform.policies; the texts are {TEXTS}",
+            f"{_suggestion(policy)}use a policy of xform.policies, or one of these texts: {TEXTS}",
         )
     example = FACTORIES.get(policy, "...")
     raise WrongArgument(
@@ -163,7 +163,7 @@ def _parse_text(text: str, request: str) -> Policy:
     if text in {make.__name__ for make in FACTORIES} - _SIMILAR_TEXTS.keys():
         raise WrongArgument(
             request,
-            f"{text} takes arguments that a text cannot give",
+            f"the policy {text} needs arguments, which cannot be written in this text",
             "",
             f"call xform.policies.{text}(...) in Python, and pass the policy that it returns",
         )
@@ -194,8 +194,8 @@ def policy_name(policy: Any) -> str:
     >>> from xform.policies import budget, policy_name, save_dots, open_regions
     >>> policy_name(save_dots), policy_name(open_regions(budget("6GiB")))
     ('save_dots', 'open:budget:6GiB')
-    >>> policy_name(budget("6GiB", batch=8))
-    "budget('6GiB', batch=8)"
+    >>> policy_name(budget("6GiB", batch_size=8))
+    "budget('6GiB', batch_size=8)"
     """
     if regions_of(policy) == "open" and isinstance(policy, MinCut | Budget | Fit):
         return f"open:{policy_name(dataclasses.replace(policy, regions='marked'))}"
@@ -242,7 +242,7 @@ FACTORIES: dict[Any, str] = {
     save_and_offload_only_these_names: "...",
     jax.checkpoint_policies.save_only_these_names: "'name'",
     jax.checkpoint_policies.save_any_names_but_these: "'name'",
-    jax.checkpoint_policies.save_from_both_policies: "one, other",
+    jax.checkpoint_policies.save_from_both_policies: "policy_1, policy_2",
     jax.checkpoint_policies.offload_dot_with_no_batch_dims: "'device', 'pinned_host'",
     jax.checkpoint_policies.save_and_offload_only_these_names: "...",
 }

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from xform._jax import JaxprEqn, Primitive, primitive_named
-from xform.errors import MissingRule, UnsupportedParam, WrongRule
+from xform.errors import MissingRule, NotDifferentiable, UnsupportedParam, WrongRule
 from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Mask, Program, clear_program_cache
 from xform.program.source import frame
@@ -41,7 +41,7 @@ class Rule:
       word: the form of the derivative, such as "linear"; see `xform.registry.words`.
       formulas: functions that compute the derivative. `word` decides what they take and return.
       used: for each formula, the names of the primitive's parameters that it takes.
-      known: the parameters that the rule supports. None: it supports all parameters.
+      supported_params: names of the parameters that the rule supports. None: it supports all.
       traits: properties besides the derivative.
       own: whether it is one of xform's own rules, which a user may not replace.
       calls_user_function: whether the rule calls a user's backward function.
@@ -52,7 +52,7 @@ class Rule:
     word: str
     formulas: tuple[Formula, ...] = ()
     used: dict[Formula, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
-    known: frozenset[str] | None = None
+    supported_params: frozenset[str] | None = None
     traits: Traits = PLAIN
     own: bool = False
     calls_user_function: ClassVar[bool] = False
@@ -93,11 +93,11 @@ class Rule:
 
     def check(self, eqn: JaxprEqn) -> None:
         """Raise an error if the equation has a parameter that this rule does not support."""
-        if self.known is None or eqn.params.keys() <= self.known:
+        if self.supported_params is None or eqn.params.keys() <= self.supported_params:
             return
         for name, value in eqn.params.items():
             neutral = value is None or value is False or (isinstance(value, tuple) and not value)
-            if name not in self.known and not neutral:
+            if name not in self.supported_params and not neutral:
                 raise UnsupportedParam(
                     f"derivative of {eqn.primitive.name}",
                     f"its rule does not support the parameter {name}={value!r}",
@@ -109,26 +109,35 @@ class Rule:
                 )
 
     def call(self, formula: Formula, eqn: JaxprEqn, *args: Any) -> Any:
-        """Call a formula with `args` and the parameters of the equation that it takes."""
+        """Call a formula with `args` and the parameters of the equation that it takes.
+
+        An error of the formula gets the source line of the equation.
+        """
         used = self.used[formula]
-        if not used:
-            return formula(*args)
-        return formula(*args, **{k: eqn.params[k] for k in used if k in eqn.params})
+        params = {k: eqn.params[k] for k in used if k in eqn.params} if used else {}
+        try:
+            return formula(*args, **params)
+        except (NotDifferentiable, UnsupportedParam) as error:
+            if error.where:
+                raise
+            raise error.at(frame(eqn)) from None
 
 
 def declare(kind: type[R], primitive: Primitive | str, word: str,
             formulas: Sequence[Formula], traits: Traits = PLAIN,
-            known: Iterable[str] | None = (), **fields: Any) -> R:  # fmt: skip
+            supported_params: Iterable[str] | None = (), **fields: Any) -> R:  # fmt: skip
     """Make a rule of class `kind` from `formulas`, and add it to the registry.
 
     A formula takes a parameter of the primitive as a keyword-only argument of the same name. The
-    rule supports these parameters and those in `known`; None: all parameters. `fields` are further
-    fields of the class.
+    rule supports these parameters and those in `supported_params`; None: all parameters. `fields`
+    are further fields of the class.
     """
     used = {f: _keyword_only_names(f) for f in formulas}
     name = primitive if isinstance(primitive, str) else primitive.name
-    supported = None if known is None else frozenset(known).union(*used.values())
-    return add_rule(primitive, kind(name, word, tuple(formulas), used, supported, traits, **fields))
+    names = None
+    if supported_params is not None:
+        names = frozenset(supported_params).union(*used.values())
+    return add_rule(primitive, kind(name, word, tuple(formulas), used, names, traits, **fields))
 
 
 def _keyword_only_names(f: Formula) -> tuple[str, ...]:

@@ -73,22 +73,22 @@ class Pointwise(Rule):
 class Linear(Rule):
     """A primitive that is linear in some of its inputs. The formula is the transpose.
 
-    `over` has the positions of these inputs. None: the primitive is linear in every differentiable
-    input.
+    `argnums` has the positions of these inputs. None: the primitive is linear in every
+    differentiable input.
     """
 
-    over: tuple[int, ...] | None = None
+    argnums: tuple[int, ...] | None = None
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        if self.over is None and all([dx is not None for dx in dxs]):
+        if self.argnums is None and all([dx is not None for dx in dxs]):
             return apply(eqn, dxs)
 
         def tangent_argument(i: int, x: Value, dx: Value) -> Value:
-            if self.over is not None and i not in self.over:
+            if self.argnums is not None and i not in self.argnums:
                 return x
             if dx is not None:
                 return dx
-            constant = self.over is None and not differentiable(jax.typeof(x))
+            constant = self.argnums is None and not differentiable(jax.typeof(x))
             return x if constant else zeros(jax.typeof(x))
 
         pairs = enumerate(zip(xs, dxs, strict=True))
@@ -102,7 +102,7 @@ class Linear(Rule):
         ct = full if eqn.primitive.multiple_results else full[0]
         out = self.call(self.formulas[0], eqn, ct, *xs)
         if not isinstance(out, list | tuple):
-            first = self.over[0] if self.over else 0
+            first = self.argnums[0] if self.argnums else 0
             out = [out if i == first else None for i in range(len(xs))]
         return [o if on else None for o, on in zip(out, active, strict=True)]
 
@@ -190,11 +190,13 @@ def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = E
     """Declare an elementwise primitive by a partial derivative `di(y, *x)` for each input.
 
     Args:
-      primitive: the Primitive; it returns one array, of the shape that its inputs broadcast to.
+      primitive: the Primitive, or the name of one of JAX's own primitives. It returns one array, of
+        the shape that its inputs broadcast to.
       *partials: for each input a function of the output and the inputs. It returns the partial
         derivative as an array, 1, -1, or a tuple of factors. A parameter of the primitive is a
         keyword-only argument of the same name.
-      traits: properties besides the derivative; the default says that the primitive is elementwise.
+      traits: properties besides the derivative, see `Traits`; by default those of an elementwise
+        operation.
 
     Raises:
       WrongRule: the primitive has one of xform's own rules.
@@ -209,17 +211,24 @@ def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = E
     return declare(Pointwise, primitive, "pointwise", partials, traits)
 
 
-def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...] | None = None,
-           traits: Traits = PLAIN) -> Rule:  # fmt: skip
+def linear(
+    primitive: Primitive | str,
+    transpose: Formula,
+    *,
+    argnums: tuple[int, ...] | None = None,
+    traits: Traits = PLAIN,
+) -> Rule:
     """Declare a primitive that is linear in its array inputs.
 
     Args:
-      primitive: the Primitive.
+      primitive: the Primitive, or the name of one of JAX's own primitives.
       transpose: `transpose(ct, *x)` returns one cotangent, of the first linear input, or a list
         with a cotangent or None for each input. If the primitive has `multiple_results`, `ct` is a
         list.
-      over: positions of the linear inputs; None: every input of a float or complex dtype.
-      traits: properties besides the derivative.
+      argnums: tuple of the positions of the inputs that the primitive is linear in. The other
+        inputs are constants. None: every input of a float or complex dtype.
+      traits: properties besides the derivative, see `Traits`. By default XLA runs the primitive on
+        its own, and it has no side effects.
 
     Raises:
       WrongRule: the primitive has one of xform's own rules.
@@ -231,19 +240,20 @@ def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...]
     >>> xform.vjp(flip_p.bind, jnp.arange(2.0))[1](jnp.array([3.0, 4.0]))[0].tolist()
     [4.0, 3.0]
     """
-    return declare(Linear, primitive, "linear", [transpose], traits, over=over)
+    return declare(Linear, primitive, "linear", [transpose], traits, argnums=argnums)
 
 
 def bilinear(
-    primitive: Primitive | str, lhs: Formula, rhs: Formula, traits: Traits = PLAIN
+    primitive: Primitive | str, lhs: Formula, rhs: Formula, *, traits: Traits = PLAIN
 ) -> Rule:
     """Declare a primitive that is linear in each of its two inputs, with the other one fixed.
 
     Args:
-      primitive: the Primitive.
+      primitive: the Primitive, or the name of one of JAX's own primitives.
       lhs: `lhs(ct, a, b)` returns the cotangent of `a`.
       rhs: `rhs(ct, a, b)` returns the cotangent of `b`.
-      traits: properties besides the derivative.
+      traits: properties besides the derivative, see `Traits`. By default XLA runs the primitive on
+        its own, and it has no side effects.
 
     Raises:
       WrongRule: the primitive has one of xform's own rules.
@@ -259,16 +269,19 @@ def bilinear(
     return declare(Bilinear, primitive, "bilinear", [lhs, rhs], traits)
 
 
-def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
-             traits: Traits = PLAIN) -> None:  # fmt: skip
+def constant(
+    *primitives: Primitive | str,
+    supported_params: Iterable[str] | None = None,
+    traits: Traits = PLAIN,
+) -> None:
     """Declare primitives whose derivative is zero wherever it exists.
 
     Examples are rounding, comparisons and integer operations.
 
     Args:
-      *primitives: any number of Primitives.
-      known: names of the parameters that they may have; None: any parameters.
-      traits: properties besides the derivative, the same for all of the primitives.
+      *primitives: any number of Primitives, or names of JAX's own primitives.
+      supported_params: names of the parameters that the primitives may have; None: any.
+      traits: properties besides the derivative, see `Traits`, the same for all of the primitives.
 
     Raises:
       WrongRule: a primitive has one of xform's own rules.
@@ -282,19 +295,20 @@ def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
     [1.0, 1.0]
     """
     for p in primitives:
-        declare(Rule, p, "constant", [], traits, known)
+        declare(Rule, p, "constant", [], traits, supported_params)
 
 
-def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) -> Rule:
+def composite(primitive: Primitive | str, jvp: Formula, *, traits: Traits = PLAIN) -> Rule:
     """Declare a primitive by a jvp that is written in JAX operations.
 
     Args:
-      primitive: the Primitive.
+      primitive: the Primitive, or the name of one of JAX's own primitives.
       jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
         tangents, None for zero. Its linear part is transposed for the pullback. The outputs must
         equal the outputs of the primitive bit for bit. So bind the primitive to compute them; or
         return None in place of the list of outputs, then xform binds it.
-      traits: properties besides the derivative.
+      traits: properties besides the derivative, see `Traits`. By default XLA runs the primitive on
+        its own, and it has no side effects.
 
     Raises:
       WrongRule: the primitive has one of xform's own rules.

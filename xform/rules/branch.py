@@ -219,4 +219,4 @@ def _flops(eqn: JaxprEqn) -> int:
 
 
 declare(Cond, "cond", "structured", (), Traits(foldable=False, flops=_flops),
-        known=("branches", "branches_platforms"))  # fmt: skip
+        supported_params=("branches", "branches_platforms"))  # fmt: skip

@@ -377,16 +377,16 @@ _OPTIONS = (
     "in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars", "ctx_mesh",
     "name", "keep_unused", "inline", "compiler_options_kvs",
 )  # fmt: skip
-declare(Jit, "jit", "structured", (), Traits(call="jaxpr"), known=("jaxpr", *_OPTIONS))
+declare(Jit, "jit", "structured", (), Traits(call="jaxpr"), supported_params=("jaxpr", *_OPTIONS))
 declare(Remat, "remat2", "structured", (),
         Traits(call="jaxpr", calls="region", pure=False),
-        known=("jaxpr", "prevent_cse", "differentiated", "policy"))  # fmt: skip
+        supported_params=("jaxpr", "prevent_cse", "differentiated", "policy"))  # fmt: skip
 for _name in ("closed_call", "core_call", "core_closed_call"):
     declare(InlineCall, _name, "structured", (), Traits(call="call_jaxpr"),
-            known=("call_jaxpr", "name"))  # fmt: skip
+            supported_params=("call_jaxpr", "name"))  # fmt: skip
 declare(InlineCall, "eval_jaxpr", "structured", (), Traits(call="jaxpr"),
-        known=("jaxpr", "call_jaxpr"))  # fmt: skip
+        supported_params=("jaxpr", "call_jaxpr"))  # fmt: skip
 # The forward function of a custom_vjp with `optimize_remat`.
 declare(InlineCall, "remat_opt", "structured", (),
         Traits(call="fwd_jaxpr", calls="custom"),
-        known=("fwd_jaxpr", "fun_jaxpr_thunk", "num_consts", "num_res"))  # fmt: skip
+        supported_params=("fwd_jaxpr", "fun_jaxpr_thunk", "num_consts", "num_res"))  # fmt: skip

@@ -136,7 +136,7 @@ def _ragged_all_to_all(ct: Value, x: Value, output: Value, input_offsets: Value,
 
 
 linear("all_gather", _all_gather, traits=EXCHANGE)
-linear("ragged_all_to_all", _ragged_all_to_all, over=(0, 1), traits=EXCHANGE)
+linear("ragged_all_to_all", _ragged_all_to_all, argnums=(0, 1), traits=EXCHANGE)
 linear("reduce_scatter", _reduce_scatter, traits=COLLECTIVE)
 linear("all_to_all", _all_to_all, traits=EXCHANGE)
 linear("all_gather_invariant", _all_gather_invariant, traits=COLLECTIVE)
@@ -163,10 +163,10 @@ linear(
 linear(
     "pbroadcast_dynamic",
     lambda ct, x, source, *, axis_name: _sum_at_source(ct, axis_name, source),
-    over=(0,),
+    argnums=(0,),
     traits=EXCHANGE,
 )
-constant("axis_index", known=("axis_name", "axis_index"), traits=UNFUSED)
+constant("axis_index", supported_params=("axis_name", "axis_index"), traits=UNFUSED)
 
 # Partial sums, on meshes of explicit axes. An *unreduced* value is, on each device, one term of a
 # sum over the devices that is still to be computed. A *reduced* value is the same on each device,

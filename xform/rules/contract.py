@@ -132,7 +132,7 @@ def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     return links
 
 
-bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(
+bilinear("dot_general", _dot_lhs, _dot_rhs, traits=Traits(
     flops=_dot_flops, dependence=AxisByAxis(_dot_dependence, reads=(0, 2))))  # fmt: skip
 
 
@@ -396,5 +396,5 @@ def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     return [of_input, [of_kernel]]
 
 
-bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, Traits(
+bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, traits=Traits(
     flops=_conv_flops, dependence=AxisByAxis(_conv_dependence, reads=(1, 2))))  # fmt: skip

@@ -358,13 +358,13 @@ def _minus(a: Value, b: Value, v: Any) -> Value:
 
 _CUSTOM = Traits(call="call_jaxpr", calls="custom")
 
-declare(CustomJvp, "custom_jvp_call", "structured", (), _CUSTOM, known=(
+declare(CustomJvp, "custom_jvp_call", "structured", (), _CUSTOM, supported_params=(
     "call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros",
 ))  # fmt: skip
-declare(Refused, refused_p, "structured", (), FOREIGN, known=None)
-declare(CustomVjp, "custom_vjp_call", "structured", (), _CUSTOM, known=(
+declare(Refused, refused_p, "structured", (), FOREIGN, supported_params=None)
+declare(CustomVjp, "custom_vjp_call", "structured", (), _CUSTOM, supported_params=(
     "call_jaxpr", "fwd_jaxpr_thunk", "bwd", "num_consts", "out_trees", "symbolic_zeros",
 ))  # fmt: skip
 declare(LinearSolve, "custom_linear_solve", "structured", (),
         Traits(foldable=False, flops=lambda e: flops(program(e.params["jaxprs"].solve))),
-        known=("jaxprs", "const_lengths"))  # fmt: skip
+        supported_params=("jaxprs", "const_lengths"))  # fmt: skip

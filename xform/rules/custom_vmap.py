@@ -234,4 +234,4 @@ def _batch(xs: Sequence[Value], size: int, batched: Sequence[bool]) -> list[Valu
 
 declare(CustomVmap, "custom_vmap_call", "structured", (),
         Traits(call="call", calls="custom"),
-        known=("call", "rule", "in_tree", "out_tree"))  # fmt: skip
+        supported_params=("call", "rule", "in_tree", "out_tree"))  # fmt: skip

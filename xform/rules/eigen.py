@@ -41,7 +41,7 @@ def unsupported_error(name: str, what: str) -> UnsupportedParam:
         f"derivative of {name}",
         f"{what} has no derivative rule",
         "",
-        "compute the thin factorization with all vectors, or declare a rule with jax.custom_jvp",
+        "compute the thin factorization with all vectors, or give the call a jax.custom_jvp",
     )
 
 
@@ -177,6 +177,6 @@ def _svd_flops(eqn: JaxprEqn) -> float:
     return factorization(vectors if eqn.params["compute_uv"] else values)(eqn)
 
 
-composite("eig", _eig, Traits(flops=factorization(lambda m, n: 25 * n**3)))
-composite("eigh", _eigh, Traits(flops=factorization(lambda m, n: 9 * n**3)))
-composite("svd", _svd, Traits(flops=_svd_flops))
+composite("eig", _eig, traits=Traits(flops=factorization(lambda m, n: 25 * n**3)))
+composite("eigh", _eigh, traits=Traits(flops=factorization(lambda m, n: 9 * n**3)))
+composite("svd", _svd, traits=Traits(flops=_svd_flops))

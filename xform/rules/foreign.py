@@ -42,7 +42,8 @@ class Foreign(Structured):
         if any(active) and derivative_is_lost:
             raise NotDifferentiable(
                 f"derivative of {eqn.primitive.name}",
-                "it writes a value that is being differentiated to a place without derivatives",
+                "it writes a value that is being differentiated to a mutable value, which has no "
+                "derivative",
                 frame(eqn),
                 "return the value instead, or write jax.lax.stop_gradient of it",
             )

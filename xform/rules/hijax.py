@@ -244,4 +244,4 @@ def _missing_method(eqn: JaxprEqn, what: str) -> NotDifferentiable:
 
 
 declare(HiPrimitive, "call_hi_primitive", "structured", (),
-        Traits(calls="custom"), known=("_prim",))  # fmt: skip
+        Traits(calls="custom"), supported_params=("_prim",))  # fmt: skip

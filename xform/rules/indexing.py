@@ -56,8 +56,8 @@ def _dynamic_update_slice(ct: Value, x: Value, update: Value, *start: Value):
     return [ct_x, ct_update, *[None] * len(start)]
 
 
-linear("dynamic_slice", _dynamic_slice, over=(0,), traits=where.DYNAMIC_SLICE)
-linear("dynamic_update_slice", _dynamic_update_slice, over=(0, 1), traits=where.DYNAMIC_UPDATE)
+linear("dynamic_slice", _dynamic_slice, argnums=(0,), traits=where.DYNAMIC_SLICE)
+linear("dynamic_update_slice", _dynamic_update_slice, argnums=(0, 1), traits=where.DYNAMIC_UPDATE)
 
 # Gather.
 
@@ -88,7 +88,7 @@ def _gather(ct: Value, x: Value, indices: Value, *, dimension_numbers: Any, slic
                            indices_are_sorted=indices_are_sorted, mode=mode)  # fmt: skip
 
 
-declare(_Gather, "gather", "linear", [_gather], where.GATHER, over=(0,))
+declare(_Gather, "gather", "linear", [_gather], where.GATHER, argnums=(0,))
 
 
 # Scatters.
@@ -165,7 +165,7 @@ def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, 
         ct_x, ct_updates = transpose(places, ct)
         return [ct_x, None, ct_updates]
 
-    linear(name, formula, over=(0, 2), traits=where.scatter_traits(_update_count))
+    linear(name, formula, argnums=(0, 2), traits=where.scatter_traits(_update_count))
 
 
 def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], combines: bool) -> None:
@@ -184,7 +184,7 @@ def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], combines
         if update_jaxpr is not None and not combines:
             raise NotDifferentiable(
                 "derivative of scatter_apply",
-                "it applies an arbitrary function at the places that the indices name",
+                "it applies an arbitrary function to the indexed elements",
                 "",
                 "gather the values, apply the function to them, and scatter the results",
             )
@@ -196,7 +196,7 @@ def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], combines
         return None if y is None else [y], [dy]
 
     flops = _update_count if combines else none
-    composite(name, formula, where.scatter_traits(flops, replaces=not combines))
+    composite(name, formula, traits=where.scatter_traits(flops, replaces=not combines))
 
 
 def _scatter(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
@@ -234,7 +234,7 @@ def _scatter_mul(places: Places, x: Value, updates: Value, dx: Any, dupdates: An
         if not places.params["unique_indices"]:
             raise NotDifferentiable(
                 "derivative of scatter_mul in its updates",
-                "several updates may multiply one place, and the derivative of their product has "
+                "several updates may multiply one element, and the derivative of their product has "
                 "no rule",
                 "",
                 "pass unique_indices=True if the indices are unique",

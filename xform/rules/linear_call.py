@@ -78,4 +78,4 @@ def _sum(terms: Sequence[Value]) -> Value:
 
 declare(LinearCall, "linear_call", "linear", (),
         Traits(call="callee", calls="custom"),
-        known=("callee", "transpose_thunk", "num_callee_consts", "num_res"))  # fmt: skip
+        supported_params=("callee", "transpose_thunk", "num_callee_consts", "num_res"))  # fmt: skip

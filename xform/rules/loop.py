@@ -385,7 +385,7 @@ def _flops(eqn: JaxprEqn) -> int:
     return eqn.params["length"] * flops(program(eqn.params["jaxpr"]))
 
 
-declare(Scan, "scan", "structured", (), Traits(foldable=False, flops=_flops), known=(
+declare(Scan, "scan", "structured", (), Traits(foldable=False, flops=_flops), supported_params=(
     "jaxpr", "length", "reverse", "unroll", "num_consts", "num_carry", "ft_in", "ft_out",
     "_split_transpose",
 ))  # fmt: skip

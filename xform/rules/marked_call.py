@@ -121,14 +121,14 @@ def _memory_spaces(variables: Sequence[Any]) -> list[Any]:
 
 _MARK = Traits(call="jaxpr", calls="mark")
 
-declare(ComputeOn, "compute_on", "structured", (), _MARK, known=(
+declare(ComputeOn, "compute_on", "structured", (), _MARK, supported_params=(
     "jaxpr", "compute_type", "out_memory_spaces", "compiler_options_json",
 ))  # fmt: skip
-declare(Metadata, "xla_metadata_call", "structured", (), _MARK, known=None)
+declare(Metadata, "xla_metadata_call", "structured", (), _MARK, supported_params=None)
 # Composites and fused calls. They are replaced by their bodies when they are differentiated.
-declare(InlineCall, "composite", "structured", (), _MARK, known=(
+declare(InlineCall, "composite", "structured", (), _MARK, supported_params=(
     "jaxpr", "call_jaxpr", "name", "attributes", "version",
 ))  # fmt: skip
-declare(InlineCall, "fused_call", "structured", (), _MARK, known=None)
+declare(InlineCall, "fused_call", "structured", (), _MARK, supported_params=None)
 declare(InlineCall, "call", "structured", (),
-        Traits(call="call_jaxpr", calls="mark"), known=None)  # fmt: skip
+        Traits(call="call_jaxpr", calls="mark"), supported_params=None)  # fmt: skip

@@ -67,9 +67,10 @@ KERNELS = (
 CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
 
 for _name in (*KERNELS, *CALLBACKS):
-    declare(Opaque, _name, "opaque", (), FOREIGN, known=None)
+    declare(Opaque, _name, "opaque", (), FOREIGN, supported_params=None)
 declare(Opaque, "pallas_call", "opaque", (),
-        Traits(foreign=True, foldable=False, flops=_pallas_flops), known=None)  # fmt: skip
+        Traits(foreign=True, foldable=False, flops=_pallas_flops),
+        supported_params=None)  # fmt: skip
 
 # Operations that only print, check, order, or return a size.
 constant(

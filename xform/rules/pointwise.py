@@ -389,12 +389,12 @@ linear(
     traits=ELEMENTWISE,
 )
 
-constant("stop_gradient", known=(), traits=Traits("movement", identity=True))
-constant("floor", "ceil", "is_finite", known=(), traits=ELEMENTWISE)
-constant("round", known=("rounding_method",), traits=ELEMENTWISE)
+constant("stop_gradient", supported_params=(), traits=Traits("movement", identity=True))
+constant("floor", "ceil", "is_finite", supported_params=(), traits=ELEMENTWISE)
+constant("round", supported_params=("rounding_method",), traits=ELEMENTWISE)
 constant(
     "eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "xor", "not",
     "population_count", "clz", "mulhi", "shift_left", "shift_right_arithmetic",
-    "shift_right_logical", known=(), traits=ELEMENTWISE,
+    "shift_right_logical", supported_params=(), traits=ELEMENTWISE,
 )  # fmt: skip
-constant("bitcast_convert_type", known=("new_dtype",), traits=MOVEMENT)
+constant("bitcast_convert_type", supported_params=("new_dtype",), traits=MOVEMENT)

@@ -16,16 +16,16 @@ from jax import lax
 from xform.registry.traits import MOVEMENT, RANDOM, UNFUSED, Traits, none
 from xform.registry.words import constant, pointwise
 
-constant("random_seed", known=("impl",), traits=Traits(random=True, flops=none))
-constant("random_wrap", known=("impl",), traits=UNFUSED)
-constant("random_unwrap", "random_clone", known=(), traits=UNFUSED)
-constant("random_bits", known=("bit_width", "shape", "out_sharding"), traits=RANDOM)
-constant("random_split", known=("shape",), traits=RANDOM)
-constant("random_fold_in", known=(), traits=RANDOM)
+constant("random_seed", supported_params=("impl",), traits=Traits(random=True, flops=none))
+constant("random_wrap", supported_params=("impl",), traits=UNFUSED)
+constant("random_unwrap", "random_clone", supported_params=(), traits=UNFUSED)
+constant("random_bits", supported_params=("bit_width", "shape", "out_sharding"), traits=RANDOM)
+constant("random_split", supported_params=("shape",), traits=RANDOM)
+constant("random_fold_in", supported_params=(), traits=RANDOM)
 constant("threefry2x32", "threefry4x32", "philox2x32", "philox4x32", traits=RANDOM)
 constant("rng_bit_generator", traits=RANDOM)
-constant("rng_uniform", known=("shape",), traits=Traits(random=True, pure=False))
-constant("iota_2x32_shape", known=("shape",), traits=MOVEMENT)
+constant("rng_uniform", supported_params=("shape",), traits=Traits(random=True, pure=False))
+constant("iota_2x32_shape", supported_params=("shape",), traits=MOVEMENT)
 
 
 _gamma_grad: Any = lax.random_gamma_grad  # `Any`, because its decorator hides the type

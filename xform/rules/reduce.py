@@ -148,8 +148,8 @@ linear(
     lambda ct, x, *, axes, out_sharding: spread_over(ct, x, axes, cotangent_sharding(x)),
     traits=SUM,
 )
-composite("reduce_prod", jvp_of_definition(_product), SUM)
-composite("reduce", jvp_of_definition(_reduce), Traits(
+composite("reduce_prod", jvp_of_definition(_product), traits=SUM)
+composite("reduce", jvp_of_definition(_reduce), traits=Traits(
     flops=lambda e: cost.operand_size(e) * cost.flops(program(e.params["jaxpr"]))))  # fmt: skip
 
 
@@ -178,9 +178,10 @@ def _extremum(name: str):
 
 
 for _name in ("reduce_max", "reduce_min"):
-    composite(_name, _extremum(_name), SUM)
-constant("argmax", "argmin", known=("axes", "index_dtype"), traits=REDUCTION)
-constant("reduce_and", "reduce_or", "reduce_xor", known=("axes", "out_sharding"), traits=REDUCTION)
+    composite(_name, _extremum(_name), traits=SUM)
+constant("argmax", "argmin", supported_params=("axes", "index_dtype"), traits=REDUCTION)
+constant("reduce_and", "reduce_or", "reduce_xor",
+         supported_params=("axes", "out_sharding"), traits=REDUCTION)  # fmt: skip
 
 
 # Cumulative reductions, by an associative scan. It combines elements pairwise in a tree, so it
@@ -231,10 +232,10 @@ linear(
     lambda ct, x, *, axis, reverse: lax.cumsum(ct, axis, not reverse),
     traits=CUMULATIVE,
 )
-composite("cumprod", _cumulative(lax.mul), CUMULATIVE)
-composite("cummax", _cumulative(lax.max), CUMULATIVE)
-composite("cummin", _cumulative(lax.min), CUMULATIVE)
-composite("cumlogsumexp", _cumlogsumexp, CUMULATIVE)
+composite("cumprod", _cumulative(lax.mul), traits=CUMULATIVE)
+composite("cummax", _cumulative(lax.max), traits=CUMULATIVE)
+composite("cummin", _cumulative(lax.min), traits=CUMULATIVE)
+composite("cumlogsumexp", _cumlogsumexp, traits=CUMULATIVE)
 
 
 # Sorting: each tangent moves with its primal.
@@ -295,6 +296,6 @@ def _sort_flops(eqn: JaxprEqn) -> int:
     return cost.operand_size(eqn) * eqn.params["num_keys"] * math.ceil(math.log2(max(n, 1)))
 
 
-composite("sort", _sort, Traits(flops=_sort_flops))
-composite("top_k", _top_k, EACH_INPUT)
-composite("approx_top_k", _approx_top_k, EACH_INPUT)
+composite("sort", _sort, traits=Traits(flops=_sort_flops))
+composite("top_k", _top_k, traits=EACH_INPUT)
+composite("approx_top_k", _approx_top_k, traits=EACH_INPUT)

@@ -42,6 +42,5 @@ for _name in (
     "free_ref",
     "run_state",
 ):
-    declare(
-        OutsideReference, _name, "reference", (), Traits(foldable=False, flops=none), known=None
-    )
+    declare(OutsideReference, _name, "reference", (), Traits(foldable=False, flops=none),
+            supported_params=None)  # fmt: skip

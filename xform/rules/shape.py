@@ -212,7 +212,7 @@ linear("from_edtype", lambda ct, x, *, dtype: _as_dtype_of(ct, x), traits=UNFUSE
 linear("copy", lambda ct, x: ct, traits=CONVERSION)
 linear("stage", lambda ct, x: ct, traits=CONVERSION)
 # `tie` returns `y`, but not before `x` is available.
-linear("tie", lambda ct, x, y: ct, over=(1,), traits=with_movement(MOVEMENT, lambda p, x, y: y))
+linear("tie", lambda ct, x, y: ct, argnums=(1,), traits=with_movement(MOVEMENT, lambda p, x, y: y))
 linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=CONVERSION)
 linear("with_memory_space_constraint", _to_memory_space_of, traits=TRANSFER)
 # Tangents and cotangents get no name, because a policy that saves values by name would save them.
@@ -230,7 +230,7 @@ declare(
     "linear",
     (),
     Traits(foreign=True, flops=none, dependence=ELEMENTWISE_DEPENDENCE),
-    known=("devices", "srcs", "copy_semantics"),
+    supported_params=("devices", "srcs", "copy_semantics"),
 )
 linear("sharding_constraint", _sharding_constraint, traits=MARK)
 linear(
@@ -253,9 +253,10 @@ class _Reshard(Linear):
             return [eqn.primitive.bind(*cts, **{**eqn.params, "dst_sharding": target})]
 
 
-declare(_Reshard, "reshard", "linear", (), TRANSFER, known=("dst_sharding", "concrete_mesh"))
+declare(_Reshard, "reshard", "linear", (), TRANSFER,
+        supported_params=("dst_sharding", "concrete_mesh"))  # fmt: skip
 linear("host_local_array_to_global_array", _to_local, traits=UNFUSED)
 linear("global_array_to_host_local_array", _to_global, traits=UNFUSED)
 
-constant("iota", known=("dtype", "shape", "dimension", "sharding"), traits=MOVEMENT)
+constant("iota", supported_params=("dtype", "shape", "dimension", "sharding"), traits=MOVEMENT)
 constant("empty", "empty2", traits=MOVEMENT)

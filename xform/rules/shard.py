@@ -382,6 +382,6 @@ def _flops(eqn: JaxprEqn) -> int:
 
 # A `shard_map` counts as a collective, because its body may contain collectives.
 declare(ShardMap, "shard_map", "structured", (),
-        Traits(foldable=False, collective=True, flops=_flops), known=(
+        Traits(foldable=False, collective=True, flops=_flops), supported_params=(
     "jaxpr", "mesh", "in_specs", "out_specs", "check_vma", "newly_manual_axes", "debug_info",
 ))  # fmt: skip

@@ -42,16 +42,16 @@ Bind = Callable[..., Value]
 class Multilinear(Rule):
     """The rule of a primitive whose first output is linear in each of some inputs.
 
-    `over` has the positions of these inputs. For each, a formula `(bind, ct, ys, *xs)` returns the
-    cotangent. It may call `bind(*inputs, **changed)`, which binds the primitive with the equation's
-    parameters, some of them changed.
+    `argnums` has the positions of these inputs. For each, a formula `(bind, ct, ys, *xs)` returns
+    the cotangent. It may call `bind(*inputs, **changed)`, which binds the primitive with the
+    equation's parameters, some of them changed.
     """
 
-    over: tuple[int, ...] = ()
+    argnums: tuple[int, ...] = ()
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         terms = [apply(eqn, [*xs[:i], dxs[i], *xs[i + 1 :]])[0]
-                 for i in self.over if dxs[i] is not None]  # fmt: skip
+                 for i in self.argnums if dxs[i] is not None]  # fmt: skip
         return [add(terms), *[None] * (len(ys) - 1)]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
@@ -61,7 +61,7 @@ class Multilinear(Rule):
             return out[0] if eqn.primitive.multiple_results else out
 
         in_cts: list[Value] = [None] * len(xs)
-        for i, formula in zip(self.over, self.formulas, strict=True):
+        for i, formula in zip(self.argnums, self.formulas, strict=True):
             if active[i]:
                 in_cts[i] = reduce_like(self.call(formula, eqn, bind, cts[0], ys, *xs), xs[i])
         return in_cts
@@ -243,15 +243,15 @@ def _no_transpose(bind: Bind, ct: Value, ys: Any, *xs: Value, lhs_spinfo: Any, r
     )
 
 
-declare(Multilinear, "bcoo_todense", "linear", [_todense], over=(0,))
-declare(Multilinear, "bcoo_extract", "linear", [_extract], over=(1,))
-declare(Multilinear, "bcoo_transpose", "linear", [_transpose], over=(0,))
-declare(Multilinear, "bcoo_sort_indices", "linear", [_sort], over=(0,))
-declare(Multilinear, "bcoo_sum_duplicates", "linear", [_sum_duplicates], over=(0,))
-declare(Multilinear, "bcoo_dot_general", "bilinear", [_dot, _dot_right], over=(0, 2))
+declare(Multilinear, "bcoo_todense", "linear", [_todense], argnums=(0,))
+declare(Multilinear, "bcoo_extract", "linear", [_extract], argnums=(1,))
+declare(Multilinear, "bcoo_transpose", "linear", [_transpose], argnums=(0,))
+declare(Multilinear, "bcoo_sort_indices", "linear", [_sort], argnums=(0,))
+declare(Multilinear, "bcoo_sum_duplicates", "linear", [_sum_duplicates], argnums=(0,))
+declare(Multilinear, "bcoo_dot_general", "bilinear", [_dot, _dot_right], argnums=(0, 2))
 declare(Multilinear, "bcoo_dot_general_sampled", "bilinear", [_sampled, _sampled_right],
-        over=(0, 1))  # fmt: skip
-declare(Multilinear, "bcoo_spdot_general", "bilinear", [_no_transpose] * 2, over=(0, 2))
+        argnums=(0, 1))  # fmt: skip
+declare(Multilinear, "bcoo_spdot_general", "bilinear", [_no_transpose] * 2, argnums=(0, 2))
 declare(FromDense, "bcoo_fromdense", "linear", [
     lambda shape, indices, *, nse, n_batch, n_dense, index_dtype: with_batch_axes(indices, shape)
 ])  # fmt: skip
@@ -278,12 +278,12 @@ def _bcsr_dot_right(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value,
 declare(Multilinear, "bcsr_todense", "linear", [
     lambda bind, ct, ys, data, indices, indptr, *, spinfo: take(
         ct, with_batch_axes(from_compressed_rows(indices, indptr), spinfo.shape))
-], over=(0,))  # fmt: skip
+], argnums=(0,))  # fmt: skip
 declare(Multilinear, "bcsr_extract", "linear", [
     lambda bind, ct, ys, indices, indptr, x: put(
         ct, with_batch_axes(from_compressed_rows(indices, indptr), x.shape), x.shape)
-], over=(2,))  # fmt: skip
-declare(Multilinear, "bcsr_dot_general", "bilinear", [_bcsr_dot, _bcsr_dot_right], over=(0, 3))
+], argnums=(2,))  # fmt: skip
+declare(Multilinear, "bcsr_dot_general", "bilinear", [_bcsr_dot, _bcsr_dot_right], argnums=(0, 3))
 declare(FromDense, "bcsr_fromdense", "linear", [
     lambda shape, indices, indptr, *, nse, n_batch, n_dense, index_dtype: with_batch_axes(
         from_compressed_rows(indices, indptr), shape)
@@ -319,13 +319,13 @@ for _name, _convert in (("coo", from_rows_and_columns), ("csr", from_compressed_
     declare(Multilinear, f"{_name}_todense", "linear", [
         lambda bind, ct, ys, data, i, j, *, spinfo=None, shape=None, to_positions=_convert: take(
             ct, with_batch_axes(to_positions(i, j), ct.shape))
-    ], over=(0,))  # fmt: skip
+    ], argnums=(0,))  # fmt: skip
     declare(FromDense, f"{_name}_fromdense", "linear", [
         lambda shape, i, j, *, nse, index_dtype, to_positions=_convert: to_positions(i, j)
     ])  # fmt: skip
     for _product in ("matvec", "matmat"):
         declare(Multilinear, f"{_name}_{_product}", "bilinear", _product_transposes(_convert),
-                over=(0, 3))  # fmt: skip
+                argnums=(0, 3))  # fmt: skip
 
 
 class SparseSolve(Rule):
@@ -357,7 +357,7 @@ class SparseSolve(Rule):
         return [lax.neg(terms) if active[0] else None, None, None, ct_b if active[3] else None]
 
 
-declare(SparseSolve, "spsolve", "solve", (), known=("tol", "reorder"))
+declare(SparseSolve, "spsolve", "solve", (), supported_params=("tol", "reorder"))
 
 
 def _todense_any(*buffers: Value, tree: Any) -> list[Value]:

@@ -392,6 +392,7 @@ def _flops(eqn: JaxprEqn) -> int:
     return sum(flops(program(eqn.params[k])) for k in ("cond_jaxpr", "body_jaxpr"))
 
 
-_WHILE = declare(While, "while", "structured", (), Traits(foldable=False, flops=_flops), known=(
+_WHILE = declare(While, "while", "structured", (), Traits(foldable=False, flops=_flops),
+                 supported_params=(
     "cond_jaxpr", "cond_nconsts", "body_jaxpr", "body_nconsts",
 ))  # fmt: skip

@@ -173,7 +173,7 @@ def _reduce_window(*operands: Any, jaxpr: Any, consts: Sequence[Any], window_dim
                         window_strides, padding, base_dilation, window_dilation)  # fmt: skip
 
 
-composite("reduce_window", jvp_of_definition(_reduce_window), WINDOW)
+composite("reduce_window", jvp_of_definition(_reduce_window), traits=WINDOW)
 
 
 def _sum_transpose(ct: Any, x: Any, *, window_dimensions: Sizes, window_strides: Sizes,
@@ -221,8 +221,8 @@ def _window_extremum(name: str, select_prim: Any):
     return push
 
 
-composite("reduce_window_max", _window_extremum("reduce_window_max", lax.ge_p), _POOL)
-composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), _POOL)
+composite("reduce_window_max", _window_extremum("reduce_window_max", lax.ge_p), traits=_POOL)
+composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), traits=_POOL)
 
 
 # `select_and_gather_add` takes from each window of `t` the element at which `x` is largest
@@ -268,7 +268,7 @@ def _scatter_transpose(ct: Any, source: Any, x: Any, *, select_prim: Any, window
                   window_strides=window_strides, padding=padding)  # fmt: skip
 
 
-linear("select_and_gather_add", _gather_transpose, over=(0,), traits=WINDOW)
+linear("select_and_gather_add", _gather_transpose, argnums=(0,), traits=WINDOW)
 
 
 def _scatter_dependence(eqn: JaxprEqn) -> list[list[Links]]:
@@ -287,5 +287,5 @@ def _scatter_dependence(eqn: JaxprEqn) -> list[list[Links]]:
 
 _SCATTER = dataclasses.replace(WINDOW, dependence=axis_by_axis(_scatter_dependence))
 _UNPOOL = dataclasses.replace(_SCATTER, lowered=lowered)
-linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=_SCATTER)
-linear(unpool_p, _scatter_transpose, over=(0,), traits=_UNPOOL)
+linear("select_and_scatter_add", _scatter_transpose, argnums=(0,), traits=_SCATTER)
+linear(unpool_p, _scatter_transpose, argnums=(0,), traits=_UNPOOL)

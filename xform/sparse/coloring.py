@@ -72,7 +72,7 @@ class Coloring:
             raise WrongArgument(
                 f"colours of a {pattern.shape[0]} x {pattern.shape[1]} pattern with "
                 f"{pattern.nonzeros} nonzeros",
-                f"the colouring is for another one, {m} x {n} with {len(self.product_indices)} "
+                f"the colouring is for another pattern, {m} x {n} with {len(self.product_indices)} "
                 "nonzeros",
                 "",
                 "use the pattern and the coloring that the same call of prepare returned",

@@ -156,7 +156,10 @@ def derivative_matrix(f: Callable[..., Any], args: Sequence[Any], argnums: int |
     where = positions(argnums, len(args), transform)
     if not where:
         raise WrongArgument(
-            f"{request} with argnums={argnums!r}", "it names no argument", "", "name one at least"
+            f"{request} with argnums={argnums!r}",
+            "it names no argument",
+            "",
+            "give at least one position",
         )
     if of == "hessian":
         f = grad(f, argnums, policy=save_everything)

@@ -68,7 +68,7 @@ class Derivatives:
 
 
 def laplacian(
-    f: Callable[..., Any], argnums: int | Sequence[int] = 0, return_jacobian: bool = False
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, return_jacobian: bool = False
 ) -> Callable[..., Any]:
     """Return a function that computes the Laplacian of `f`.
 

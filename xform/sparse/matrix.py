@@ -15,6 +15,7 @@ from xform.transforms.function import numbers
 def jacobian(
     f: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
+    *,
     pattern: Any = None,
     coloring: Literal["auto", "column", "row", "bidirectional"] = "auto",
     order: Literal["best", "natural", "largest_first", "smallest_last", "saturation"] = "best",
@@ -34,8 +35,10 @@ def jacobian(
         contain every element that is ever nonzero. None: `xform.sparse.sparsity` finds it.
       coloring: "column" (pushes), "row" (pulls), "bidirectional" (both, for matrices with a few
         dense rows and columns), or "auto", which takes the fewest products.
-      order: the order of colouring rows or columns; "best" tries several.
-      chunk: how many products are computed at once; None: all.
+      order: the order in which rows or columns get their colours, which decides how many colours
+        are needed. "best" tries those that are not too slow for the size of the matrix, and takes
+        the one with the fewest colours.
+      chunk: how many products with vectors are computed at once, which bounds memory; None: all.
       format: "bcoo", or "scipy" for a `scipy.sparse.csr_array`, which does not work under `jit`.
 
     Returns:
@@ -71,6 +74,7 @@ def jacobian(
 def hessian(
     f: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
+    *,
     pattern: Any = None,
     coloring: Literal["auto", "star", "acyclic", "column"] = "auto",
     order: Literal["best", "natural", "largest_first", "smallest_last", "saturation"] = "best",
@@ -92,8 +96,10 @@ def hessian(
       coloring: "star" reads each element directly from a product. "acyclic" takes fewer products,
         but computes elements by sums and differences, so rounding errors accumulate.
         "column" does not use symmetry. "auto" is "star".
-      order: the order of colouring columns; "best" tries several.
-      chunk: how many products are computed at once; None: all.
+      order: the order in which columns get their colours, which decides how many colours are
+        needed. "best" tries those that are not too slow for the size of the matrix, and takes the
+        one with the fewest colours.
+      chunk: how many products with vectors are computed at once, which bounds memory; None: all.
       format: "bcoo", or "scipy" for a `scipy.sparse.csr_array`, which does not work under `jit`.
 
     Returns:

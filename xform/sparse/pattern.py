@@ -93,12 +93,12 @@ class Pattern:
         own, others = (p.rows * p.shape[1] + p.cols for p in (self, inner))
         return bool(np.isin(others, own).all())
 
-    def plot(self, path: str | os.PathLike[str], colors: Any = None) -> None:
+    def plot(self, path: str | os.PathLike[str], coloring: Any = None) -> None:
         """Draw the pattern to a file with matplotlib.
 
         Args:
           path: the file; its suffix, .png, .svg or .pdf, is the format.
-          colors: a `Coloring`, such as `xform.sparse.jacobian(f).prepare(x).coloring`. Nonzeros
+          coloring: a `Coloring`, such as `xform.sparse.jacobian(f).prepare(x).coloring`. Nonzeros
             that are read from the same product with a vector then have one colour in the picture.
             None: one colour for all.
 
@@ -106,7 +106,7 @@ class Pattern:
           MissingExtra: matplotlib is not installed.
           WrongArgument: the file has another suffix, or the colouring is for another pattern.
         """
-        numbers = None if colors is None else colors.entries(self)
+        numbers = None if coloring is None else coloring.entries(self)
         draw(path, self.rows, self.cols, self.shape, str(self).splitlines()[0], numbers)
 
     def __str__(self) -> str:

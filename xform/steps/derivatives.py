@@ -95,10 +95,10 @@ def follow(decisions: Decisions, seen: dict[str, Problem] | None = None) -> Gene
         plan = decisions.plans.get(key)
         if plan is None and decisions.complete:
             raise OtherProgram(
-                f"a step under a plan of {len(decisions.plans)} derivatives",
+                f"xform.jit of a step under a StepPlan of {len(decisions.plans)} derivatives",
                 "the step takes a derivative that the plan does not have",
                 "",
-                "make a new plan: call the step with a budget",
+                "make a new plan: give xform.jit a budget, and call the step",
             )
         return plan_program(problem, decisions.default if plan is None else plan)
 

@@ -24,7 +24,7 @@ from xform.memory.targets import parse_target
 from xform.planner.device import resolve_fit
 from xform.planner.planning import use_default_policy
 from xform.policies import min_cut, parse, policy_name
-from xform.policies.budgets import Budget, Fit
+from xform.policies.budgets import Budget, bounds_peak
 from xform.program.source import user_stacklevel
 from xform.steps.call import StaticArguments, shardings
 from xform.steps.derivatives import Decisions, in_step
@@ -102,11 +102,6 @@ def jit(
     return JitStep(step, parse(policy), options, target=target, plans=plans, time_limit=time_limit)
 
 
-def bounds_step(policy: Any) -> bool:
-    """Whether a policy bounds the memory of a whole step: a budget of the peak, or "auto"."""
-    return isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
-
-
 def planning_jit(
     policy: Any, notify: Callable[[StepPlan], None] = lambda plan: None
 ) -> Callable[..., Any]:
@@ -116,7 +111,7 @@ def planning_jit(
     no warning inside another transformation.
 
     Args:
-      policy: a policy that `bounds_step`.
+      policy: a policy that `bounds_peak`.
       notify: called with each new plan of a step that takes a derivative.
     """
 
@@ -124,7 +119,7 @@ def planning_jit(
     def planned(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         if fun is None:
             return functools.partial(planned, **options)
-        if not bounds_step(policy) or not callable(fun):
+        if not bounds_peak(policy) or not callable(fun):
             return jit_of_jax(fun, **options)
         return JitStep(fun, policy, options, notify=notify, is_replacement=True)
 
@@ -184,7 +179,7 @@ class JitStep:
         if not self._target.local:
             raise WrongArgument(
                 f"a call of {self._name}, which xform.jit compiles for {self._target.name!r}",
-                "the devices of this target are not here",
+                "the devices of this target are not attached to this process",
                 "",
                 "call lower(...) with arrays or jax.ShapeDtypeStructs, or leave target out",
             )
@@ -196,7 +191,7 @@ class JitStep:
     @property
     def _plans_whole_step(self) -> bool:
         """Whether the derivatives are planned together for the whole step, not each by itself."""
-        return isinstance(self._policy, StepPlan) or bounds_step(self._policy)
+        return isinstance(self._policy, StepPlan) or bounds_peak(self._policy)
 
     def _warn_of_outer_trace(self) -> None:
         """Warn once that a budget does nothing inside another transformation."""
@@ -347,10 +342,11 @@ class LoweredStep:
         lowered = self._planned.compiled.lowered
         if lowered is None:
             raise WrongArgument(
-                f"{self._name} on {self.plan.target}",
-                "the devices of this target are not here",
+                f"a method of the lowered step {self._name}, which xform.jit compiled for "
+                f"{self.plan.target!r}",
+                "the devices of this target are not attached to this process",
                 "",
-                "read plan and memory_analysis()",
+                "use plan and memory_analysis(), which need no devices",
             )
         return lowered
 

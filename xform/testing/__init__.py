@@ -37,12 +37,12 @@ from xform.testing.comparisons import (
     with_fixed_arguments,
 )
 from xform.testing.grads import check_grads
-from xform.testing.validate import check_modes, check_outputs, check_point
+from xform.testing.validate import check_names, check_outputs, check_point
 from xform.testing.watch import watch
 
-__all__ = ["MODES", "Case", "cast", "check_grads", "check_rule"]
+__all__ = ["CHECKS", "Case", "cast", "check_grads", "check_rule"]
 
-MODES = ("first", "eager", "second", "jit", "vmap", "scan")
+CHECKS = ("first", "eager", "second", "jit", "vmap", "scan")
 # Tolerances by dtype. The tolerance for any other dtype is 6e-2.
 TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 3e-4, "complex64": 1e-3}
 
@@ -82,24 +82,24 @@ class Case:
 
 
 def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64", "float32"),
-               modes: Collection[str] = MODES, **fields: Any) -> None:  # fmt: skip
-    """Check the derivative rules that a function uses, in all `dtypes` and `modes`.
+               checks: Collection[str] = CHECKS, **fields: Any) -> None:  # fmt: skip
+    """Check the derivative rules that a function uses, in all `dtypes`.
 
     Args:
       case: a function of arrays; or a `Case`, which holds a function and its arguments.
       *args: the point, as float64 arrays; integers are held constant. Leave them out if
         `case` is a `Case`.
       dtypes: floating or complex dtypes, by name.
-      modes: what to check. For each set of active inputs: "first" derivatives (compiled) and
-        "eager" ones (operation by operation). For all inputs together: "second" derivatives, and
-        first derivatives under "jit", under "vmap" and in a "scan".
+      checks: what to check; by default everything. For each set of active inputs: "first"
+        derivatives (compiled) and "eager" ones (operation by operation). For all inputs together:
+        "second" derivatives, and first derivatives under "jit", under "vmap" and in a "scan".
       **fields: further fields of the `Case` that is made from a function. `primitive=` names the
         primitive whose rule must run.
 
     Raises:
       WrongRule: a check failed; the message names the primitive, the dtype, the active inputs and
         the check.
-      WrongArgument: there is nothing to check: no function, no point, no dtype or no mode.
+      WrongArgument: there is nothing to check: no function, no point, no dtype or no check.
 
     >>> check_rule(jnp.tanh, np.array([0.3, -2.0]), primitive="tanh")
     """
@@ -113,7 +113,7 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
     caller = f"check_rule of {case.id}"
     check_callable(case.fun, caller)
     left_out = {"second": not case.second, "vmap": not case.vmap}
-    check_modes(caller, [m for m in modes if not left_out.get(m)], MODES)
+    check_names(caller, "checks", checks, CHECKS, [k for k, out in left_out.items() if out])
     if not dtypes or isinstance(dtypes, str):
         raise WrongArgument(
             f"{caller} with dtypes={dtypes!r}", "it is not a list of dtypes", "",
@@ -121,10 +121,10 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
         )  # fmt: skip
     for dtype in dtypes:
         with jax.enable_x64(True):
-            _check(case, dtype, modes)
+            _check(case, dtype, checks)
 
 
-def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
+def _check(case: Case, dtype: str, checks: Collection[str]) -> None:
     """Check one case in one dtype.
 
     In this file `seeds` is a pair `(tangents, cotangents)`: a tangent for each active input, and a
@@ -136,20 +136,20 @@ def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
     inexact = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
     sizes = range(1, len(inexact) + 1)
     subsets = [s for n in sizes for s in itertools.combinations(inexact, n)]  # the last has all
-    for active in subsets if {"first", "eager"} & set(modes) else subsets[-1:]:
+    for active in subsets if {"first", "eager"} & set(checks) else subsets[-1:]:
         checker = CaseChecker(
             case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2)
         )
         f, xs = with_fixed_arguments(case.fun, args, active), tuple(args[i] for i in active)
         seeds, all_active = directions(f, xs), len(active) == len(inexact)
         first = None
-        if {"first", "eager"} & set(modes):
-            first = _check_first(case, f, xs, seeds, modes, checker)
+        if {"first", "eager"} & set(checks):
+            first = _check_first(case, f, xs, seeds, checks, checker)
             if all_active and len(args) > len(active):  # integers must get float0 derivatives
                 run = functools.partial(_first, xform, case.fun)
                 _check_types(_run(run, args, directions(case.fun, args)), args, checker)
-        if all_active and set(modes) - {"first", "eager"}:
-            _check_compiled(case, f, xs, seeds, first, modes, checker)
+        if all_active and set(checks) - {"first", "eager"}:
+            _check_compiled(case, f, xs, seeds, first, checks, checker)
 
 
 def _run(f: Fun, *xs: Any) -> Any:
@@ -193,7 +193,7 @@ def _second(library: Any, f: Fun, xs: Any) -> dict[str, Any]:
 
 
 def _check_first(
-    case: Case, f: Fun, xs: Any, seeds: Any, modes: Collection[str], checker: CaseChecker
+    case: Case, f: Fun, xs: Any, seeds: Any, checks: Collection[str], checker: CaseChecker
 ) -> Any:
     """Check first derivatives: compiled, and also eagerly (operation by operation) if requested.
 
@@ -211,7 +211,7 @@ def _check_first(
 
     with watch(case.primitive, f, xs, checker.fail):
         compiled, y, by_jax, slope = _run(everything, *xs)
-    eager = [_first(xform, f, xs, seeds)] if "eager" in modes else []
+    eager = [_first(xform, f, xs, seeds)] if "eager" in checks else []
     for results in eager:
         output = f(*xs)
         outputs = [results["output of jvp"], results["output of vjp"]]
@@ -236,26 +236,26 @@ def _check_types(results: Any, xs: Any, checker: CaseChecker) -> None:
     checker.same_types("cotangents of the inputs", results["vjp"], xs)
 
 
-def _check_compiled(case: Case, f: Fun, xs: Any, seeds: Any, first: Any, modes: Collection[str],
+def _check_compiled(case: Case, f: Fun, xs: Any, seeds: Any, first: Any, checks: Collection[str],
                     checker: CaseChecker) -> None:  # fmt: skip
-    """Check the modes "jit", "vmap", "scan" and "second", in one compiled program.
+    """Check the checks "jit", "vmap", "scan" and "second", in one compiled program.
 
     `first` are the first derivatives, if they are computed already. In vmap and scan the batch has
     two entries. Their tangents and cotangents differ by the factor -1/2.
     """
     in_scan = lambda *xs: lax.scan(lambda n, xs: (n + np.int32(1), f(*xs)), np.int32(0), xs)[1]
     derivatives = lambda xs, seeds: _first(xform, f, xs, seeds)
-    by_mode: dict[str, Fun] = {
+    by_check: dict[str, Fun] = {
         "jit": lambda *xs: _first(xform, jax.jit(f), xs, seeds),
         "vmap": lambda *xs: jax.vmap(derivatives)(stack_pair(xs, 1.0), stack_pair(seeds)),
         "scan": lambda *xs: _first(xform, in_scan, stack_pair(xs, 1.0), stack_pair(seeds)),
         "second": lambda *xs: _second(xform, f, xs),
     }
     possible = {"second": case.second, "vmap": case.vmap}
-    wanted = [m for m in by_mode if m in modes and possible.get(m, True)]
+    wanted = [m for m in by_check if m in checks and possible.get(m, True)]
 
     def everything(*xs: Any) -> dict[str, Any]:
-        results = {m: by_mode[m](*xs) for m in wanted}
+        results = {m: by_check[m](*xs) for m in wanted}
         if case.jax:
             results["JAX"] = _first(jax, f, xs, seeds)
             results["JAX, second"] = _second(jax, f, xs) if "second" in wanted else None

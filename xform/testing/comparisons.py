@@ -72,12 +72,16 @@ class CaseChecker:
                 self.fail(check, f"{a.dtype}{np.shape(a)} is not {dtype}{np.shape(b)}")
 
 
-def cast(x: Any, dtype: str, i: int) -> jax.Array:
+def cast(x: Any, dtype: str, position: int) -> jax.Array:
     """Convert an argument to a dtype. Integers and bools are not converted.
 
-    For a complex dtype a real argument gets imaginary parts, which depend on `i`, the position of
-    the argument, and on the position of the element. A complex argument stays complex for a real
-    dtype: it becomes complex64 for float32, else complex128.
+    Args:
+      x: the argument, an array.
+      dtype: name of a floating or complex dtype. For a complex dtype a real argument gets imaginary
+        parts. A complex argument stays complex for a real dtype: it becomes complex64 for
+        "float32", else complex128.
+      position: position of the argument. The imaginary parts depend on it, so that two arguments
+        differ.
     """
     x = np.asarray(x)
     if not np.issubdtype(x.dtype, np.inexact):
@@ -86,7 +90,7 @@ def cast(x: Any, dtype: str, i: int) -> jax.Array:
     if np.iscomplexobj(x) and not np.issubdtype(wanted, np.complexfloating):
         wanted = np.dtype("complex64" if dtype == "float32" else "complex128")
     elif np.issubdtype(wanted, np.complexfloating) and not np.iscomplexobj(x):
-        x = x + 0.25j * np.cos(1.0 + i + np.arange(x.size)).reshape(x.shape)
+        x = x + 0.25j * np.cos(1.0 + position + np.arange(x.size)).reshape(x.shape)
     return jnp.asarray(x, wanted)
 
 

@@ -12,7 +12,7 @@ import xform
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.testing.comparisons import CaseChecker, Fun, differences, direction, dot
-from xform.testing.validate import check_modes, check_outputs, check_point, check_precision
+from xform.testing.validate import check_names, check_outputs, check_point, check_precision
 from xform.transforms.function import as_tuple
 
 # The remedy in the error for a function whose derivatives disagree.
@@ -45,10 +45,13 @@ def check_grads(f: Fun, args: Sequence[Any], order: int = 2, modes: Sequence[str
     """
     check_callable(f, "check_grads")
     point = as_tuple(args, "args", "check_grads")
-    check_modes("check_grads", modes, ("jvp", "vjp"))
+    check_names("check_grads", "modes", modes, ("jvp", "vjp"))
     if order < 1:
         raise WrongArgument(
-            f"check_grads with order={order}", "there is no such derivative", "", "give 1 or more"
+            f"check_grads with order={order}",
+            "the order of a derivative is at least 1",
+            "",
+            "give 1 or more",
         )
     check_point("check_grads", point)
     point = jax.tree.map(jnp.asarray, point)

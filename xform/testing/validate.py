@@ -15,14 +15,23 @@ from xform.errors import WrongArgument
 from xform.program.arithmetic import differentiable
 
 
-def check_modes(caller: str, modes: Collection[str], known: Sequence[str]) -> None:
-    """Raise `WrongArgument` if a mode is unknown, or if there are no modes."""
-    unknown = [modes] if isinstance(modes, str) else [m for m in modes if m not in known]
-    if unknown or not modes:
-        problem = f"{unknown[0]!r} is not a mode" if unknown else "there is no mode left to check"
-        raise WrongArgument(
-            f"{caller} with modes={modes!r}", problem, "", f"give several of {tuple(known)}"
-        )
+def check_names(caller: str, argument: str, names: Collection[str], known: Sequence[str],
+                left_out: Collection[str] = ()) -> None:  # fmt: skip
+    """Raise `WrongArgument` unless `names`, the value of an argument, lists some `known` names.
+
+    Names in `left_out` do not count, because the Case leaves them out.
+    """
+    if isinstance(names, str):
+        problem = "it is one text, not a list of names"
+    elif unknown := [name for name in names if name not in known]:
+        problem = f"{unknown[0]!r} is unknown"
+    elif all(name in left_out for name in names):
+        problem = "nothing is left to check"
+    else:
+        return
+    raise WrongArgument(
+        f"{caller} with {argument}={names!r}", problem, "", f"give a list of some of {tuple(known)}"
+    )
 
 
 def check_point(caller: str, args: Any) -> None:

@@ -166,11 +166,13 @@ def compare(
         `capacity`.
       targets: names of devices, such as `"cpu"`, `"tpu:v5e:2x2"` or `"gpu:h100:8"`, attached or
         not; None is JAX's default backend. `python -m xform doctor` lists the names.
-      argnums: for a loss, the arguments to differentiate.
+      argnums: for a loss, position or positions of the arguments to differentiate.
       policy_argument: if `f` is a training step or another function that takes derivatives itself:
         the name of its parameter that takes the policy of these derivatives.
-      progress: called with the policy's name and the target before each compilation.
-      **options: options of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums`, `capacity`.
+      progress: a function `progress(policy, target)`, called with the two names before each
+        compilation. None: no calls.
+      **options: options of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums` and `capacity`.
+        They apply to every target.
 
     Returns:
       A `Comparison`. If no plan fits a budget, its row has no report. It shows the floor instead:

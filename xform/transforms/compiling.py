@@ -62,11 +62,11 @@ def compiler_for(
     budget = resolve_fit(policy)
     if not isinstance(budget, Budget) or budget.of != "peak" or not budget.verify:
         return None
-    goal = _goal()
+    target = _planned_target()
     avals = [x if isinstance(x, AbstractValue) else jax.typeof(x) for x in args]
-    reason = _no_compiler_reason(args, avals, goal)
-    if goal is None or reason:
-        warned = reason == _VMAP and budget.batch is None  # `planned_vjp` has already warned
+    reason = _no_compiler_reason(args, avals, target)
+    if target is None or reason:
+        warned = reason == _VMAP and budget.batch_size is None  # `planned_vjp` has already warned
         if not (warned or budget.device):
             warnings.warn(
                 f"{budget!r} of {fun.signature.name} is simulated, with a margin: xform cannot "
@@ -76,8 +76,8 @@ def compiler_for(
             )
         return None
     _check_shardings(budget, fun.signature.name, avals)
-    measure = _DerivativeCompiler(fun, args, avals, transform, goal)
-    return Compiler(fun.problem, measure.bytes, goal.name, *measure.cache_key)
+    measure = _DerivativeCompiler(fun, args, avals, transform, target)
+    return Compiler(fun.problem, measure.bytes, target.name, *measure.cache_key)
 
 
 class _DerivativeCompiler:
@@ -95,9 +95,9 @@ class _DerivativeCompiler:
         args: Sequence[Value],
         avals: Sequence[Any],
         transform: str,
-        goal: Target,
+        target: Target,
     ):
-        self.fun, self.goal, self.transform = fun, goal, transform
+        self.fun, self.target, self.transform = fun, target, transform
         self.known = [None if isinstance(x, Tracer | AbstractValue) else x for x in args]
         # The cotangent of a scalar function is 1, and the compiler may use that.
         scalar = transform in ("grad", "value_and_grad")
@@ -120,7 +120,7 @@ class _DerivativeCompiler:
             return self._run(candidate, given)
 
         derivative.__name__ = f"derivative of {self.fun.signature.name}"
-        compiled = _memory("compilation").compile_for(derivative, self.types, target=self.goal)
+        compiled = _memory("compilation").compile_for(derivative, self.types, target=self.target)
         return compiled.total_bytes
 
     def _run(self, candidate: Candidate, given: Sequence[Value]) -> Any:
@@ -138,7 +138,7 @@ class _DerivativeCompiler:
         return outs, runner.run(runner.arrays(saved, args), cts)
 
 
-def _goal() -> Target | None:
+def _planned_target() -> Target | None:
     """Return the target of the current plan; None if that device has no known name."""
     device = current_device()
     if current_target() is None and (device.kind or device.backend != jax.default_backend()):
@@ -146,7 +146,7 @@ def _goal() -> Target | None:
     return _memory("targets").parse_target(current_target())
 
 
-def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], goal: Target | None) -> str:
+def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], target: Target | None) -> str:
     """Return why no compiler can measure these arguments; empty if one can."""
     if any(map(is_batched, args)):
         return _VMAP
@@ -154,10 +154,10 @@ def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], goal: Targe
         return "inside a shard_map"
     if not all(isinstance(a, ShapedArray) for a in avals):
         return "for references and values that are not arrays"
-    if goal is None:
+    if target is None:
         return "for these devices"
-    absent = _memory("targets").missing(goal)
-    return f"for {goal.name}, as {absent[0]} is not installed" if absent else ""
+    absent = _memory("targets").missing(target)
+    return f"for {target.name}, as {absent[0]} is not installed" if absent else ""
 
 
 def _check_shardings(budget: Budget, name: str, avals: Sequence[Any]) -> None:

@@ -181,10 +181,10 @@ def _pull_by_formula(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequenc
     if isinstance(rule, Bilinear):
         reads = [active[1], active[0], *[True] * (len(xs) - 2)]
     else:
-        over = getattr(rule, "over", None) or [
+        argnums = getattr(rule, "argnums", None) or [
             i for i, x in enumerate(xs) if differentiable(jax.typeof(x))
         ]
-        reads = [i not in over for i in range(len(xs))]
+        reads = [i not in argnums for i in range(len(xs))]
     inputs = [x if r else _Type(x) for x, r in zip(xs, reads, strict=True)]
     outputs = [_Type(y) for y in ys]
     return lambda cts: list(rule.pull(eqn, inputs, outputs, cts, active))

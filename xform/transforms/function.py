@@ -256,7 +256,8 @@ def as_array(x: Any, caller: str) -> Value:
             caller,
             f"an argument of type {type(x).__name__} is a mutable value, which has no derivative",
             "",
-            "pass its contents (nnx.with_vars(x, hijax=False)), and close over what f writes",
+            "pass its contents, for a Flax Variable nnx.with_vars(x, hijax=False), and let the "
+            "function close over the Variables that it writes to",
         )
     if getattr(aval, "dtype", jax.dtypes.float0) == jax.dtypes.float0:
         return x

@@ -58,8 +58,9 @@ def residuals(
       policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
         "save_dots"; None is `min_cut`, the default under `jit`.
       argnums: position or positions of the arguments to differentiate, as for `grad`; all others
-        may be any Python object. None differentiates every argument, as `vjp` does.
-      has_aux: whether `f` returns a pair; only the first is differentiated.
+        may be any Python object. None differentiates every argument. The default is None, not 0 as
+        for `grad`, because the table lists what `vjp` saves, and `vjp` differentiates them all.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
 
     Returns:
       A `ResidualTable` that prints and iterates over rows. A row has the type, the bytes

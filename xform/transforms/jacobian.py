@@ -95,7 +95,10 @@ def nonempty_positions(argnums: int | Sequence[int], n: int, caller: str) -> tup
     if given := positions(argnums, n, caller):
         return given
     raise WrongArgument(
-        f"{caller} with argnums={argnums!r}", "it names no argument", "", "give one or more"
+        f"{caller} with argnums={argnums!r}",
+        "it names no argument",
+        "",
+        "give at least one position",
     )
 
 
@@ -211,8 +214,8 @@ def hvp(
       f: pure function of pytrees of arrays that returns a scalar.
       primals: the point, a tuple or list of arguments.
       tangents: the vector, like `primals`.
-      policy: what reverse mode saves, as for `grad`; `xform.policies.budget(bytes)` limits the
-        compiled peak memory of the product.
+      policy: which values reverse mode saves, as for `grad`. A budget, such as "budget:2GiB",
+        limits the peak memory of the whole compiled product.
 
     Returns:
       The product: a tree like the primal if there is one primal, else a tuple like `primals`.

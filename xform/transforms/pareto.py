@@ -50,11 +50,12 @@ def pareto(
         `policy_argument`, a whole training step, see `plan`.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       argnums: position or positions of the arguments to differentiate.
-      has_aux: whether `f` returns a pair; only the first is differentiated.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
       policy_argument: for a step, the name of its parameter that takes the policy, see `plan`.
-      target: the backend to plan for, such as "cpu", "tpu:v5e:1x1" or "gpu:h100". None is JAX's
-        default backend.
-      points: the number of xform's plans, `min_cut` included; a positive integer.
+      target: the device to plan for, such as "cpu", "tpu:v5e:1x1" or "gpu:h100", attached or not;
+        None is JAX's default backend.
+      points: the largest number of plans, the one of `min_cut` included; a positive integer. The
+        stock policies are not counted.
       verify: whether the compiler measures the peak of each plan, also for the stock policies.
         Otherwise the peaks are simulated.
 

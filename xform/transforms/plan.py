@@ -57,13 +57,15 @@ def plan(
         with their unsharded sizes.
       argnums: for a loss, the position or positions of the arguments to differentiate, as for
         `grad`; None is every argument, as for `vjp`.
-      has_aux: for a loss, whether it returns a pair; only the first is differentiated.
+      has_aux: for a loss, whether it returns a pair `(output, auxiliary)`; the second is not
+        differentiated.
       policy_argument: if `f` is a training step or another function that takes a derivative itself:
         the name of its parameter that takes the policy of that derivative. `plan` plans this
         derivative for the memory of the whole step, and reports the bytes of the step.
-      target: the backend to plan and compile for; None is JAX's default backend. Other targets,
-        such as `tpu:v5e:1x1` or `gpu:h100`, need no such device here; see `xform.memory.targets`.
-      donate_argnums: positions of the arguments whose memory the compiled function may reuse.
+      target: the device to plan and compile for, such as "cpu", "tpu:v5e:1x1" or "gpu:h100",
+        attached or not; None is JAX's default backend. `python -m xform doctor` lists the names.
+      donate_argnums: positions of the arguments whose memory the compiled function may reuse, as
+        for `jax.jit`.
       verify: whether to compile. For a budget of the peak, `plan` compiles the default policy and
         at most six more plans, or seven before it raises BudgetInfeasible; the compiler's bytes
         must fit. No plan is compiled twice in a process, and earlier compilations change no plan.
@@ -107,21 +109,21 @@ def plan(
     >>> least.compiled_bytes <= 750 * 2**10
     True
     """
-    start, goal = time.perf_counter(), parse_target(target)
+    start, parsed = time.perf_counter(), parse_target(target)
     policy = parse(min_cut if policy is None else policy)
     planning = progress_line.show(f"planning {function_name(f)}")
-    with planning, goal.planned_for():
+    with planning, parsed.planned_for():
         fitted = isinstance(policy, Fit)
         policy = resolve_fit(policy)
         unbounded = fitted and not isinstance(policy, Budget)
         name = f"auto, {policy_name(policy)}" if unbounded else policy_name(policy)
-        task = planning_task(f, args, argnums, has_aux, policy_argument, goal, donate_argnums,
+        task = planning_task(f, args, argnums, has_aux, policy_argument, parsed, donate_argnums,
                              regions_of(policy))  # fmt: skip
         compiling: list[float] = []
 
         def uncompiled_plan(candidate: Candidate) -> Plan:
             return plan_of_candidate(
-                task.name, task.derivative, task.problem, name, candidate, goal
+                task.name, task.derivative, task.problem, name, candidate, parsed
             )
 
         def measure(candidate: Candidate) -> int | None:
@@ -147,7 +149,7 @@ def plan(
 
         if not verify:
             return finished_plan(plan_program(task.problem, policy))
-        compiler = Compiler(task.problem, measure, goal.name, *task.cache_key)
+        compiler = Compiler(task.problem, measure, parsed.name, *task.cache_key)
         candidate = plan_program(task.problem, policy, compiler)
         size = compiler.bytes(candidate)
         return finished_plan(candidate, compiles=compiler.compiles, refused=size == math.inf,
@@ -160,19 +162,19 @@ def plan_of_candidate(
     problem: Problem,
     policy: str,
     candidate: Candidate,
-    goal: Target,
+    target: Target,
 ) -> Plan:
     """The `Plan` of a candidate, with simulated bytes; its compiled bytes are not set.
 
     `derivative` describes what is compiled, and `policy` names the policy.
     """
     chosen = candidate.schedule
-    simulated = liveness(chosen, goal.backend)
+    simulated = liveness(chosen, target.backend)
     return Plan(
         function=function,
         derivative=derivative,
         policy=policy,
-        target=goal.name,
+        target=target.name,
         rows=tuple(rows_of(chosen)),
         saved_bytes=residual_bytes(chosen),
         forward_flops=flops(problem.program),

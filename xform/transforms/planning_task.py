@@ -64,12 +64,12 @@ class PlanningTask:
 
 
 def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
-                  policy_argument: str | None, goal: Target, donate_argnums: Any, regions: Regions
-                  ) -> PlanningTask:  # fmt: skip
+                  policy_argument: str | None, target: Target, donate_argnums: Any,
+                  regions: Regions) -> PlanningTask:  # fmt: skip
     """Trace what `xform.plan` plans. Nothing is compiled yet.
 
-    `goal` is the target, and `regions` says whether remat regions are dissolved ("open") or stay as
-    written ("marked"). The other arguments are those of `xform.plan`.
+    `regions` says whether remat regions are dissolved ("open") or stay as written ("marked"). The
+    other arguments are those of `xform.plan`.
 
     Raises:
       WrongArgument: `has_aux` or `argnums` is given for a step, the step has no parameter
@@ -78,9 +78,9 @@ def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has
     """
     donate = positions(numbers(donate_argnums, "plan", "donate_argnums"), len(args), "plan")
     if policy_argument is None:
-        return _loss_task(f, args, argnums, has_aux, goal, donate)
+        return _loss_task(f, args, argnums, has_aux, target, donate)
     check_step(f, args, policy_argument, argnums, has_aux, "plan")
-    return _step_task(f, args, policy_argument, goal, donate, regions)
+    return _step_task(f, args, policy_argument, target, donate, regions)
 
 
 def check_step(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str, argnums: Any,
@@ -112,7 +112,7 @@ def with_policy(f: Callable[..., Any], policy: Any, argnums: Any, policy_argumen
 
 
 def _loss_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
-               goal: Target, donate: Sequence[int]) -> PlanningTask:  # fmt: skip
+               target: Target, donate: Sequence[int]) -> PlanningTask:  # fmt: skip
     """Return the task for a loss; the arguments at the positions `donate` are donated."""
     traced, arguments = derivative_at("plan", f, args, argnums, has_aux), FlatArguments(args)
     donated, arrays = arguments.indices(donate), arguments.arrays()
@@ -131,7 +131,7 @@ def _loss_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_au
         flat = lambda ct, *arrays: run(arguments.replace_arrays(arrays)[1], ct)
         flat.__name__ = traced.name
         step = jit(flat, donate_argnums=[i + 1 for i in donated])
-        return compile_for(step, (_cotangent(traced), *arrays), target=goal)
+        return compile_for(step, (_cotangent(traced), *arrays), target=target)
 
     shardings = text_of(([getattr(x, "sharding", None) for x in arrays], traced.closed))
     plural = "s" * (len(argument_positions) != 1)
@@ -151,7 +151,7 @@ class _PlaceholderPolicy:
         return min_cut(prim, *avals, **params)
 
 
-def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str, goal: Target,
+def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str, target: Target,
                donate: Sequence[int], regions: Regions) -> PlanningTask:  # fmt: skip
     """Return the task for a step; the arguments at the positions `donate` are donated.
 
@@ -170,15 +170,15 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str
 
     run, options = with_policy(f, placeholder, 0, policy_argument)
     with use_planner(recording_planner):
-        trace = trace_for(run, args, options, goal, donate)
+        trace = trace_for(run, args, options, target, donate)
     problem = _only_problem(f, policy_argument, list(problems.values()))
     whole = program(trace.jaxpr)
-    outer = simulate(whole, goal.backend, overwrites_argument=overwritten(trace, whole))
-    inner = liveness(plan_program(problem, default).schedule, goal.backend)
+    outer = simulate(whole, target.backend, overwrites_argument=overwritten(trace, whole))
+    inner = liveness(plan_program(problem, default).schedule, target.backend)
 
     def compile_under(policy: Policy) -> Compilation:
         run, options = with_policy(f, policy, 0, policy_argument)
-        return compile_for(run, args, options, goal, donate_argnums=donate)
+        return compile_for(run, args, options, target, donate_argnums=donate)
 
     shardings = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
     problem = dataclasses.replace(problem, outside_bytes=outer.total_bytes - inner.total_bytes)

@@ -131,10 +131,10 @@ def _report(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
 
 def _resolve_auto(policy: Policy, target: str | None, options: Mapping[str, Any]) -> Policy:
     """Replace "auto" by the budget, or the default policy, that it stands for on a target."""
-    goal, capacity = parse_target(target), options.get("capacity")
+    parsed, capacity = parse_target(target), options.get("capacity")
     if isinstance(policy, Fit) and capacity is not None:
-        return policy.within(bytes_of(capacity, f"capacity={capacity!r}"), goal.device.name)
-    with goal.planned_for():
+        return policy.within(bytes_of(capacity, f"capacity={capacity!r}"), parsed.device.name)
+    with parsed.planned_for():
         return resolve_fit(policy)
 
 

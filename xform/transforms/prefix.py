@@ -56,14 +56,16 @@ def flags(given: Any, tree: Any, caller: str, name: str) -> Mask:
             children = list(flatten_one_level(prefix)[0])
         except ValueError:
             problem = f"is {prefix!r} of type {type(prefix).__name__}"
-            raise error(path, problem, "give a tuple-tree of bools: tuples with bools") from None
+            raise error(
+                path, problem, "give True or False, or a tuple of bools (nested like the argument)"
+            ) from None
         if treedef_is_leaf(subtree) and subtree.num_leaves:
             raise error(path, "is a container, but the argument is a leaf", "give one bool there")
         subtrees = subtree.children()
         if len(children) != len(subtrees):
             problem = f"has {len(children)}, but the argument has {len(subtrees)}"
             raise error(
-                path, f"differs in its number of children: it {problem}", "give one for each"
+                path, f"has the wrong number of children: it {problem}", "give one bool for each"
             )
         kind, keys = subtree.node_data()
         if type(prefix) is dict and kind is dict and sorted(prefix) != list(keys):

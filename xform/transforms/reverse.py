@@ -124,10 +124,11 @@ def planned_vjp(fun: Function, args: Sequence[Value], policy: Policy, saveable: 
     `args` are the inputs of its program. `saveable` says which primals the pullback may hold; None
     for all. `caller` is the transform that the user called.
     """
-    if isinstance(policy, Budget | Fit) and policy.batch is None and any(map(is_batched, args)):
+    per_example = isinstance(policy, Budget | Fit) and policy.batch_size is None
+    if per_example and any(map(is_batched, args)):
         warnings.warn(
-            f"under vmap, {policy!r} limits the bytes of one example; to limit those of a batch of "
-            f"n, pass {'fit' if isinstance(policy, Fit) else 'budget'}(..., batch=n)",
+            f"under vmap, {policy!r} limits the bytes of one example. To limit those of a batch of "
+            f"n, pass {'fit' if isinstance(policy, Fit) else 'budget'}(..., batch_size=n)",
             stacklevel=user_stacklevel(),
         )
     with seldom_collected(staging()):
@@ -166,7 +167,9 @@ def value_and_grad(
       holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
       allow_int: whether to accept integer inputs; their gradients have dtype float0.
       policy: which values to save for the backward pass: a policy of `xform.policies` or
-        `jax.checkpoint_policies`, or its text, such as "save_dots" or "auto".
+        `jax.checkpoint_policies`, or its text, such as "save_dots" or "auto". None is `min_cut` if
+        `f` is traced, as under `jit`. If `f` runs operation by operation, None saves everything
+        that the backward pass reads.
 
     Returns:
       A function with the arguments of `f`, which returns `(value, gradient)`, or

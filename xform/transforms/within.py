@@ -79,7 +79,7 @@ def first_within(budget: Budget, ladders: Iterable[Sequence[Variant]],
         f"the lowest peak found takes {human_bytes(int(floor))} (compiled): arguments, outputs and "
         "temporary memory"
         if known
-        else "the compiler refused every variant that was tried",
+        else "the compiler refused every program that was tried, because none fits the device",
         "",
         remedy,
         int(floor) if known else 0,

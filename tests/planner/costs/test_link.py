@@ -191,7 +191,7 @@ def test_a_batch_and_explicit_axes_are_sent_too() -> None:
     f = PROGRAMS["unrolled"]
     policy = budget(xform.residuals(f, WS, X).total_bytes // 2, of="saved")
     g, xs = xform.grad(f, policy=policy), np.stack([X, 2 * X])
-    shared = dataclasses.replace(policy, batch=2)
+    shared = dataclasses.replace(policy, batch_size=2)
     batched = jax.vmap(xform.grad(f, policy=shared), (None, 0))
     close(jax.jit(batched)(WS, xs), jax.vmap(jax.grad(f), (None, 0))(WS, xs), 1e-9)
     hessian = lambda grad: jax.jit(xform.jacfwd(lambda x: jnp.sum(grad(WS, x)[0])))(X)

@@ -145,7 +145,7 @@ def test_a_batch_shares_its_bytes_or_is_warned_of() -> None:
     alone = xform.grad(unrolled, policy=policies.budget(most // 2, of="saved"))
     with pytest.warns(UserWarning, match="limits the bytes of one example"):
         close(jax.jit(jax.vmap(alone, (None, 0)))(WS, xs), want, 1e-9)
-    shared = policies.budget(3 * most // 2, of="saved", batch=3)
+    shared = policies.budget(3 * most // 2, of="saved", batch_size=3)
     assert shared.bytes == most // 2
     close(jax.jit(jax.vmap(xform.grad(unrolled, policy=shared), (None, 0)))(WS, xs), want, 1e-9)
 

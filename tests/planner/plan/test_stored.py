@@ -126,9 +126,9 @@ def test_a_file_that_is_cut_short_or_is_no_json(written: dict[str, Any], tmp_pat
         (lambda data: last(data).update(saved=[999]), "it saves value 999, but the program has"),
         (lambda data: last(data).update(offloaded={"999": ["device", "pinned_host"]}),
          "it saves value 999, but the program has"),
-        (lambda data: last(data).update(nodes={"999": [0]}), "it has 1 decisions for equation 999"),
+        (lambda data: last(data).update(nodes={"999": [0]}), "it has decisions for 1 loop bodies"),
         (lambda data: last(data).update(nodes={k: [0, 0] for k in last(data)["nodes"]}),
-         "it has 2 decisions for equation"),
+         "it has decisions for 2 loop bodies"),
     ],
 )  # fmt: skip
 def test_decisions_of_what_the_program_does_not_have(

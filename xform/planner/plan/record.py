@@ -186,8 +186,8 @@ class _RecordReader:
         eqn = joint.forward[index] if index < len(joint.forward) else None
         if eqn is None or eqn.primitive is not fork_p or len(eqn.params["node"].joints) != count:
             raise self._damage_error(
-                f"it has {count} decisions for equation {index}, which does not hold as many "
-                "programs"
+                f"it has decisions for {count} loop bodies, branches or called functions in "
+                f"equation {index}, which does not contain as many"
             )
         return eqn.params["node"]
 
