@@ -147,4 +147,4 @@ def test_a_dump_without_a_buffer_assignment() -> None:
 
 def test_names_of_what_is_not_there() -> None:
     data = made([(ALLOC, 1), (ALLOC, 7)], {1: 8}, 8)
-    assert "with a reference to a missing entry" in refused(data)
+    assert "refer to an entry that is missing" in refused(data)

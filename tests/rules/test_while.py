@@ -433,7 +433,7 @@ def test_a_linear_loop_is_transposed_and_no_other() -> None:
     close(xform.linear_transpose(f(lambda c: 2 * c), X)(X)[0], 8 * X)
     with pytest.raises(errors.NotLinear, match="mul needs the value"):
         xform.linear_transpose(f(lambda c: c * c), X)
-    with pytest.raises(errors.NotLinear, match="how many steps"):
+    with pytest.raises(errors.NotLinear, match="how many iterations"):
         xform.linear_transpose(lambda x: lax.while_loop(lambda c: c < 3, lambda c: 2 * c, x), 1.0)
 
 

@@ -348,5 +348,5 @@ def test_a_target_that_is_not_here() -> None:
     lowered = xform.jit(sgd, "budget:600KiB", target="cpu:1").lower(*types)
     assert (lowered.plan.compiled_bytes or 2**30) <= 600 * 2**10
     assert lowered.memory_analysis().total_bytes == lowered.plan.compiled_bytes
-    with pytest.raises(WrongArgument, match="not here"):
+    with pytest.raises(WrongArgument, match="not attached"):
         lowered.compile()

@@ -119,8 +119,8 @@ def planning_jit(
     def planned(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         if fun is None:
             return functools.partial(planned, **options)
-        if not bounds_peak(policy) or not callable(fun):
-            return jit_of_jax(fun, **options)
+        if not callable(fun):
+            return jit_of_jax(fun, **options)  # raises JAX's error
         return JitStep(fun, policy, options, notify=notify, is_replacement=True)
 
     planned.__module__ = "jax"  # so that pickle finds it

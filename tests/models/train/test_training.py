@@ -107,7 +107,7 @@ def test_the_state_is_donated_to_the_step() -> None:
 def test_a_step_that_reuses_too_little_is_refused() -> None:
     state = abstract_state(MODEL, OPTIM)
     compiled = jax.jit(lambda state: state.step + 1, donate_argnums=0).lower(state).compile()
-    with pytest.raises(RuntimeError, match="bytes of its state"):
+    with pytest.raises(RuntimeError, match="bytes of its donated state"):
         check_donation(compiled, state)
 
 

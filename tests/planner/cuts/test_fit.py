@@ -197,7 +197,7 @@ def test_a_budget_bounds_the_peak_in_any_trace() -> None:
     close(jax.jit(g)(WS, X), jax.grad(unrolled)(WS, X), 1e-9)
 
 
-@pytest.mark.parametrize("how", [{"of": "sum"}, {"solver": "guess"}, {"batch": 0}])
+@pytest.mark.parametrize("how", [{"of": "sum"}, {"solver": "guess"}, {"batch_size": 0}])
 def test_other_arguments_that_are_none(how) -> None:
     with pytest.raises(errors.WrongArgument, match="budget"):
         policies.budget(1, **how)
