@@ -27,6 +27,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 PLANNED = re.compile(
     r"planned step: (?P<step>\S+), .* (?P<size>\S+ \S+) on each device, .*?(?P<n>\d+) programs?"
 )
+FLOOR = re.compile(r"the lowest peak found is (?P<size>\S+ \S+) \(compiled")
 ROOMY = "1TiB"
 
 
@@ -52,7 +53,11 @@ def measure(trainer: str, sources: Path) -> dict[str, Any]:
     found = {"jax": run(trainer, sources, None), "roomy": run(trainer, sources, ROOMY)}
     size = largest(found["roomy"])
     for part in BUDGETS if size else ():
-        found[str(part)] = run(trainer, sources, f"{int(part * size)}B") | {"budget": part * size}
+        one = run(trainer, sources, f"{int(part * size)}B") | {"budget": part * size}
+        found[str(part)] = one
+        if floor := FLOOR.search(one["error"]):  # a little more, as the message is rounded
+            size_ = 1.01 * parse_bytes(floor["size"])
+            found["floor"] = run(trainer, sources, f"{int(size_)}B") | {"budget": size_}
     return found
 
 
@@ -73,8 +78,12 @@ def cells(found: dict[str, Any]) -> list[str]:
     row = [f"{largest(found['roomy']) / 2**20:.1f}", difference(found["roomy"], jax_)]
     for part in map(str, BUDGETS):
         one = found.get(part)
+        if one and one["error"]:
+            one = found.get("floor", one)
+            row += [f"refused; its floor: {largest(one) / 2**20:.1f}", difference(one, jax_)]
+            continue
         if one is None or one["exit"]:
-            row += ["refused" if one and one["error"] else "failed", ""]
+            row += ["failed", ""]
             continue
         kept = "" if largest(one) <= one["budget"] * 1.001 else " EXCEEDED"
         row += [f"{largest(one) / 2**20:.1f}{kept}", difference(one, jax_)]

@@ -18,6 +18,7 @@ config.update(
     num_train_steps=int(sys.argv[2]), num_eval_steps=1, num_predict_steps=1,
     num_layers=2, qkv_dim=128, emb_dim=128, mlp_dim=512, num_heads=2, max_target_length=64,
     max_eval_target_length=32, max_predict_length=8, eval_every_steps=1, warmup_steps=2,
+    use_bfloat16=False,
 )  # fmt: skip
 with mock_lm1b():
     train.train_and_evaluate(config, tempfile.mkdtemp())
