@@ -61,6 +61,17 @@ BARS = [
 ]
 
 
+# Most of these programs compute in the fast memory on a TPU's chip, which is not counted.
+TPU_BARS = [Bar("temporary bytes", share, 1.02, 50)]
+
+
+def bars_of(target: str) -> list[Bar]:
+    """Return the bars for a target. Times are measured on the CPU alone."""
+    if target.startswith("tpu"):
+        return TPU_BARS
+    return BARS if target == "cpu" else [bar for bar in BARS if bar.of is share]
+
+
 def counted(results: Results, target: str = "cpu") -> dict[str, Found]:
     """The programs that are large enough on a target, in the order of the registry."""
     known = {name: results[name][target] for name in PROGRAMS if target in results.get(name, {})}
@@ -77,8 +88,7 @@ def write(folder: Path, results: Results) -> None:
     replace(folder, "programs", table(["program", "repository", "files"], listed))
     targets = list(dict.fromkeys(target for parts in results.values() for target in parts))
     bars = [[target, *bar.row(list(found.values()))] for target in targets
-            if (found := counted(results, target))
-            for bar in BARS if target == "cpu" or bar.of is share]  # fmt: skip
+            if (found := counted(results, target)) for bar in bars_of(target)]  # fmt: skip
     head = ["target", "of jax.grad's", "at most", "in", "measured", "met"]
     write_table(folder, head, bars, "bars", ", ".join(targets))
     others = [target for target in targets if target != "cpu"]
