@@ -229,3 +229,25 @@ def test_a_budget_that_a_step_cannot_keep_ends_the_program(run: Run) -> None:
     assert not out
     assert "BudgetInfeasible: policy=budget('1KiB')" in err
     assert "the lowest peak found is" in err
+
+
+def test_a_budget_of_a_step_whose_first_trace_differs(run: Run) -> None:
+    first = """
+        import jax, jax.numpy as jnp
+        traces = []
+
+        @jax.jit
+        def step(w, x):
+            traces.append(1)
+            scale = 1.0 if len(traces) > 1 else jnp.cos(jnp.zeros(()))
+            h = lambda w: jax.lax.scan(lambda h, w: (jnp.sin(h @ w), None), x, w)[0]
+            return jax.grad(lambda w: scale * jnp.mean(h(w) ** 2))(w)
+
+        print(float(step(jnp.ones((12, 32, 32)) / 32, jnp.ones((256, 32))).sum()))
+    """
+    code, out, err = run(first, options=("--policy", "budget:500KiB"))
+    assert code == 0, err
+    assert "planned step: step, budget:500KiB" in err
+    assert "0 FLOP recomputed" not in err
+    assert "planning failed" not in err
+    assert float(out) == pytest.approx(float(run(first)[1]), rel=1e-5)

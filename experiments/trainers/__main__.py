@@ -43,9 +43,9 @@ def run(trainer: str, sources: Path, policy: str | None) -> dict[str, Any]:
               for x in NUMBER.findall(line)]  # fmt: skip
     found = [m.groupdict() for m in PLANNED.finditer(done.stderr)]
     error = next((s for s in done.stderr.splitlines() if "lowest peak" in s), "")
-    return {"exit": done.returncode, "losses": losses, "steps": found, "error": error[:200],
-            "seconds": time.perf_counter() - start,
-            "last": done.stderr.strip().splitlines()[-1:]}  # fmt: skip
+    error = error.replace(str(sources), "FOLDER")[:200]
+    return {"exit": done.returncode, "losses": losses, "steps": found, "error": error,
+            "seconds": time.perf_counter() - start}  # fmt: skip
 
 
 def measure(trainer: str, sources: Path) -> dict[str, Any]:

@@ -318,6 +318,22 @@ def test_candidates_are_not_autotuned_and_the_program_that_runs_decides(
     assert step.plan.compiles == len(compiled)
 
 
+def test_a_step_whose_first_trace_differs_from_later_ones() -> None:
+    traces: list[int] = []
+
+    def step(ws: Any, x: Any) -> Any:
+        traces.append(1)
+        scale = 1.0 if len(traces) > 1 else jnp.cos(jnp.zeros(()))  # the same number
+        return ws - 0.1 * xform.grad(lambda ws: scale * loss(ws, x))(ws)
+
+    size = compiled_bytes(step, WS, X)
+    traces.clear()
+    planned = xform.jit(step, budget(int(0.8 * size)))
+    np.testing.assert_allclose(planned(WS, X), jax.jit(sgd)(WS, X)[0], rtol=1e-5)
+    assert planned.plan.compiled_bytes <= 0.8 * size
+    assert planned.plan.recompute_flops > 0
+
+
 def test_without_verify_the_simulation_decides_and_one_program_is_compiled() -> None:
     size = int(0.8 * compiled_bytes(sgd, WS, X))
     planned = xform.jit(sgd, budget(size, verify=False))

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from xform import everywhere
 from xform._jax import staging
+from xform.errors import OtherProgram
 from xform.interpret.joint import Schedule
 from xform.introspection.callables import function_name
 from xform.planner.candidate import Candidate
@@ -35,7 +36,7 @@ from xform.planner.problem import Problem
 from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, policy_name, save_everything
 from xform.program.source import frame
-from xform.steps.derivatives import Decisions
+from xform.steps.derivatives import Decisions, in_step
 from xform.steps.plan import StepPlan
 from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
@@ -107,6 +108,8 @@ class FunctionRecord:
         try:
             chosen = planner(problem, policy, compiler)
         except Exception as error:  # the program must go on
+            if isinstance(error, OtherProgram):  # `xform.jit` then traces the step again
+                raise
             policy = save_everything
             chosen = plan_program(problem, policy)
             self.notes[f"everything is saved, because planning failed: {_line(error)}"] += 1
@@ -129,10 +132,8 @@ class FunctionRecord:
             self.policy = "planned step"
             return
         self.bytes = residual_bytes(schedule)
-        self.recompute_flops, self.policy = (
-            int(recompute_flops(schedule)),
-            policy_name(resolve_fit(policy)),
-        )
+        self.recompute_flops = int(recompute_flops(schedule))
+        self.policy = policy_name(resolve_fit(policy))
         if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
             names = [f"input {i}" for i, _ in enumerate(schedule.joint.inputs)]
@@ -151,21 +152,11 @@ class FunctionRecord:
         """Return the cells of this row, in the order of the table's head."""
         size = lambda n: "" if n is None else human_bytes(n)
         recompute = "" if self.recompute_flops is None else human_flops(self.recompute_flops)
-        unplanned = (
-            "JAX's" if self.left_to_jax == self.traced + self.eager else "not planned: eager"
-        )
-        policy = self.policy or unplanned
-        return (
-            self.name,
-            shorten_place(self.where),
-            self.transform,
-            str(self.traced),
-            str(self.eager),
-            size(self.jax_bytes),
-            size(self.bytes),
-            recompute,
-            policy,
-        )
+        is_jaxs = self.left_to_jax == self.traced + self.eager
+        policy = self.policy or ("JAX's" if is_jaxs else "not planned: eager")
+        names = self.name, shorten_place(self.where), self.transform
+        counts = str(self.traced), str(self.eager)
+        return (*names, *counts, size(self.jax_bytes), size(self.bytes), recompute, policy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,6 +265,8 @@ class DerivativeRecorder:
             with use_planner(functools.partial(row.plan, current_planner())):
                 result = use.ours(*xs, **kwargs)
         except Exception as error:
+            if isinstance(error, OtherProgram) and in_step():
+                raise
             note = f"left to JAX: {_line(error)}"
         if note:
             result = use.theirs(*xs, **kwargs)

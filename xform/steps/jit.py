@@ -16,7 +16,7 @@ import jax
 
 from xform._jax import Tracer
 from xform._jax import jit as jit_of_jax
-from xform.errors import WrongArgument
+from xform.errors import OtherProgram, WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import report_of
 from xform.memory.report import MemoryReport
@@ -228,6 +228,17 @@ class JitStep:
         if isinstance(policy, StepPlan):
             return self._follow(policy, args, kwargs)
         assert isinstance(policy, Budget)
+        try:
+            return self._search(policy, args, kwargs)
+        except OtherProgram:
+            # The first trace of the step differs from later ones, as of a function that fills a
+            # cache. Its derivatives are then those of a later trace.
+            return self._search(policy, args, kwargs)
+
+    def _search(
+        self, policy: Budget, args: Args, kwargs: Kwargs
+    ) -> tuple[StepPlan, Decisions, CompiledStep]:
+        """Follow the plan that is on disk, or search for a plan."""
         default = dataclasses.replace(min_cut, regions=policy.regions)
         traced, problems = self._program.trace(Decisions(default, {}, retrace=True), args, kwargs)
         if self._is_replacement and not problems:
