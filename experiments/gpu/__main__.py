@@ -1,4 +1,4 @@
-"""Bytes and time of training steps on the GPU of this machine, beside what was promised."""
+"""Compare the promised bytes of training steps with the peak of this machine's GPU; time them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ SIZES = {
 
 
 def parameters(size: Size, key: jax.Array) -> Any:
-    """Return random parameters; those of the layers are stacked if the layers are scanned."""
+    """Return random parameters. If the layers are scanned, their parameters are stacked."""
     d, kv = size.width, size.width // size.heads * size.kv_heads
     shapes: dict[str, tuple[int, ...]] = {
         "norm": (2, d),

@@ -28,7 +28,7 @@ RESULTS = HERE / "results.json"
 MIB = 2**20
 # Parts of the bytes that the step takes without a budget.
 BUDGETS = (1.0, 0.9, 0.8, 0.7, 0.6)
-# By name: the kind of the mesh's axes, and what is sharded besides the batch.
+# For each placement, the kind of the mesh's axes and how weights are sharded; None: one device.
 MESHES: dict[str, tuple[AxisType, str] | None] = {
     "one device": None,
     "data": (AxisType.Auto, "data"),

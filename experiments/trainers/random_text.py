@@ -11,7 +11,7 @@ EXAMPLES = 4096
 
 
 def mock_lm1b() -> AbstractContextManager[None]:
-    """Return a context in which `tensorflow_datasets` makes up the examples of `lm1b`."""
+    """Return a context that makes `tensorflow_datasets` invent the examples of `lm1b`."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
