@@ -1,8 +1,6 @@
 """Several processes: one plan, which the first process decides and keeps on its disk."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.processes import cpu_environment, free_port
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-ROOT = Path(__file__).parent.parent.parent
 DEVICES = 8
 
 PROGRAM = """
@@ -52,15 +51,7 @@ print(json.dumps([plan.compiled_bytes, plan.recompute_flops, record, losses, pla
 
 def results(processes: int, folder: Path) -> list[list[Any]]:
     """Run the program in some processes, each with a folder of its own; return what each prints."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES // processes}",
-    }
+    port, environment = free_port(), cpu_environment(DEVICES // processes)
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, (port, processes, i, folder / str(i)))],

@@ -1,19 +1,16 @@
 """Two processes read two halves of the batches of one process, and combine them."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from models.data.batches import batches, mixed
 from tests.models.data.test_batches import A, B
+from tests.processes import ROOT, cpu_environment, free_port
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json, sys
 import jax
@@ -37,15 +34,7 @@ print(json.dumps([share.process, share.processes, iterator.get_state(), whole]),
 
 @pytest.mark.slow
 def test_two_processes_have_the_batches_of_one() -> None:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PYTHONPATH": str(ROOT),
-    }
+    address, environment = f"localhost:{free_port()}", cpu_environment(2)
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, address, str(process)],

@@ -1,9 +1,7 @@
 """Runs of several processes on one machine: the losses of one device, and a checkpoint for any."""
 
 import contextlib
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,9 +16,9 @@ from flax import nnx
 from models.run.trained import load_run
 from tests.models.micro import losses
 from tests.models.run.kinds import EACH, written
+from tests.processes import cpu_environment, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-ROOT = Path(__file__).parent.parent.parent.parent
 COMMAND = [sys.executable, "-m", "models", "train"]
 STEPS = ["--steps", "6", "--save-every", "3", "--validate-every", "3"]
 
@@ -36,15 +34,7 @@ def together(processes: int, devices: int, *flags: str) -> None:
 @contextlib.contextmanager
 def begun(processes: int, devices: int, *flags: str) -> Iterator[list[subprocess.Popen[str]]]:
     """The same, which go on; those that are left at the end are killed."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-    }
+    port, environment = free_port(), cpu_environment(devices)
     several = ["--coordinator-address", f"localhost:{port}", "--num-processes", str(processes)]
     started = [
         subprocess.Popen(
