@@ -131,7 +131,9 @@ def replacements(
     ours = {name: _replacement(name, policy) for name in THEIRS if name in _OURS}
     if not bounds_peak(policy):
         return ours | {"jit": THEIRS["jit"]}
-    steps = importlib.import_module("xform.steps.jit")  # only now: `import xform` stays fast
+    steps = importlib.import_module(
+        "xform.steps.replacement"
+    )  # only now: `import xform` stays fast
     return ours | {"jit": steps.planning_jit(policy, notify)}
 
 

@@ -1,8 +1,9 @@
 """`xform.jit`: a byte budget for a whole step."""
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -31,6 +32,11 @@ def loss(ws: Any, x: Any) -> Any:
 
 def sgd(ws, x):
     value, grads = xform.value_and_grad(loss)(ws, x)
+    return ws - 0.1 * grads, value
+
+
+def sgd_with_policy(ws, x, policy=None):
+    value, grads = xform.value_and_grad(loss, policy=policy)(ws, x)
     return ws - 0.1 * grads, value
 
 
@@ -149,21 +155,27 @@ def test_a_budget_is_kept_or_refused_with_a_true_floor(name: str) -> None:
         assert lowest.plan.compiled_bytes == floor
 
 
-def test_the_planned_program_is_the_one_that_runs() -> None:
+@contextlib.contextmanager
+def counting_compilations() -> Iterator[list[str]]:
+    """A list that has one entry for each program that XLA compiles inside the context."""
     compiled: list[str] = []
     listen = lambda event, _, **__: compiled.append(event) if "backend_compile" in event else None
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        planned = xform.jit(sgd, budget(int(0.8 * compiled_bytes(sgd, WS, X))))
-        compiled.clear()
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_the_planned_program_is_the_one_that_runs() -> None:
+    planned = xform.jit(sgd, budget(int(0.8 * compiled_bytes(sgd, WS, X))))
+    with counting_compilations() as compiled:
         out = planned(WS, X)
         assert len(compiled) == planned.plan.compiles
         again = planned(WS, X)
         planned.lower(WS, X).compile()
         assert planned.memory_analysis().total_bytes == planned.plan.compiled_bytes
         assert len(compiled) == planned.plan.compiles
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     assert_equal(out, again)
 
 
@@ -242,9 +254,36 @@ def test_a_plan_of_a_step_is_a_policy_and_is_kept_on_disk(tmp_path: Any) -> None
 def test_other_policies_apply_to_each_derivative(policy: Any) -> None:
     explicit = lambda ws, x: ws - 0.1 * xform.grad(loss, policy=policy)(ws, x)
     given = lambda ws, x: ws - 0.1 * xform.grad(loss)(ws, x)
+    want, size = jax.jit(explicit)(WS, X), compiled_bytes(explicit, WS, X)
     planned = xform.jit(given, policy)
-    assert compiled_bytes(explicit, WS, X) == compiled_bytes(planned, WS, X)
-    assert_equal(planned(WS, X), jax.jit(explicit)(WS, X))
+    with counting_compilations() as compiled:
+        assert_equal(planned(WS, X), want)
+        (plan,) = planned.plan
+        assert plan.compiled_bytes == planned.memory_analysis().total_bytes == size
+        planned.lower(WS, X).compile()
+        assert len(compiled) == 1
+    assert abs(plan.predicted_bytes - size) < 0.02 * size
+    assert plan.explain(plan.rows[0].value) in planned.explain(plan.rows[0].value)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (WS, X)]
+    assert xform.jit(given, policy, target="cpu:1").lower(*types).plan.compiled_bytes == size
+
+
+def test_a_plan_of_the_derivative_is_a_policy() -> None:
+    made = xform.plan(sgd_with_policy, WS, X, policy="save_nothing", policy_argument="policy")
+    follows = xform.jit(sgd, made)
+    assert_equal(follows(WS, X), jax.jit(sgd)(WS, X))
+    (plan,) = follows.plan
+    assert plan.record == made.record
+    assert plan.compiled_bytes == made.compiled_bytes
+    with pytest.raises(OtherProgram, match="another program"):
+        follows(WS[:6], X)
+
+
+def test_a_budget_inside_a_step_without_one_is_ignored_with_a_warning() -> None:
+    inner = xform.jit(sgd, "budget:1MiB")
+    outer = xform.jit(lambda ws, x: inner(ws, x), "save_nothing")
+    with pytest.warns(UserWarning, match="outermost"):
+        assert_equal(outer(WS, X), jax.jit(sgd)(WS, X))
 
 
 def test_derivatives_with_a_policy_of_their_own_keep_it() -> None:
@@ -353,7 +392,7 @@ def test_errors_name_what_to_do() -> None:
     planned = xform.jit(sgd, "budget:1MiB")
     with pytest.raises(WrongArgument, match="call it first"):
         _ = planned.plan
-    with pytest.raises(WrongArgument, match=r"give xform\.jit a budget"):
+    with pytest.raises(WrongArgument, match=r"lower\(\.\.\.\)"):
         xform.jit(sgd).memory_analysis()
     with pytest.raises(WrongArgument, match="lower"):
         xform.jit(sgd, "budget:1MiB", target="cpu:8")(WS, X)

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from xform.introspection.callables import check_callable
 from xform.memory.compilation import Compilation, compile_for
-from xform.memory.description import describe, short
+from xform.memory.description import Description, describe, short
 from xform.memory.report import MemoryReport
 from xform.policies.budgets import bytes_of
 
@@ -95,10 +95,17 @@ def report_of(
     compilation: Compilation, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> MemoryReport:
     """Return the report of a function that was compiled for some arguments."""
+    return MemoryReport(compilation, *subject_of(f, args, kwargs))
+
+
+def subject_of(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[frozenset[tuple[str, tuple[int, ...]]], Description]:
+    """Return what a report says of a function's arguments: their types, and a description."""
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
-    shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
-    return MemoryReport(compilation, shapes, describe(f, args, kwargs))
+    types = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
+    return types, describe(f, args, kwargs)
 
 
 # A remark in the report if a mesh is given and no sharding.

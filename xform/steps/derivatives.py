@@ -14,6 +14,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from xform.errors import OtherProgram
+from xform.memory.targets import Target
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan.plan import Plan
@@ -28,8 +29,13 @@ from xform.planner.problem import Problem
 from xform.policies import Policy
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.naming import digest
+from xform.transforms.plan import plan_of_candidate
 
 _number = itertools.count()
+# For each derivative that a step takes, by its key: the problem, and the plan that it followed.
+Seen = dict[str, tuple[Problem, Candidate]]
+# A plan for each derivative, by its key.
+Candidates = Mapping[str, Candidate]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,12 +50,14 @@ class Decisions:
       complete: whether a derivative without a plan is an error.
       retrace: whether JAX must trace the whole step again, with the jitted functions in it, so
         that all its derivatives are seen. The object is then equal to no other.
+      has_budget: whether the step has a budget, which all its derivatives share.
     """
 
     default: Policy
     plans: Mapping[str, Plan]
     complete: bool = False
     retrace: bool = False
+    has_budget: bool = False
 
     @functools.cached_property
     def key(self) -> str:
@@ -75,7 +83,7 @@ def derivative_key(problem: Problem) -> str:
 
 
 @contextlib.contextmanager
-def follow(decisions: Decisions, seen: dict[str, Problem] | None = None) -> Generator[None]:
+def follow(decisions: Decisions, seen: Seen | None = None) -> Generator[None]:
     """A context for traces: derivatives without a policy of their own follow `decisions`.
 
     The derivatives of functions that are traced inside are added to `seen`, by their keys, in the
@@ -90,8 +98,6 @@ def follow(decisions: Decisions, seen: dict[str, Problem] | None = None) -> Gene
         if policy != decisions:
             return others(problem, policy, compiler)
         key = derivative_key(problem)
-        if seen is not None:
-            seen.setdefault(key, problem)
         plan = decisions.plans.get(key)
         if plan is None and decisions.complete:
             raise OtherProgram(
@@ -100,12 +106,33 @@ def follow(decisions: Decisions, seen: dict[str, Problem] | None = None) -> Gene
                 "",
                 "make a new plan: give xform.jit a budget, and call the step",
             )
-        return plan_program(problem, decisions.default if plan is None else plan)
+        chosen = plan_program(problem, decisions.default if plan is None else plan)
+        if seen is not None:
+            seen.setdefault(key, (problem, chosen))
+        return chosen
 
     with use_planner(planner), use_default_policy(decisions):
         yield
 
 
 def in_step() -> bool:
-    """Whether a step is traced here, so that its budget covers the derivatives in it."""
+    """Whether a step of `xform.jit` is traced or called here."""
     return isinstance(default_policy(), Decisions)
+
+
+def in_step_with_budget() -> bool:
+    """Whether the derivatives that are traced here share the budget of a step of `xform.jit`."""
+    decisions = default_policy()
+    return isinstance(decisions, Decisions) and decisions.has_budget
+
+
+def plans_of(
+    candidates: Candidates, problems: Mapping[str, Problem], step: str, policy: str, target: Target
+) -> dict[str, Plan]:
+    """A `Plan` of each derivative in a step; `policy` is the name of the policy that chose them."""
+    return {
+        k: plan_of_candidate(
+            f"a derivative in {step}", "the whole step", problems[k], policy, c, target
+        )
+        for k, c in candidates.items()
+    }

@@ -9,26 +9,28 @@ import os
 import threading
 import types
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
 
 from xform._jax import Tracer
-from xform._jax import jit as jit_of_jax
 from xform.errors import OtherProgram, WrongArgument
 from xform.introspection.callables import check_callable, function_name
-from xform.memory.analysis import report_of
+from xform.memory.analysis import subject_of
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.device import resolve_fit
 from xform.planner.planning import use_default_policy
 from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, bounds_peak
+from xform.policies.regions import regions_of
 from xform.program.source import user_stacklevel
 from xform.steps.call import StaticArguments, shardings
-from xform.steps.derivatives import Decisions, in_step
+from xform.steps.derivatives import Decisions, Seen, in_step_with_budget, plans_of
+from xform.steps.outside import with_outside_bytes
 from xform.steps.plan import StepPlan
+from xform.steps.planned import LoweredStep, PlannedStep
 from xform.steps.program import Args, CompiledStep, Kwargs, NotPlanned, StepProgram
 from xform.steps.search import StepSearch
 from xform.steps.stored import load_plan, plan_file, save_plan
@@ -102,31 +104,6 @@ def jit(
     return JitStep(step, parse(policy), options, target=target, plans=plans, time_limit=time_limit)
 
 
-def planning_jit(
-    policy: Any, notify: Callable[[StepPlan], None] = lambda plan: None
-) -> Callable[..., Any]:
-    """Return a function that takes the place of `jax.jit` and plans each outermost step.
-
-    Unlike `xform.jit`, it runs a step that takes no derivative whatever its bytes are, and it gives
-    no warning inside another transformation.
-
-    Args:
-      policy: a policy that `bounds_peak`.
-      notify: called with each new plan of a step that takes a derivative.
-    """
-
-    @functools.wraps(jit_of_jax)
-    def planned(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        if fun is None:
-            return functools.partial(planned, **options)
-        if not callable(fun):
-            return jit_of_jax(fun, **options)  # raises JAX's error
-        return JitStep(fun, policy, options, notify=notify, is_replacement=True)
-
-    planned.__module__ = "jax"  # so that pickle finds it
-    return planned
-
-
 class JitStep:
     """A step that `xform.jit` compiles: call it as the step, see `xform.jit`."""
 
@@ -134,25 +111,25 @@ class JitStep:
         self,
         step: Callable[..., Any],
         policy: Any,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         *,
         target: str | None = None,
         plans: str | os.PathLike[str] | None = None,
         time_limit: float | None = None,
-        notify: Callable[[StepPlan], None] = lambda plan: None,
-        is_replacement: bool = False,
     ):
         functools.update_wrapper(self, step)
         self._step, self._name = step, function_name(step)
         self._given_policy, self._target = policy, parse_target(target)
         self._folder, self._time_limit = plans, time_limit
-        self._notify, self._is_replacement = notify, is_replacement
         self._program = StepProgram(step, options, self._target)
         self._lock = threading.RLock()
         self._static = StaticArguments(step, options)
-        self._planned: dict[Hashable, _PlannedStep] = BoundedCache(64)
-        self._last: _PlannedStep | None = None
-        self._warned = is_replacement
+        self._planned: dict[Hashable, PlannedStep] = BoundedCache(64)
+        self._last: PlannedStep | None = None
+        self._warned = False
+
+    # Whether a step that takes no derivative must keep the budget, too.
+    _limits_every_step = True
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -165,17 +142,13 @@ class JitStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step; at the first call with some types, plan and compile it."""
-        if not self._plans_whole_step:
-            with use_default_policy(self._policy):
-                return self._program.jitted(*args, **kwargs)
         leaves = jax.tree.leaves((args, kwargs))
         last = self._last
         if last is not None and last.shardings == shardings(leaves):
             with contextlib.suppress(NotPlanned):
                 return self._program.run(last.decisions, args, kwargs)
         if any(isinstance(x, Tracer) for x in leaves):
-            self._warn_of_outer_trace()
-            return self._program.jitted(*args, **kwargs)
+            return self._call_inside_trace(args, kwargs)
         if not self._target.local:
             raise WrongArgument(
                 f"a call of {self._name}, which xform.jit compiles for {self._target.name!r}",
@@ -189,13 +162,24 @@ class JitStep:
         return self._program.run(self._plan_for(args, kwargs, again=True).decisions, args, kwargs)
 
     @property
-    def _plans_whole_step(self) -> bool:
-        """Whether the derivatives are planned together for the whole step, not each by itself."""
+    def _is_for_whole_step(self) -> bool:
+        """Whether the policy is for all derivatives together, not for each by itself."""
         return isinstance(self._policy, StepPlan) or bounds_peak(self._policy)
 
+    def _call_inside_trace(self, args: Args, kwargs: Kwargs) -> Any:
+        """Run the step as a part of a program that is being traced."""
+        if self._is_for_whole_step:
+            self._warn_of_outer_trace()
+            return self._program.jitted(*args, **kwargs)
+        with use_default_policy(self._policy):
+            return self._program.jitted(*args, **kwargs)
+
     def _warn_of_outer_trace(self) -> None:
-        """Warn once that a budget does nothing inside another transformation."""
-        if in_step() or self._warned:  # in a step of `xform.jit`, the budget of that step counts
+        """Warn once that a budget does nothing inside another transformation.
+
+        Inside another step with a budget there is no warning, as the budget of that step counts.
+        """
+        if in_step_with_budget() or self._warned:
             return
         self._warned = True
         warnings.warn(
@@ -205,7 +189,7 @@ class JitStep:
             stacklevel=user_stacklevel(),
         )
 
-    def _plan_for(self, args: Args, kwargs: Kwargs, again: bool = False) -> _PlannedStep:
+    def _plan_for(self, args: Args, kwargs: Kwargs, again: bool = False) -> PlannedStep:
         """The plan for some arguments or types: a known one, one from disk, or a new one.
 
         With `again`, a known one is not used.
@@ -213,21 +197,19 @@ class JitStep:
         with self._lock:
             key = self._static.types(args, kwargs)
             if again or key not in self._planned:
-                plan, decisions, compiled = self._decide(args, kwargs)
-                report = report_of(compiled.compilation, self._step, args, kwargs)
-                where = shardings(jax.tree.leaves((args, kwargs)))
-                self._planned[key] = _PlannedStep(plan, decisions, compiled, report, where)
-                if plan.plans:
-                    self._notify(plan)
+                self._planned[key] = self._decide(args, kwargs)
             self._last = self._planned[key]
             return self._last
 
-    def _decide(self, args: Args, kwargs: Kwargs) -> tuple[StepPlan, Decisions, CompiledStep]:
-        """Follow the plan that is the policy or is on disk, or search for a plan."""
+    def _decide(self, args: Args, kwargs: Kwargs) -> PlannedStep:
+        """Apply the policy to each derivative, or search for plans within its budget."""
         policy = self._policy
         if isinstance(policy, StepPlan):
             return self._follow(policy, args, kwargs)
-        assert isinstance(policy, Budget)
+        if not bounds_peak(policy):
+            decisions = Decisions(policy, {}, retrace=True)
+            traced, seen = self._program.trace(decisions, args, kwargs)
+            return self._apply(decisions, traced, seen, args, kwargs)
         try:
             return self._search(policy, args, kwargs)
         except OtherProgram:
@@ -235,54 +217,77 @@ class JitStep:
             # cache. Its derivatives are then those of a later trace.
             return self._search(policy, args, kwargs)
 
-    def _search(
-        self, policy: Budget, args: Args, kwargs: Kwargs
-    ) -> tuple[StepPlan, Decisions, CompiledStep]:
-        """Follow the plan that is on disk, or search for a plan."""
-        default = dataclasses.replace(min_cut, regions=policy.regions)
-        traced, problems = self._program.trace(Decisions(default, {}, retrace=True), args, kwargs)
-        if self._is_replacement and not problems:
+    def _apply(
+        self, decisions: Decisions, traced: Any, seen: Seen, args: Args, kwargs: Kwargs
+    ) -> PlannedStep:
+        """Keep the plans that the derivatives followed in a trace under one policy for each."""
+        policy, target = decisions.default, self._target
+
+        def plan() -> StepPlan:
+            problems = with_outside_bytes(seen, traced, target, regions_of(policy))
+            candidates = {k: candidate for k, (_, candidate) in seen.items()}
             name = policy_name(policy)
-            return self._follow(
-                StepPlan(self._name, name, self._target.name, {}, None, 0), args, kwargs
-            )
+            plans = plans_of(candidates, problems, self._name, name, target)
+            return StepPlan(self._name, name, target.name, plans, None, 0)
+
+        if target.local:
+            compile_ = lambda: self._program.compile_traced(decisions, traced)
+            return self._planned_step(decisions, plan, compile_, args, kwargs)
+        compiled = self._program.compile(decisions, args, kwargs)
+        return self._planned_step(decisions, plan, lambda: compiled, args, kwargs)
+
+    def _search(self, policy: Budget, args: Args, kwargs: Kwargs) -> PlannedStep:
+        """Follow the plan that is on disk, or search for a plan."""
+        cut = dataclasses.replace(min_cut, regions=policy.regions)
+        default = Decisions(cut, {}, retrace=True, has_budget=True)
+        traced, seen = self._program.trace(default, args, kwargs)
+        if not seen and not self._limits_every_step:
+            return self._apply(default, traced, seen, args, kwargs)
         where = shardings(jax.tree.leaves((args, kwargs)))
         file = plan_file(self._folder, traced, where, policy, self._target)
         stored = load_plan(file)
-        if stored is not None and problems.keys() == stored.plans.keys():
+        if stored is not None and seen.keys() == stored.plans.keys():
             followed = self._follow(stored, args, kwargs)
-            total = followed[2].compilation.total_bytes
+            total = followed.compiled.compilation.total_bytes
             if total is not None and total <= policy.bytes:
                 return followed
+        problems = with_outside_bytes(seen, traced, self._target, policy.regions)
         search = StepSearch(self._program, args, kwargs, policy, problems, self._time_limit)
-        chosen = search.run(traced)
-        save_plan(file, chosen[0])
-        return chosen
+        plan, decisions, compiled = search.run()
+        save_plan(file, plan)
+        return self._planned_step(decisions, lambda: plan, lambda: compiled, args, kwargs)
 
-    def _follow(
-        self, plan: StepPlan, args: Args, kwargs: Kwargs
-    ) -> tuple[StepPlan, Decisions, CompiledStep]:
+    def _follow(self, plan: StepPlan, args: Args, kwargs: Kwargs) -> PlannedStep:
         """Compile the step under a plan that was made before."""
-        decisions = Decisions(min_cut, plan.plans, complete=True)
-        return plan, decisions, self._program.compile(decisions, args, kwargs)
+        decisions = Decisions(min_cut, plan.plans, complete=True, has_budget=True)
+        compiled = self._program.compile(decisions, args, kwargs)
+        return self._planned_step(decisions, lambda: plan, lambda: compiled, args, kwargs)
+
+    def _planned_step(
+        self,
+        decisions: Decisions,
+        plan: Callable[[], StepPlan],
+        compile_: Callable[[], CompiledStep],
+        args: Args,
+        kwargs: Kwargs,
+    ) -> PlannedStep:
+        """A step that was planned for some arguments, whose arrays it does not keep."""
+        where = shardings(jax.tree.leaves((args, kwargs)))
+        subject = subject_of(self._step, args, kwargs)
+        report = lambda compiled: MemoryReport(compiled.compilation, *subject)
+        return PlannedStep(decisions, where, plan, compile_, report)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Plan for arrays or types; return JAX's `Traced` object of the step under that plan."""
-        if not self._plans_whole_step:
-            with use_default_policy(self._policy):
-                return self._program.jitted.trace(*args, **kwargs)
         return self._program.trace(self._plan_for(args, kwargs).decisions, args, kwargs)[0]
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan and compile for arrays or types; return the lowered step under that plan.
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
+        """Plan for arrays or types; return the lowered step under that plan.
 
-        The result has the methods of JAX's `Lowered` object; its `compile()` does not compile
-        again. For a `target` that is not here it has `plan` and `memory_analysis()` alone. Without
-        a budget it is JAX's object.
+        The result has `plan`, `memory_analysis()` and the methods of JAX's `Lowered` object. A
+        search for a budget compiles, and `compile()` does not compile again. For a `target` that is
+        not here it has `plan` and `memory_analysis()` alone.
         """
-        if not self._plans_whole_step:
-            with use_default_policy(self._policy):
-                return self._program.jitted.lower(*args, **kwargs)
         return LoweredStep(self._name, self._plan_for(args, kwargs))
 
     @property
@@ -312,62 +317,12 @@ class JitStep:
         """Explain why a value is saved or not, see `Plan.explain`."""
         return self.plan.explain(value)
 
-    def _planned_last(self, request: str) -> _PlannedStep:
-        if self._last is not None:
-            return self._last
-        problem, remedy = (
-            ("it was not called yet", "call it first, or call lower(...) with types")
-            if self._plans_whole_step
-            else (
-                f"under policy={self._policy!r} each derivative is planned by itself",
-                "give xform.jit a budget, or use xform.plan and xform.memory_analysis",
-            )
-        )
-        raise WrongArgument(f"{request} of xform.jit of {self._name}", problem, "", remedy)
-
-
-class LoweredStep:
-    """A planned step for some types: what JAX's `Lowered` object has, and the plan.
-
-    Attributes:
-      plan: the plans of its derivatives.
-    """
-
-    def __init__(self, name: str, planned: _PlannedStep):
-        self._name, self._planned, self.plan = name, planned, planned.plan
-
-    def memory_analysis(self) -> MemoryReport:
-        """A report of the compiled step; nothing is compiled again."""
-        return self._planned.report
-
-    def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """JAX's `Compiled` object. It is compiled again only if compiler options are given."""
-        if args or kwargs or self._planned.compiled.executable is None:
-            return self._lowered().compile(*args, **kwargs)
-        return self._planned.compiled.executable
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lowered(), name)
-
-    def _lowered(self) -> Any:
-        lowered = self._planned.compiled.lowered
-        if lowered is None:
+    def _planned_last(self, request: str) -> PlannedStep:
+        if self._last is None:
             raise WrongArgument(
-                f"a method of the lowered step {self._name}, which xform.jit compiled for "
-                f"{self.plan.target!r}",
-                "the devices of this target are not attached to this process",
+                f"{request} of xform.jit of {self._name}",
+                "it was not called yet",
                 "",
-                "use plan and memory_analysis(), which need no devices",
+                "call it first, or call lower(...) with types",
             )
-        return lowered
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _PlannedStep:
-    """A step for some types: its plan, what its derivatives follow, and the compiled program."""
-
-    plan: StepPlan
-    decisions: Decisions
-    compiled: CompiledStep
-    report: MemoryReport
-    shardings: list[Any]
+        return self._last

@@ -32,7 +32,7 @@ class StepPlan:
       policy: the policy that chose the plans, as text.
       target: the backend that the step was compiled for.
       plans: the plans, by key. A key is a text that identifies a derivative.
-      compiled_bytes: the compiler's peak of the step on each device; None if it was not compiled.
+      compiled_bytes: the compiler's peak of the step on each device; None if it is unknown.
       compiles: how many programs were compiled to find the plans.
       seconds: the time of planning without compilations; 0 if the plan was read from a file.
       compile_seconds: the time of these compilations; 0 if the plan was read from a file.
@@ -61,6 +61,11 @@ class StepPlan:
     def recompute_flops(self) -> int:
         """FLOPs that all derivatives recompute."""
         return sum(plan.recompute_flops for plan in self)
+
+    def with_compiled_bytes(self, size: int | None) -> StepPlan:
+        """This plan, with the compiler's bytes of the step; None if they are unknown."""
+        plans = {k: dataclasses.replace(p, compiled_bytes=size) for k, p in self.plans.items()}
+        return dataclasses.replace(self, plans=plans, compiled_bytes=size)
 
     def explain(self, value: str) -> str:
         """Explain why a value is saved or not, see `Plan.explain`.

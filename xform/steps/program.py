@@ -18,8 +18,7 @@ from xform.memory.compilation import Compilation, compilation_of, compile_for, t
 from xform.memory.executable import executable_answer
 from xform.memory.targets import Target
 from xform.planner.planning import use_default_policy
-from xform.planner.problem import Problem
-from xform.steps.derivatives import Decisions, follow, in_step
+from xform.steps.derivatives import Decisions, Seen, follow, in_step
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
@@ -76,14 +75,13 @@ class StepProgram:
         """
         return self.target.local and self.target.backend == "gpu"
 
-    def trace(
-        self, decisions: Decisions, args: Args, kwargs: Kwargs
-    ) -> tuple[Any, dict[str, Problem]]:
+    def trace(self, decisions: Decisions, args: Args, kwargs: Kwargs) -> tuple[Any, Seen]:
         """Trace the step; return JAX's `Traced` object and the derivatives that the trace met.
 
-        With `decisions.retrace`, these are all derivatives without a policy of their own.
+        With `decisions.retrace`, these are all derivatives without a policy of their own, if no
+        trace under these decisions was made before.
         """
-        seen: dict[str, Problem] = {}
+        seen: Seen = {}
         with _tracing(decisions, seen):
             if self.target.local:
                 return self.jitted.trace(*args, **kwargs), seen
@@ -102,6 +100,12 @@ class StepProgram:
                 figures = compile_for(self.jitted, args, kwargs, self.target)
             return CompiledStep(None, None, figures)
         traced, _ = self.trace(decisions, args, kwargs)
+        return self.compile_traced(decisions, traced, autotune)
+
+    def compile_traced(
+        self, decisions: Decisions, traced: Any, autotune: bool = True
+    ) -> CompiledStep:
+        """Compile a step that was traced under some plans, for devices of this process."""
         executable = None
         with follow(decisions):
             lowered = traced.lower()
@@ -126,7 +130,7 @@ class StepProgram:
 
 
 @contextlib.contextmanager
-def _tracing(decisions: Decisions, seen: dict[str, Problem] | None = None) -> Generator[None]:
+def _tracing(decisions: Decisions, seen: Seen | None = None) -> Generator[None]:
     """A context like `follow`, in which a step may be traced; see `NotPlanned`."""
     token = _TRACING.set(True)
     try:

@@ -7,31 +7,24 @@ import math
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 from xform.errors import BudgetInfeasible
 from xform.memory.report import MemoryReport
-from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.search import search_compiled, search_simulated
 from xform.planner.search_several import search_several
-from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
-from xform.program.ir import program
 from xform.program.source import user_stacklevel
-from xform.steps.derivatives import Decisions
+from xform.steps.derivatives import Candidates, Decisions, plans_of
 from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed
 from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, human_seconds
-from xform.transforms.plan import plan_of_candidate
-from xform.transforms.planning_task import overwritten
 
-Candidates = Mapping[str, Candidate]
 _LISTED = 3
 
 
@@ -68,7 +61,7 @@ class StepSearch:
       program: the step.
       args, kwargs: the arguments, as arrays or types.
       budget: the bytes of the step on each device.
-      problems: the derivatives of the step, by key.
+      problems: the derivatives of the step, by key, see `with_outside_bytes`.
       time_limit: seconds after which no further program is compiled; None for no limit.
     """
 
@@ -85,15 +78,12 @@ class StepSearch:
         self.tried: list[_Tried] = []
         self.compile_seconds: list[float] = []
 
-    def run(self, traced: Any) -> tuple[StepPlan, Decisions, CompiledStep]:
+    def run(self) -> tuple[StepPlan, Decisions, CompiledStep]:
         """Return the plans, what the derivatives follow, and the compiled step.
-
-        `traced` is JAX's `Traced` object of the step under the default policy.
 
         Raises:
           BudgetInfeasible: the compiled step exceeds the budget under all plans that were tried.
         """
-        self.problems = self._with_outside_bytes(traced)
         default = {k: plan_program(p, self.default) for k, p in self.problems.items()}
         with progress_line.show(f"planning {self._name}"):
             while True:
@@ -115,21 +105,6 @@ class StepSearch:
     @property
     def _name(self) -> str:
         return self.program.jitted.__name__
-
-    def _with_outside_bytes(self, traced: Any) -> dict[str, Problem]:
-        """The derivatives, each with the simulated bytes that the step holds outside of it."""
-        target, whole = self.program.target, program(traced.jaxpr)
-        over = overwritten(traced, whole)
-        outer = simulate(whole, target.backend, overwrites_argument=over).total_bytes
-        inner = [
-            liveness(plan_program(p, self.default).schedule, target.backend).total_bytes
-            for p in self.problems.values()
-        ]
-        outside = outer - max(inner, default=0)
-        return {
-            k: dataclasses.replace(p, outside_bytes=outside, regions=self.budget.regions)
-            for k, p in self.problems.items()
-        }
 
     def _search(self, default: Candidates) -> Candidates:
         """The plans that recompute least within the budget; without `verify`, by simulation."""
@@ -195,14 +170,9 @@ class StepSearch:
         return _Tried(candidates, decisions, compiled, size, autotune or not self.program.autotunes)
 
     def _decisions(self, candidates: Candidates) -> Decisions:
-        name, target = policy_name(self.budget), self.program.target
-        plans = {
-            k: plan_of_candidate(
-                f"a derivative in {self._name}", "the whole step", self.problems[k], name, c, target
-            )
-            for k, c in candidates.items()
-        }
-        return Decisions(self.default, plans, complete=True)
+        policy = policy_name(self.budget)
+        plans = plans_of(candidates, self.problems, self._name, policy, self.program.target)
+        return Decisions(self.default, plans, complete=True, has_budget=True)
 
     def _best_known(self) -> Candidates:
         """The plans to take when the time is over: the least work that fits, else the smallest."""
