@@ -14,12 +14,12 @@ from models.nets.presets import TRAINED
 from models.train.config import OptimConfig
 from models.train.fit import largest_batch
 from models.train.mesh import abstract_mesh, batch_sharding, shares, sizes
-from models.train.planned import bounds_peak
 from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import make_step
 from xform.errors import BudgetInfeasible
 from xform.memory.capacity import LargestBatch
 from xform.memory.report import MemoryReport
+from xform.policies.budgets import bounds_peak
 
 GIB = 2**30
 
@@ -112,7 +112,7 @@ def compiled(case: Case, policy: Any) -> MemoryReport:
 def weigh(case: Case, policy: Any) -> Weighed:
     """Compile the step; if the policy is a budget, plan the whole step first."""
     start, again = time.perf_counter(), None
-    if bounds_peak(policy) or isinstance(policy, xform.policies.Fit):
+    if bounds_peak(policy):
         step, state, tokens = step_of(case)
         try:
             policy = xform.plan(
@@ -146,6 +146,7 @@ def most_of(case: Case, policy: Any) -> tuple[LargestBatch, Any] | None:
         return types
 
     step, *_ = step_of(case)
-    capacity = policy.bytes if bounds_peak(policy) else None
+    is_budget = isinstance(policy, xform.policies.Budget) and bounds_peak(policy)
+    capacity = policy.bytes if is_budget else None
     groups = shares(sizes(case.mesh))
     return largest_batch(step, inputs, policy, case.target, capacity, groups)

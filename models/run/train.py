@@ -23,8 +23,9 @@ from models.train.folder import CONFIG
 from models.train.kinds import every_setting, of_model, of_preset, read_config, refuse_others
 from models.train.loop import train
 from models.train.mesh import begin_processes, check_batch, mesh_or_none
-from models.train.planned import bounds_peak, one_line, plan_of, policy_of, whole_step
+from models.train.planned import lowered_step, one_line, plan_of, policy_of, whole_step
 from models.train.start import Origin, Resume
+from xform.policies.budgets import bounds_peak
 
 ABOUT = """Train a model on text, pictures or series with xform's reverse mode.
 
@@ -220,7 +221,7 @@ def step_memory(run: RunConfig, target: str | None, capacity: str | None) -> Any
         if isinstance(policy, xform.policies.Fit):
             policy = policy.within(memory_bytes(target, capacity), target or "this device")
         if bounds_peak(policy):
-            policy = plan_of(run, policy, mesh, target)
+            policy = plan_of(lowered_step(run, policy, mesh, target))
         return xform.memory_analysis(
             step, *types, policy, target=target, capacity=capacity, donate_argnums=0
         )

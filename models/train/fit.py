@@ -13,8 +13,9 @@ import xform
 from models.train.config import RunConfig
 from models.train.device import memory_bytes
 from models.train.mesh import mesh_or_none, shares, sizes
-from models.train.planned import bounds_peak, mebibytes, one_line, whole_step
+from models.train.planned import mebibytes, one_line, whole_step
 from xform.errors import BudgetInfeasible
+from xform.policies.budgets import bounds_peak
 
 # `inputs(batch=n)` returns the types of the arguments for a batch of n.
 Inputs = Callable[..., Sequence[Any]]
@@ -178,7 +179,7 @@ def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None
 
     with one_line():
         capacity = memory_bytes(target, memory)
-        if bounds_peak(policy):
+        if isinstance(policy, xform.policies.Budget) and bounds_peak(policy):
             capacity = min(capacity, policy.bytes)
         step, *_ = whole_step(run, mesh)
         found = largest_batch(step, inputs, policy, target or jax.default_backend(), capacity,

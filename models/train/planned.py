@@ -20,7 +20,7 @@ from models.train.config import RunConfig
 from models.train.device import capacity
 from models.train.mesh import types_on
 from models.train.state import TrainState, abstract_state, device_bytes
-from models.train.step import compile_step, make_step
+from models.train.step import check_donation, make_step
 from xform.errors import BudgetInfeasible, OtherProgram, XformError
 
 # Number of rows of a plan that are printed. Its file has all of them.
@@ -34,15 +34,12 @@ class PlannedStep:
     Attributes:
       plan: which values are saved for the backward pass, and which are recomputed.
       step: the compiled program.
-      predicted_bytes: predicted peak memory of the whole step; None on a mesh, where only the
-        compiler knows the memory of each device.
       total_bytes: peak memory of the whole step on each device, according to the compiler.
       host_bytes: bytes of the state in host memory, for each device.
     """
 
     plan: xform.Plan
     step: jax.stages.Compiled
-    predicted_bytes: int | None
     total_bytes: int
     host_bytes: int = 0
 
@@ -51,13 +48,7 @@ class PlannedStep:
         shown = table[: 2 + ROWS]
         if left := len(table) - len(shown):
             shown.append(f"... and {left} smaller values")
-        step = f"{mebibytes(self.total_bytes)} compiled"
-        if self.predicted_bytes is None:
-            step = f"the whole step, on each device: {step}"
-        else:
-            error = self.predicted_bytes / self.total_bytes - 1
-            predicted = f"{mebibytes(self.predicted_bytes)} predicted"
-            step = f"the whole step: {predicted}, {step} ({error:+.1%})"
+        step = f"the whole step, on each device: {mebibytes(self.total_bytes)} compiled"
         if self.host_bytes:
             step += f", and {mebibytes(self.host_bytes)} of optimizer state in host memory"
         return "\n".join([*shown, peak, work, step])
@@ -119,33 +110,36 @@ def whole_step(
     return step, state, types_on(run.batch_type(), mesh, axis=1)
 
 
-def bounds_peak(policy: Any) -> bool:
-    """Return whether a policy is a budget for the peak memory of the whole step."""
-    return isinstance(policy, xform.policies.Budget) and policy.of == "peak"
-
-
-def plan_of(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None,
-            target: str | None = None) -> xform.Plan:  # fmt: skip
-    """Plan the gradient in a training step. Nothing is allocated.
+def lowered_step(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None,
+                 target: str | None = None) -> Any:  # fmt: skip
+    """Plan the training step with `xform.jit`. Nothing is allocated.
 
     A budget of the peak bounds the compiled memory of the whole step on each device.
 
+    Returns:
+      The lowered step, with its `plan`.
+
     Raises:
-      InputError: no plan fits.
+      InputError: no plan fits, or the plan that is the policy was made for another step.
     """
     step, *types = whole_step(run, mesh)
+    planned = xform.jit(step, policy, target=target, donate_argnums=0)
     with one_line():
         try:
-            return xform.plan(step, *types, policy=policy, policy_argument="policy", target=target,
-                              donate_argnums=0, verify=bounds_peak(policy))  # fmt: skip
+            return planned.lower(*types)
         except BudgetInfeasible as error:
             raise InputError(f"--policy {run.policy}: {_infeasible(run, policy, error)}") from None
+        except OtherProgram:
+            raise InputError(
+                f"{policy!r} was made for another model, batch or version of JAX: use another"
+                " --policy"
+            ) from None
 
 
-def _infeasible(run: RunConfig, policy: Any, error: BudgetInfeasible) -> str:
+def _infeasible(run: RunConfig, policy: xform.policies.Budget, error: BudgetInfeasible) -> str:
     """Return a text: the smallest budget that was found and can be kept, and a remedy."""
     kind, what = "saved", "the fewest bytes of saved values"
-    if bounds_peak(policy):
+    if policy.of == "peak":
         kind, what = "budget", "the lowest peak of a step"
     enough = f"{-(-error.floor_bytes // 2**10)}KiB"  # rounded up
     more = "" if run.policy == "auto" else f"use --policy {kind}:{enough}, or "
@@ -167,22 +161,20 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
         raise _too_large(run, least, "the state with one batch")
     if isinstance(policy, xform.policies.Fit):
         policy = policy.within(most, "this device")
-    plan = policy if isinstance(policy, xform.Plan) else plan_of(run, policy, mesh)
-    with one_line():
-        try:
-            compiled = compile_step(run.model, run.optim, batch, plan, run.seed, mesh)
-        except OtherProgram:
-            raise InputError(
-                f"{plan!r} was made for another model, batch or version of JAX: use another"
-                " --policy"
-            ) from None
-    memory: Any = compiled.memory_analysis()
-    total = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    lowered = lowered_step(run, policy, mesh)
+    compiled = lowered.compile()
+    check_donation(compiled, state)
+    plan = policy if isinstance(policy, xform.Plan) else plan_of(lowered)
+    total = lowered.memory_analysis().total_bytes
     if total > most:
         raise _too_large(run, total, "the step")
-    predicted = None if mesh else plan.predicted_bytes
-    return PlannedStep(plan, compiled, predicted, total, device_bytes(state, offloaded=True))
+    return PlannedStep(plan, compiled, total, device_bytes(state, offloaded=True))
+
+
+def plan_of(lowered: Any) -> xform.Plan:
+    """Return the plan of the one derivative that a step takes."""
+    (plan,) = lowered.plan
+    return plan
 
 
 def _too_large(run: RunConfig, n: int, what: str) -> InputError:

@@ -29,7 +29,7 @@ class Reporter:
         self._units = run.batch * run.accumulate * run.length
         self._flops = PASSES * planned.plan.forward_flops * run.accumulate
         self._device_speed = flops_per_second()
-        self._predicted = planned.predicted_bytes or planned.total_bytes
+        self._planned_bytes = planned.total_bytes
         self._log = log
         self._display = display
         self._pending: tuple[int, Metrics] | None = None
@@ -73,9 +73,11 @@ class Reporter:
         self._check_skips(step, values)
 
     def _memory(self) -> dict[str, float]:
-        """Return the peak memory in use, and its ratio to the predicted peak memory."""
+        """Return the peak memory in use, and its ratio to that of the compiled step."""
         used = peak_bytes()
-        return {} if used is None else {"peak_bytes": used, "peak_to_plan": used / self._predicted}
+        return (
+            {} if used is None else {"peak_bytes": used, "peak_to_plan": used / self._planned_bytes}
+        )
 
     def _check_skips(self, step: int, values: dict[str, float]) -> None:
         """Report a skipped step, and stop the run after too many in a row."""

@@ -86,7 +86,6 @@ def test_a_plan_is_of_the_rounded_parameters(tmp_path: Path) -> None:
         for weights in ("float32", "bfloat16")
     )
     planned = plan_step(config, policy_of("min_cut"))
-    assert planned.predicted_bytes == pytest.approx(planned.total_bytes, rel=0.2)
     embedding = "[256,32]"
     for step, dtype in ((planned, "bfloat16"), (plan_step(wide, policy_of("min_cut")), "float32")):
         inputs = [
