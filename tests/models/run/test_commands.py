@@ -214,7 +214,7 @@ def test_train_resume_and_sample(text: Path, capsys: pytest.CaptureFixture[str])
     arguments += ["--steps", 5]
     assert train(*arguments, "--max-seconds", 0) == 0
     plan = (out / "plan.json").read_text()
-    assert "plan of step, save_dots" in capsys.readouterr().out
+    assert "plan of a derivative in step, save_dots" in capsys.readouterr().out
     # The settings, and the plan, are those of the run.
     assert main(["train", "--out", str(out), "--resume", "--max-seconds", "inf"]) == 0
     assert (out / "plan.json").read_text() == plan

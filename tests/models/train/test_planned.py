@@ -30,7 +30,7 @@ def test_a_budget_bounds_the_whole_step(tmp_path: Path, accumulate: int) -> None
     tight = planned(tmp_path, f"budget:{int(0.9 * usual.total_bytes)}", batch=64,
                     accumulate=accumulate)  # fmt: skip
     assert tight.plan.compiled_bytes == tight.total_bytes <= 0.9 * usual.total_bytes
-    assert "the whole step:" in str(tight)
+    assert "the whole step, on each device:" in str(tight)
 
 
 def test_a_budget_that_the_default_keeps_has_the_default(tmp_path: Path) -> None:
