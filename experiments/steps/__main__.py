@@ -48,24 +48,26 @@ def placed(step: Step, name: str) -> Iterator[list[Any]]:
     axis, how = kind
     mesh = Mesh(np.array(jax.devices()), ("device",), axis_types=(axis,))
 
-    def spec(x: jax.Array, is_batch: bool) -> PartitionSpec:
-        if is_batch and how != "tensor":
-            return PartitionSpec("device")
-        where = {"fsdp": x.ndim - 2, "tensor": x.ndim - 1}.get(how, -1)
-        if is_batch or x.ndim < 2 or where < 0 or x.shape[where] % mesh.size:
-            return PartitionSpec()
-        return PartitionSpec(*[None] * where, "device")
-
     def put(x: Any, is_batch: bool) -> Any:
         if not isinstance(x, jax.Array):
             return x
-        return jax.device_put(x, NamedSharding(mesh, spec(x, is_batch)))
+        return jax.device_put(x, NamedSharding(mesh, spec(x, is_batch, how, mesh.size)))
 
     with jax.set_mesh(mesh):
         yield [
             jax.tree.map(lambda x, i=i: put(x, i in step.batches), arg)
             for i, arg in enumerate(step.args)
         ]
+
+
+def spec(x: Any, is_batch: bool, how: str, devices: int) -> PartitionSpec:
+    """How an argument is sharded over the one axis of a mesh."""
+    if is_batch and how != "tensor":
+        return PartitionSpec("device")
+    where = {"fsdp": x.ndim - 2, "tensor": x.ndim - 1}.get(how, -1)
+    if is_batch or x.ndim < 2 or where < 0 or x.shape[where] % devices:
+        return PartitionSpec()
+    return PartitionSpec(*[None] * where, "device")
 
 
 def measure(name: str, mesh: str) -> dict[str, Any]:
