@@ -1,0 +1,30 @@
+"""xform's transforms for functions of Equinox modules, such as `xform.equinox.filter_grad(loss)`.
+
+The names, arguments and meaning are the same as in `equinox`. Equinox's own transforms use JAX's
+automatic differentiation; these use xform's. Transforms with a backward pass take a `policy`, which
+decides the values that are saved for it. In a pytree, arrays of floats or complex numbers are
+differentiated. Everything else (functions, strings, integers) is held constant, and is None in
+gradients and tangents.
+
+Each transform divides its pytrees with `eqx.partition` into the part that is differentiated, `wrt`,
+and the constant rest, `held`. xform's own transform gets a function of `wrt` alone.
+"""
+
+from xform.introspection.packages import require_package
+
+with require_package("equinox", "Equinox", by="xform.equinox", brings="equinox"):
+    from xform.equinox.gradient import filter_grad, filter_value_and_grad
+    from xform.equinox.jacobian import filter_hessian, filter_jacfwd, filter_jacrev
+    from xform.equinox.maps import filter_jvp, filter_vjp
+    from xform.equinox.region import filter_checkpoint
+
+__all__ = [
+    "filter_checkpoint",
+    "filter_grad",
+    "filter_hessian",
+    "filter_jacfwd",
+    "filter_jacrev",
+    "filter_jvp",
+    "filter_value_and_grad",
+    "filter_vjp",
+]
