@@ -8,6 +8,8 @@ gradients and tangents.
 
 Each transform divides its pytrees with `eqx.partition` into the part that is differentiated, `wrt`,
 and the constant rest, `held`. xform's own transform gets a function of `wrt` alone.
+
+`filter_jit` is Equinox's own with a budget for the memory of the whole compiled step.
 """
 
 from xform.introspection.packages import require_package
@@ -17,6 +19,7 @@ with require_package("equinox", "Equinox", by="xform.equinox", brings="equinox")
     from xform.equinox.jacobian import filter_hessian, filter_jacfwd, filter_jacrev
     from xform.equinox.maps import filter_jvp, filter_vjp
     from xform.equinox.region import filter_checkpoint
+    from xform.equinox.step import filter_jit
 
 __all__ = [
     "filter_checkpoint",
@@ -24,6 +27,7 @@ __all__ = [
     "filter_hessian",
     "filter_jacfwd",
     "filter_jacrev",
+    "filter_jit",
     "filter_jvp",
     "filter_value_and_grad",
     "filter_vjp",

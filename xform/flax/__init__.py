@@ -3,6 +3,7 @@
 The names, arguments and meaning are the same as in `flax.nnx`. NNX's own transforms use JAX's
 automatic differentiation; these use xform's. A function may change the state of a module, such as
 running statistics or random counters; a transform writes the changes to the caller's module.
+`jit` is NNX's own `jit` with a budget for the memory of the whole compiled step.
 
 Every transform has NNX's two options, and None means NNX's own setting (`nnx.set_graph_mode`,
 `nnx.set_graph_updates`):
@@ -20,5 +21,6 @@ with require_package("flax", "Flax", by="xform.flax", brings="train"):
     from xform.flax.gradient import grad, value_and_grad
     from xform.flax.maps import jvp, vjp
     from xform.flax.region import remat
+    from xform.flax.step import jit
 
-__all__ = ["grad", "jvp", "remat", "value_and_grad", "vjp"]
+__all__ = ["grad", "jit", "jvp", "remat", "value_and_grad", "vjp"]

@@ -24,9 +24,9 @@ def accepts_nnx_calls(n_required: int) -> Callable[[Function], Function]:
     def decorate(transform: Function) -> Function:
         @functools.wraps(transform)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if len(args) + len(kwargs.keys() & {"f", "primals", "tangents"}) < n_required:
+            if len(args) + len(kwargs.keys() & {"f", "fun", "primals", "tangents"}) < n_required:
                 return functools.partial(call, *args, **kwargs)
-            inner: Any = args[0] if args else kwargs["f"]
+            inner: Any = args[0] if args else kwargs.get("f", kwargs.get("fun"))
             while isinstance(inner, functools.partial):
                 inner = inner.func
             if inspect.ismethod(inner) and isinstance(inner.__self__, nnx.Module):

@@ -69,7 +69,7 @@ class LoweredStep:
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """JAX's `Compiled` object. It is compiled again only if compiler options are given."""
         executable = self._planned.compiled.executable
-        if args or kwargs or executable is None:
+        if any(args) or any(kwargs.values()) or executable is None:
             return self._lowered().compile(*args, **kwargs)
         return executable
 
