@@ -101,6 +101,7 @@ def test_values_and_donation_equal_equinox() -> None:
     assert planned.explain(first) == planned.plan.explain(first)
 
 
+@pytest.mark.slow
 def test_a_budget_that_nothing_fits() -> None:
     with pytest.raises(BudgetInfeasible, match="largest buffers") as caught:
         filter_jit(sgd, 1024)(Deep(), X)
@@ -115,6 +116,8 @@ def test_without_a_budget() -> None:
     same(planned(Deep(), X), eqx.filter_jit(sgd)(Deep(), X))
     with pytest.raises(WrongArgument, match="was not called yet"):
         _ = filter_jit(sgd).plan
+    with pytest.raises(WrongArgument, match="not callable"):
+        filter_jit(3)
 
 
 @pytest.mark.parametrize("donate", ["all", "warn", "warn-except-first", "none"])
@@ -131,6 +134,9 @@ def test_donation(donate: str) -> None:
         assert bool(unusable) == donate.startswith("warn")
     with pytest.raises(ValueError, match="must be one of"):
         filter_jit(scale, donate="some")
+    if donate != "none":  # a report from outside would not know what is donated
+        with pytest.raises(WrongArgument, match="cannot be read from outside"):
+            xform.memory_analysis(jitted, X, X, X)
 
 
 def test_it_plans_once_for_each_set_of_types() -> None:
@@ -215,6 +221,7 @@ def test_inside_another_jit_the_budget_is_ignored() -> None:
     same(actual, sgd(Deep(), X))
 
 
+@pytest.mark.slow
 def test_a_plan_is_kept_on_disk(tmp_path: Path) -> None:
     size = int(0.75 * compiled_bytes(sgd, Deep(), X))
     first, again = (filter_jit(sgd, size, plans=tmp_path) for _ in range(2))

@@ -91,6 +91,7 @@ def sgd(model: Any, x: Any, **modes: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_a_budget_that_nothing_fits() -> None:
     model = Deep()
     with pytest.raises(BudgetInfeasible, match="largest buffers") as caught:
@@ -110,6 +111,8 @@ def test_without_a_budget(modes: dict[str, Any]) -> None:
     same(nnx.state(ours), nnx.state(theirs))
     with pytest.raises(WrongArgument, match="was not called yet"):
         _ = jit(step).plan
+    with pytest.raises(WrongArgument, match="not callable"):
+        jit(3)
 
 
 def test_it_plans_once_for_each_set_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +256,7 @@ def test_inside_another_jit_the_budget_is_ignored() -> None:
     same(nnx.state(ours), nnx.state(theirs))
 
 
+@pytest.mark.slow
 def test_a_plan_is_kept_on_disk(tmp_path: Path) -> None:
     size = int(0.75 * compiled_bytes(sgd, Deep(), X))
     first, again = (jit(sgd, size, plans=tmp_path) for _ in range(2))

@@ -9,6 +9,7 @@ from typing import Any
 import equinox as eqx
 
 from xform.equinox.calls import Function, TransformedFunction, accepts_options_only
+from xform.introspection.callables import check_callable
 from xform.steps.doors import PlannedFunction, PlannedLowered
 from xform.steps.jit import JitStep, jit
 
@@ -27,6 +28,11 @@ class _FilteredStep(TransformedFunction, PlannedFunction):
 
     def lower(self, /, *args: Any, **kwargs: Any) -> PlannedLowered:
         return PlannedLowered(self._fun.lower(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._fun, name)  # such as `donate_rest`
 
 
 @accepts_options_only
@@ -75,6 +81,7 @@ def filter_jit(fun: Function, policy: Any = None, *, donate: str = "none",
     >>> step.plan.compiled_bytes <= 2 * 2**20, model.activation is jnp.sin
     (True, True)
     """
+    check_callable(fun, "xform.equinox.filter_jit")
     filtering: Any = eqx.filter_jit(fun, donate=donate, **options)  # pyright: ignore
     # Equinox's function divides all arguments into arrays to donate, other arrays, and static
     # values. It gives these three to a function made by `jax.jit`, which `step` replaces.

@@ -17,6 +17,7 @@ from flax import nnx
 
 from xform.flax.boundary import Function
 from xform.flax.calls import accepts_nnx_calls
+from xform.introspection.callables import check_callable
 from xform.steps import jit as steps
 from xform.steps.doors import PlannedFunction, PlannedLowered
 
@@ -70,6 +71,7 @@ def jit(fun: Function, policy: Any = None, *, target: str | None = None,
     >>> step.plan.compiled_bytes <= 2 * 2**20, int(optimizer.step[...])
     (True, 1)
     """
+    check_callable(fun, "xform.flax.jit")
     converting: Any = nnx.jit(fun, **options)
     pure = converting.jitted_fn.__wrapped__  # the function of arrays that NNX gives to `jax.jit`
     step = steps.jit(pure, policy, target=target, plans=plans, time_limit=time_limit,
