@@ -272,6 +272,10 @@ PROGRAMS: dict[str, Program] = {
     "diffusion": (diffusion, ([(f32(64, 128), f32(128, 64))] * 3, f32(256, 64), f32(256))),
 }  # fmt: skip
 
+# The programs that are planned for devices that are not here.
+ELSEWHERE = ("selective scan, 2 layers", "message passing", "mixture of experts",
+             "chunked attention", "bfloat16, 32k logits")  # fmt: skip
+
 
 def total(step: Callable[..., Any], args: tuple[Any, ...]) -> int:
     """Arguments, outputs and all that is live between, of a compiled function."""
@@ -320,11 +324,53 @@ def sweep(name: str) -> list[str]:
 _COMPILED: list[str] = []
 
 
+def sweep_elsewhere(name: str, target: str) -> list[str]:
+    """One program on a device that is not here: a row of the table for it."""
+    f, args = PROGRAMS[name]
+
+    def size(policy: Any) -> int:
+        return xform.plan(f, *args, policy=policy, target=target).compiled_bytes or 0
+
+    default, stock = size(None), min(map(size, STOCK))
+    try:
+        size(budget(0))
+        raise AssertionError("a budget of no bytes was kept")
+    except BudgetInfeasible as error:
+        floor = error.floor_bytes
+    plans: list[xform.Plan] = []
+    kept = refused = 0
+    for n in np.linspace(1.02 * default, floor, POINTS).astype(int):
+        try:
+            plans.append(xform.plan(f, *args, policy=budget(int(n)), target=target))
+        except BudgetInfeasible:
+            refused += 1
+            continue
+        kept += (plans[-1].compiled_bytes or n + 1) <= n
+    sizes = [plan.compiled_bytes or 0 for plan in plans]
+    work = [plan.recompute_flops for plan in plans]
+    fall = all(b <= a for a, b in itertools.pairwise(sizes))
+    rises = all(a <= b for a, b in itertools.pairwise(work))
+    return [name, f"{default / KIB:.0f}", f"{floor / KIB:.0f}", f"{stock / KIB:.0f}", str(POINTS),
+            str(kept), str(refused), "yes" if fall else "no", "yes" if rises else "no",
+            str(max(plan.compiles for plan in plans))]  # fmt: skip
+
+
 def main() -> None:
     """Sweep each program and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(PROGRAMS))
-    names = parser.parse_args().names
+    parser.add_argument("--target", help="a device that is not here; five programs by default")
+    options = parser.parse_args()
+    names = options.names
+    if options.target:
+        names = list(ELSEWHERE) if names == list(PROGRAMS) else names
+        rows = list[list[str]]()
+        for name in names:
+            rows.append(sweep_elsewhere(name, options.target))
+            print(rows[-1], flush=True)
+            if names == list(ELSEWHERE):
+                write_table(HERE, HEAD[:10], rows, f"inside-{options.target}", options.target)
+        return
     real = compilation.compile_for
 
     def counted(*args: Any, **options: Any) -> Any:
@@ -333,7 +379,7 @@ def main() -> None:
         return made
 
     compilation.compile_for = counted
-    rows: list[list[str]] = []
+    rows = list[list[str]]()
     for name in names:
         rows.append(sweep(name))
         print(rows[-1], flush=True)
