@@ -10,6 +10,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 from jax.extend.core import Primitive
@@ -26,6 +27,7 @@ from xform.program.ir import trace
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 HERE = __file__
+CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
 
 ruleless_p = Primitive("ruleless")
 ruleless_p.def_impl(lambda x: x)
@@ -163,6 +165,22 @@ policy=budget('3 B')
 0 B, the rest temporary
   remedy:  raise the budget, donate arguments that are not read later, make the batch or the \
 sequence smaller, shard the largest arguments, or offload saved values""",
+    ),
+    "coupled update": (
+        lambda: xform.fused_update(lambda p: jnp.sum(p["a"]) * p["b"], CLIPPED)(
+            {"a": X, "b": X[0]}, CLIPPED.init({"a": X, "b": X[0]})
+        ),
+        errors.CoupledUpdate,
+        ValueError,
+        """\
+fused_update: update each parameter as soon as its gradient is complete
+  problem: the update of ['a'] (and 1 more) reads a result of add that depends on the gradients of \
+2 parameters: ['a'], ['b']. optax.clip_by_global_norm is such an update: its norm is known only \
+when all gradients are
+  where:   HERE
+  remedy:  use xform.clip_by_previous_global_norm, which takes the norm of the step before; or \
+clip each parameter alone, as optax.clip and optax.clip_by_block_rms do; or keep the separate \
+update of xform.grad""",
     ),
     "a solver that stopped": (
         unsolved,

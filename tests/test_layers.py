@@ -16,7 +16,7 @@ FILES = {
 LAYERS = """
     errors, terminal, storage, introspection < _jax < program < registry < passes < interpret <
     rules < policies < planner < memory < transforms <
-    adjoints, curvature, diagnosis, jacobians, sparse, steps <
+    adjoints, curvature, diagnosis, fused, jacobians, sparse, steps <
     extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ < experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}

@@ -30,8 +30,10 @@ from xform.transforms.reverse import fwd_and_bwd, grad, linear_transpose, value_
 __all__ = [
     "Plan",
     "checkpoint",
+    "clip_by_previous_global_norm",
     "compare",
     "fits",
+    "fused_update",
     "fwd_and_bwd",
     "grad",
     "health",
@@ -61,8 +63,10 @@ __version__ = _packages.own_version()
 # Functions, and the modules that define them. Such a module is imported on first use: together they
 # take a third of the import time.
 _LAZY_FUNCTIONS = {
+    "clip_by_previous_global_norm": "xform.fused.previous_norm",
     "compare": "xform.transforms.compare",
     "fits": "xform.memory.capacity",
+    "fused_update": "xform.fused.fused_update",
     "health": "xform.diagnosis.health",
     "jit": "xform.steps.jit",
     "memory_analysis": "xform.memory.analysis",
@@ -81,6 +85,8 @@ if _typing.TYPE_CHECKING:
     from xform import memory as memory
     from xform import sparse as sparse
     from xform.diagnosis.health import health
+    from xform.fused.fused_update import fused_update
+    from xform.fused.previous_norm import clip_by_previous_global_norm
     from xform.memory.analysis import memory_analysis
     from xform.memory.capacity import fits
     from xform.steps.jit import jit

@@ -112,6 +112,13 @@ class NotSolved(XformError, RuntimeError):
     """A solver of an optimization problem stopped before it proved its result."""
 
 
+class CoupledUpdate(XformError, ValueError):
+    """An optimizer needs the gradients of several parameters to update one of them.
+
+    So `fused_update` cannot update a parameter before all of these gradients exist.
+    """
+
+
 class OtherProgram(XformError, ValueError):
     """A saved plan was made for another program than the one that it is used for."""
 

@@ -1,0 +1,1 @@
+"""The optimizer in the backward pass: update each parameter before the next gradient exists."""

@@ -1,0 +1,159 @@
+"""`fused_update`: a training step that updates each parameter within the backward pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xform._jax import staging
+from xform.errors import WrongArgument
+from xform.fused.coupling import check_coupling
+from xform.fused.emit import run_step
+from xform.fused.plan import plan_updates
+from xform.fused.report import UpdateReport, report
+from xform.fused.step import TracedStep, trace_step
+from xform.introspection.callables import check_callable
+from xform.policies import parse
+from xform.program.ir import evaluate, trace
+from xform.program.source import frame
+from xform.transforms.function import as_array, numbers, positions
+from xform.transforms.reverse import value_and_grad
+
+Tree = Any
+
+
+class FusedUpdate:
+    """A training step that `fused_update` returns: `step(params, state, *batch)`.
+
+    `step.where(params, state, *batch)` tells where it updates each parameter.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        optimizer: Any,
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        policy: Any,
+    ):
+        self._loss, self._optimizer, self._argnums = loss, optimizer, argnums
+        self._value_and_grad = value_and_grad(loss, argnums, has_aux, policy=policy)
+        functools.update_wrapper(self, loss, updated=())
+
+    def __call__(
+        self, params: Tree, state: Tree, *batch: Any, **kwargs: Any
+    ) -> tuple[Tree, Tree, Any]:
+        """Return the new parameters, the new optimizer state, and the value of the loss."""
+        traced = self._trace(params, state, batch, kwargs)
+        plan = plan_updates(traced.step)
+        run = functools.partial(run_step, traced.step, plan)
+        if staging():
+            return traced.results(run(traced.inputs))
+        # As a program, the step frees each value after its last use.
+        prog = trace(lambda *inputs: run(inputs), *traced.inputs)
+        return traced.results(evaluate(prog, traced.inputs))
+
+    def where(self, params: Tree, state: Tree, *batch: Any, **kwargs: Any) -> UpdateReport:
+        """Return where a step updates each parameter.
+
+        The arguments are those of the step. Instead of arrays they may have `ShapeDtypeStruct`s.
+        """
+        found: list[UpdateReport] = []
+
+        def step(params: Tree, state: Tree, batch: Any) -> None:
+            traced = self._trace(params, state, batch, kwargs)
+            found.append(report(traced.step, plan_updates(traced.step)))
+
+        jax.eval_shape(step, params, state, batch)
+        return found[0]
+
+    def _trace(self, params: Tree, state: Tree, batch: Sequence[Any], kwargs: Any) -> TracedStep:
+        """Trace the step, and check that each parameter can be updated on its own."""
+        several = not isinstance(self._argnums, int)
+        n = len(self._argnums) if isinstance(self._argnums, Sequence) else 1
+        at = positions(self._argnums, len(batch) + n, "fused_update")
+        if several and (not isinstance(params, tuple) or len(params) != n):
+            raise WrongArgument(
+                f"fused_update with argnums={self._argnums}",
+                f"the parameters are of type {type(params).__name__}, not a tuple of {n}",
+                "",
+                "pass a tuple with one pytree for each position in argnums",
+            )
+
+        def gradient(params: Tree) -> Any:
+            given = dict(zip(at, params if several else (params,), strict=True))
+            rest = iter(batch)
+            args = [given[i] if i in given else next(rest) for i in range(len(batch) + n)]
+            return self._value_and_grad(*args, **kwargs)
+
+        params = jax.tree.map(lambda x: as_array(x, "fused_update"), params)
+        traced = trace_step(gradient, self._optimizer, params, state)
+        check_coupling(traced.step, state, frame())
+        return traced
+
+
+def fused_update(
+    loss: Callable[..., Any],
+    optimizer: Any,
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    policy: Any = None,
+) -> FusedUpdate:
+    """Return a training step that updates each parameter within the backward pass.
+
+    The separate update needs the gradient of all parameters at one time. This step updates a
+    parameter as soon as its own gradient is complete, so the gradient can be freed at once. The
+    parameters of layers that run in a `lax.scan` are stacked along their first axis. The step
+    updates them one layer at a time, in the loop of the backward pass, and overwrites them in
+    place. So there is no stack of gradients, and no second stack of parameters.
+
+    A loop can do so if the update treats each layer on its own, as that of sgd, adam, adamw or
+    lion. xform proves this from the traced update. If an update needs all layers of a stack, as
+    that of adafactor or Muon, it follows the loop. `step.where(...)` returns where each parameter
+    is updated, why, and how many bytes of its gradient exist at one time.
+
+    Jit the step and donate the parameters and the state, or XLA has to copy them:
+    `jax.jit(step, donate_argnums=(0, 1))`.
+
+    Args:
+      loss: pure function of pytrees of arrays that returns a scalar.
+      optimizer: an `optax.GradientTransformation`. Its `update` is called with the gradient, the
+        state and the parameters.
+      argnums: position or positions of the parameters among the arguments of `loss`.
+      has_aux: whether `loss` returns a pair `(output, auxiliary)`.
+      policy: which values the forward pass saves for the backward pass, as in `xform.grad`. A
+        budget limits the derivative alone, and counts a complete gradient. Give the budget of a
+        whole step to `xform.jit` instead.
+
+    Returns:
+      A function `step(params, state, *batch)` that returns the new parameters, the new state and
+      the value of the loss, or `(value, auxiliary)` with `has_aux`. `params` are the arguments at
+      `argnums`, as a tuple if `argnums` is a sequence; `batch` are the other arguments of `loss`.
+      Keyword arguments are passed to `loss`.
+
+    Raises:
+      CoupledUpdate: the update of a parameter reads the gradients of others, such as the norm of
+        `optax.clip_by_global_norm`. `xform.clip_by_previous_global_norm` does not. Optimizers that
+        accumulate gradients over steps raise this error too.
+      NotScalar: `loss` returned something other than a scalar.
+      WrongDtype: a parameter is an integer. Pass it as another argument.
+
+    Cost: that of the gradient and of the update. Tracing takes one more pass over the step.
+    Source: Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited
+    Resources", arXiv:2306.09782, section 3.
+
+    >>> import optax
+    >>> optimizer = optax.sgd(0.5)
+    >>> step = xform.fused_update(lambda w, x: (w * x) ** 2, optimizer)
+    >>> w = jnp.float32(1)
+    >>> w, state, value = jax.jit(step)(w, optimizer.init(w), 3.0)
+    >>> float(w), float(value)
+    (-8.0, 9.0)
+    """
+    check_callable(loss, "fused_update")
+    numbers(argnums, "fused_update", "argnums")
+    return FusedUpdate(loss, optimizer, argnums, has_aux, parse(policy))

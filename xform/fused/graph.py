@@ -1,0 +1,90 @@
+"""Which equations of a step depend on which others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, Var, scan_counts, scan_p
+from xform.fused.layer_axis import is_elementwise
+from xform.fused.step import Step
+
+
+class Graph:
+    """The equations of a traced step, and the dependence between them."""
+
+    def __init__(self, step: Step):
+        self.equations = (*step.gradient, *step.update)
+        self.producer = {v: eqn for eqn in self.equations for v in eqn.outvars}
+        self.position = {id(eqn): i for i, eqn in enumerate(self.equations)}
+        self._n_gradient = len(step.gradient)
+        self._after: dict[int, set[Var]] = {}
+
+    def is_update(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation belongs to the update, not to the gradient."""
+        return self.position[id(eqn)] >= self._n_gradient
+
+    def after(self, eqn: JaxprEqn) -> set[Var]:
+        """Return the values that depend on an equation, its own results included."""
+        key = id(eqn)
+        if key not in self._after:
+            found = set[Var](eqn.outvars)
+            for later in self.equations[self.position[key] + 1 :]:
+                if any(isinstance(v, Var) and v in found for v in later.invars):
+                    found.update(later.outvars)
+            self._after[key] = found
+        return self._after[key]
+
+    def needed(self, wanted: Iterable[Any], known: set[Var] | None = None) -> list[JaxprEqn]:
+        """Return the equations that compute `wanted` values from `known` ones, in order."""
+        found: dict[int, JaxprEqn] = {}
+        stack = [v for v in wanted if isinstance(v, Var)]
+        while stack:
+            v = stack.pop()
+            eqn = self.producer.get(v)
+            if eqn is None or id(eqn) in found or (known is not None and v in known):
+                continue
+            found[id(eqn)] = eqn
+            stack += [x for x in eqn.invars if isinstance(x, Var)]
+        return sorted(found.values(), key=lambda e: self.position[id(e)])
+
+    def region(self, wanted: Sequence[Var], after: set[Var]) -> list[JaxprEqn]:
+        """Return the equations that compute `wanted` values from the results of a loop, in order.
+
+        These are equations of the update, and equations of the gradient that depend on the loop or
+        are elementwise. `after` are all values that depend on the loop. No loop is among them.
+        """
+        region: dict[int, JaxprEqn] = {}
+        stack = list(wanted)
+        while stack:
+            eqn = self.producer.get(stack.pop())
+            if eqn is None or id(eqn) in region:
+                continue
+            if eqn.primitive is scan_p and any(v in after for v in eqn.outvars):
+                continue  # the loop, or one that depends on it, whose results nothing can slice
+            after_loop = any(v in after for v in eqn.outvars)
+            if self.is_update(eqn) or after_loop or is_elementwise(eqn):
+                region[id(eqn)] = eqn
+                stack += [v for v in eqn.invars if isinstance(v, Var)]
+        return sorted(region.values(), key=lambda e: self.position[id(e)])
+
+    def last_loop(self, v: Any) -> JaxprEqn | None:
+        """Return the last scan with stacked outputs that a value depends on directly.
+
+        Directly means that no other scan lies between them. None if there is none.
+        """
+        found: JaxprEqn | None = None
+        seen = set[int]()
+        stack = [v]
+        while stack:
+            eqn = self.producer.get(stack.pop())
+            if eqn is None or id(eqn) in seen:
+                continue
+            seen.add(id(eqn))
+            if eqn.primitive is scan_p:
+                stacked = len(eqn.outvars) > scan_counts(eqn.params)[1]
+                if stacked and (found is None or self.position[id(eqn)] > self.position[id(found)]):
+                    found = eqn
+                continue
+            stack += [x for x in eqn.invars if isinstance(x, Var)]
+        return found

@@ -1,0 +1,150 @@
+"""Prove that an update treats each layer of a stacked parameter on its own, and find its axes.
+
+The parameters of scanned layers are a *stack*: an array with one axis that runs over the layers.
+An update is separable along this axis if the layer `i` of each result depends only on the layer `i`
+of the stacks that it reads. Then a loop over the layers can update one layer in each iteration. The
+proof follows the axis through the equations of the update (`memory/ends.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, Var
+from xform.interpret.cost import shape
+from xform.memory.axes import Axes, Factors, repeated_factors
+from xform.memory.ends import ends
+from xform.program.ir import Atom, bind
+from xform.registry.dependence import Elementwise
+from xform.registry.table import traits
+
+_RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
+# Operations that `slice_equation` can run on one layer, besides the elementwise ones.
+_SLICED = _RESHAPES | {"broadcast_in_dim", "transpose", "reduce_sum", "reduce_max", "reduce_min"}
+
+
+class NotSeparable(Exception):
+    """An update is not separable along the axis of layers; the text says why."""
+
+
+class LayerAxis:
+    """The axis of the layers in the values of some equations.
+
+    Args:
+      equations: the equations of the update of one leaf, in order.
+      stacks: values whose first axis runs over the layers.
+
+    Raises:
+      NotSeparable: an equation mixes layers.
+    """
+
+    def __init__(self, equations: Sequence[JaxprEqn], stacks: Sequence[Var]):
+        self._axes = Axes()
+        self._values: dict[Var, tuple[Factors, ...]] = {}
+        self._summed: list[tuple[JaxprEqn, Factors]] = []
+        for stack in stacks:
+            self._axes.same(self._of(stack)[0], self._of(stacks[0])[0])
+        for eqn in equations:
+            self._unify(eqn)
+        layers = self._axes.factors(self._of(stacks[0])[0])
+        if len(layers) != 1:
+            raise NotSeparable("a reshape merges or splits the axis of the layers")
+        (self._layers,) = layers
+        self._check(equations)
+
+    def axis(self, v: Atom) -> int | None:
+        """Return which axis of a value runs over the layers; None if it has none."""
+        if not isinstance(v, Var) or v not in self._values:
+            return None
+        factors = [self._axes.factors(axis) for axis in self._values[v]]
+        return next((i for i, f in enumerate(factors) if self._layers in f), None)
+
+    def sums(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation sums over the layers."""
+        summed = (f for e, factors in self._summed if e is eqn for f in self._axes.factors(factors))
+        return self._layers in summed
+
+    def _of(self, v: Var) -> tuple[Factors, ...]:
+        if v not in self._values:
+            self._values[v] = tuple(map(self._axes.new, shape(v)))
+        return self._values[v]
+
+    def _unify(self, eqn: JaxprEqn) -> None:
+        """Record which axes of the operands and results run over the same indices."""
+        known = traits(eqn.primitive)
+        variables = [v for v in eqn.invars if isinstance(v, Var)]
+        if eqn.primitive.name in _RESHAPES:
+            self._axes.same(*(_flat(self._of(v)) for v in (*variables[:1], *eqn.outvars)))
+            return
+        if isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results:
+            for x, y in zip(
+                eqn.invars, eqn.outvars, strict=False
+            ):  # an identity, such as a barrier
+                self._same(x, y)
+            return
+        ndim = len(shape(eqn.outvars[0])) if eqn.outvars else 0
+        summed: dict[int, Factors] = {}
+        for x, axis_ends in zip(eqn.invars, ends(eqn), strict=True):
+            axes = self._of(x) if isinstance(x, Var) else ((),) * len(shape(x))
+            for axis, end in zip(axes, axis_ends, strict=True):
+                if end is None:
+                    self._axes.mix(axis)
+                elif end >= ndim:
+                    self._axes.same(summed.setdefault(end, axis), axis)
+                elif axis:
+                    for y in eqn.outvars:
+                        self._axes.same(axis, self._of(y)[end])
+        self._summed.append((eqn, _flat(summed.values())))
+
+    def _same(self, x: Atom, y: Var) -> None:
+        if isinstance(x, Var):
+            for a, b in zip(self._of(x), self._of(y), strict=True):
+                self._axes.same(a, b)
+
+    def _check(self, equations: Sequence[JaxprEqn]) -> None:
+        """Raise NotSeparable if an equation mixes layers, or if an axis is not of layers alone."""
+        for v, axes in self._values.items():
+            resolved = tuple(map(self._axes.factors, axes))
+            if self._layers in repeated_factors(resolved):
+                raise NotSeparable("two axes of a value run over the layers")
+            if any(self._layers in f and f != (self._layers,) for f in resolved):
+                raise NotSeparable(f"a reshape to {shape(v)} merges the axis of the layers")
+        if self._layers in self._axes.mixed():
+            mixing = (e.primitive.name for e in equations if self._mixes(e))
+            raise NotSeparable(f"`{next(mixing, 'an operation')}` mixes the layers")
+
+    def _mixes(self, eqn: JaxprEqn) -> bool:
+        axes = (self.axis(v) for v in eqn.invars)
+        return eqn.primitive.name not in _RESHAPES and any(
+            i is not None and e[i] is None for i, e in zip(axes, ends(eqn), strict=True)
+        )
+
+
+def _flat(axes: Iterable[Factors]) -> Factors:
+    return tuple(f for axis in axes for f in axis)
+
+
+def is_elementwise(eqn: JaxprEqn) -> bool:
+    """Whether an equation computes each element of its results from elements at the same place."""
+    known = traits(eqn.primitive)
+    return isinstance(known.dependence, Elementwise) or known.fusion == "elementwise"
+
+
+def can_slice(eqn: JaxprEqn) -> bool:
+    """Whether `slice_equation` can run an equation on one layer."""
+    known = traits(eqn.primitive)
+    return is_elementwise(eqn) or known.identity or eqn.primitive.name in _SLICED
+
+
+def slice_equation(eqn: JaxprEqn, xs: Sequence[Any], axis: int | None, outer: Any) -> list[Any]:
+    """Run an equation on one layer; in `xs` and in the results the layer axis has length 1.
+
+    `axis` is the layer axis of the result, None if it has none, and `outer` the name stack.
+    """
+    for name in ("shape", "new_sizes"):
+        if axis is not None and name in eqn.params:
+            sizes = [*eqn.params[name]]
+            sizes[axis] = 1
+            eqn = eqn.replace(params={**eqn.params, name: tuple(sizes)})
+    return bind(eqn, xs, outer)

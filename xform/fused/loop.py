@@ -1,0 +1,165 @@
+"""Run a backward loop over layers together with the update of the layers.
+
+The `scan` of the backward pass stacks the gradients of its layers. The loop here carries the stacks
+of parameters and optimizer state instead. Each iteration computes the gradient of one layer, and
+overwrites that layer of the carried stacks. So no stack of gradients exists, and XLA updates the
+donated arguments in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from xform._jax import JaxprEqn, Var, scan_counts, zeros
+from xform.fused.layer_axis import slice_equation
+from xform.fused.layers import LayerTarget, LeafUpdate, Sliced
+from xform.fused.writes import Write, sums_of, writes_of
+from xform.interpret.barrier import barrier
+from xform.program.equation import scan_options
+from xform.program.ir import Atom, evaluate, program, read
+from xform.program.source import name_stack, source
+
+Read = Callable[[Atom], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BackwardLoop:
+    """A backward scan, and the updates that run in it.
+
+    Attributes:
+      scan: the equation of the scan.
+      updates: the updates of leaves.
+      first: values that exist before the loop starts, because their equations read stacks that the
+        loop overwrites.
+      dropped: the stacked outputs of the scan that nothing else reads.
+    """
+
+    scan: JaxprEqn
+    updates: tuple[LeafUpdate, ...]
+    first: tuple[Var, ...]
+    dropped: frozenset[Var]
+
+    @property
+    def reads(self) -> list[Atom]:
+        """The values that the loop reads."""
+        of_updates = [v for u in self.updates for v in (*u.stacks, *u.before)]
+        return [*self.scan.invars, *of_updates, *self.first]
+
+    @property
+    def makes(self) -> list[Var]:
+        """The values that the loop computes: outputs of the scan, new stacks, sums."""
+        targets = [t.new for u in self.updates for t in u.targets]
+        sums = [v for u in self.updates for e in u.sums for v in e.outvars]
+        kept = [v for v in self.scan.outvars if v not in self.dropped]
+        return [*kept, *targets, *sums]
+
+    def run(self, value_of: Read) -> dict[Var, Any]:
+        """Run the loop; return the values that it makes. `value_of` returns the values it reads."""
+        with source(self.scan, name_stack()), self.scan.ctx.manager:
+            return self._run(value_of)
+
+    def _run(self, value_of: Read) -> dict[Var, Any]:
+        scan, (n_consts, n_carry) = self.scan, scan_counts(self.scan.params)
+        body, options = program(scan.params["jaxpr"]), scan_options(scan.params)
+        length, reverse = options["length"], options["reverse"]
+        first_scanned = n_consts + n_carry
+        targets = [t for u in self.updates for t in u.targets]
+        sums = [v for u in self.updates for e in u.sums for v in e.outvars]
+        carried = {t.old: value_of(t.old) for t in targets}
+        stacks = {v: value_of(v) for u in self.updates for v in u.stacks if v not in carried}
+        before = {v: value_of(v) for u in self.updates for v in u.before}
+        values = [value_of(v) for v in scan.invars]
+        consts, carry = values[:n_consts], values[n_consts:first_scanned]
+        scanned_vars = scan.invars[first_scanned:]
+        own = [v if isinstance(v, Var) and v in carried else None for v in scanned_vars]
+        xs = [x for x, v in zip(values[first_scanned:], own, strict=True) if v is None]
+        kept = [v not in self.dropped for v in scan.outvars[n_carry:]]
+        writes = [(u, write) for u in self.updates for write in writes_of(u)]
+        outer = name_stack()
+
+        def step(state: Any, slices: Any) -> Any:
+            carry, count, old_stacks, totals = state
+            olds = dict(zip(carried, old_stacks, strict=True))
+            layer = length - 1 - count if reverse else count
+            remaining = iter(slices)
+            inputs = [
+                next(remaining)
+                if v is None
+                else lax.dynamic_index_in_dim(olds[v], layer, 0, keepdims=False)
+                for v in own
+            ]
+            outs = evaluate(body, [*consts, *carry, *inputs])
+            ys = outs[n_carry:]
+            gradients = {
+                v: jnp.expand_dims(y, 0) for v, y in zip(scan.outvars[n_carry:], ys, strict=True)
+            }
+            update = _LayerUpdate(before | gradients, stacks | olds, outer)
+            # The index waits until nothing reads the old layer any more. Otherwise XLA could not
+            # overwrite the layer in place, and would copy the stacks.
+            (at,) = barrier([layer], outs)
+            added = [x for u in self.updates for x in update.sums(u, at)]
+            (at,) = barrier([at], added)
+            for u, write in writes:
+                at = update.write(u, write, at)
+            totals = [total + x for total, x in zip(totals, added, strict=True)]
+            state = outs[:n_carry], count + 1, [update.stacks[t.old] for t in targets], totals
+            return state, [y for y, k in zip(ys, kept, strict=True) if k]
+
+        zero_sums = [zeros(v.aval) for v in sums]
+        count, *_ = barrier([jnp.int32(0)], [value_of(v) for v in self.first])
+        start = carry, count, [*carried.values()], zero_sums
+        (carry, _, news, totals), ys = lax.scan(step, start, xs, **options)
+        stacked = [v for v, k in zip(scan.outvars[n_carry:], kept, strict=True) if k]
+        results = dict(zip(scan.outvars[:n_carry], carry, strict=True))
+        results |= zip(stacked, ys, strict=True)
+        results |= {t.new: new for t, new in zip(targets, news, strict=True)}
+        return results | dict(zip(sums, totals, strict=True))
+
+
+class _LayerUpdate:
+    """The update of one layer: it overwrites the layer in each stack, one stack after the other.
+
+    Attributes:
+      stacks: the stacks by the variables of their old values.
+    """
+
+    def __init__(self, known: dict[Var, Any], stacks: dict[Var, Any], outer: Any):
+        self.stacks = {**stacks}
+        self._known, self._outer = known, outer
+        self._written: dict[Var, LayerTarget] = {}
+
+    def sums(self, update: LeafUpdate, at: Any) -> list[Any]:
+        """Return what the layer `at` contributes to the sums over all layers."""
+        env = self._run(update, sums_of(update), at)
+        return [env[v] for e in update.sums for v in e.outvars]
+
+    def write(self, update: LeafUpdate, write: Write, at: Any) -> Any:
+        """Overwrite the layer `at` of stacks; return the same index, for the next write."""
+        env = self._run(update, write.equations, at)
+        for target in write.targets:
+            stack, new = self.stacks[target.old], read(env, target.new)
+            stack = lax.dynamic_update_slice_in_dim(stack, new, at, target.axis)
+            self.stacks[target.old], self._written[target.new] = stack, target
+        return barrier([at], [self.stacks[target.old] for target in write.targets])[0]
+
+    def _run(self, update: LeafUpdate, equations: Sequence[Sliced], at: Any) -> dict[Var, Any]:
+        """Run equations on the layer `at`; return all values of that layer."""
+        env = {**self._known}
+        made = {v for eqn, _ in equations for v in eqn.outvars}
+        for v in dict.fromkeys(
+            v for eqn, _ in equations for v in eqn.invars if isinstance(v, Var) and v not in made
+        ):
+            if v in self._written:  # Read back, so that XLA computes it only once
+                target = self._written[v]
+                env[v] = lax.dynamic_slice_in_dim(self.stacks[target.old], at, 1, target.axis)
+            elif v in update.stacks:
+                env[v] = lax.dynamic_slice_in_dim(self.stacks[v], at, 1, update.stacks[v])
+        for eqn, axis in equations:
+            ys = slice_equation(eqn, [read(env, v) for v in eqn.invars], axis, self._outer)
+            env.update(zip(eqn.outvars, ys, strict=True))
+        return env
