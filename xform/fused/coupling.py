@@ -22,7 +22,7 @@ from xform.terminal.text import first_few
 def check_coupling(step: Step, state: Any, where: str) -> None:
     """Raise CoupledUpdate if the new value of a leaf depends on the gradient of another leaf.
 
-    Optimizer states may depend on several gradients, as long as no update reads them in this step.
+    A state may depend on several gradients, as long as no update reads it in this step.
 
     Args:
       step: the traced step.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from xform._jax import staging
-from xform.errors import WrongArgument
+from xform.errors import WrongArgument, WrongDtype
 from xform.fused.coupling import check_coupling
 from xform.fused.emit import run_step
 from xform.fused.plan import plan_updates
@@ -17,6 +17,7 @@ from xform.fused.report import UpdateReport, report
 from xform.fused.step import TracedStep, trace_step
 from xform.introspection.callables import check_callable
 from xform.policies import parse
+from xform.program.arithmetic import differentiable
 from xform.program.ir import evaluate, trace
 from xform.program.source import frame
 from xform.transforms.function import as_array, numbers, positions
@@ -54,7 +55,8 @@ class FusedUpdate:
             return traced.results(run(traced.inputs))
         # As a program, the step frees each value after its last use.
         prog = trace(lambda *inputs: run(inputs), *traced.inputs)
-        return traced.results(evaluate(prog, traced.inputs))
+        outputs = [as_array(x, "fused_update") for x in evaluate(prog, traced.inputs)]
+        return traced.results(outputs)
 
     def where(self, params: Tree, state: Tree, *batch: Any, **kwargs: Any) -> UpdateReport:
         """Return where a step updates each parameter.
@@ -89,10 +91,23 @@ class FusedUpdate:
             args = [given[i] if i in given else next(rest) for i in range(len(batch) + n)]
             return self._value_and_grad(*args, **kwargs)
 
-        params = jax.tree.map(lambda x: as_array(x, "fused_update"), params)
+        params = jax.tree.map(_parameter, params)
         traced = trace_step(gradient, self._optimizer, params, state)
         check_coupling(traced.step, state, frame())
         return traced
+
+
+def _parameter(x: Any) -> Any:
+    """Return a leaf of the parameters as an array; raise WrongDtype if it is an integer."""
+    x = as_array(x, "fused_update")
+    if not differentiable(jax.typeof(x)):
+        raise WrongDtype(
+            "fused_update",
+            f"a parameter is of type {jax.typeof(x).str_short()}, which has no gradient",
+            "",
+            "pass it to the loss as another argument, or make it a float",
+        )
+    return x
 
 
 def fused_update(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, scan_counts, scan_p
+from xform._jax import JaxprEqn, Var, scan_counts, scan_p, while_p
 from xform.fused.layer_axis import is_elementwise
 from xform.fused.step import Step
 
@@ -67,6 +67,20 @@ class Graph:
                 region[id(eqn)] = eqn
                 stack += [v for v in eqn.invars if isinstance(v, Var)]
         return sorted(region.values(), key=lambda e: self.position[id(e)])
+
+    def comes_from_while(self, v: Any) -> bool:
+        """Whether a value is the result of a while loop, or elementwise operations on one.
+
+        A backward loop that starts from stored states is a while loop.
+        """
+        stack = [v]
+        while stack:
+            eqn = self.producer.get(stack.pop())
+            if eqn is not None and eqn.primitive is while_p:
+                return True
+            if eqn is not None and (is_elementwise(eqn) or len(eqn.invars) == 1):
+                stack += [x for x in eqn.invars if isinstance(x, Var)]
+        return False
 
     def last_loop(self, v: Any) -> JaxprEqn | None:
         """Return the last scan with stacked outputs that a value depends on directly.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
+from xform._jax.meshes import has_explicit_axis
 from xform.interpret.cost import shape
 from xform.memory.axes import Axes, Factors, repeated_factors
 from xform.memory.ends import ends
@@ -22,6 +23,8 @@ from xform.registry.table import traits
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
 # Operations that `slice_equation` can run on one layer, besides the elementwise ones.
 _SLICED = _RESHAPES | {"broadcast_in_dim", "transpose", "reduce_sum", "reduce_max", "reduce_min"}
+# These shard a value of a given shape.
+_SHARDED = frozenset(("sharding_constraint", "reshard", "mesh_cast"))
 
 
 class NotSeparable(Exception):
@@ -105,6 +108,8 @@ class LayerAxis:
     def _check(self, equations: Sequence[JaxprEqn]) -> None:
         """Raise NotSeparable if an equation mixes layers, or if an axis is not of layers alone."""
         for v, axes in self._values.items():
+            if (i := self.axis(v)) is not None and _is_sharded(v.aval, i):
+                raise NotSeparable("the axis of the layers is sharded")
             resolved = tuple(map(self._axes.factors, axes))
             if self._layers in repeated_factors(resolved):
                 raise NotSeparable("two axes of a value run over the layers")
@@ -125,6 +130,16 @@ def _flat(axes: Iterable[Factors]) -> Factors:
     return tuple(f for axis in axes for f in axis)
 
 
+def _is_sharded(aval: Any, axis: int) -> bool:
+    """Whether a type tells that an axis is divided over devices."""
+    sharding = getattr(aval, "sharding", None)
+    return (
+        sharding is not None
+        and has_explicit_axis(aval)
+        and sharding.spec.partitions[axis] is not None
+    )
+
+
 def is_elementwise(eqn: JaxprEqn) -> bool:
     """Whether an equation computes each element of its results from elements at the same place."""
     known = traits(eqn.primitive)
@@ -133,8 +148,10 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
 
 def can_slice(eqn: JaxprEqn) -> bool:
     """Whether `slice_equation` can run an equation on one layer."""
-    known = traits(eqn.primitive)
-    return is_elementwise(eqn) or known.identity or eqn.primitive.name in _SLICED
+    return eqn.primitive.name in _SLICED or (
+        (is_elementwise(eqn) or traits(eqn.primitive).identity)
+        and eqn.primitive.name not in _SHARDED
+    )
 
 
 def slice_equation(eqn: JaxprEqn, xs: Sequence[Any], axis: int | None, outer: Any) -> list[Any]:

@@ -50,6 +50,8 @@ class _Planner:
         for leaf, grad in enumerate(self._step.grads):
             scan = self._graph.last_loop(grad) if isinstance(grad, Var) else None
             if scan is None or not isinstance(grad, Var) or not self._is_stack(grad, scan):
+                if self._graph.comes_from_while(grad):
+                    self._reasons[leaf] = "the backward loop starts from stored states (a budget)"
                 continue
             try:
                 update = plan_leaf(self._step, self._graph, leaf, scan)
