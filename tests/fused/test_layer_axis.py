@@ -1,4 +1,4 @@
-"""Which updates run in the loop over layers: those that treat each layer on its own."""
+"""An update runs in the loop over layers if it treats each layer on its own."""
 
 from collections.abc import Callable
 from typing import Any

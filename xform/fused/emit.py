@@ -14,7 +14,7 @@ from xform.fused.step import Step
 from xform.program.ir import bind, read
 from xform.program.source import name_stack
 
-# What a step runs: an equation, or a backward loop with updates in it.
+# An equation, or a backward loop with updates in it.
 Item = JaxprEqn | BackwardLoop
 
 
@@ -122,7 +122,8 @@ def _makes(item: Item) -> Sequence[Var]:
 def _own_results(step: Step) -> dict[int, list[Var]]:
     """Return for each leaf the values to compute as soon as its gradient is complete.
 
-    These are the results that depend on no other gradient, and what it contributes to the others.
+    These are results that depend on no other gradient, and values that the results of several
+    leaves read.
     """
     found = read_by_several(step)
     for leaf, v in enumerate(step.new_params):

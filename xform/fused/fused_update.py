@@ -157,7 +157,7 @@ def fused_update(
       NotScalar: `loss` returned something other than a scalar.
       WrongDtype: a parameter is an integer. Pass it as another argument.
 
-    Cost: that of the gradient and of the update. Tracing takes one more pass over the step.
+    Cost: one gradient and one update. Tracing takes one more pass over the step.
     Source: Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited
     Resources", arXiv:2306.09782, section 3.
 

@@ -85,7 +85,7 @@ class Graph:
     def last_loop(self, v: Any) -> JaxprEqn | None:
         """Return the last scan with stacked outputs that a value depends on directly.
 
-        Directly means that no other scan lies between them. None if there is none.
+        Directly means that no other scan lies between them. Without such a scan, return None.
         """
         found: JaxprEqn | None = None
         seen = set[int]()

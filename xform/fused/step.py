@@ -141,7 +141,7 @@ def trace_step(
 
 
 class _Outputs:
-    """The structure of a traced function's output, some leaves of which are no traced values."""
+    """The structure of a traced function's output. Some leaves may be no traced values."""
 
     def flatten(self, tree: Tree) -> list[Any]:
         """Return the traced leaves of an output, and remember the rest."""

@@ -25,7 +25,7 @@ class Write:
 
 
 def writes_of(update: LeafUpdate) -> list[Write]:
-    """Return the writes of a leaf, in an order in which each overwritten layer is read no more.
+    """Return the writes of a leaf, ordered so that nothing reads a layer after it is overwritten.
 
     If there is no such order, the remaining targets are computed together before one is written.
     XLA then copies stacks.
