@@ -35,6 +35,7 @@ OPTIMIZERS = {
     "lion": optax.lion(0.01),
     "rmsprop": optax.rmsprop(0.01, momentum=0.9, centered=True),
     "adagrad": optax.adagrad(0.01),
+    "last gradient": optax.optimistic_gradient_descent(0.1),
     "chain": optax.chain(
         optax.clip(0.05),
         optax.scale_by_adam(),
@@ -196,6 +197,19 @@ def scanned(n: int, d: int) -> tuple[Callable[..., Any], Any]:
         return jnp.sum(h**2)
 
     return loss, jnp.full((n, d, d), 0.01)
+
+
+def test_a_deep_network_is_planned_in_linear_time() -> None:
+    """Each residual layer doubles the paths from the gradient back; no walk may follow them all."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            x = x + jnp.tanh(x * w) * jnp.sin(x)
+        return jnp.sum(x)
+
+    params, optimizer = [jnp.ones(3)] * 40, OPTIMIZERS["sgd"]
+    rows = xform.fused_update(loss, optimizer).where(params, optimizer.init(params), jnp.ones(3))
+    assert {row.place for row in rows.rows} == {"backward pass"}
 
 
 def temporary_bytes(step: Step, *args: Any) -> int:

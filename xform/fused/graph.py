@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var, scan_counts, scan_p, while_p
+from xform.fused.coupling import read_by_several
 from xform.fused.layer_axis import is_elementwise
 from xform.fused.step import Step
+from xform.interpret.cost import shape
 
 
 class Graph:
@@ -17,12 +20,17 @@ class Graph:
         self.equations = (*step.gradient, *step.update)
         self.producer = {v: eqn for eqn in self.equations for v in eqn.outvars}
         self.position = {id(eqn): i for i, eqn in enumerate(self.equations)}
-        self._n_gradient = len(step.gradient)
+        self._step = step
         self._after: dict[int, set[Var]] = {}
 
     def is_update(self, eqn: JaxprEqn) -> bool:
         """Whether an equation belongs to the update, not to the gradient."""
-        return self.position[id(eqn)] >= self._n_gradient
+        return self.position[id(eqn)] >= len(self._step.gradient)
+
+    def in_order(self, equations: Iterable[JaxprEqn]) -> list[JaxprEqn]:
+        """Return equations in the order of the step, each once."""
+        positions = {self.position[id(eqn)] for eqn in equations}
+        return [self.equations[i] for i in sorted(positions)]
 
     def after(self, eqn: JaxprEqn) -> set[Var]:
         """Return the values that depend on an equation, its own results included."""
@@ -46,7 +54,7 @@ class Graph:
                 continue
             found[id(eqn)] = eqn
             stack += [x for x in eqn.invars if isinstance(x, Var)]
-        return sorted(found.values(), key=lambda e: self.position[id(e)])
+        return self.in_order(found.values())
 
     def region(self, wanted: Sequence[Var], after: set[Var]) -> list[JaxprEqn]:
         """Return the equations that compute `wanted` values from the results of a loop, in order.
@@ -66,19 +74,22 @@ class Graph:
             if self.is_update(eqn) or after_loop or is_elementwise(eqn):
                 region[id(eqn)] = eqn
                 stack += [v for v in eqn.invars if isinstance(v, Var)]
-        return sorted(region.values(), key=lambda e: self.position[id(e)])
+        return self.in_order(region.values())
 
     def comes_from_while(self, v: Any) -> bool:
         """Whether a value is the result of a while loop, or elementwise operations on one.
 
         A backward loop that starts from stored states is a while loop.
         """
-        stack = [v]
+        seen, stack = set[int](), [v]
         while stack:
             eqn = self.producer.get(stack.pop())
-            if eqn is not None and eqn.primitive is while_p:
+            if eqn is None or id(eqn) in seen:
+                continue
+            seen.add(id(eqn))
+            if eqn.primitive is while_p:
                 return True
-            if eqn is not None and (is_elementwise(eqn) or len(eqn.invars) == 1):
+            if is_elementwise(eqn) or shape(eqn.invars[0]) == shape(eqn.outvars[0]):
                 stack += [x for x in eqn.invars if isinstance(x, Var)]
         return False
 
@@ -87,18 +98,33 @@ class Graph:
 
         Directly means that no other scan lies between them. Without such a scan, return None.
         """
-        found: JaxprEqn | None = None
-        seen = set[int]()
-        stack = [v]
-        while stack:
-            eqn = self.producer.get(stack.pop())
-            if eqn is None or id(eqn) in seen:
-                continue
-            seen.add(id(eqn))
+        position = self._last_loops.get(v)
+        return None if position is None else self.equations[position]
+
+    @functools.cached_property
+    def _last_loops(self) -> dict[Var, int]:
+        """For each value that depends directly on a scan, the position of the last such scan."""
+        found: dict[Var, int] = {}
+        for i, eqn in enumerate(self.equations):
             if eqn.primitive is scan_p:
-                stacked = len(eqn.outvars) > scan_counts(eqn.params)[1]
-                if stacked and (found is None or self.position[id(eqn)] > self.position[id(found)]):
-                    found = eqn
+                if len(eqn.outvars) > scan_counts(eqn.params)[1]:
+                    found.update(dict.fromkeys(eqn.outvars, i))
                 continue
-            stack += [x for x in eqn.invars if isinstance(x, Var)]
+            last = max((found.get(v, -1) for v in eqn.invars if isinstance(v, Var)), default=-1)
+            if last >= 0:
+                found.update(dict.fromkeys(eqn.outvars, last))
         return found
+
+    @functools.cached_property
+    def readers(self) -> dict[Var, list[JaxprEqn]]:
+        """For each value, the equations that read it and that an output of the step needs."""
+        found: dict[Var, list[JaxprEqn]] = {}
+        for eqn in self.needed(self._step.outputs):
+            for v in dict.fromkeys(v for v in eqn.invars if isinstance(v, Var)):
+                found.setdefault(v, []).append(eqn)
+        return found
+
+    @functools.cached_property
+    def read_by_several(self) -> dict[int, list[Var]]:
+        """For each leaf, its values that an equation of several leaves reads."""
+        return read_by_several(self._step)

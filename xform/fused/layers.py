@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var, scan_counts
-from xform.fused.coupling import bits_of, read_by_several
+from xform.fused.coupling import bits_of
 from xform.fused.graph import Graph
 from xform.fused.layer_axis import LayerAxis, NotSeparable, can_slice
 from xform.fused.step import Step
@@ -72,10 +72,10 @@ def plan_leaf(step: Step, graph: Graph, leaf: int, scan: JaxprEqn) -> LeafUpdate
     results = _results(step, leaf)
     scalars = [v for v, _ in results if not shape(v)]
     results = [(v, old) for v, old in results if shape(v)]
-    wanted = [v for v, _ in results]
     after = graph.after(scan)
-    sums = _sums(step, graph, leaf, [*scalars, *read_by_several(step).get(leaf, ())])
-    region = graph.region([*wanted, *(v for e in sums for v in e.outvars)], after)
+    of_stacks = graph.region([v for v, _ in results], after)
+    of_sums = graph.region([*scalars, *graph.read_by_several.get(leaf, ())], after)
+    region = graph.in_order((*of_stacks, *of_sums))
     n_carry = scan_counts(scan.params)[1]
     read = {v for e in region for v in e.invars if isinstance(v, Var)}
     gradients = [v for v in scan.outvars[n_carry:] if v in read]
@@ -84,7 +84,8 @@ def plan_leaf(step: Step, graph: Graph, leaf: int, scan: JaxprEqn) -> LeafUpdate
     if not gradients:
         raise NotSeparable("it reads no gradient of a layer")
     axes = LayerAxis(region, gradients)
-    sums = [e for e in sums if axes.sums(e)]
+    needed = {id(e) for e in of_stacks}
+    sums = [e for e in of_sums if id(e) not in needed and axes.sums(e)]
     targets = tuple(_target(axes, new, old) for new, old in results)
     return _split(leaf, region, axes, gradients, targets, sums, after)
 
@@ -99,12 +100,6 @@ def _results(step: Step, leaf: int) -> list[tuple[Var, Atom | None]]:
     places = zip((*step.new_params, *step.new_state), (*step.params, *old_state), strict=True)
     return [(new, old) for new, old in places
             if isinstance(new, Var) and bits_of(step, new) == 1 << leaf]  # fmt: skip
-
-
-def _sums(step: Step, graph: Graph, leaf: int, wanted: Sequence[Var]) -> list[JaxprEqn]:
-    """Return the sums over a leaf's gradient that some values need, such as that of a norm."""
-    return [e for e in graph.needed(wanted) if e.primitive.name == "reduce_sum"
-            and bits_of(step, e.outvars[0]) == 1 << leaf]  # fmt: skip
 
 
 def _target(axes: LayerAxis, new: Any, old: Any) -> LayerTarget:

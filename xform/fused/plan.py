@@ -41,7 +41,6 @@ class _Planner:
 
     def __init__(self, step: Step):
         self._step, self._graph = step, Graph(step)
-        self._live = self._graph.needed(step.outputs)
         self._reasons: dict[int, str] = {}
 
     def plan(self) -> UpdatePlan:
@@ -88,7 +87,7 @@ class _Planner:
                 raise NotSeparable("the loop does not run over the axis of the layers")
             if t.old in self._step.outputs:
                 raise NotSeparable("the step returns the old value too")
-            for eqn in self._readers(t.old):
+            for eqn in self._graph.readers.get(t.old, ()):
                 if id(eqn) in own or eqn is scan:
                     continue
                 if self._graph.is_update(eqn):
@@ -96,15 +95,12 @@ class _Planner:
                 if not after.isdisjoint(eqn.outvars):
                     raise NotSeparable("the old value is read after the backward loop")
 
-    def _readers(self, v: Var) -> list[JaxprEqn]:
-        return [eqn for eqn in self._live if v in eqn.invars]
-
     def _loop(self, scan: JaxprEqn, updates: Sequence[LeafUpdate]) -> BackwardLoop:
         """Return the loop with some updates in it."""
         own = {id(e) for u in updates for e, _ in u.equations}
         targets = [t for u in updates for t in u.targets]
         first = dict.fromkeys(
-            v for t in targets for eqn in self._readers(t.old)
+            v for t in targets for eqn in self._graph.readers.get(t.old, ())
             if id(eqn) not in own and eqn is not scan for v in eqn.outvars
         )  # fmt: skip
         makes = {t.new for t in targets} | {v for u in updates for e in u.sums for v in e.outvars}

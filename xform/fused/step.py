@@ -113,6 +113,8 @@ def trace_step(
     grad_types = [v.aval for v in grads]
     second, more = lift_constants(Inline().rewrite(trace(update, *grad_types, *leaves, *arrays)))
     leaves_of = _leaves_of(second, second.inputs[len(more) :][:n])
+    computed = {v for eqn in first.equations for v in eqn.outvars}
+    leaves_of |= {v: 1 << i for i, v in enumerate(grads) if isinstance(v, Var) and v in computed}
     param_vars = first.inputs[k:]
     state_vars = second.inputs[len(more) + 2 * n :]
     names = dict(zip(second.inputs[len(more) :], (*grads, *param_vars), strict=False))
