@@ -98,10 +98,35 @@ def measured(loss: Any, params: Any, optimizer: Any, times: int) -> list[str]:
     return [*(f"{run.temporary:.1f}" for run in runs), f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
 
 
+def on_target(target: str) -> None:
+    """Print the bytes of steps with AdamW that the compiler of an absent device reports."""
+    weight = jax.ShapeDtypeStruct((2048, 2048), "float32")
+    stack = jax.ShapeDtypeStruct((8, 2048, 2048), "float32")
+    x, adamw = jax.ShapeDtypeStruct((1024, 2048), "float32"), OPTIMIZERS["AdamW"]
+    rows: list[list[str]] = []
+    for name, loss, params in (("scanned", scanned, stack), ("unrolled", unrolled, [weight] * 8)):
+        steps = [
+            separate(loss, adamw, jax.value_and_grad),
+            separate(loss, adamw, xform.value_and_grad),
+            xform.fused_update(loss, adamw),
+        ]
+        state = jax.eval_shape(adamw.init, params)
+        donated = [jax.jit(step, donate_argnums=(0, 1)) for step in steps]
+        reports = [xform.memory_analysis(f, params, state, x, target=target) for f in donated]
+        rows.append([target, name, *(f"{r.temp_bytes / MIB:.1f}" for r in reports)])
+        print(rows[-1], flush=True)
+    write_table(HERE, ["target", *HEAD[:1], *HEAD[2:5]], rows, target.partition(":")[0], target)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=21, help="pairs of steps")
-    times = parser.parse_args().times
+    parser.add_argument("--target", help="compile for an absent device instead, and run nothing")
+    args = parser.parse_args()
+    if args.target:
+        on_target(args.target)
+        return
+    times = args.times
     rows: list[list[str]] = []
     for name, loss, params in programs():
         for optimizer_name, optimizer in OPTIMIZERS.items():

@@ -84,6 +84,29 @@ def test_an_update_over_layers_follows_the_loop(name: str) -> None:
     assert_close(run(jax.jit(fused), *start), run(jax.jit(separate(loss, optimizer)), *start))
 
 
+@pytest.mark.parametrize(
+    "options", [{"reverse": True}, {"unroll": 2}, {"reverse": True, "unroll": 3}]
+)
+def test_loops_in_both_directions_and_unrolled(options: Any) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w, **options)
+        return jnp.sum(h**2)
+
+    optimizer = optax.adam(0.1)
+    start, fused = start_of(optimizer), xform.fused_update(loss, optimizer)
+    assert fused.where(*start).rows[0].place == "backward loop"
+    assert_close(run(jax.jit(fused), *start), run(jax.jit(separate(loss, optimizer)), *start))
+
+
+def test_a_stack_of_one_layer() -> None:
+    optimizer = optax.adam(0.1)
+    w = jnp.eye(4)[None]
+    start = w, optimizer.init(w), jnp.ones((2, 4))
+    fused = xform.fused_update(loss, optimizer)
+    assert fused.where(*start).rows[0].reason == "it has one layer"
+    assert_close(run(jax.jit(fused), *start), run(jax.jit(separate(loss, optimizer)), *start))
+
+
 def test_states_that_need_each_other_are_computed_before_one_is_written() -> None:
     """Each new value reads the old value of the other, so no order of writes is right."""
 

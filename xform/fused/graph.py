@@ -89,7 +89,8 @@ class Graph:
             seen.add(id(eqn))
             if eqn.primitive is while_p:
                 return True
-            if is_elementwise(eqn) or shape(eqn.invars[0]) == shape(eqn.outvars[0]):
+            same_shape = eqn.invars[:1] and shape(eqn.invars[0]) == shape(eqn.outvars[0])
+            if is_elementwise(eqn) or same_shape:
                 stack += [x for x in eqn.invars if isinstance(x, Var)]
         return False
 

@@ -51,6 +51,8 @@ class LayerAxis:
         for eqn in equations:
             self._unify(eqn)
         layers = self._axes.factors(self._of(stacks[0])[0])
+        if shape(stacks[0])[0] < 2:
+            raise NotSeparable("it has one layer")
         if len(layers) != 1:
             raise NotSeparable("a reshape merges or splits the axis of the layers")
         (self._layers,) = layers
