@@ -15,7 +15,7 @@ FILES = {
 }
 LAYERS = """
     errors, terminal, storage, introspection < _jax < program < registry < passes < interpret <
-    rules < policies < planner < memory < transforms <
+    rules < slices < policies < planner < memory < transforms <
     adjoints, curvature, diagnosis, fused, jacobians, sparse, steps <
     extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ < experimental
 """

@@ -3,7 +3,7 @@
 The parameters of scanned layers are a *stack*: an array with one axis that runs over the layers.
 An update is separable along this axis if the layer `i` of each result depends only on the layer `i`
 of the stacks that it reads. Then a loop over the layers can update one layer in each iteration. The
-proof follows the axis through the equations of the update (`memory/ends.py`).
+proof follows the axis through the equations of the update (`slices/ends.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from xform._jax import JaxprEqn, Var
 from xform._jax.meshes import has_explicit_axis
 from xform.interpret.cost import shape
 from xform.memory.axes import Axes, Factors, repeated_factors
-from xform.memory.ends import ends
 from xform.program.ir import Atom, bind
 from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
+from xform.slices.ends import ends
 
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
 # Operations that `slice_equation` can run on one layer, besides the elementwise ones.

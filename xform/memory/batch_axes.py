@@ -27,12 +27,12 @@ from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
 from xform.interpret.cost import shape
 from xform.interpret.emit import pass_name
 from xform.memory.axes import Axes, Factors, repeated_factors
-from xform.memory.ends import ends
 from xform.passes.structured import called_body
 from xform.program.ir import Atom, Program, program
 from xform.registry.dependence import Elementwise
 from xform.registry.table import rule_of, traits
 from xform.registry.words import Bilinear, Linear
+from xform.slices.ends import ends
 
 # Primitives by name: reshapes, sums, and products.
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))

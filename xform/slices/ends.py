@@ -1,7 +1,7 @@
 """How each primitive maps the axes of its operands to axes of its result.
 
-`batch_axes.py` needs this to prove that an axis is a batch. An axis of an operand ends in one of
-three ways:
+The search for regions that can run in slices needs this (`slicing.py`), and so does the proof that
+an axis is a batch (`xform.memory.batch_axes`). An axis of an operand ends in one of three ways:
 
 - it *stays*: it becomes an axis of the result with the same indices;
 - it is *summed*: the primitive sums over it;
@@ -37,7 +37,7 @@ EndsRule = Callable[[JaxprEqn], list[Ends]]
 def ends(eqn: JaxprEqn) -> list[Ends]:
     """Return for each operand of an equation how each of its axes ends.
 
-    >>> from xform.memory.ends import ends
+    >>> from xform.slices.ends import ends
     >>> (product,) = jax.make_jaxpr(jax.lax.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns
     >>> ends(product)  # axes 0 and 1 of the result; 2 is summed
     [(0, 2), (2, 1)]
@@ -95,9 +95,10 @@ def _mixes(*names: str) -> EndsRule:
 
 
 def _matrices(eqn: JaxprEqn) -> list[Ends]:
-    """All axes stay except the last two."""
+    """All axes stay except the last two of matrices, and the last of vectors that go with them."""
     ndims = [len(shape(v)) for v in eqn.invars]
-    return [tuple(i if i < n - 2 else None for i in range(n)) for n in ndims]
+    batch = max(ndims) - 2
+    return [tuple(i if i < batch else None for i in range(n)) for n in ndims]
 
 
 def _fft(eqn: JaxprEqn) -> list[Ends]:
@@ -254,6 +255,7 @@ def _whole_axes(
 
 # The rules, each with the names of its primitives.
 _PRIMITIVES: dict[EndsRule, str] = {
+    _elementwise: "bitcast_convert_type",
     _sum: "reduce_sum",
     _reduction: "reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin",
     _mixes("dimension", "dimensions", "axis"): "sort rev concatenate split top_k cumsum cumprod "

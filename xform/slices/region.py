@@ -1,0 +1,127 @@
+"""A region of a program that runs in slices, and the values that enter and leave it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from xform._jax import JaxprEqn, Var
+from xform.interpret.cost import aval_bytes, shape
+from xform.program.ir import Program
+from xform.program.source import frame
+from xform.slices.grow import grow
+from xform.slices.slicing import Slicing
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Region:
+    """A region of a program that runs in `n` slices along an axis.
+
+    Attributes:
+      program: the program, with its calls opened.
+      start: the value from which the region was found.
+      axis: the axis of `start` that is sliced.
+      n: the number of slices.
+      axes: the axis of each value that the region computes in slices.
+      members: the equations of the region, by position in the program, and how each runs.
+    """
+
+    program: Program
+    start: Var
+    axis: int
+    n: int
+    axes: dict[Var, int]
+    members: dict[int, Slicing]
+
+    @property
+    def equations(self) -> list[tuple[JaxprEqn, Slicing]]:
+        """The equations in order, and how each runs."""
+        return [(self.program.equations[i], slicing) for i, slicing in self.members.items()]
+
+    @functools.cached_property
+    def sliced(self) -> list[tuple[Var, int]]:
+        """The inputs that are cut into slices, each with an axis."""
+        pairs = (
+            (v, axis)
+            for eqn, slicing in self.equations
+            for v, axis in zip(eqn.invars, slicing.operands, strict=True)
+            if axis is not None and isinstance(v, Var) and v not in self.axes
+        )
+        return list(dict.fromkeys(pairs))
+
+    @functools.cached_property
+    def full(self) -> list[Var]:
+        """The inputs that every slice reads in full."""
+        values = (
+            v
+            for eqn, slicing in self.equations
+            for v, axis in zip(eqn.invars, slicing.operands, strict=True)
+            if axis is None and isinstance(v, Var)
+        )
+        return list(dict.fromkeys(values))
+
+    @functools.cached_property
+    def outputs(self) -> list[tuple[Var, Slicing, int | None]]:
+        """The values that are read after the region.
+
+        For each: how the equation that makes it runs, and the axis along which slices of the value
+        are joined. The axis is None for a sum over the slices.
+        """
+        read = {v for v in self.program.outputs if isinstance(v, Var)}
+        for i, eqn in enumerate(self.program.equations):
+            if i not in self.members:
+                read.update(v for v in eqn.invars if isinstance(v, Var))
+        return [
+            (y, slicing, axis)
+            for eqn, slicing in self.equations
+            for y, axis in zip(eqn.outvars, slicing.results, strict=True)
+            if y in read
+        ]
+
+    @functools.cached_property
+    def inside_bytes(self) -> int:
+        """Bytes of the values that exist only as slices."""
+        leaves = {y for y, _, _ in self.outputs}
+        return sum(aval_bytes(v.aval) for v in self.axes if v not in leaves)
+
+    @property
+    def size(self) -> int:
+        """The length of the axis."""
+        return shape(self.start)[self.axis]
+
+    @property
+    def where(self) -> str:
+        """The user's line that computes the start."""
+        made = [e for e in self.program.equations if self.start in e.outvars]
+        return frame(made[0]) if made else ""
+
+
+def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
+    """Return the largest region around a value that runs in `n` slices along one of its axes.
+
+    Args:
+      prog: a program whose calls are opened, see `opened`.
+      v: a value of it.
+      axis: the axis of the value.
+      n: the number of slices. It must divide the length of every sliced axis, so an equation with
+        another length is not part of the region.
+
+    Returns:
+      The region; None if no equation computes the value in slices, or reads it in slices.
+
+    Cost: linear in the number of equations. Nothing of the size of a value is allocated.
+
+    >>> from xform.program.ir import trace
+    >>> from xform.slices.opened import opened
+    >>> from xform.slices.region import find_region
+    >>> prog = trace(lambda x, w: [jnp.tanh(x @ w).sum()], jnp.ones((8, 3)), jnp.ones((3, 5)))
+    >>> region = find_region(opened(prog), opened(prog).equations[0].outvars[0], 0, 4)
+    >>> [eqn.primitive.name for eqn, _ in region.equations]
+    ['dot_general', 'tanh', 'reduce_sum']
+    """
+    if n < 2 or shape(v)[axis] % n:
+        return None
+    axes, members = grow(prog, v, axis, n)
+    if not members:
+        return None
+    return Region(prog, v, axis, n, axes, members)

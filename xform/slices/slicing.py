@@ -1,0 +1,159 @@
+"""How one equation runs in slices: along which axis each operand and each result is sliced.
+
+A *slice* of a value along an axis is one of `n` equal parts of contiguous indices. An equation can
+run in slices if slice `i` of its results needs only slice `i` of some operands, and other operands
+in full. Or its result is a sum over the axis: then the sum of the results over all slices is the
+result. For example, `x @ w` runs in slices along the rows of `x`: the rows of the result are
+sliced, and `w` is read in full. Along the contracted axis, both operands are sliced and the result
+is a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xform._jax import JaxprEqn, has_effects
+from xform.interpret.cost import shape
+from xform.registry.dependence import Elementwise
+from xform.registry.table import traits
+from xform.slices.ends import Ends, ends
+
+# Reshapes keep the order of elements. `squeeze` and `expand_dims` are reshapes too.
+RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
+# The results of these primitives may have axes that no operand has. All indices of such an axis
+# are alike, or differ by a known offset.
+_MAKES_AXES = frozenset(("broadcast_in_dim", "iota"))
+# The axis of a value that is sliced; None if the value is not sliced.
+SlicedAxis = int | None
+
+
+class Slicing(NamedTuple):
+    """How an equation runs in slices.
+
+    Attributes:
+      operands: for each operand the axis along which it is sliced; None if it is read in full.
+      results: for each result the axis along which it is sliced. None if it is a sum over the
+        slices (`summed`), or else the same in each slice.
+      summed: whether the results without an axis are sums over the slices.
+    """
+
+    operands: tuple[SlicedAxis, ...]
+    results: tuple[SlicedAxis, ...]
+    summed: bool = False
+
+
+def may_be_sliced(eqn: JaxprEqn) -> bool:
+    """Return whether a sliced region may contain an equation of this kind.
+
+    It may not if the equation has side effects, draws random numbers, or communicates, or if the
+    compiler cannot analyze it. Values that are sharded over explicit axes of a mesh are not sliced.
+    """
+    known = traits(eqn.primitive)
+    unsafe = known.random or known.collective or known.foreign or has_effects(eqn)
+    return not unsafe and not any(map(_is_sharded, (*eqn.invars, *eqn.outvars)))
+
+
+def _is_sharded(v: object) -> bool:
+    """Return whether the type of a value or a sharding says how it is laid out on a mesh."""
+    sharding = getattr(getattr(v, "aval", None), "sharding", None)
+    return sharding is not None and not sharding.mesh.empty
+
+
+def of_operand(eqn: JaxprEqn, k: int, axis: int) -> Slicing | None:
+    """Return how an equation runs in slices along an axis of operand `k`; None if it cannot.
+
+    The equation runs no other program. `nested.py` handles calls, loops and branches.
+    """
+    if eqn.primitive.name in RESHAPES:
+        return _reshape(eqn, shape(eqn.invars[0]), axis, of_result=False)
+    if _is_identity_of_several(eqn):
+        return _identity(eqn, shape(eqn.invars[k]), axis)
+    table = ends(eqn)
+    end = table[k][axis]
+    if end is None:
+        return None
+    if end < len(shape(eqn.outvars[0])):
+        return _kept(eqn, table, end)
+    operands = [_axis_with_end(v, row, end) for v, row in zip(eqn.invars, table, strict=True)]
+    return Slicing(tuple(operands), (None,) * len(eqn.outvars), summed=True)
+
+
+def of_result(eqn: JaxprEqn, r: int, axis: int) -> Slicing | None:
+    """Return how an equation runs in slices along an axis of result `r`; None if it cannot."""
+    if eqn.primitive.name in RESHAPES:
+        return _reshape(eqn, shape(eqn.outvars[0]), axis, of_result=True)
+    if _is_identity_of_several(eqn):
+        return _identity(eqn, shape(eqn.outvars[r]), axis)
+    return _kept(eqn, ends(eqn), axis)
+
+
+def _kept(eqn: JaxprEqn, table: Sequence[Ends], axis: int) -> Slicing | None:
+    """Return the slicing along `axis` of the results, which each slice computes on its own."""
+    sizes = {shape(v)[axis] if axis < len(shape(v)) else None for v in eqn.outvars}
+    if len(sizes) > 1 or None in sizes:
+        return None
+    (size,) = sizes
+    operands: list[SlicedAxis] = []
+    for v, row in zip(eqn.invars, table, strict=True):
+        operand_axis = _axis_with_end(v, row, axis)
+        if operand_axis is not None and shape(v)[operand_axis] != size:
+            if shape(v)[operand_axis] != 1:
+                return None
+            operand_axis = None  # an axis of length 1 is repeated
+        operands.append(operand_axis)
+    made = eqn.primitive.name in _MAKES_AXES
+    if not made and all(i is None for i in operands):
+        return None
+    return Slicing(tuple(operands), (axis,) * len(eqn.outvars))
+
+
+def _axis_with_end(v: object, row: Ends, end: int) -> SlicedAxis:
+    """Return the axis of an operand that ends in `end`; None if no axis does."""
+    return row.index(end) if end in row else None
+
+
+def _is_identity_of_several(eqn: JaxprEqn) -> bool:
+    """Return whether each result is the operand at its position, as for a barrier."""
+    known = traits(eqn.primitive)
+    return eqn.primitive.multiple_results and isinstance(known.dependence, Elementwise)
+
+
+def _identity(eqn: JaxprEqn, sizes: Sequence[int], axis: int) -> Slicing | None:
+    """Return the slicing of a barrier: every operand is sliced along the same axis, or none."""
+    size = sizes[axis]
+    has_axis = lambda v: axis < len(shape(v)) and shape(v)[axis] == size
+    operands = tuple(axis if has_axis(v) else None for v in eqn.invars)
+    if not all(map(has_axis, eqn.outvars)):
+        return None
+    return Slicing(operands, (axis,) * len(eqn.outvars))
+
+
+def _reshape(eqn: JaxprEqn, sizes: Sequence[int], axis: int, of_result: bool) -> Slicing | None:
+    """Return the slicing of a reshape along `axis`, of its result if `of_result`, else its operand.
+
+    The axis stays if the other shape has an axis with the same number of elements before it.
+    Slices along both axes are then the same elements, if `n` divides the lengths of both.
+    """
+    permutes = eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None
+    if permutes or sizes[axis] < 2:
+        return None
+    others = shape(eqn.invars[0] if of_result else eqn.outvars[0])
+    before, at = math.prod(sizes[:axis]), 1
+    for i, size in enumerate(others):
+        if at == before and size > 1:
+            return Slicing((i,), (axis,)) if of_result else Slicing((axis,), (i,))
+        at *= size
+    return None
+
+
+def lengths(eqn: JaxprEqn, slicing: Slicing) -> list[int]:
+    """Return the lengths of all axes along which an equation's values are sliced."""
+    pairs = zip((*eqn.invars, *eqn.outvars), (*slicing.operands, *slicing.results), strict=True)
+    return [shape(v)[axis] for v, axis in pairs if axis is not None]
+
+
+def first_axis(sizes: Sequence[int], axis: int) -> bool:
+    """Return whether slices of a value along an axis are contiguous in memory."""
+    return math.prod(sizes[:axis]) == 1
