@@ -1,0 +1,166 @@
+"""Run a region as a loop over slices.
+
+Slices of an input or output along its first axis are the inputs and outputs of a scan. Slices along
+another axis are cut from the whole input, or written to their place in a carried output. Sums are
+carried, in float32 if their type is narrower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xform._jax import Var, match_weak_type, zeros
+from xform.program.equation import read, write
+from xform.program.source import name_stack
+from xform.slices.region import Region
+from xform.slices.resize import SCATTERS, CurrentSlice, resized, run_on_slice, sum_dtype
+from xform.slices.slicing import SlicedAxis, Slicing, first_axis
+
+Value = Any
+
+
+def run_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value]) -> list[Value]:
+    """Run a region as a `lax.scan` over its slices; return its outputs.
+
+    In a derivative, the body of the scan is recomputed: only the inputs of the region and the
+    carried sums are saved.
+
+    Args:
+      region: the region.
+      sliced: the values of `region.sliced`.
+      full: the values of `region.full`.
+    """
+    inputs = SlicedInputs(sliced, [axis for _, axis in region.sliced], region.n)
+    in_full = dict(zip(region.full, full, strict=True))
+    outputs = [_output(region, in_full, *output) for output in region.outputs]
+    added = [i for i, out in enumerate(outputs) if out.kind == "added in place"]
+
+    def step(carry: list[Value], x: tuple[Value, list[Value]]) -> tuple[list[Value], list[Value]]:
+        at = CurrentSlice(x[0], region.n)
+        sums = {region.outputs[i][0]: carry[i] for i in added}
+        values = run_slice(region, inputs.slices(at, x[1]), full, at, sums)
+        return outputs_after(outputs, carry, values, at)
+
+    numbers = jnp.arange(region.n, dtype=np.int32)
+    body = jax.checkpoint(step, prevent_cse=False)
+    carry, stacked = lax.scan(body, [out.start for out in outputs], (numbers, inputs.scanned))
+    joined = [out.joined(*pair) for out, *pair in zip(outputs, carry, stacked, strict=True)]
+    return [match_weak_type(y, v.aval)
+            for y, (v, _, _) in zip(joined, region.outputs, strict=True)]  # fmt: skip
+
+
+def run_slice(region: Region, sliced: Sequence[Value], full: Sequence[Value], at: CurrentSlice,
+              sums: dict[Var, Value] | None = None) -> list[Value]:  # fmt: skip
+    """Run the equations of a region on one slice; return the slice of each output.
+
+    `sums` has the value so far of each sum that an equation adds to in place.
+    """
+    cuts: dict[Any, Value] = dict(zip(region.sliced, sliced, strict=True))
+    env: dict[Var, Value] = dict(zip(region.full, full, strict=True))
+    outer = name_stack()
+    for eqn, slicing in region.equations:
+        args = [
+            read(env, v) if axis is None or v in region.axes else cuts[v, axis]
+            for v, axis in zip(eqn.invars, slicing.operands, strict=True)
+        ]
+        if sums and eqn.outvars[0] in sums:
+            args[0] = sums[eqn.outvars[0]]
+        write(env, eqn.outvars, run_on_slice(eqn, slicing, args, at, outer))
+    return [env[y] for y, _, _ in region.outputs]
+
+
+class SlicedInputs:
+    """The inputs of a loop that are cut into slices.
+
+    Attributes:
+      scanned: those that are cut along their first axis, with the slices on a leading axis. None
+        for the others.
+    """
+
+    def __init__(self, values: Sequence[Value], axes: Sequence[int], n: int):
+        self._values, self._axes = [jnp.asarray(x) for x in values], axes
+        is_first = [first_axis(x.shape, axis) for x, axis in zip(self._values, axes, strict=True)]
+        self.scanned = [
+            lax.reshape(x, (n, *resized(x.shape, axis, n))) if first else None
+            for x, axis, first in zip(self._values, axes, is_first, strict=True)
+        ]
+
+    def slices(self, at: CurrentSlice, scanned: Sequence[Value]) -> list[Value]:
+        """Return one slice of each input. `scanned` are the scan's own slices of them."""
+        triples = zip(self._values, self._axes, scanned, strict=True)
+        return [at.cut(x, axis) if part is None else part for x, axis, part in triples]
+
+
+class SlicedOutput:
+    """An output of a loop over slices.
+
+    Attributes:
+      kind: "stacked": the scan stacks the slices. "written": each slice is written to its place in
+        a carried value. "sum": the terms of the slices are added. "added in place": each slice adds
+        to the carried value itself. "same": each slice computes the same value.
+      start: the initial value that the loop carries; None if the output is stacked.
+    """
+
+    Kind = Literal["stacked", "written", "sum", "added in place", "same"]
+
+    def __init__(self, aval: Any, axis: SlicedAxis, kind: Kind, start: Value = None):
+        self._aval, self._axis, self.kind = aval, axis, kind
+        dtype = sum_dtype(aval.dtype) if kind in ("sum", "added in place") else aval.dtype
+        self.start: Value = None
+        if kind == "stacked":
+            return
+        if start is not None:
+            self.start = lax.convert_element_type(start, dtype)
+        else:
+            self.start = zeros(aval.update(dtype=dtype, weak_type=False))
+
+    def after(self, carried: Value, value: Value, at: CurrentSlice) -> tuple[Value, Value]:
+        """Return what the loop carries after a slice with this value, and what the scan stacks."""
+        if self.start is None:
+            return None, value
+        value = lax.convert_element_type(value, self.start.dtype)
+        if self.kind == "sum":
+            return carried + value, None
+        if self.kind == "written":
+            assert self._axis is not None
+            offset = at.offset(self._aval.shape[self._axis])
+            return lax.dynamic_update_slice_in_dim(carried, value, offset, self._axis), None
+        return value, None
+
+    def joined(self, carried: Value, stacked: Value) -> Value:
+        """Return the output, from what the loop carried or stacked."""
+        if self.kind == "stacked":
+            return lax.reshape(stacked, self._aval.shape)
+        return lax.convert_element_type(carried, self._aval.dtype)
+
+
+def joined_along(aval: Any, axis: int) -> SlicedOutput:
+    """Return an output whose slices are joined along an axis."""
+    return SlicedOutput(aval, axis, "stacked" if first_axis(aval.shape, axis) else "written")
+
+
+def _output(region: Region, full: dict[Var, Value], y: Var, slicing: Slicing, axis: SlicedAxis
+            ) -> SlicedOutput:  # fmt: skip
+    """Return the kind of an output of a region, and the value that the loop starts with."""
+    if axis is not None:
+        return joined_along(y.aval, axis)
+    if not slicing.summed:
+        return SlicedOutput(y.aval, None, "same")
+    (eqn,) = [e for e, _ in region.equations if y in e.outvars]
+    if eqn.primitive.name not in SCATTERS:
+        return SlicedOutput(y.aval, None, "sum")
+    return SlicedOutput(y.aval, None, "added in place", read(full, eqn.invars[0]))
+
+
+def outputs_after(outputs: Sequence[SlicedOutput], carry: Sequence[Value], values: Sequence[Value],
+                  at: CurrentSlice) -> tuple[list[Value], list[Value]]:  # fmt: skip
+    """Return what the loop carries after a slice, and what the scan stacks, for each output."""
+    triples = zip(outputs, carry, values, strict=True)
+    pairs = [out.after(carried, value, at) for out, carried, value in triples]
+    return [carried for carried, _ in pairs], [stacked for _, stacked in pairs]

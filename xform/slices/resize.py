@@ -1,0 +1,244 @@
+"""Run one equation on one slice of its values.
+
+Most primitives take their sizes from their operands. Some name the shape of the result or of a part
+of the operand in a parameter: `_RESIZED` says how that parameter changes. Calls, loops and branches
+run with their bodies on slices. The result of an equation that sums over the slices is one term of
+the sum, in float32 if its type is narrower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
+from xform.interpret.cost import shape
+from xform.program.arithmetic import differentiable
+from xform.program.equation import bind, read, scan_options, switch, write
+from xform.program.ir import Program
+from xform.program.source import name_stack, source
+from xform.slices.grow import bodies_of
+from xform.slices.nested import BodySlices, by_position, has_body
+from xform.slices.slicing import SlicedAxis, Slicing
+
+Value = Any
+Params = dict[str, Any]
+# Primitives that add to operand 0, at given places.
+SCATTERS = frozenset(("scatter_add", "scatter-add", "scatter_sub", "scatter-sub"))
+# Primitives that take `preferred_element_type`, the type in which they add.
+_CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
+
+
+class CurrentSlice(NamedTuple):
+    """One slice: its number, which may be traced, of `n`."""
+
+    number: Value
+    n: int
+
+    def offset(self, size: int) -> Value:
+        """Return the first index of the slice on an axis of length `size`."""
+        return self.number * (size // self.n)
+
+    def cut(self, x: Value, axis: int) -> Value:
+        """Return this slice of a value."""
+        size = x.shape[axis]
+        return lax.dynamic_slice_in_dim(x, self.offset(size), size // self.n, axis)
+
+
+def sum_dtype(dtype: Any) -> Any:
+    """Return the type in which values of a type are summed: float32 for narrower floats."""
+    narrow = jnp.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits < 32
+    return np.dtype(np.float32) if narrow else dtype
+
+
+def run_on_slice(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice,
+                 outer: Any = None) -> list[Value]:  # fmt: skip
+    """Run an equation on one slice of its operands; return that slice of its results.
+
+    `args` are the operands, cut as `slicing` says. `outer` is the current name stack.
+    """
+    outer = name_stack() if outer is None else outer
+    if has_body(eqn):
+        with source(eqn, outer), eqn.ctx.manager:
+            return _BODIES[eqn.primitive.name](eqn, slicing, args, at)
+    if slicing.summed:
+        return _terms(eqn, args, outer)
+    axis, name = slicing.results[0], eqn.primitive.name
+    params = eqn.params
+    if name in _RESIZED:
+        params = {**params, **_RESIZED[name](eqn, slicing, at.n)}
+    if name == "iota" and axis == params["dimension"]:
+        return _numbers(eqn, params, at, outer)
+    results = bind(eqn.replace(params=params), args, outer)
+    for y, v in zip(results, eqn.outvars, strict=True):
+        assert y.shape == resized(shape(v), axis, at.n), (eqn, y.shape)
+    return results
+
+
+def resized(sizes: Sequence[int], axis: SlicedAxis, n: int) -> tuple[int, ...]:
+    """Return the shape of one of `n` slices of a value; `axis` None: of the value itself."""
+    return tuple(size // n if i == axis else size for i, size in enumerate(sizes))
+
+
+def _numbers(eqn: JaxprEqn, params: Params, at: CurrentSlice, outer: Any) -> list[Value]:
+    """Return the slice of an iota along its own dimension: its numbers start at an offset.
+
+    The numbers are added as integers: a narrow float could not hold every number exactly.
+    """
+    dtype, size = params["dtype"], params["shape"][params["dimension"]] * at.n
+    (numbers,) = bind(eqn.replace(params={**params, "dtype": np.dtype(np.int32)}), (), outer)
+    return [lax.convert_element_type(numbers + at.offset(size).astype(np.int32), dtype)]
+
+
+def _terms(eqn: JaxprEqn, args: Sequence[Value], outer: Any) -> list[Value]:
+    """Return the results of an equation that sums over the slices, for one slice."""
+    aval: Any = eqn.outvars[0].aval
+    dtype, params = sum_dtype(aval.dtype), eqn.params
+    if dtype == aval.dtype:
+        return bind(eqn, args, outer)
+    if eqn.primitive.name in _CONTRACTIONS:
+        return bind(eqn.replace(params={**params, "preferred_element_type": dtype}), args, outer)
+    if eqn.primitive.name in SCATTERS:
+        x, indices, updates = args
+        names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        add = lax.scatter_sub if "sub" in eqn.primitive.name else lax.scatter_add
+        with source(eqn, outer), eqn.ctx.manager:
+            wide = [lax.convert_element_type(a, dtype) for a in (x, updates)]
+            return [add(wide[0], indices, wide[1], *(params[name] for name in names[:1]),
+                        **{name: params[name] for name in names[1:]})]  # fmt: skip
+    return bind(eqn, [lax.convert_element_type(x, dtype) for x in args], outer)
+
+
+# How a parameter changes: functions of an equation, its slicing, and `n`.
+_Resize = Callable[[JaxprEqn, Slicing, int], Params]
+
+
+def _result_shape(name: str) -> _Resize:
+    """Return a function that resizes the parameter with the shape of the result."""
+    return lambda eqn, slicing, n: {name: resized(eqn.params[name], slicing.results[0], n)}
+
+
+def _operand_part(name: str) -> _Resize:
+    """Return a function that resizes the parameter with the shape of a part of operand 0.
+
+    The part has the full length of the sliced axis, unless that axis is a batching axis.
+    """
+
+    def resize(eqn: JaxprEqn, slicing: Slicing, n: int) -> Params:
+        sizes, axis = eqn.params[name], slicing.operands[0]
+        whole = axis is not None and sizes[axis] == shape(eqn.invars[0])[axis]
+        return {name: resized(sizes, axis if whole else None, n)}
+
+    return resize
+
+
+_RESIZED: dict[str, _Resize] = {
+    "broadcast_in_dim": _result_shape("shape"),
+    "iota": _result_shape("shape"),
+    "reshape": _result_shape("new_sizes"),
+    "slice": _operand_part("limit_indices"),
+    "dynamic_slice": _operand_part("slice_sizes"),
+    "gather": _operand_part("slice_sizes"),
+}
+
+
+# Equations with bodies.
+
+
+def run_body(
+    prog: Program, slices: BodySlices, args: Sequence[Value], at: CurrentSlice
+) -> list[Value]:
+    """Run a body on one slice of its inputs; return that slice of its outputs."""
+    env: dict[Var, Value] = {
+        v: x if slices.axes.get(v) is None else at.cut(jnp.asarray(x), slices.axes[v])
+        for v, x in prog.consts
+    }
+    env.update(zip(prog.inputs, args, strict=True))
+    outer = name_stack()
+    for i, eqn in enumerate(prog.equations):
+        xs = [read(env, v) for v in eqn.invars]
+        member = slices.members.get(i)
+        ys = run_on_slice(eqn, member, xs, at, outer) if member else bind(eqn, xs, outer)
+        write(env, eqn.outvars, ys)
+    return [read(env, v) for v in prog.outputs]
+
+
+def _bodies(
+    eqn: JaxprEqn, slicing: Slicing, at: CurrentSlice
+) -> Sequence[tuple[Program, BodySlices]]:
+    """Return the bodies of an equation and how they run in slices."""
+    found = bodies_of(eqn, by_position(slicing.operands), by_position(slicing.results), at.n)
+    assert found is not None, eqn
+    assert found.slicing == slicing, eqn
+    return found.parts
+
+
+def _scan(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice) -> list[Value]:
+    ((body, slices),) = _bodies(eqn, slicing, at)
+    consts, carried = scan_counts(eqn.params)
+
+    def step(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
+        ys = run_body(body, slices, [*args[:consts], *carry, *x], at)
+        return ys[:carried], ys[carried:]
+
+    first = consts + carried
+    options = scan_options(eqn.params)
+    carry, ys = lax.scan(step, list(args[consts:first]), list(args[first:]), **options)
+    return [*carry, *ys]
+
+
+def _while(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice) -> list[Value]:
+    (body, slices), (condition, of_condition) = _bodies(eqn, slicing, at)
+    n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    return lax.while_loop(
+        lambda state: run_body(condition, of_condition, [*args[:n], *state], at)[0],
+        lambda state: run_body(body, slices, [*args[n : n + m], *state], at),
+        list(args[n + m :]),
+    )
+
+
+def _cond(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice) -> list[Value]:
+    def branch(body: Program, slices: BodySlices) -> Callable[..., list[Value]]:
+        return lambda inputs: run_body(body, slices, inputs, at)
+
+    branches = [branch(*part) for part in _bodies(eqn, slicing, at)]
+    return switch(eqn.params, args[0], branches, list(args[1:]))
+
+
+def _custom_jvp(
+    eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice
+) -> list[Value]:
+    """Call a function with a `custom_jvp` rule; the rule runs on the same slice."""
+    parts = _bodies(eqn, slicing, at)
+    on = [differentiable(v.aval) for v in eqn.invars]
+    out_on = [differentiable(v.aval) for v in eqn.outvars]
+
+    @jax.custom_jvp
+    def run(number: Value, *xs: Value) -> tuple[Value, ...]:
+        return tuple(run_body(*parts[0], xs, CurrentSlice(number, at.n)))
+
+    @run.defjvp
+    def _push(primals: Sequence[Value], tangents: Sequence[Value]):  # pyright: ignore[reportUnusedFunction]
+        number, *xs = primals
+        dxs = [dx for dx, is_on in zip(tangents[1:], on, strict=True) if is_on]
+        rule, slices = parts[1]
+        outs = run_body(rule, slices, [*xs, *dxs], CurrentSlice(number, at.n))
+        ys, dys = outs[: len(out_on)], iter(outs[len(out_on) :])
+        float0 = lambda y: np.zeros(np.shape(y), jax.dtypes.float0)
+        all_dys = [next(dys) if is_on else float0(y) for y, is_on in zip(ys, out_on, strict=True)]
+        return tuple(ys), tuple(all_dys)
+
+    return list(run(at.number, *args))
+
+
+_BODIES: dict[str, Callable[..., list[Value]]] = {
+    scan_p.name: _scan,
+    while_p.name: _while,
+    cond_p.name: _cond,
+    "custom_jvp_call": _custom_jvp,
+}
