@@ -53,6 +53,7 @@ __all__ = [
     "plan",
     "remat",
     "residuals",
+    "sliced",
     "uninstall",
     "value_and_grad",
     "vjp",
@@ -72,6 +73,7 @@ _LAZY_FUNCTIONS = {
     "memory_analysis": "xform.memory.analysis",
     "pareto": "xform.transforms.pareto",
     "plan": "xform.transforms.plan",
+    "sliced": "xform.transforms.sliced",
 }
 # Public modules that are imported on first use.
 _LAZY_MODULES = ("adjoints", "curvature", "equinox", "flax", "memory", "sparse", "testing")
@@ -93,6 +95,7 @@ if _typing.TYPE_CHECKING:
     from xform.transforms.compare import compare
     from xform.transforms.pareto import pareto
     from xform.transforms.plan import plan
+    from xform.transforms.sliced import sliced
 else:
 
     def __getattr__(name: str) -> _typing.Any:

@@ -4,4 +4,5 @@
 runs on a slice. `nested` does that for calls, loops and branches, and `opened` opens calls. `grow`
 finds the largest region around a value, and `region` describes it. `resize` runs one equation on a
 slice, and `loop` runs a region as a scan over slices. `rewrite` puts the loop into the program.
+`candidates` proposes regions and numbers of slices, and `search` chooses among them.
 """

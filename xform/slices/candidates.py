@@ -1,0 +1,95 @@
+"""Propose regions of a program, and numbers of slices for each.
+
+A region is worth slicing if it computes large values that exist only within it. So the search looks
+around the largest values of the program, along each of their axes. The regions whose inner values
+take the most bytes come first. If two take the same, the one without sums comes first, because it
+changes no rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from xform._jax import Var
+from xform.interpret.cost import aval_bytes, shape
+from xform.program.ir import Program
+from xform.slices.region import Region, find_region
+from xform.slices.slicing import first_axis
+
+# How many of the largest values are looked at, and how many slices a region has at most.
+_LARGEST = 12
+MAX_SLICES = 1024
+
+
+class RegionChoice(NamedTuple):
+    """A region, with several numbers of slices: the same equations, in rising number."""
+
+    regions: tuple[Region, ...]
+
+    @property
+    def fewest(self) -> Region:
+        """The region with the fewest slices."""
+        return self.regions[0]
+
+    @property
+    def _rank(self) -> tuple[float, ...]:
+        region = self.fewest
+        sums = sum(slicing.summed for _, slicing, _ in region.outputs)
+        copies = sum(not first_axis(shape(v), axis) for v, axis in region.sliced)
+        return (-region.inside_bytes, sums, copies)
+
+
+def choices(prog: Program) -> list[RegionChoice]:
+    """Return regions of a program that may be sliced, the most promising first.
+
+    `prog` is a program whose calls are opened.
+    """
+    found: list[RegionChoice] = []
+    inside: set[tuple[Var, int]] = set()
+    for v in _largest_values(prog):
+        for axis, size in enumerate(shape(v)):
+            if (v, axis) in inside:
+                continue
+            for choice in _along(prog, v, axis, size):
+                inside.update(choice.fewest.axes.items())
+                found.append(choice)
+    return sorted(found, key=lambda choice: choice._rank)  # pyright: ignore[reportPrivateUsage]
+
+
+def _largest_values(prog: Program) -> list[Var]:
+    """Return the largest values that equations make."""
+    values = [y for eqn in prog.equations for y in eqn.outvars if aval_bytes(y.aval)]
+    return sorted(values, key=lambda v: -aval_bytes(v.aval))[:_LARGEST]
+
+
+def _along(prog: Program, v: Var, axis: int, size: int) -> Iterator[RegionChoice]:
+    """Yield the regions around a value along one axis. With more slices, a region may be smaller.
+
+    A region whose inner values are small is left out.
+    """
+    regions = [find_region(prog, v, axis, n) for n in numbers_of_slices(size)]
+    group: list[Region] = []
+    for region in (*filter(None, regions), None):
+        if group and (region is None or region.members.keys() != group[0].members.keys()):
+            if 2 * group[0].inside_bytes >= aval_bytes(v.aval):
+                yield RegionChoice(tuple(group))
+            group = []
+        if region is not None:
+            group.append(region)
+
+
+def numbers_of_slices(size: int) -> list[int]:
+    """Return numbers of slices for an axis: the divisors of its length nearest to powers of two.
+
+    >>> from xform.slices.candidates import numbers_of_slices
+    >>> numbers_of_slices(96), numbers_of_slices(15), numbers_of_slices(7)
+    ([2, 4, 8, 16, 32, 48, 96], [3, 5, 15], [7])
+    """
+    small = [d for d in range(2, math.isqrt(size) + 1) if size % d == 0]
+    divisors = sorted({*small, *(size // d for d in small), size} - {1})
+    divisors = [d for d in divisors if d <= MAX_SLICES]
+    powers = [2**k for k in range(1, MAX_SLICES.bit_length())]
+    nearest = {min(divisors, key=lambda d: abs(math.log2(d / p))) for p in powers if divisors}
+    return sorted(nearest)

@@ -1,0 +1,99 @@
+"""Choose regions and numbers of slices, such that a program keeps to a number of bytes.
+
+The compiler decides: each proposal is compiled. The search tries the regions in the order of
+`candidates.py`, each with the most slices first. If that fits, bisection finds the fewest slices
+that fit. If no region alone is enough, the best one stays in slices, and the search goes on in the
+rewritten program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from xform.program.ir import Program
+from xform.slices.candidates import RegionChoice, choices
+from xform.slices.loop import run_in_slices
+from xform.slices.opened import opened
+from xform.slices.region import Region
+from xform.slices.rewrite import with_loop
+
+# How many regions are tried in each round, and how many regions are sliced.
+_TRIED = 5
+_ROUNDS = 4
+# A region must lower the bytes at least by this factor to stay in slices.
+_GAIN = 0.97
+
+RewriteRegion = Callable[[Region], Program]
+
+
+@dataclasses.dataclass(frozen=True)
+class SlicedProgram:
+    """A program in which some regions run in slices.
+
+    Attributes:
+      program: the program.
+      bytes: its compiled bytes.
+      regions: its regions in slices, in the order in which they were chosen.
+    """
+
+    program: Program
+    bytes: float
+    regions: tuple[Region, ...] = ()
+
+
+def slice_program(prog: Program, limit: float, bytes_of: Callable[[Program], float],
+                  rewrite: RewriteRegion | None = None) -> SlicedProgram:  # fmt: skip
+    """Return a program that takes at most `limit` bytes, or else the smallest one found.
+
+    Args:
+      prog: the program.
+      limit: the number of bytes.
+      bytes_of: compiles a program and returns its bytes; infinite if the compiler refuses it.
+      rewrite: returns the program of a region with the region in slices. None: a plain loop.
+
+    Cost: up to about 30 compilations, most often fewer than ten.
+    """
+    rewrite = rewrite or (lambda region: with_loop(region, run_in_slices))
+    best = SlicedProgram(prog, bytes_of(prog))
+    while best.bytes > limit and len(best.regions) < _ROUNDS:
+        found = _slice_one(best, limit, bytes_of, rewrite)
+        if found is None:
+            break
+        best = found
+    return best
+
+
+def _slice_one(base: SlicedProgram, limit: float, bytes_of: Callable[[Program], float],
+               rewrite: RewriteRegion) -> SlicedProgram | None:  # fmt: skip
+    """Slice one more region; return the first program that fits, or else the smallest.
+
+    None if no region makes the program clearly smaller.
+    """
+
+    def with_slices(region: Region) -> SlicedProgram:
+        prog = rewrite(region)
+        return SlicedProgram(prog, bytes_of(prog), (*base.regions, region))
+
+    best: SlicedProgram | None = None
+    for choice in choices(opened(base.program))[:_TRIED]:
+        most = with_slices(choice.regions[-1])
+        if most.bytes <= limit:
+            return _fewest(choice, most, limit, with_slices)
+        if most.bytes < _GAIN * base.bytes and (best is None or most.bytes < best.bytes):
+            best = most
+    return best
+
+
+def _fewest(choice: RegionChoice, most: SlicedProgram, limit: float,
+            with_slices: Callable[[Region], SlicedProgram]) -> SlicedProgram:  # fmt: skip
+    """Return the program with the fewest slices that fits, by bisection. `most` fits."""
+    low, high, best = 0, len(choice.regions) - 1, most
+    while low < high:
+        middle = (low + high) // 2
+        candidate = with_slices(choice.regions[middle])
+        if candidate.bytes <= limit:
+            high, best = middle, candidate
+        else:
+            low = middle + 1
+    return best

@@ -1,0 +1,187 @@
+"""`sliced`: a function that runs in slices, such that it keeps to a number of bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xform._jax import jit, staging
+from xform.errors import BudgetInfeasible, WrongArgument
+from xform.interpret.cost import shape
+from xform.introspection.callables import check_callable, function_name
+from xform.introspection.modules import take_static_out
+from xform.program.ir import Program, evaluate, lift_constants, trace
+from xform.program.source import frame
+from xform.slices.region import Region
+from xform.slices.search import SlicedProgram, slice_program
+from xform.terminal import progress_line
+from xform.terminal.text import byte_count, human_bytes
+from xform.transforms.within import compiled_bytes
+
+Tree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class SlicedRegion:
+    """A region of a function that runs in slices.
+
+    Attributes:
+      slices: the number of slices.
+      length: the length of the sliced axis.
+      axis: the axis, of the value `type`.
+      type: the type of a large value of the region, such as "float32[1024,1024]".
+      operation: the operation that computes this value.
+      where: the user's line that computes it.
+      equations: the number of equations of the region.
+    """
+
+    slices: int
+    length: int
+    axis: int
+    type: str
+    operation: str
+    where: str
+    equations: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.slices} slices of axis {self.axis} of {self.type}, {self.operation} at "
+            f"{self.where} ({self.equations} operations)"
+        )
+
+
+def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = None
+           ) -> Callable[..., Any]:  # fmt: skip
+    """Return a function like `f` that takes at most `budget` bytes: parts of it run in slices.
+
+    If the compiled function takes more, regions of it become loops over slices of an axis. The
+    regions, the axes and the numbers of slices are found from the traced program. A region computes
+    independent parts, such as rows, or sums over the axis. The compiler's figures decide, and few
+    slices are preferred. Results that are joined from slices equal those of `f`. Sums are added in
+    another order: they differ by rounding.
+
+    Args:
+      f: a function of pytrees of arrays. Use `sliced(jax.vmap(f), ...)` to run a `vmap` in chunks.
+      budget: arguments, outputs and temporary memory of the compiled function, in bytes or as text
+        such as "512 MiB".
+      target: the device to compile for, such as "tpu:v5e"; None is JAX's default backend. Outside
+        `jit` the function runs on the default backend in any case.
+
+    Returns:
+      A function with the signature of `f`. It works under `jit`, `vmap` and derivatives: the loops
+      are scans, whose bodies are recomputed in a backward pass. Under `vmap` the budget is that of
+      one example. Its method `regions(*args)` lists the regions that run in slices.
+
+    Raises:
+      BudgetInfeasible: no slices that were tried keep to the budget. The error names the smallest
+        number of bytes that was found.
+      WrongArgument: `budget` is not a number of bytes, or `f` is not a function.
+
+    Cost: the search compiles up to about 30 programs, once for each `jit` that calls the function,
+    or once for each type of arguments. Source: Zhao et al., "AutoChunk", arXiv:2401.10652, which
+    slices the activations of inference in this way.
+
+    >>> x = jnp.ones((512, 8))
+    >>> small = xform.sliced(lambda x, y: jnp.sort(x @ y.T)[:, 0], "400 KiB")  # or 1 MiB in full
+    >>> small(x, x).shape
+    (512,)
+    >>> [region.length for region in small.regions(x, x)]
+    [512]
+    """
+    check_callable(f, "sliced")
+    name = function_name(f)
+    try:
+        limit = byte_count(budget)
+    except (ValueError, TypeError) as error:
+        raise WrongArgument(
+            "sliced", f"budget={budget!r}: {error}", "", 'pass a number, or a text like "512 MiB"'
+        ) from None
+
+    def chosen(args: Sequence[Tree], kwargs: Mapping[str, Tree]) -> tuple[SlicedProgram, Any, Any]:
+        """Return the program in slices, its leading inputs, and the tree of its outputs."""
+        with_static, args, kwargs = take_static_out(f, args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        out_trees: list[Any] = []
+
+        def flat(*xs: Any) -> list[Any]:
+            positional, named = jax.tree.unflatten(tree, xs)
+            ys, out_tree = jax.tree.flatten(with_static(*positional, **named))
+            out_trees[:] = [out_tree]
+            return ys
+
+        prog, consts = lift_constants(trace(flat, *leaves))
+        with progress_line.show(f"choosing slices of {name}"):
+            found = slice_program(prog, limit, functools.partial(_bytes_on, target))
+        if found.bytes > limit:
+            raise _infeasible(name, budget, prog, found)
+        return found, [*consts, *leaves], out_trees[0]
+
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
+        found, inputs, out_tree = chosen(args, kwargs)
+        return jax.tree.unflatten(out_tree, evaluate(found.program, inputs))
+
+    @functools.wraps(f)
+    def wrapped(*args: Tree, **kwargs: Tree) -> Tree:
+        return run(*args, **kwargs) if staging() else compiled(args, kwargs)
+
+    def compiled(args: Sequence[Tree], kwargs: Mapping[str, Tree]) -> Tree:
+        with_static, args, kwargs = take_static_out(run, args, kwargs)
+        if with_static is not run:
+            return jit(with_static)(*args, **kwargs)
+        return jitted(*args, **kwargs)
+
+    jitted = jit(run)
+    wrapped.regions = lambda *args, **kwargs: [  # pyright: ignore[reportAttributeAccessIssue]
+        _row(region) for region in chosen(args, kwargs)[0].regions
+    ]
+    return wrapped
+
+
+def _bytes_on(target: str | None, prog: Program) -> float:
+    """Return the compiled bytes of a program on a target."""
+    run = lambda *xs: evaluate(prog, xs)
+    if target is None:
+        return compiled_bytes(run, prog.in_types)
+    compile_for = importlib.import_module("xform.memory.compilation").compile_for
+    avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in prog.in_types]
+    total = compile_for(run, avals, target=target).total_bytes
+    return math.inf if total is None else total
+
+
+def _row(region: Region) -> SlicedRegion:
+    """Describe a region for users."""
+    (operation,) = [e.primitive.name for e in region.program.equations if region.start in e.outvars]
+    aval: Any = region.start.aval
+    text = f"{aval.dtype}[{','.join(map(str, shape(region.start)))}]"
+    return SlicedRegion(
+        region.n, region.size, region.axis, text, operation, region.where, len(region.members)
+    )
+
+
+def _infeasible(name: str, budget: Any, prog: Program, found: SlicedProgram) -> BudgetInfeasible:
+    """Return the error for a budget that no slices keep to."""
+    rows = [str(_row(region)) for region in found.regions]
+    largest = max(prog.equations, key=lambda e: sum(map(_elements, e.outvars)), default=None)
+    if math.isinf(found.bytes):
+        problem = "the compiler refused every program that was tried"
+    else:
+        with_slices = f" (with {'; '.join(rows)})" if rows else ": no region of it can be sliced"
+        problem = f"the smallest program found takes {human_bytes(int(found.bytes))}{with_slices}"
+    return BudgetInfeasible(
+        f"sliced({name}, {budget!r})",
+        problem,
+        frame(largest) if largest is not None else "",
+        "raise the budget, or make the arguments smaller: they and the outputs count too",
+        0 if math.isinf(found.bytes) else int(found.bytes),
+    )
+
+
+def _elements(v: Any) -> int:
+    """Return the number of elements of a value."""
+    return math.prod(shape(v))
