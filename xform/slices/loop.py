@@ -37,8 +37,7 @@ def run_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value]
       full: the values of `region.full`.
     """
     inputs = SlicedInputs(sliced, [axis for _, axis in region.sliced], region.n)
-    in_full = dict(zip(region.full, full, strict=True))
-    outputs = [_output(region, in_full, *output) for output in region.outputs]
+    outputs = region_outputs(region, full)
     added = [i for i, out in enumerate(outputs) if out.kind == "added in place"]
 
     def step(carry: list[Value], x: tuple[Value, list[Value]]) -> tuple[list[Value], list[Value]]:
@@ -143,6 +142,12 @@ class SlicedOutput:
 def joined_along(aval: Any, axis: int) -> SlicedOutput:
     """Return an output whose slices are joined along an axis."""
     return SlicedOutput(aval, axis, "stacked" if first_axis(aval.shape, axis) else "written")
+
+
+def region_outputs(region: Region, full: Sequence[Value]) -> list[SlicedOutput]:
+    """Return the outputs of a region; `full` has the values of `region.full`."""
+    in_full = dict(zip(region.full, full, strict=True))
+    return [_output(region, in_full, *output) for output in region.outputs]
 
 
 def _output(region: Region, full: dict[Var, Value], y: Var, slicing: Slicing, axis: SlicedAxis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes, shape
@@ -24,6 +25,7 @@ class Region:
       n: the number of slices.
       axes: the axis of each value that the region computes in slices.
       members: the equations of the region, by position in the program, and how each runs.
+      cache: data that is derived from the region.
     """
 
     program: Program
@@ -32,6 +34,7 @@ class Region:
     n: int
     axes: dict[Var, int]
     members: dict[int, Slicing]
+    cache: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], repr=False)
 
     @property
     def equations(self) -> list[tuple[JaxprEqn, Slicing]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from xform.program.ir import Program
 from xform.slices.candidates import RegionChoice, choices
-from xform.slices.loop import run_in_slices
+from xform.slices.loss import run_loss_in_slices
 from xform.slices.opened import opened
 from xform.slices.region import Region
 from xform.slices.rewrite import with_loop
@@ -23,8 +23,6 @@ _TRIED = 5
 _ROUNDS = 4
 # A region must lower the bytes at least by this factor to stay in slices.
 _GAIN = 0.97
-
-RewriteRegion = Callable[[Region], Program]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,37 +40,35 @@ class SlicedProgram:
     regions: tuple[Region, ...] = ()
 
 
-def slice_program(prog: Program, limit: float, bytes_of: Callable[[Program], float],
-                  rewrite: RewriteRegion | None = None) -> SlicedProgram:  # fmt: skip
+def program_within(prog: Program, limit: float, bytes_of: Callable[[Program], float]
+                   ) -> SlicedProgram:  # fmt: skip
     """Return a program that takes at most `limit` bytes, or else the smallest one found.
 
     Args:
       prog: the program.
       limit: the number of bytes.
       bytes_of: compiles a program and returns its bytes; infinite if the compiler refuses it.
-      rewrite: returns the program of a region with the region in slices. None: a plain loop.
 
     Cost: up to about 30 compilations, most often fewer than ten.
     """
-    rewrite = rewrite or (lambda region: with_loop(region, run_in_slices))
     best = SlicedProgram(prog, bytes_of(prog))
     while best.bytes > limit and len(best.regions) < _ROUNDS:
-        found = _slice_one(best, limit, bytes_of, rewrite)
+        found = _slice_one(best, limit, bytes_of)
         if found is None:
             break
         best = found
     return best
 
 
-def _slice_one(base: SlicedProgram, limit: float, bytes_of: Callable[[Program], float],
-               rewrite: RewriteRegion) -> SlicedProgram | None:  # fmt: skip
+def _slice_one(base: SlicedProgram, limit: float, bytes_of: Callable[[Program], float]
+               ) -> SlicedProgram | None:  # fmt: skip
     """Slice one more region; return the first program that fits, or else the smallest.
 
     None if no region makes the program clearly smaller.
     """
 
     def with_slices(region: Region) -> SlicedProgram:
-        prog = rewrite(region)
+        prog = with_loop(region, run_loss_in_slices)
         return SlicedProgram(prog, bytes_of(prog), (*base.regions, region))
 
     best: SlicedProgram | None = None

@@ -19,7 +19,7 @@ from xform.introspection.modules import take_static_out
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.program.source import frame
 from xform.slices.region import Region
-from xform.slices.search import SlicedProgram, slice_program
+from xform.slices.search import SlicedProgram, program_within
 from xform.terminal import progress_line
 from xform.terminal.text import byte_count, human_bytes
 from xform.transforms.within import compiled_bytes
@@ -74,9 +74,12 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
         `jit` the function runs on the default backend in any case.
 
     Returns:
-      A function with the signature of `f`. It works under `jit`, `vmap` and derivatives: the loops
-      are scans, whose bodies are recomputed in a backward pass. Under `vmap` the budget is that of
-      one example. Its method `regions(*args)` lists the regions that run in slices.
+      A function with the signature of `f`. It works under `jit`, `vmap` and derivatives. If a
+      region computes one number, such as a loss, its derivative computes value and gradient in one
+      loop. Any other loop recomputes its body in the backward pass. The budget is that of `f`, not
+      of its derivative, and under `vmap` that of one example: write `sliced(xform.grad(f), ...)`
+      and `sliced(jax.vmap(f), ...)` for a budget of these. The method `regions(*args)` lists the
+      regions that run in slices.
 
     Raises:
       BudgetInfeasible: no slices that were tried keep to the budget. The error names the smallest
@@ -117,7 +120,7 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
 
         prog, consts = lift_constants(trace(flat, *leaves))
         with progress_line.show(f"choosing slices of {name}"):
-            found = slice_program(prog, limit, functools.partial(_bytes_on, target))
+            found = program_within(prog, limit, functools.partial(_bytes_on, target))
         if found.bytes > limit:
             raise _infeasible(name, budget, prog, found)
         return found, [*consts, *leaves], out_trees[0]

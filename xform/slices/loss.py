@@ -1,0 +1,153 @@
+"""Compute the value and the gradient of a loss in one loop over slices.
+
+If the only differentiable output of a region is one number, such as a sum of losses, its derivative
+needs no second loop. Each slice computes its term of the sum and, right after, the gradient of that
+term. The gradient of an input that is cut into slices is joined from slices, the gradient of any
+other input is summed over them. So no slice is computed twice, and nothing of a slice is saved. The
+pullback multiplies these gradients by the cotangent.
+
+This rule is a `custom_jvp`, so the region also has tangents and higher derivatives, by JAX and by
+xform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xform._jax import SymbolicZero, is_zero, tangent_aval
+from xform.interpret.activity import path
+from xform.interpret.cost import size
+from xform.interpret.pullback import pullback
+from xform.program.arithmetic import differentiable, instantiate
+from xform.program.ir import Mask, Program, gather, spread, trace
+from xform.slices.loop import (
+    SlicedInputs,
+    SlicedOutput,
+    joined_along,
+    outputs_after,
+    region_outputs,
+    run_in_slices,
+    run_slice,
+)
+from xform.slices.region import Region
+from xform.slices.resize import SCATTERS, CurrentSlice, resized
+
+Value = Any
+
+
+def run_loss_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value]
+                       ) -> list[Value]:  # fmt: skip
+    """Run a region as a loop over slices; if it computes a loss, with the rule of this file.
+
+    Args:
+      region: the region.
+      sliced: the values of `region.sliced`.
+      full: the values of `region.full`.
+    """
+    if loss_position(region) is None:
+        return run_in_slices(region, sliced, full)
+    n = len(sliced)
+
+    @jax.custom_jvp
+    def run(*inputs: Value) -> tuple[Value, ...]:
+        return tuple(run_in_slices(region, inputs[:n], inputs[n:]))
+
+    def push(primals: Sequence[Value], tangents: Sequence[Value]) -> tuple[Any, Any]:
+        active = tuple(not is_zero(dx) for dx in tangents)
+        ys, gradients = value_and_gradients(region, primals[:n], primals[n:], active)
+        return tuple(ys), _tangents(region, ys, gradients, gather(tangents, active))
+
+    run.defjvp(push, symbolic_zeros=True)
+    return list(run(*sliced, *full))
+
+
+def _tangents(region: Region, ys: Sequence[Value], gradients: Sequence[Value],
+              dxs: Sequence[Value]) -> tuple[Value, ...]:  # fmt: skip
+    """Return the tangents of the outputs: products of gradients and tangents for the loss."""
+    dys: list[Value] = [SymbolicZero(tangent_aval(jax.typeof(y))) for y in ys]
+    if dxs:
+        loss = loss_position(region)
+        assert loss is not None
+        y = ys[loss]
+        terms = [jnp.sum(g * dx, dtype=g.dtype) for g, dx in zip(gradients, dxs, strict=True)]
+        total = sum(lax.convert_element_type(term, y.dtype) for term in terms)
+        dys[loss] = lax.reshape(total, y.shape)
+    return tuple(dys)
+
+
+def loss_position(region: Region) -> int | None:
+    """Return the position of the output of a region that is a loss.
+
+    That is a sum with one element, and the only output that a derivative can reach. None if there
+    is no such output, or if an input is complex. It is also None if another output adds to a value
+    in place, which one slice alone does not compute.
+    """
+    if any(e.primitive.name in SCATTERS and s.summed for e, s in region.equations):
+        return None
+    prog = slice_program(region)
+    active = tuple(map(differentiable, prog.in_avals))
+    if any(jnp.issubdtype(a.dtype, np.complexfloating) for a in gather(prog.in_avals, active)):
+        return None
+    reached = [i for i, on in enumerate(path(prog, active).outputs) if on]
+    if len(reached) != 1:
+        return None
+    y, slicing, axis = region.outputs[reached[0]]
+    return reached[0] if axis is None and slicing.summed and size(y) == 1 else None
+
+
+def slice_program(region: Region) -> Program:
+    """Return the program of one slice, with the number of the slice as its first input."""
+    n = len(region.sliced)
+    if "program" not in region.cache:
+        number = jax.ShapeDtypeStruct((), np.int32)
+        avals: list[tuple[Any, int]] = [(v.aval, axis) for v, axis in region.sliced]
+        cut = [a.update(shape=resized(a.shape, axis, region.n), weak_type=False)
+               for a, axis in avals]  # fmt: skip
+        full = [v.aval for v in region.full]
+
+        def run(number: Value, *inputs: Value) -> list[Value]:
+            return run_slice(region, inputs[:n], inputs[n:], CurrentSlice(number, region.n))
+
+        region.cache["program"] = trace(run, number, *cut, *full)
+    return region.cache["program"]
+
+
+def value_and_gradients(region: Region, sliced: Sequence[Value], full: Sequence[Value],
+                        active: Mask) -> tuple[list[Value], list[Value]]:  # fmt: skip
+    """Run the loop; return the outputs of a region, and the gradients of its loss.
+
+    There is one gradient for each active input, of `sliced` first and then of `full`. Gradients
+    that are sums over the slices are added in float32 if their type is narrower.
+    """
+    loss, prog = loss_position(region), slice_program(region)
+    assert loss is not None
+    wanted = tuple(i == loss for i in range(len(region.outputs)))
+    inputs = SlicedInputs(sliced, [axis for _, axis in region.sliced], region.n)
+    outputs = region_outputs(region, full)
+    axes = [*(axis for _, axis in region.sliced), *[None] * len(full)]
+    pairs = gather([*zip((*sliced, *full), axes, strict=True)], active)
+    of_inputs = [
+        SlicedOutput(jax.typeof(x), None, "sum") if axis is None
+        else joined_along(jax.typeof(x), axis)
+        for x, axis in pairs
+    ]  # fmt: skip
+    both = [*outputs, *of_inputs]
+
+    def step(carry: list[Value], x: tuple[Value, list[Value]]) -> tuple[list[Value], list[Value]]:
+        at = CurrentSlice(x[0], region.n)
+        args = [at.number, *inputs.slices(at, x[1]), *full]
+        ys, pull = pullback(prog, (False, *active), wanted, args)
+        cts = spread([jnp.ones_like(ys[loss])], wanted)
+        gradients = gather(instantiate(pull(cts), args), (False, *active))
+        return outputs_after(both, carry, [*ys, *gradients], at)
+
+    numbers = jnp.arange(region.n, dtype=np.int32)
+    carry, stacked = lax.scan(step, [out.start for out in both], (numbers, inputs.scanned))
+    values = [out.joined(*pair) for out, *pair in zip(both, carry, stacked, strict=True)]
+    return values[: len(outputs)], values[len(outputs) :]
