@@ -23,8 +23,8 @@ LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in 
 # The layers within the planner.
 ROOMS = """
     hardware, shape < loops, device, simulate < costs < candidate, report < plan, infeasible <
-    schedule, cuts < decide < problem < candidates, bound, compiler < front <
-    search, search_several < plan_program < planning
+    schedule, cuts < decide < sliced < problem < candidates, bound, compiler < front <
+    search, search_several < search_slices < plan_program < planning
 """
 ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")

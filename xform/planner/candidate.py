@@ -2,8 +2,8 @@
 
 For a budget, the planner makes many candidates and chooses one. A *Schedule* says which values of
 the forward pass are saved for the backward pass and which equations are recomputed. A candidate may
-also change the program first: it may split or nest loops, or dissolve remat regions (the parts of a
-function that `jax.checkpoint` marks).
+also change the program first: it may split or nest loops, dissolve remat regions (the parts of a
+function that `jax.checkpoint` marks), or run regions in slices.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from xform.interpret.joint import Schedule
 from xform.planner.costs.outcome import offloaded_bytes, recompute_flops
 from xform.planner.loops import Shapes
 from xform.policies.budgets import Regions
+from xform.slices.decision import Slices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Candidate:
       shapes: the new shape of each loop that is split or nested, by the loop's index in the
         program (`loops.py`).
       regions: "open" if remat regions are dissolved, "marked" if they are left as marked.
+      slices: the regions of the program that run in slices.
     """
 
     schedule: Schedule
     shapes: Shapes
     regions: Regions = "marked"
+    slices: Slices = ()
 
     @property
     def work(self) -> tuple[int, int]:

@@ -159,8 +159,8 @@ class Front:
 
     def _by_work(self) -> Iterator[Candidate]:
         """Yield all plans in the order of their recomputed FLOPs."""
-        regions = self._problem.regions
-        as_written = [Candidate(schedule, {}, regions) for schedule in self._as_written()]
+        regions, slices = self._problem.regions, self._problem.slices
+        as_written = [Candidate(schedule, {}, regions, slices) for schedule in self._as_written()]
         unchanged = iter(sorted((*as_written, *stock_candidates(self._problem)), key=_work))
         if not loops(self._problem.program):
             yield from unchanged

@@ -31,6 +31,7 @@ from xform.planner.loops import Shapes, loops
 from xform.planner.plan.plan import Plan
 from xform.planner.problem import Problem
 from xform.planner.search import search_compiled, search_simulated
+from xform.planner.search_slices import search_slices, search_unsliced
 from xform.planner.simulate.profiles import backend_profile
 from xform.policies import Budget, MinCut, Policy, min_cut, parse, save_everything
 from xform.policies.regions import regions_of
@@ -48,7 +49,7 @@ def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = N
 
     Args:
       problem: the derivative, and the device that the plan is for. The policy replaces its
-        `regions`.
+        `regions` and `slices`.
       policy: any policy of `xform.policies`, a recorded `Plan`, or a policy in JAX's protocol.
       compiler: measures the plans for a budget of the peak; None: their peaks are simulated.
 
@@ -58,17 +59,18 @@ def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = N
     """
     with progress_line.show("choosing what to save"):
         policy = resolve_fit(parse(policy), problem.device)
-        problem = dataclasses.replace(problem, regions=regions_of(policy))
+        slices = policy.slices if isinstance(policy, Plan) else ()
+        problem = dataclasses.replace(problem, regions=regions_of(policy), slices=slices)
         if isinstance(policy, Plan):
             return problem.candidate(policy, _recorded_shapes(policy, problem.program))
         if isinstance(policy, Budget):
             return _plan_for_budget(problem, policy, compiler)
         if policy == dataclasses.replace(min_cut, regions=problem.regions):
-            return _default(problem)
+            return default_plan(problem)
         return problem.candidate(policy)
 
 
-def _default(problem: Problem) -> Candidate:
+def default_plan(problem: Problem) -> Candidate:
     """Return the plan of the default policy: a minimum cut, unless it raises the peak.
 
     A minimum cut lowers the bytes of the saved values. If the saved values are not live at the peak
@@ -114,13 +116,39 @@ def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None
     if budget.of == "saved":
         choose = lambda: _plan_for_saved_bytes(problem, budget)
     else:
-        default = _default(problem)
         if compiler is not None:
-            return search_compiled(problem, budget, default, compiler)
-        choose = lambda: search_simulated(problem, budget, default)
+            return search_with_compiler(problem, budget, default_plan(problem), compiler)
+        choose = lambda: search_by_simulation(problem, budget, default_plan(problem))
     if key not in cache:
         cache[key] = choose()
     return cache[key]
+
+
+def search_with_compiler(
+    problem: Problem, budget: Budget, default: Candidate, compiler: Compiler
+) -> Candidate:
+    """Return the plan within a budget of the peak that recomputes least, by compiled bytes.
+
+    With `budget.slices`, regions of the program run in slices if no other plan fits.
+    """
+    search = lambda problem, default: search_compiled(problem, budget, default, compiler)
+    if not budget.slices:
+        return search_unsliced(problem, default, search)
+    measure = lambda problem, candidate: compiler.bytes(candidate)
+    return search_slices(problem, budget, default, default_plan, search, measure)
+
+
+def search_by_simulation(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
+    """Return the same by simulated bytes."""
+    search = lambda problem, default: search_simulated(problem, budget, default)
+    if not budget.slices:
+        return search_unsliced(problem, default, search)
+    margin = backend_profile(problem.device.backend).margin
+
+    def measure(problem: Problem, candidate: Candidate) -> float:
+        return problem.peak(candidate.schedule) + problem.outside_bytes + margin * budget.bytes
+
+    return search_slices(problem, budget, default, default_plan, search, measure)
 
 
 def _plan_for_saved_bytes(problem: Problem, budget: Budget) -> Candidate:

@@ -22,8 +22,10 @@ from xform.planner.decide import schedule
 from xform.planner.device import Device, current_device
 from xform.planner.loops import Shapes, reshape_loops
 from xform.planner.simulate.liveness import liveness
+from xform.planner.sliced.decision import in_slices
 from xform.policies.budgets import Regions
 from xform.program.ir import Mask, Program
+from xform.slices.decision import Slices
 
 _AS_WRITTEN: Shapes = MappingProxyType[int, Any]({})
 
@@ -38,6 +40,7 @@ class Problem:
       wanted: which of its outputs are differentiated.
       device: the device that the plan is for.
       regions: "open" to dissolve remat regions, "marked" to keep them.
+      slices: the regions of the program that run in slices, after `regions`.
       offload: whether values may be offloaded to the host's memory.
       outside_bytes: bytes that a training step holds outside its derivative, such as an optimizer's
         state; negative if outputs reuse the memory of donated arguments.
@@ -48,12 +51,21 @@ class Problem:
     wanted: Mask
     device: Device = dataclasses.field(default_factory=current_device)
     regions: Regions = "marked"
+    slices: Slices = ()
     offload: bool = True
     outside_bytes: int = 0
 
     @property
     def program(self) -> Program:
-        """The program whose derivative is planned: without remat regions if they are "open"."""
+        """The program whose derivative is planned.
+
+        Its remat regions are dissolved if they are "open", and some regions run in slices.
+        """
+        return in_slices(self.unsliced, self.slices)
+
+    @property
+    def unsliced(self) -> Program:
+        """The same program without slices."""
         return OpenRegions().program(self.marked) if self.regions == "open" else self.marked
 
     @property
@@ -76,8 +88,9 @@ class Problem:
         return schedule(self.joint(shapes), policy, self.device.backend)
 
     def candidate(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Candidate:
-        """Return a Candidate: the Schedule under a policy, with `shapes` and `regions`."""
-        return Candidate(self.schedule(policy, shapes), dict(shapes), self.regions)
+        """Return a Candidate: the Schedule under a policy, and how the program was changed."""
+        schedule = self.schedule(policy, shapes)
+        return Candidate(schedule, dict(shapes), self.regions, self.slices)
 
     def peak(self, schedule: Schedule) -> int:
         """Return the simulated peak bytes of a Schedule: arguments, outputs, temporary values."""

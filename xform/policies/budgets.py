@@ -36,6 +36,7 @@ class Budget:
       device: the device whose memory the budget is; empty if the bytes were given.
       regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
       verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak.
+      slices: whether regions of the program may run in slices along an axis.
       typed: the bytes as text, as the user typed them; empty if they were given as a number.
     """
 
@@ -46,6 +47,7 @@ class Budget:
     device: str = ""
     regions: Regions = "marked"
     verify: bool = True
+    slices: bool = False
     typed: str = dataclasses.field(default="", compare=False)
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
@@ -56,8 +58,9 @@ class Budget:
     def options(self) -> str:
         """The arguments of `budget` after the first, without defaults, as source code."""
         given = {"of": self.of, "batch_size": self.batch_size, "solver": self.solver,
-                 "verify": self.verify}  # fmt: skip
-        defaults = {"of": "peak", "batch_size": None, "solver": "auto", "verify": True}
+                 "verify": self.verify, "slices": self.slices}  # fmt: skip
+        defaults = {"of": "peak", "batch_size": None, "solver": "auto", "verify": True,
+                    "slices": False}  # fmt: skip
         return "".join(f", {k}={x!r}" for k, x in given.items() if x != defaults[k])
 
     @property
@@ -130,6 +133,7 @@ def budget(
     batch_size: int | None = None,
     solver: str = "auto",
     verify: bool = True,
+    slices: bool = False,
 ) -> Budget:
     """Return a policy that fits a derivative into a number of bytes and recomputes least.
 
@@ -164,6 +168,10 @@ def budget(
         False, the peak is simulated. The simulated peak stays below the budget by a margin of 1% on
         a CPU and 5% elsewhere, if a plan is small enough. Under `vmap`, inside a `shard_map` and
         outside `jit` the peak is always simulated. `xform.plan` has its own `verify`.
+      slices: whether regions of the program may become loops over slices of an axis, such as the
+        logits and the loss of some tokens at a time. They are tried if no other plan fits. Sums
+        over slices are added in another order, so results differ by rounding. In a program with
+        slices, remat regions are dissolved. For budgets of the peak.
 
     Returns:
       A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the smallest bytes
@@ -194,8 +202,17 @@ def budget(
                 f"use one of {', '.join(map(repr, known))}",
             )
     _check_batch_size(request, batch_size)
+    if slices and of != "peak":
+        raise WrongArgument(
+            request,
+            f"slices=True with of={of!r}: slices lower a peak, not the bytes of saved values",
+            "",
+            "use a budget of the peak, or leave slices out",
+        )
     typed = amount if isinstance(amount, str) else ""
-    return Budget(n // (batch_size or 1), of, solver, batch_size, verify=verify, typed=typed)
+    return Budget(
+        n // (batch_size or 1), of, solver, batch_size, verify=verify, slices=slices, typed=typed
+    )
 
 
 def fit(reserve: float | str = 0, *, batch_size: int | None = None) -> Fit:

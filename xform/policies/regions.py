@@ -36,6 +36,22 @@ def open_regions_of(policy: Any, request: str) -> MinCut | Budget | Fit:
     )
 
 
+def slices_of(policy: Any, request: str) -> Budget:
+    """Return the same budget with slices. `request` is the first line of an error.
+
+    Raises:
+      WrongArgument: the policy is no budget of the peak.
+    """
+    if isinstance(policy, Budget) and policy.of == "peak":
+        return dataclasses.replace(policy, slices=True)
+    raise WrongArgument(
+        request,
+        f"{policy!r} is no budget of the peak memory, so nothing says how few bytes are wanted",
+        "",
+        "use a budget, such as slices:budget:6GiB",
+    )
+
+
 def region_policy(policy: Callable[..., Any], where: str = "") -> Callable[..., Any]:
     """Return the policy of a remat region, or raise if a region cannot have it.
 

@@ -29,7 +29,7 @@ from xform.policies.per_value import (
     save_nothing,
     save_only_these_names,
 )
-from xform.policies.regions import open_regions_of, regions_of
+from xform.policies.regions import open_regions_of, regions_of, slices_of
 from xform.terminal.text import byte_count
 
 # The policies without arguments, by name.
@@ -72,6 +72,7 @@ def _by_names(make: Callable[..., Policy]) -> Callable[[str, str], Policy]:
 PREFIXES: dict[str, Callable[[str, str], Policy]] = {
     "budget": _budget("peak"),
     "saved": _budget("saved"),
+    "slices": lambda text, request: slices_of(parse(text, request), request),
     "open": lambda text, request: open_regions_of(parse(text, request), request),
     "save_only_these_names": _by_names(save_only_these_names),
     "save_any_names_but_these": _by_names(save_any_names_but_these),
@@ -81,7 +82,8 @@ TEXTS = (
     f"{', '.join(name for name in NAMED if name != 'auto')}, auto (fits the device's memory), "
     "budget:6GiB (limit on the peak memory), saved:6GiB (limit on the saved values), "
     "save_only_these_names:a+b, save_any_names_but_these:a+b, plan:FILE (a saved xform.Plan); "
-    "with open:, such as open:min_cut, the policy also decides inside the program's remat regions"
+    "with open:, such as open:min_cut, the policy also decides inside the program's remat regions; "
+    "with slices:, such as slices:budget:6GiB, regions of the program may run in slices"
 )
 # Texts that `parse` does not read, but users may try. Each has the text that is probably meant.
 _SIMILAR_TEXTS = {
@@ -199,6 +201,9 @@ def policy_name(policy: Any) -> str:
     """
     if regions_of(policy) == "open" and isinstance(policy, MinCut | Budget | Fit):
         return f"open:{policy_name(dataclasses.replace(policy, regions='marked'))}"
+    if isinstance(policy, Budget) and policy.slices:
+        text = policy_name(dataclasses.replace(policy, slices=False))
+        return f"slices:{text}" if text.startswith("budget:") else repr(policy)
     if isinstance(policy, Budget) and policy.options in ("", ", of='saved'") and not policy.device:
         # Without a space, a text needs no quotes on a command line.
         amount = policy.amount if policy.typed else policy.amount.replace(" ", "")

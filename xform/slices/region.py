@@ -10,7 +10,7 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes, shape
 from xform.program.ir import Program
 from xform.program.source import frame
-from xform.slices.grow import grow
+from xform.slices.grow import grow, producers
 from xform.slices.slicing import Slicing
 
 
@@ -93,10 +93,15 @@ class Region:
         return shape(self.start)[self.axis]
 
     @property
+    def source(self) -> JaxprEqn:
+        """The equation that computes the start; if that is an input, the first of the region."""
+        made = producers(self.program).get(self.start)
+        return self.program.equations[made[0] if made else min(self.members)]
+
+    @property
     def where(self) -> str:
         """The user's line that computes the start."""
-        made = [e for e in self.program.equations if self.start in e.outvars]
-        return frame(made[0]) if made else ""
+        return frame(self.source)
 
 
 def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:

@@ -8,7 +8,7 @@ from typing import Any
 from xform._jax import JaxprEqn, Var, has_effects
 from xform.program.equation import bind, read, write
 from xform.program.ir import Program, environment, trace
-from xform.program.source import name_stack
+from xform.program.source import name_stack, source
 from xform.slices.region import Region
 
 Value = Any
@@ -37,7 +37,8 @@ def with_loop(region: Region, run: RunRegion) -> Program:
                 if i < last:
                     continue
                 sliced = [env[v] for v, _ in region.sliced]
-                outputs = run(region, sliced, [env[v] for v in region.full])
+                with source(region.source, outer):
+                    outputs = run(region, sliced, [env[v] for v in region.full])
                 env.update(zip((y for y, _, _ in region.outputs), outputs, strict=True))
                 for late in waiting.equations:
                     run_equation(late)

@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from xform.errors import BudgetInfeasible
 from xform.memory.report import MemoryReport
 from xform.planner.compiler import Compiler
-from xform.planner.plan_program import plan_program
+from xform.planner.plan_program import (
+    plan_program,
+    search_by_simulation,
+    search_with_compiler,
+)
 from xform.planner.problem import Problem
-from xform.planner.search import search_compiled, search_simulated
 from xform.planner.search_several import search_several
 from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
@@ -110,13 +113,14 @@ class StepSearch:
         """The plans that recompute least within the budget; without `verify`, by simulation."""
         if not self.budget.verify:
             return {
-                k: search_simulated(p, self.budget, default[k]) for k, p in self.problems.items()
+                k: search_by_simulation(p, self.budget, default[k])
+                for k, p in self.problems.items()
             }
         if len(self.problems) == 1:
             ((key, problem),) = self.problems.items()
             one = lambda candidate: _known(self._measure({key: candidate}))
             compiler = Compiler(problem, one, object())  # equal to no other: `tried` is the memory
-            return {key: search_compiled(problem, self.budget, default[key], compiler)}
+            return {key: search_with_compiler(problem, self.budget, default[key], compiler)}
         if self.problems:
             return search_several(self.problems, self.budget, default, self._measure)
         if (size := self._measure(default)) <= self.budget.bytes:

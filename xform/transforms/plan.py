@@ -22,6 +22,7 @@ from xform.planner.plan.record import record
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.report.rows import rows_of
+from xform.planner.search_slices import sliced_regions
 from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Fit
@@ -169,6 +170,7 @@ def plan_of_candidate(
     `derivative` describes what is compiled, and `policy` names the policy.
     """
     chosen = candidate.schedule
+    changes = {"regions": candidate.regions, "slices": candidate.slices}
     simulated = liveness(chosen, target.backend)
     return Plan(
         function=function,
@@ -184,5 +186,8 @@ def plan_of_candidate(
         compiles=0,
         live=simulated.live,
         saved=simulated.saved,
-        record=record(decision_of(chosen), chosen.joint, candidate.shapes, candidate.regions),
+        record=record(
+            decision_of(chosen), chosen.joint, candidate.shapes, candidate.regions, candidate.slices
+        ),
+        sliced_regions=sliced_regions(dataclasses.replace(problem, **changes)),
     )

@@ -16,10 +16,10 @@ from xform.errors import BudgetInfeasible, WrongArgument
 from xform.interpret.cost import shape
 from xform.introspection.callables import check_callable, function_name
 from xform.introspection.modules import take_static_out
+from xform.planner.sliced.search import SlicedProgram, program_within
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.program.source import frame
 from xform.slices.region import Region
-from xform.slices.search import SlicedProgram, program_within
 from xform.terminal import progress_line
 from xform.terminal.text import byte_count, human_bytes
 from xform.transforms.within import compiled_bytes
@@ -159,7 +159,7 @@ def _bytes_on(target: str | None, prog: Program) -> float:
 
 def _row(region: Region) -> SlicedRegion:
     """Describe a region for users."""
-    (operation,) = [e.primitive.name for e in region.program.equations if region.start in e.outvars]
+    operation = region.source.primitive.name
     aval: Any = region.start.aval
     text = f"{aval.dtype}[{','.join(map(str, shape(region.start)))}]"
     return SlicedRegion(

@@ -69,7 +69,7 @@ def _as_marked(problem: Problem) -> Iterator[Candidate]:
     Yield nothing if `problem` keeps the regions anyway.
     """
     if problem.regions == "open":
-        as_marked = dataclasses.replace(problem, regions="marked")
+        as_marked = dataclasses.replace(problem, regions="marked", slices=())
         yield from map(as_marked.candidate, (min_cut, save_everything))
 
 

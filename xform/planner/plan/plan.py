@@ -32,6 +32,7 @@ from xform.planner.shape import Shape
 from xform.policies import min_cut
 from xform.policies.budgets import Regions
 from xform.policies.vocabulary import PREFIXES
+from xform.slices.decision import SlicedValue, Slices
 from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, shorten_place
 
@@ -73,6 +74,7 @@ class Plan:
       seconds: the time of planning, without compilations; 0 if the plan was read from a file.
       compile_seconds: the time of the compilations; 0 if the plan was read from a file.
       derivative: the function that is compiled, for example "grad by argument 0".
+      sliced_regions: a text for each region that runs in slices: how many, of what, and where.
 
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
     >>> w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
@@ -100,6 +102,7 @@ class Plan:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     derivative: str = ""
+    sliced_regions: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
@@ -124,6 +127,11 @@ class Plan:
     def regions(self) -> Regions:
         """Whether the plan dissolves remat regions ("open") or keeps them ("marked")."""
         return self.record.regions
+
+    @property
+    def slices(self) -> Slices:
+        """The regions of the program that run in slices."""
+        return tuple(SlicedValue(*numbers) for numbers in self.record.slices)
 
     def decide(self, joint: Joint) -> Decision:
         """Return the decisions of the plan for the values of a Joint.
@@ -258,6 +266,7 @@ class Plan:
         return "\n".join([
             f"plan of {self.function}, {self.policy}, on {self.target}",
             table,
+            *self.sliced_regions,
             f"{human_bytes(self.saved_bytes)} saved{offloaded}, "
             f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}",
             self.summary,
@@ -275,7 +284,8 @@ class Plan:
             programs = f"{self.compiles} program{'s' * (self.compiles > 1)}"
             times += f", {programs} compiled in {human_seconds(self.compile_seconds)}"
         work = f"{human_flops(self.recompute_flops)} recomputed{self._bound_text()}"
-        return f"{work}, {human_flops(self.forward_flops)} in the forward pass{times}"
+        slices = "".join(f", {text.partition(' (')[0]}" for text in self.sliced_regions)
+        return f"{work}, {human_flops(self.forward_flops)} in the forward pass{slices}{times}"
 
     def _bound_text(self) -> str:
         """Return the lower bound on the recomputed FLOPs in brackets; "" if there is no budget."""

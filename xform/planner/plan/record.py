@@ -48,12 +48,14 @@ class Record:
       loops: the new shapes of loops that are split or nested, by their index in the program. The
         decisions are for the program with these new loops.
       regions: "open" if remat regions are dissolved in the program.
+      slices: the regions that run in slices: the numbers of a `SlicedValue` for each.
     """
 
     programs: tuple[tuple[str, ...], ...]
     decisions: tuple[dict[str, Any], ...]
     loops: dict[str, Any]
     regions: Regions = "marked"
+    slices: tuple[tuple[int, ...], ...] = ()
 
     def decision(self, joint: Joint, plan_text: str) -> Decision:
         """Return the Decision for a Joint; `plan_text` names the plan in errors.
@@ -69,18 +71,20 @@ def record(
     joint: Joint,
     shapes: Mapping[int, Shape],
     regions: Regions = "marked",
+    slices: Sequence[Sequence[int]] = (),
 ) -> Record:
     """Return the Record of a Decision for a Joint.
 
-    `shapes` and `regions` say how the program's loops and remat regions (the parts that
-    `jax.checkpoint` marks) were changed before the Joint was made.
+    `shapes`, `regions` and `slices` say how the program's loops, its remat regions (the parts that
+    `jax.checkpoint` marks) and other regions were changed before the Joint was made.
 
     Cost: linear in the number of equations.
     """
     writer = _RecordWriter()
     writer.add(decision, joint)
     loops = {str(i): [list(part) for part in shape] for i, shape in shapes.items()}
-    return Record(tuple(writer.programs), tuple(writer.decisions), loops, regions)
+    return Record(tuple(writer.programs), tuple(writer.decisions), loops, regions,
+                  tuple(map(tuple, slices)))  # fmt: skip
 
 
 class _RecordWriter:

@@ -104,6 +104,10 @@ def _check_record(record: Record, place: str) -> None:
             _check_indices(indices, i, f"{row_place}.nodes.{k}", "decisions before it")
         positive = decision.snapshots is None or decision.snapshots > 0
         _expect(positive, f"{row_place}.snapshots", decision.snapshots, "a positive number")
+    for i, numbers in enumerate(record.slices):
+        _expect(len(numbers) == 4, f"{place}.slices[{i}]", list(numbers), "four numbers")
+        _check_indices(numbers, None, f"{place}.slices[{i}]", "positions")
+        _expect(numbers[-1] > 1, f"{place}.slices[{i}]", list(numbers), "at least two slices")
     shapes = read_plan_data(dict[str, tuple[tuple[int, ...], ...]], record.loops, f"{place}.loops")
     _check_keys(shapes, f"{place}.loops")
     for k, shape in shapes.items():

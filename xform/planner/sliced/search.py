@@ -1,9 +1,9 @@
 """Choose regions and numbers of slices, such that a program keeps to a number of bytes.
 
 The compiler decides: each proposal is compiled. The search tries the regions in the order of
-`candidates.py`, each with the most slices first. If that fits, bisection finds the fewest slices
-that fit. If no region alone is enough, the best one stays in slices, and the search goes on in the
-rewritten program.
+`slices/candidates.py`, each with the most slices first. If that fits, bisection finds the fewest
+slices that fit. If no region alone is enough, the best one stays in slices, and the search goes on
+in the rewritten program.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from xform.planner.sliced.loss import run_loss_in_slices
 from xform.program.ir import Program
 from xform.slices.candidates import RegionChoice, choices
-from xform.slices.loss import run_loss_in_slices
 from xform.slices.opened import opened
 from xform.slices.region import Region
 from xform.slices.rewrite import with_loop

@@ -21,9 +21,13 @@ import numpy as np
 from jax import lax
 
 from xform._jax import SymbolicZero, is_zero, tangent_aval
+from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.cost import size
-from xform.interpret.pullback import pullback
+from xform.interpret.joint import Schedule, analyze
+from xform.planner.decide import schedule
+from xform.planner.device import current_device
+from xform.policies import min_cut
 from xform.program.arithmetic import differentiable, instantiate
 from xform.program.ir import Mask, Program, gather, spread, trace
 from xform.slices.loop import (
@@ -118,6 +122,11 @@ def slice_program(region: Region) -> Program:
     return region.cache["program"]
 
 
+def _plan_of_slice(prog: Program, active: Mask, wanted: Mask) -> Schedule:
+    """Return which values of a slice are saved for its own backward pass: a minimum cut of it."""
+    return schedule(analyze(prog, active, wanted), min_cut, current_device().backend)
+
+
 def value_and_gradients(region: Region, sliced: Sequence[Value], full: Sequence[Value],
                         active: Mask) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """Run the loop; return the outputs of a region, and the gradients of its loss.
@@ -128,6 +137,7 @@ def value_and_gradients(region: Region, sliced: Sequence[Value], full: Sequence[
     loss, prog = loss_position(region), slice_program(region)
     assert loss is not None
     wanted = tuple(i == loss for i in range(len(region.outputs)))
+    planned = _plan_of_slice(prog, (False, *active), wanted)
     inputs = SlicedInputs(sliced, [axis for _, axis in region.sliced], region.n)
     outputs = region_outputs(region, full)
     axes = [*(axis for _, axis in region.sliced), *[None] * len(full)]
@@ -142,9 +152,11 @@ def value_and_gradients(region: Region, sliced: Sequence[Value], full: Sequence[
     def step(carry: list[Value], x: tuple[Value, list[Value]]) -> tuple[list[Value], list[Value]]:
         at = CurrentSlice(x[0], region.n)
         args = [at.number, *inputs.slices(at, x[1]), *full]
-        ys, pull = pullback(prog, (False, *active), wanted, args)
-        cts = spread([jnp.ones_like(ys[loss])], wanted)
-        gradients = gather(instantiate(pull(cts), args), (False, *active))
+        ys, saved = emit.forward(planned, args)
+        cts = [jnp.ones_like(ys[loss])]
+        results = emit.backward(planned, saved, args, cts, together=True, whole=True)
+        of_args = spread(results, planned.joint.results)
+        gradients = gather(instantiate(of_args, args), (False, *active))
         return outputs_after(both, carry, [*ys, *gradients], at)
 
     numbers = jnp.arange(region.n, dtype=np.int32)

@@ -13,9 +13,9 @@ import pytest
 
 import xform
 from xform._jax import jaxprs_of
+from xform.planner.sliced.loss import loss_position, run_loss_in_slices
 from xform.program.ir import Program, evaluate, trace
 from xform.slices.loop import run_in_slices
-from xform.slices.loss import loss_position, run_loss_in_slices
 from xform.slices.opened import opened
 from xform.slices.region import Region, find_region
 from xform.slices.rewrite import with_loop

@@ -1,0 +1,76 @@
+"""Apply decisions to run regions of a program in slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xform.errors import OtherProgram
+from xform.interpret.cost import shape
+from xform.planner.sliced.loss import loss_position, run_loss_in_slices
+from xform.program.ir import Program
+from xform.program.source import frame
+from xform.slices.decision import SlicedValue, Slices
+from xform.slices.opened import opened
+from xform.slices.region import Region, find_region
+from xform.slices.rewrite import with_loop
+
+
+def in_slices(prog: Program, slices: Slices) -> Program:
+    """Return a program with some of its regions in slices, one decision after the other.
+
+    Raises:
+      OtherProgram: a decision is not for this program.
+    """
+    if not slices:
+        return prog
+    key = "in slices", slices
+    if key not in prog.cache:
+        regions = regions_of_slices(prog, slices)
+        prog.cache[key] = with_loop(regions[-1], run_loss_in_slices)
+    return prog.cache[key]
+
+
+def regions_of_slices(prog: Program, slices: Slices) -> list[Region]:
+    """Return the region of each decision.
+
+    Raises:
+      OtherProgram: a decision is not for this program.
+    """
+    return [_region(in_slices(prog, slices[:i]), slices[i]) for i in range(len(slices))]
+
+
+def _region(prog: Program, decision: SlicedValue) -> Region:
+    """Return the region of a decision for a program."""
+    calls_opened = opened(prog)
+    equations = calls_opened.equations
+    variables: Any = ()
+    if decision.equation < len(equations):
+        variables = equations[decision.equation].outvars[decision.result :][:1]
+    for v in variables:
+        if decision.axis < len(shape(v)):
+            region = find_region(calls_opened, v, decision.axis, decision.n)
+            if region is not None:
+                return region
+    raise OtherProgram(
+        f"a plan with {decision.n} slices of value {decision.equation}",
+        "it was made for another program: this one has no such region",
+        frame(equations[0]) if equations else "",
+        "make a new plan with xform.plan for this function and these shapes",
+    )
+
+
+def describe(region: Region) -> str:
+    """Describe a region for users: how many slices, of what, where, and what each slice computes.
+
+    For example "16 slices of axis 0 of f32[4096,16384] (dot_general at train.py:12; value and
+    gradient in one loop)".
+    """
+    operation = region.source.primitive.name
+    aval: Any = region.start.aval
+    how = "its body is recomputed in the backward pass"
+    if loss_position(region) is not None:
+        how = "value and gradient in one loop"
+    return (
+        f"{region.n} slices of axis {region.axis} of {aval.str_short(short_dtypes=True)} "
+        f"({operation} at {region.where}; {how})"
+    )
