@@ -121,6 +121,13 @@ def test_dropout_masks_do_not_change() -> None:
     np.testing.assert_array_equal(g(*xs)[0], jax.jit(f)(key, *xs[1:]))
 
 
+def test_random_keys_of_each_row() -> None:
+    keys, x = jax.random.split(jax.random.key(0), 16), normal(16, 64)
+    f = jax.vmap(lambda key, a: jnp.sin(a) * jax.random.uniform(key, a.shape))
+    _, g, xs = largest(f, keys, x)
+    np.testing.assert_array_equal(jax.jit(g)(*xs)[0], jax.jit(f)(keys, x))
+
+
 def test_two_regions_one_after_the_other() -> None:
     f = lambda x, w: jax.nn.softmax(jnp.tanh(x @ w), 0) @ w.T
     prog, xs = flat_program(f, (normal(16, 4), normal(4, 32, seed=1)))

@@ -189,7 +189,7 @@ def moe(x: Any, router: Any, w: Any) -> Any:
 
 CONV = ("NWC", "WIO", "NWC")
 
-# What is nowhere sliced along the first axis: the primitives that must not be in the region.
+# Programs, an axis, and the primitives that need the whole axis: no region may contain them.
 ENDS: dict[str, tuple[Callable[..., Any], Sequence[Any], int, set[str]]] = {
     "softmax over the axis": (
         lambda x: jax.nn.softmax(jnp.sin(x), 0), [f32(16, 4)], 0, {"reduce_max"}),

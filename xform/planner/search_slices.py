@@ -26,7 +26,7 @@ from xform.slices.opened import opened
 from xform.slices.region import Region
 
 # How many regions are simulated in each round, how many of these are compiled, and how many rounds.
-_SIMULATED, _COMPILED, _ROUNDS = 8, 3, 3
+_SIMULATED, _COMPILED, _ROUNDS = 5, 3, 3
 # A region must lower the bytes at least by this factor to stay in slices.
 _GAIN = 0.97
 

@@ -284,7 +284,7 @@ def _levels(growth: Growth) -> tuple[dict[int, int], dict[Var, int]]:
 
 
 def _needed_in_full(growth: Growth, levels: dict[int, int], level: int) -> set[int]:
-    """Return the equations of lower levels that values come from which `level` reads in full."""
+    """Return the equations of lower levels whose values the equations of `level` need in full."""
     needed: set[Var] = set()
     found: set[int] = set()
     for i in range(len(growth.prog.equations) - 1, -1, -1):

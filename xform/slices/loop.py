@@ -78,8 +78,8 @@ class SlicedInputs:
     """The inputs of a loop that are cut into slices.
 
     Attributes:
-      scanned: those that are cut along their first axis, with the slices on a leading axis. None
-        for the others.
+      scanned: the inputs that are cut along their first axis, with the slices on a leading axis.
+        None for any other input.
     """
 
     def __init__(self, values: Sequence[Value], axes: Sequence[int], n: int):
@@ -120,7 +120,7 @@ class SlicedOutput:
             self.start = zeros(aval.update(dtype=dtype, weak_type=False))
 
     def after(self, carried: Value, value: Value, at: CurrentSlice) -> tuple[Value, Value]:
-        """Return what the loop carries after a slice with this value, and what the scan stacks."""
+        """Return the carried value after a slice with this value, and the value to stack."""
         if self.start is None:
             return None, value
         value = lax.convert_element_type(value, self.start.dtype)
@@ -133,7 +133,7 @@ class SlicedOutput:
         return value, None
 
     def joined(self, carried: Value, stacked: Value) -> Value:
-        """Return the output, from what the loop carried or stacked."""
+        """Return the output, from its carried or stacked value."""
         if self.kind == "stacked":
             return lax.reshape(stacked, self._aval.shape)
         return lax.convert_element_type(carried, self._aval.dtype)
@@ -165,7 +165,7 @@ def _output(region: Region, full: dict[Var, Value], y: Var, slicing: Slicing, ax
 
 def outputs_after(outputs: Sequence[SlicedOutput], carry: Sequence[Value], values: Sequence[Value],
                   at: CurrentSlice) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """Return what the loop carries after a slice, and what the scan stacks, for each output."""
+    """For each output, return the carried value after a slice, and the value to stack."""
     triples = zip(outputs, carry, values, strict=True)
     pairs = [out.after(carried, value, at) for out, carried, value in triples]
     return [carried for carried, _ in pairs], [stacked for _, stacked in pairs]

@@ -20,7 +20,7 @@ class Region:
 
     Attributes:
       program: the program, with its calls opened.
-      start: the value from which the region was found.
+      start: the value around which the region was found.
       axis: the axis of `start` that is sliced.
       n: the number of slices.
       axes: the axis of each value that the region computes in slices.

@@ -30,7 +30,7 @@ Value = Any
 Params = dict[str, Any]
 # Primitives that add to operand 0, at given places.
 SCATTERS = frozenset(("scatter_add", "scatter-add", "scatter_sub", "scatter-sub"))
-# Primitives that take `preferred_element_type`, the type in which they add.
+# Primitives that take `preferred_element_type`, the type of their sums.
 _CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 
 
@@ -51,7 +51,7 @@ class CurrentSlice(NamedTuple):
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """Return the type in which values of a type are summed: float32 for narrower floats."""
+    """Return the type for sums of values of a type: float32 for narrower floats."""
     narrow = jnp.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits < 32
     return np.dtype(np.float32) if narrow else dtype
 

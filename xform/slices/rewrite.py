@@ -17,7 +17,7 @@ RunRegion = Callable[[Region, Sequence[Value], Sequence[Value]], list[Value]]
 
 
 def with_loop(region: Region, run: RunRegion) -> Program:
-    """Return the program of a region in which `run` computes the region's outputs.
+    """Return the program of a region; `run` computes the region's outputs.
 
     The loop takes the place of the region's last equation. Equations before that place which read
     an output of the region follow the loop. Side effects keep their order.

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, has_effects
 from xform.interpret.cost import shape
@@ -48,17 +51,19 @@ def may_be_sliced(eqn: JaxprEqn) -> bool:
     """Return whether a sliced region may contain an equation of this kind.
 
     It may not if the equation has side effects, draws random numbers, or communicates, or if the
-    compiler cannot analyze it. Values that are sharded over explicit axes of a mesh are not sliced.
+    compiler cannot analyze it. Values that are sharded over explicit axes of a mesh are not sliced,
+    and neither are random keys.
     """
     known = traits(eqn.primitive)
     unsafe = known.random or known.collective or known.foreign or has_effects(eqn)
-    return not unsafe and not any(map(_is_sharded, (*eqn.invars, *eqn.outvars)))
+    return not unsafe and not any(map(_is_unsliceable, (*eqn.invars, *eqn.outvars)))
 
 
-def _is_sharded(v: object) -> bool:
-    """Return whether the type of a value or a sharding says how it is laid out on a mesh."""
-    sharding = getattr(getattr(v, "aval", None), "sharding", None)
-    return sharding is not None and not sharding.mesh.empty
+def _is_unsliceable(v: Any) -> bool:
+    """Return whether a value is sharded over a mesh by its type, or has a type without numbers."""
+    sharding, dtype = (getattr(v.aval, name, None) for name in ("sharding", "dtype"))
+    is_sharded = sharding is not None and not sharding.mesh.empty
+    return is_sharded or dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 def of_operand(eqn: JaxprEqn, k: int, axis: int) -> Slicing | None:

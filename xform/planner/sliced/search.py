@@ -27,12 +27,12 @@ _GAIN = 0.97
 
 @dataclasses.dataclass(frozen=True)
 class SlicedProgram:
-    """A program in which some regions run in slices.
+    """A program with some regions in slices.
 
     Attributes:
       program: the program.
       bytes: its compiled bytes.
-      regions: its regions in slices, in the order in which they were chosen.
+      regions: its regions in slices, in the order of the choices.
     """
 
     program: Program
