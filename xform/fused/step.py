@@ -41,7 +41,6 @@ class Step:
       leaves_of: for each variable of the update part, the set of leaves whose gradients it depends
         on, as a bit mask. Variables that depend on no gradient are absent.
       names: for each leaf, its path in the pytree of parameters, such as `['layers']['w']`.
-      state_tree: the structure of the optimizer state.
     """
 
     inputs: tuple[Var, ...]
@@ -55,7 +54,6 @@ class Step:
     values: tuple[Atom, ...]
     leaves_of: dict[Var, int]
     names: tuple[str, ...]
-    state_tree: Any
 
     @property
     def outputs(self) -> tuple[Atom, ...]:
@@ -131,7 +129,6 @@ def trace_step(
         first.outputs[n:],
         leaves_of,
         tuple(jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(params)[0]),
-        state_tree,
     )
 
     def results(outputs: Sequence[Any]) -> tuple[Tree, Tree, Tree]:
