@@ -122,6 +122,7 @@ class StepSearch:
             compiler = Compiler(problem, one, object())  # equal to no other: `tried` is the memory
             return {key: search_with_compiler(problem, self.budget, default[key], compiler)}
         if self.problems:
+            self._warn_of_slices()
             return search_several(self.problems, self.budget, default, self._measure)
         if (size := self._measure(default)) <= self.budget.bytes:
             return default
@@ -134,6 +135,16 @@ class StepSearch:
             "xform.grad (xform.install() replaces jax.grad)",
             int(size),
         )
+
+    def _warn_of_slices(self) -> None:
+        """Warn that a step with several derivatives gets no slices."""
+        if self.budget.slices:
+            warnings.warn(
+                f"{self._name} takes {len(self.problems)} derivatives, and {self.budget!r} tries "
+                "slices only for a step with one. Its plans have no slices. Use xform.sliced on "
+                "the part that takes the most memory",
+                stacklevel=user_stacklevel(),
+            )
 
     def _measure(self, candidates: Candidates) -> float:
         """Bytes of the step that is compiled under some plans; infinite if they are unknown."""
