@@ -22,7 +22,14 @@ from xform.slices.ends import ends
 
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
 # Operations that `slice_equation` can run on one layer, besides the elementwise ones.
-_SLICED = _RESHAPES | {"broadcast_in_dim", "transpose", "reduce_sum", "reduce_max", "reduce_min"}
+_SLICED = _RESHAPES | {
+    "bitcast_convert_type",
+    "broadcast_in_dim",
+    "reduce_max",
+    "reduce_min",
+    "reduce_sum",
+    "transpose",
+}
 # These shard a value of a given shape.
 _SHARDED = frozenset(("sharding_constraint", "reshard", "mesh_cast"))
 

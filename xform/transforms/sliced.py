@@ -63,8 +63,8 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
     If the compiled function takes more, regions of it become loops over slices of an axis. The
     regions, the axes and the numbers of slices are found from the traced program. A region computes
     independent parts, such as rows, or sums over the axis. The compiler's figures decide, and few
-    slices are preferred. Results that are joined from slices equal those of `f`. Sums are added in
-    another order: they differ by rounding.
+    slices are preferred. Results that are joined from slices equal those of `f`, unless XLA chooses
+    another kernel for fewer rows. Sums are added in another order. Both differ by rounding.
 
     Args:
       f: a function of pytrees of arrays. Use `sliced(jax.vmap(f), ...)` to run a `vmap` in chunks.
