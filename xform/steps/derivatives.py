@@ -14,7 +14,6 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from xform.errors import OtherProgram
-from xform.memory.targets import Target
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan.plan import Plan
@@ -29,7 +28,6 @@ from xform.planner.problem import Problem
 from xform.policies import Policy
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.naming import digest
-from xform.transforms.plan import plan_of_candidate
 
 _number = itertools.count()
 # For each derivative that a step takes, by its key: the problem, and the plan that it followed.
@@ -124,15 +122,3 @@ def in_step_with_budget() -> bool:
     """Whether the derivatives that are traced here share the budget of a step of `xform.jit`."""
     decisions = default_policy()
     return isinstance(decisions, Decisions) and decisions.has_budget
-
-
-def plans_of(
-    candidates: Candidates, problems: Mapping[str, Problem], step: str, policy: str, target: Target
-) -> dict[str, Plan]:
-    """A `Plan` of each derivative in a step; `policy` is the name of the policy that chose them."""
-    return {
-        k: plan_of_candidate(
-            f"a derivative in {step}", "the whole step", problems[k], policy, c, target
-        )
-        for k, c in candidates.items()
-    }

@@ -27,12 +27,12 @@ from xform.policies.budgets import Budget, bounds_peak
 from xform.policies.regions import regions_of
 from xform.program.source import user_stacklevel
 from xform.steps.call import StaticArguments, shardings
-from xform.steps.derivatives import Decisions, Seen, in_step_with_budget, plans_of
+from xform.steps.derivatives import Decisions, Seen, in_step_with_budget
 from xform.steps.outside import with_outside_bytes
 from xform.steps.plan import StepPlan
 from xform.steps.planned import LoweredStep, PlannedStep
 from xform.steps.program import Args, CompiledStep, Kwargs, NotPlanned, StepProgram
-from xform.steps.search import StepSearch
+from xform.steps.search import StepSearch, plans_of
 from xform.steps.stored import load_plan, plan_file, save_plan
 from xform.storage.bounded_cache import BoundedCache
 

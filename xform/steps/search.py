@@ -10,7 +10,9 @@ from collections.abc import Mapping
 
 from xform.errors import BudgetInfeasible
 from xform.memory.report import MemoryReport
+from xform.memory.targets import Target
 from xform.planner.compiler import Compiler
+from xform.planner.plan.plan import Plan
 from xform.planner.plan_program import (
     plan_program,
     search_by_simulation,
@@ -21,12 +23,13 @@ from xform.planner.search_several import search_several
 from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
 from xform.program.source import user_stacklevel
-from xform.steps.derivatives import Candidates, Decisions, plans_of
+from xform.steps.derivatives import Candidates, Decisions
 from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed
 from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, human_seconds
+from xform.transforms.plan import plan_of_candidate
 
 _LISTED = 3
 
@@ -245,6 +248,18 @@ class StepSearch:
         return BudgetInfeasible(
             error.request, problem, error.where, error.remedy, error.floor_bytes
         )
+
+
+def plans_of(
+    candidates: Candidates, problems: Mapping[str, Problem], step: str, policy: str, target: Target
+) -> dict[str, Plan]:
+    """A `Plan` of each derivative in a step; `policy` is the name of the policy that chose them."""
+    return {
+        k: plan_of_candidate(
+            f"a derivative in {step}", "the whole step", problems[k], policy, c, target
+        )
+        for k, c in candidates.items()
+    }
 
 
 def _known(size: float) -> int | None:
