@@ -19,7 +19,7 @@ from xform.policies import budget
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "elsewhere.json"
-NAMES = ("Adam", "microbatches", "GAN")
+NAMES = ("Adam", "two jits inside", "GAN")
 # The devices, and how many of them the batch is shared by.
 TARGETS = {"gpu:h100": 1, "gpu:h100:8": 8, "tpu:v5e:4x4": 16}
 BUDGETS = (1.0, 0.8, 0.6)
