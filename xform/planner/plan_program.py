@@ -133,7 +133,7 @@ def search_with_compiler(
     """
     search = lambda problem, default: search_compiled(problem, budget, default, compiler)
     if not budget.slices:
-        return search_unsliced(problem, default, search)
+        return search_unsliced(problem, default, default_plan, search)
     measure = lambda problem, candidate: compiler.bytes(candidate)
     return search_slices(problem, budget, default, default_plan, search, measure)
 
@@ -142,7 +142,7 @@ def search_by_simulation(problem: Problem, budget: Budget, default: Candidate) -
     """Return the same by simulated bytes."""
     search = lambda problem, default: search_simulated(problem, budget, default)
     if not budget.slices:
-        return search_unsliced(problem, default, search)
+        return search_unsliced(problem, default, default_plan, search)
     margin = backend_profile(problem.device.backend).margin
 
     def measure(problem: Problem, candidate: Candidate) -> float:

@@ -24,6 +24,7 @@ from xform.slices.candidates import RegionChoice, choices
 from xform.slices.decision import decision_for
 from xform.slices.opened import opened
 from xform.slices.region import Region
+from xform.terminal.text import human_bytes
 
 # How many regions are simulated in each round, how many of these are compiled, and how many rounds.
 _SIMULATED, _COMPILED, _ROUNDS = 5, 3, 3
@@ -94,15 +95,28 @@ def search_slices(
     raise refusal
 
 
-def search_unsliced(problem: Problem, default: Candidate,
-                    search: Callable[[Problem, Candidate], Candidate]) -> Candidate:  # fmt: skip
-    """Find a plan without slices. If none fits, and slices may help, the error says so."""
+def search_unsliced(
+    problem: Problem,
+    default: Candidate,
+    default_of: PlanProblem,
+    search: Callable[[Problem, Candidate], Candidate],
+) -> Candidate:
+    """Find a plan without slices. If none fits, the error says what slices would reach.
+
+    That is the lowest simulated peak of the program with one region in slices, if it is below the
+    lowest peak without slices. The arguments are those of `search_slices`.
+    """
     try:
         return search(problem, default)
     except BudgetInfeasible as error:
-        if not choices(opened(problem.program)):
+        peaks = [p.problem.peak(p.candidate.schedule) for p in _proposals(problem, default_of)]
+        least = min(peaks, default=math.inf) + problem.outside_bytes
+        if least >= error.floor_bytes:
             raise
-        remedy = f"{error.remedy}, or let regions of the program run in slices, with slices=True"
+        remedy = (
+            f"{error.remedy}, or let regions of the program run in slices, with slices=True: that "
+            f"takes {human_bytes(int(least))} (simulated)"
+        )
         raise BudgetInfeasible(
             error.request, error.problem, error.where, remedy, error.floor_bytes
         ) from None
