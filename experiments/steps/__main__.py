@@ -133,21 +133,23 @@ def difference(got: Any, want: Any) -> float:
     return most
 
 
-def cell(one: dict[str, Any]) -> str:
-    """Return what became of one budget."""
-    if "floor" in one:
-        mark = "" if one["floor is kept"] else ", not kept"
-        return f"refused, floor {one['floor'] / MIB:.2f}{mark}"
-    return f"{one['bytes'] / MIB:.2f}" + ("" if one["bytes"] <= one["budget"] else " EXCEEDED")
+def row(key: str, found: dict[str, Any], digits: int = 2) -> list[str]:
+    """Return a row of a table: the step, where it runs, its MiB, and what became of each budget."""
+    mib = lambda n: f"{n / MIB:.{digits}f}"
+
+    def cell(one: dict[str, Any]) -> str:
+        if "floor" in one:
+            mark = "" if one["floor is kept"] else ", not kept"
+            return f"refused, floor {mib(one['floor'])}{mark}"
+        return mib(one["bytes"]) + ("" if one["bytes"] <= one["budget"] else " EXCEEDED")
+
+    return [*key.split(": "), mib(found["bytes"]), *map(cell, found["budgets"].values())]
 
 
 def tables() -> None:
     """Print the table and the counts."""
     results = {key: found for key, found in known(RESULTS).items() if "budgets" in found}
-    rows = [
-        [*key.split(": "), f"{found['bytes'] / MIB:.2f}", *map(cell, found["budgets"].values())]
-        for key, found in results.items()
-    ]
+    rows = [row(key, found) for key, found in results.items()]
     head = ["step", "mesh", "MiB without a budget", *(f"budget {part}" for part in BUDGETS)]
     all_ = [(found, one) for found in results.values() for one in found["budgets"].values()]
     kept = [(found, one) for found, one in all_ if "bytes" in one]

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 import xform
 from experiments.report import keep, known, replace, table
-from experiments.steps.__main__ import MIB, spec
+from experiments.steps.__main__ import row, spec
 from experiments.steps.programs import STEPS, WIDTH
 from xform.errors import BudgetInfeasible
 from xform.policies import budget
@@ -79,14 +79,6 @@ def measure(name: str, target: str) -> dict[str, Any]:
     return found
 
 
-def cell(one: dict[str, Any]) -> str:
-    """Return what became of one budget."""
-    if "floor" in one:
-        mark = "" if one["floor is kept"] else ", not kept"
-        return f"refused, floor {one['floor'] / MIB:.1f}{mark}"
-    return f"{one['bytes'] / MIB:.1f}" + ("" if one["bytes"] <= one["budget"] else " EXCEEDED")
-
-
 def main() -> None:
     """Measure what is not known, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -98,10 +90,7 @@ def main() -> None:
                 keep(RESULTS, f"{name}: {target}", measure(name, target))
                 print(f"{name}, {target}: done", flush=True)
     head = ["step", "target", "MiB of the default", *(f"budget {part}" for part in BUDGETS)]
-    rows = [
-        [*key.split(": "), f"{found['bytes'] / MIB:.1f}", *map(cell, found["budgets"].values())]
-        for key, found in known(RESULTS).items()
-    ]
+    rows = [row(key, found, digits=1) for key, found in known(RESULTS).items()]
     stamp = f"Measured with JAX {jax.__version__}, by the compilers of the targets."
     replace(HERE, "elsewhere", [*table(head, rows), "", stamp])
 

@@ -11,8 +11,9 @@ less. If that fails too, the next round slices one more region of it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from xform.errors import BudgetInfeasible
@@ -20,7 +21,7 @@ from xform.planner.candidate import Candidate
 from xform.planner.problem import Problem
 from xform.planner.sliced.decision import describe, regions_of_slices
 from xform.policies import Budget
-from xform.slices.candidates import RegionChoice, choices
+from xform.slices.candidates import RegionChoice, choices, fewest_slices
 from xform.slices.decision import decision_for
 from xform.slices.opened import opened
 from xform.slices.region import Region
@@ -46,6 +47,11 @@ class _Proposal(NamedTuple):
     choice: RegionChoice
     problem: Problem
     candidate: Candidate
+
+    @property
+    def peak(self) -> int:
+        """The simulated peak of the plan."""
+        return self.problem.peak(self.candidate.schedule)
 
 
 def search_slices(
@@ -81,7 +87,9 @@ def search_slices(
         fitting = [p for p, size in zip(proposals, sizes, strict=True) if size <= budget.bytes]
         if fitting:
             best = min(fitting, key=lambda p: p.candidate.work)
-            return _fewest(base, best, budget, default_of, bytes_of)
+            fits = lambda p: bytes_of(p.problem, p.candidate) <= budget.bytes
+            propose = functools.partial(_proposal, base, default_of, best.choice)
+            return fewest_slices(best.choice, best, propose, fits).candidate
         least = min(sizes, default=math.inf)
         if least > _GAIN * base_bytes:
             break
@@ -109,7 +117,7 @@ def search_unsliced(
     try:
         return search(problem, default)
     except BudgetInfeasible as error:
-        peaks = [p.problem.peak(p.candidate.schedule) for p in _proposals(problem, default_of)]
+        peaks = (proposal.peak for proposal in _proposals(problem, default_of))
         least = min(peaks, default=math.inf) + problem.outside_bytes
         if least >= error.floor_bytes:
             raise
@@ -127,33 +135,17 @@ def _proposals(base: Problem, default_of: PlanProblem) -> list[_Proposal]:
 
     Each has the most slices.
     """
-    made: list[tuple[int, _Proposal]] = []
-    for choice in choices(opened(base.program))[:_SIMULATED]:
-        problem = _sliced(base, choice.regions[-1])
-        candidate = default_of(problem)
-        made.append((problem.peak(candidate.schedule), _Proposal(choice, problem, candidate)))
-    return [proposal for _, proposal in sorted(made, key=lambda pair: pair[0])[:_COMPILED]]
+    made = [_proposal(base, default_of, choice, choice.regions[-1])
+            for choice in choices(opened(base.program))[:_SIMULATED]]  # fmt: skip
+    return sorted(made, key=lambda p: p.peak)[:_COMPILED]
 
 
-def _sliced(base: Problem, region: Region) -> Problem:
-    """Return a problem with one more region in slices."""
-    return dataclasses.replace(base, slices=(*base.slices, decision_for(region)))
-
-
-def _fewest(base: Problem, most: _Proposal, budget: Budget, default_of: PlanProblem,
-            bytes_of: Callable[[Problem, Candidate], float]) -> Candidate:  # fmt: skip
-    """Return the plan with the fewest slices that fits, by bisection. `most` fits."""
-    regions: Sequence[Region] = most.choice.regions
-    low, high, best = 0, len(regions) - 1, most.candidate
-    while low < high:
-        middle = (low + high) // 2
-        problem = _sliced(base, regions[middle])
-        candidate = default_of(problem)
-        if bytes_of(problem, candidate) <= budget.bytes:
-            high, best = middle, candidate
-        else:
-            low = middle + 1
-    return best
+def _proposal(
+    base: Problem, default_of: PlanProblem, choice: RegionChoice, region: Region
+) -> _Proposal:
+    """Return the program with one more region in slices, under its default plan."""
+    problem = dataclasses.replace(base, slices=(*base.slices, decision_for(region)))
+    return _Proposal(choice, problem, default_of(problem))
 
 
 def sliced_regions(problem: Problem) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ changes no rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 from xform._jax import Var
 from xform.interpret.cost import aval_bytes, shape
@@ -18,6 +18,7 @@ from xform.program.ir import Program
 from xform.slices.region import Region, find_region
 from xform.slices.slicing import first_axis
 
+Made = TypeVar("Made")
 # How many of the largest values are looked at, and how many slices a region has at most.
 _LARGEST = 12
 MAX_SLICES = 1024
@@ -39,6 +40,28 @@ class RegionChoice(NamedTuple):
         sums = sum(slicing.summed for _, slicing, _ in region.outputs)
         copies = sum(not first_axis(shape(v), axis) for v, axis in region.sliced)
         return (-region.inside_bytes, sums, copies)
+
+
+def fewest_slices(
+    choice: RegionChoice, most: Made, make: Callable[[Region], Made], fits: Callable[[Made], bool]
+) -> Made:
+    """Return what is made of the region with the fewest slices that fits, by bisection.
+
+    Args:
+      choice: the region, with several numbers of slices.
+      most: what `make` returns for the most slices; it fits.
+      make: makes a program or a plan of the region with some number of slices.
+      fits: whether such a program or plan fits.
+    """
+    low, high, best = 0, len(choice.regions) - 1, most
+    while low < high:
+        middle = (low + high) // 2
+        made = make(choice.regions[middle])
+        if fits(made):
+            high, best = middle, made
+        else:
+            low = middle + 1
+    return best
 
 
 def choices(prog: Program) -> list[RegionChoice]:

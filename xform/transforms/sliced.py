@@ -13,7 +13,7 @@ import jax
 
 from xform._jax import jit, staging
 from xform.errors import BudgetInfeasible, WrongArgument
-from xform.interpret.cost import shape
+from xform.interpret.cost import shape, size
 from xform.introspection.callables import check_callable, function_name
 from xform.introspection.modules import take_static_out
 from xform.planner.sliced.search import SlicedProgram, program_within
@@ -170,7 +170,7 @@ def _row(region: Region) -> SlicedRegion:
 def _infeasible(name: str, budget: Any, prog: Program, found: SlicedProgram) -> BudgetInfeasible:
     """Return the error for a budget that no slices keep to."""
     rows = [str(_row(region)) for region in found.regions]
-    largest = max(prog.equations, key=lambda e: sum(map(_elements, e.outvars)), default=None)
+    largest = max(prog.equations, key=lambda e: sum(map(size, e.outvars)), default=None)
     if math.isinf(found.bytes):
         problem = "the compiler refused every program that was tried"
     else:
@@ -183,8 +183,3 @@ def _infeasible(name: str, budget: Any, prog: Program, found: SlicedProgram) -> 
         "raise the budget, or make the arguments smaller: they and the outputs count too",
         0 if math.isinf(found.bytes) else int(found.bytes),
     )
-
-
-def _elements(v: Any) -> int:
-    """Return the number of elements of a value."""
-    return math.prod(shape(v))

@@ -25,8 +25,8 @@ def in_slices(prog: Program, slices: Slices) -> Program:
         return prog
     key = "in slices", slices
     if key not in prog.cache:
-        regions = regions_of_slices(prog, slices)
-        prog.cache[key] = with_loop(regions[-1], run_loss_in_slices)
+        region = _region(in_slices(prog, slices[:-1]), slices[-1])
+        prog.cache[key] = with_loop(region, run_loss_in_slices)
     return prog.cache[key]
 
 

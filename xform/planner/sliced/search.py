@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from xform.planner.sliced.loss import run_loss_in_slices
 from xform.program.ir import Program
-from xform.slices.candidates import RegionChoice, choices
+from xform.slices.candidates import choices, fewest_slices
 from xform.slices.opened import opened
 from xform.slices.region import Region
 from xform.slices.rewrite import with_loop
@@ -75,21 +75,7 @@ def _slice_one(base: SlicedProgram, limit: float, bytes_of: Callable[[Program], 
     for choice in choices(opened(base.program))[:_TRIED]:
         most = with_slices(choice.regions[-1])
         if most.bytes <= limit:
-            return _fewest(choice, most, limit, with_slices)
+            return fewest_slices(choice, most, with_slices, lambda made: made.bytes <= limit)
         if most.bytes < _GAIN * base.bytes and (best is None or most.bytes < best.bytes):
             best = most
-    return best
-
-
-def _fewest(choice: RegionChoice, most: SlicedProgram, limit: float,
-            with_slices: Callable[[Region], SlicedProgram]) -> SlicedProgram:  # fmt: skip
-    """Return the program with the fewest slices that fits, by bisection. `most` fits."""
-    low, high, best = 0, len(choice.regions) - 1, most
-    while low < high:
-        middle = (low + high) // 2
-        candidate = with_slices(choice.regions[middle])
-        if candidate.bytes <= limit:
-            high, best = middle, candidate
-        else:
-            low = middle + 1
     return best
