@@ -168,17 +168,31 @@ def test_random_programs(seed: int) -> None:
 @pytest.mark.usefixtures("x64", "quick_compilation")
 @pytest.mark.parametrize("seed", range(1000, 1500, 10))
 def test_more_random_programs(seed: int) -> None:
+    """JAX itself cannot batch a few of the 500 programs."""
+    compared = 0
     for s in range(seed, seed + 10):
+        f, xs = batched_program(s)
+        try:
+            jax.eval_shape(f, *xs)
+        except NotImplementedError:
+            continue
         check_random(s)
+        compared += 1
+    assert compared > 7
+
+
+def batched_program(seed: int) -> tuple[Callable[..., Any], list[jax.Array]]:
+    """Return a random program under vmap, and its arguments with a batch of 4."""
+    s = sample(seed)
+    xs = [jnp.stack([jnp.asarray(x)] * 4) for x in inputs(seed, s.types)]
+    xs = [x + jnp.arange(4, dtype=x.dtype).reshape(4, *[1] * (x.ndim - 1)) / 8
+          if jnp.issubdtype(x.dtype, np.floating) else x for x in xs]  # fmt: skip
+    return jax.vmap(function(s.source, for_jax=True)), xs
 
 
 def check_random(seed: int) -> None:
     """Compare all regions of a batch of a random program with the program itself."""
-    s = sample(seed)
-    f = jax.vmap(function(s.source, for_jax=True))
-    xs = [jnp.stack([jnp.asarray(x)] * 4) for x in inputs(seed, s.types)]
-    xs = [x + jnp.arange(4, dtype=x.dtype).reshape(4, *[1] * (x.ndim - 1)) / 8
-          if jnp.issubdtype(x.dtype, np.floating) else x for x in xs]  # fmt: skip
+    f, xs = batched_program(seed)
     prog, leaves = flat_program(f, xs)
     want = evaluate(prog, leaves)
     for count, region in enumerate(regions(prog, 2)):
@@ -187,5 +201,5 @@ def check_random(seed: int) -> None:
         got = evaluate(with_loop(region, run_in_slices), leaves)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(
-                a, b, rtol=1e-8, atol=1e-8, err_msg=f"{s.source}\n{region.equations}"
+                a, b, rtol=1e-8, atol=1e-8, err_msg=f"{sample(seed).source}\n{region.equations}"
             )

@@ -54,10 +54,14 @@ from jax.extend.core.primitives import (
     broadcast_in_dim_p,
     cond_p,
     conv_general_dilated_p,
+    custom_jvp_call_p,
     dot_general_p,
+    iota_p,
     jit_p,
     name_p,
+    reshape_p,
     scan_p,
+    transpose_p,
     while_p,
 )
 from jax.interpreters import ad, batching, mlir, partial_eval
@@ -70,17 +74,18 @@ from xform._jax.wrappers import unwrapped
 from xform.introspection.loaded import names_of
 
 __all__ = [
-    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal",
-    "Offloadable", "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad",
-    "argument_names", "batching", "broadcast_in_dim_p", "callee", "compiler_options",
-    "compute_on", "cond_p", "context_fields", "conv_general_dilated_p", "cotangent_aval",
-    "current_trace", "dot_general_p", "equation", "has_effects", "hlo_text", "is_bookkeeping",
-    "is_inlined", "is_jaxpr", "is_reference", "is_zero", "itemsize", "jax_primitives",
-    "jaxpr_and_consts", "jaxprs_of", "jit", "jit_p", "linear_part", "match_weak_type", "mlir",
-    "name_p", "named_axes", "policy_answer", "primitive_named", "primitives", "pull_custom_vjp",
-    "registered_names", "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging",
-    "tangent_aval", "trace_of", "trace_to_jaxpr", "tracer_of_type", "unwrapped", "while_p",
-    "with_metadata", "zeros",
+    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable",
+    "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names",
+    "batching", "broadcast_in_dim_p", "callee", "compiler_options", "compute_on", "cond_p",
+    "context_fields", "conv_general_dilated_p", "cotangent_aval", "current_trace",
+    "custom_jvp_call_p", "dot_general_p", "equation", "has_effects", "hlo_text", "iota_p",
+    "is_bookkeeping", "is_inlined", "is_jaxpr", "is_reference", "is_zero", "itemsize",
+    "jax_primitives", "jaxpr_and_consts", "jaxprs_of", "jit", "jit_p", "linear_part",
+    "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "primitive_named",
+    "primitives", "pull_custom_vjp", "registered_names", "reshape_p", "scan_counts", "scan_p",
+    "set_current_trace", "source_info_util", "staging", "tangent_aval", "trace_of",
+    "trace_to_jaxpr", "tracer_of_type", "transpose_p", "unwrapped", "while_p", "with_metadata",
+    "zeros",
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer

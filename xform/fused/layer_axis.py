@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var
+from xform._jax import JaxprEqn, Var, primitive_named, transpose_p
 from xform._jax.meshes import has_explicit_axis
 from xform.interpret.cost import shape
 from xform.memory.axes import Axes, Factors, repeated_factors
@@ -21,15 +21,6 @@ from xform.registry.table import traits
 from xform.slices.ends import ends
 
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
-# Operations that `slice_equation` can run on one layer, besides the elementwise ones.
-_SLICED = _RESHAPES | {
-    "bitcast_convert_type",
-    "broadcast_in_dim",
-    "reduce_max",
-    "reduce_min",
-    "reduce_sum",
-    "transpose",
-}
 # These shard a value of a given shape.
 _SHARDED = frozenset(("sharding_constraint", "reshard", "mesh_cast"))
 
@@ -157,10 +148,11 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
 
 def can_slice(eqn: JaxprEqn) -> bool:
     """Whether `slice_equation` can run an equation on one layer."""
-    return eqn.primitive.name in _SLICED or (
-        (is_elementwise(eqn) or traits(eqn.primitive).identity)
-        and eqn.primitive.name not in _SHARDED
-    )
+    known = traits(eqn.primitive)
+    if is_elementwise(eqn) or known.identity:
+        return eqn.primitive.name not in _SHARDED
+    moves = known.view or eqn.primitive in (transpose_p, primitive_named("bitcast_convert_type"))
+    return moves or known.fusion == "reduction"
 
 
 def slice_equation(eqn: JaxprEqn, xs: Sequence[Any], axis: int | None, outer: Any) -> list[Any]:
@@ -168,9 +160,8 @@ def slice_equation(eqn: JaxprEqn, xs: Sequence[Any], axis: int | None, outer: An
 
     `axis` is the layer axis of the result, None if it has none, and `outer` the name stack.
     """
-    for name in ("shape", "new_sizes"):
-        if axis is not None and name in eqn.params:
-            sizes = [*eqn.params[name]]
-            sizes[axis] = 1
-            eqn = eqn.replace(params={**eqn.params, name: tuple(sizes)})
+    if axis is not None and (name := traits(eqn.primitive).result_shape):
+        sizes = [*eqn.params[name]]
+        sizes[axis] = 1
+        eqn = eqn.replace(params={**eqn.params, name: tuple(sizes)})
     return bind(eqn, xs, outer)

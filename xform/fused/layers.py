@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, scan_counts
+from xform._jax import JaxprEqn, Var, broadcast_in_dim_p, scan_counts
 from xform.fused.coupling import bits_of
 from xform.fused.graph import Graph
 from xform.fused.layer_axis import LayerAxis, NotSeparable, can_slice
@@ -132,7 +132,7 @@ def _split(
     for eqn in region:
         layered = any(axes.axis(v) is not None for v in eqn.invars)
         axis = axes.axis(eqn.outvars[0])
-        if not layered and (axis is None or eqn.primitive.name != "broadcast_in_dim"):
+        if not layered and (axis is None or eqn.primitive is not broadcast_in_dim_p):
             continue  # the same for all layers, or a stack of no other stack, such as random bits
         if axis is None and not (id(eqn) in accumulated and axes.sums(eqn)):
             raise NotSeparable(f"`{eqn.primitive.name}` reduces over the layers")

@@ -54,6 +54,9 @@ class Traits:
       collective: whether the primitive communicates between the devices of a mesh.
       foreign: whether the primitive is a kernel, a callback or a transfer, which the compiler
         cannot analyze.
+      result_shape: the name of the parameter that holds the shape of the result; "" if none does.
+      part_shape: the name of the parameter that holds the shape of a part of operand 0, which the
+        primitive reads or which ends there; "" if none does.
       call: for a call, the name of the parameter that holds the called program; else "".
       calls: what the primitive does besides running its program. "": nothing more. "custom": it
         has its own derivative. "region": it is a remat region. "mark": it says how or where to run
@@ -80,6 +83,8 @@ class Traits:
     random: bool = False
     collective: bool = False
     foreign: bool = False
+    result_shape: str = ""
+    part_shape: str = ""
     call: str = ""
     calls: Literal["", "custom", "region", "mark"] = ""
     flops: Count | None = dataclasses.field(default=None, compare=False)

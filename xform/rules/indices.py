@@ -91,7 +91,9 @@ def _move_update(params: dict[str, Any], x: np.ndarray, update: np.ndarray, *sta
 
 
 _FROM_2 = (2, None)  # the operands from number 2 on
-DYNAMIC_SLICE = dataclasses.replace(MOVEMENT, dependence=AxisByAxis(_slice_dependence, (1, None)))
+DYNAMIC_SLICE = dataclasses.replace(
+    MOVEMENT, part_shape="slice_sizes", dependence=AxisByAxis(_slice_dependence, (1, None))
+)
 DYNAMIC_UPDATE = dataclasses.replace(
     MOVEMENT,
     dependence=DataMovement(_move_update, _FROM_2, AxisByAxis(_update_dependence, _FROM_2)),
@@ -189,7 +191,9 @@ def _gather_pairs(eqn: JaxprEqn, values: Sequence[Any]) -> list[Rows | None]:
 
 _INDICES = (1, 2)
 GATHER = dataclasses.replace(
-    MOVEMENT, dependence=ElementPairs(_gather_pairs, _INDICES, AxisByAxis(_gather_dependence))
+    MOVEMENT,
+    part_shape="slice_sizes",
+    dependence=ElementPairs(_gather_pairs, _INDICES, AxisByAxis(_gather_dependence)),
 )
 
 

@@ -73,10 +73,12 @@ def _move_reshape(p: dict[str, Any], x: np.ndarray, *_: Any) -> np.ndarray:
     return x.reshape(p["new_sizes"])
 
 
-linear("broadcast_in_dim", _broadcast_in_dim, traits=with_movement(VIEW, _move_broadcast))
-linear("broadcast_to", _broadcast_to, traits=with_movement(VIEW, lambda p, x: np.broadcast_to(
+_BROADCAST = dataclasses.replace(VIEW, result_shape="shape")
+linear("broadcast_in_dim", _broadcast_in_dim, traits=with_movement(_BROADCAST, _move_broadcast))
+linear("broadcast_to", _broadcast_to, traits=with_movement(_BROADCAST, lambda p, x: np.broadcast_to(
     x, p["shape"])))  # fmt: skip
-linear("reshape", _reshape, traits=with_movement(VIEW, _move_reshape))
+_RESHAPE = dataclasses.replace(VIEW, result_shape="new_sizes")
+linear("reshape", _reshape, traits=with_movement(_RESHAPE, _move_reshape))
 linear("squeeze", lambda ct, x, *, dimensions: back(ct, x), traits=with_movement(
     VIEW, lambda p, x: x.squeeze(p["dimensions"])))  # fmt: skip
 linear(
@@ -150,7 +152,8 @@ def _move_unstack(p: dict[str, Any], x: np.ndarray) -> list[np.ndarray]:
 
 
 linear("pad", _pad, traits=with_movement(MOVEMENT, _move_pad))
-linear("slice", _slice, traits=with_movement(MOVEMENT, _move_slice))
+_PART = dataclasses.replace(MOVEMENT, part_shape="limit_indices")
+linear("slice", _slice, traits=with_movement(_PART, _move_slice))
 linear("tile", _tile, traits=with_movement(MOVEMENT, lambda p, x: np.tile(x, p["reps"])))
 linear(
     "concatenate",
@@ -258,5 +261,6 @@ declare(_Reshard, "reshard", "linear", (), TRANSFER,
 linear("host_local_array_to_global_array", _to_local, traits=UNFUSED)
 linear("global_array_to_host_local_array", _to_global, traits=UNFUSED)
 
-constant("iota", supported_params=("dtype", "shape", "dimension", "sharding"), traits=MOVEMENT)
+constant("iota", supported_params=("dtype", "shape", "dimension", "sharding"),
+         traits=dataclasses.replace(MOVEMENT, result_shape="shape"))  # fmt: skip
 constant("empty", "empty2", traits=MOVEMENT)

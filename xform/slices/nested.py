@@ -15,6 +15,7 @@ from xform._jax import (
     JaxprEqn,
     Var,
     cond_p,
+    custom_jvp_call_p,
     scan_counts,
     scan_p,
     tangent_aval,
@@ -78,7 +79,7 @@ class Bodies(NamedTuple):
 
 def has_body(eqn: JaxprEqn) -> bool:
     """Return whether an equation runs a program in a way that this file knows."""
-    return eqn.primitive in (scan_p, while_p, cond_p) or eqn.primitive.name == "custom_jvp_call"
+    return eqn.primitive in (scan_p, while_p, cond_p, custom_jvp_call_p)
 
 
 def runs_unknown_body(eqn: JaxprEqn) -> bool:

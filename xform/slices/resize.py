@@ -16,12 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
+from xform._jax import (
+    JaxprEqn,
+    Var,
+    cond_p,
+    custom_jvp_call_p,
+    iota_p,
+    scan_counts,
+    scan_p,
+    while_p,
+)
 from xform.interpret.cost import shape
 from xform.program.arithmetic import differentiable
 from xform.program.equation import bind, read, scan_options, switch, write
 from xform.program.ir import Program
 from xform.program.source import name_stack, source
+from xform.registry.table import traits
 from xform.slices.grow import bodies_of
 from xform.slices.nested import BodySlices, by_position, has_body
 from xform.slices.slicing import SlicedAxis, Slicing
@@ -68,11 +78,8 @@ def run_on_slice(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: Cur
             return _BODIES[eqn.primitive.name](eqn, slicing, args, at)
     if slicing.summed:
         return _terms(eqn, args, outer)
-    axis, name = slicing.results[0], eqn.primitive.name
-    params = eqn.params
-    if name in _RESIZED:
-        params = {**params, **_RESIZED[name](eqn, slicing, at.n)}
-    if name == "iota" and axis == params["dimension"]:
+    axis, params = slicing.results[0], _resized_params(eqn, slicing, at.n)
+    if eqn.primitive is iota_p and axis == params["dimension"]:
         return _numbers(eqn, params, at, outer)
     results = bind(eqn.replace(params=params), args, outer)
     for y, v in zip(results, eqn.outvars, strict=True):
@@ -114,37 +121,20 @@ def _terms(eqn: JaxprEqn, args: Sequence[Value], outer: Any) -> list[Value]:
     return bind(eqn, [lax.convert_element_type(x, dtype) for x in args], outer)
 
 
-# How a parameter changes: functions of an equation, its slicing, and `n`.
-_Resize = Callable[[JaxprEqn, Slicing, int], Params]
+def _resized_params(eqn: JaxprEqn, slicing: Slicing, n: int) -> Params:
+    """Return the parameters of an equation for one of `n` slices.
 
-
-def _result_shape(name: str) -> _Resize:
-    """Return a function that resizes the parameter with the shape of the result."""
-    return lambda eqn, slicing, n: {name: resized(eqn.params[name], slicing.results[0], n)}
-
-
-def _operand_part(name: str) -> _Resize:
-    """Return a function that resizes the parameter with the shape of a part of operand 0.
-
-    The part has the full length of the sliced axis, unless that axis is a batching axis.
+    Those that hold the shape of the result or of a part of operand 0 change. The part has the full
+    length of the sliced axis, unless that axis is a batching axis.
     """
-
-    def resize(eqn: JaxprEqn, slicing: Slicing, n: int) -> Params:
-        sizes, axis = eqn.params[name], slicing.operands[0]
+    known, params = traits(eqn.primitive), dict(eqn.params)
+    if name := known.result_shape:
+        params[name] = resized(params[name], slicing.results[0], n)
+    if name := known.part_shape:
+        sizes, axis = params[name], slicing.operands[0]
         whole = axis is not None and sizes[axis] == shape(eqn.invars[0])[axis]
-        return {name: resized(sizes, axis if whole else None, n)}
-
-    return resize
-
-
-_RESIZED: dict[str, _Resize] = {
-    "broadcast_in_dim": _result_shape("shape"),
-    "iota": _result_shape("shape"),
-    "reshape": _result_shape("new_sizes"),
-    "slice": _operand_part("limit_indices"),
-    "dynamic_slice": _operand_part("slice_sizes"),
-    "gather": _operand_part("slice_sizes"),
-}
+        params[name] = resized(sizes, axis if whole else None, n)
+    return params
 
 
 # Equations with bodies.
@@ -240,5 +230,5 @@ _BODIES: dict[str, Callable[..., list[Value]]] = {
     scan_p.name: _scan,
     while_p.name: _while,
     cond_p.name: _cond,
-    "custom_jvp_call": _custom_jvp,
+    custom_jvp_call_p.name: _custom_jvp,
 }

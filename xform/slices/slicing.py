@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xform._jax import JaxprEqn, has_effects
+from xform._jax import JaxprEqn, has_effects, reshape_p
 from xform.interpret.cost import shape
 from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
@@ -141,7 +141,7 @@ def _reshape(eqn: JaxprEqn, sizes: Sequence[int], axis: int, of_result: bool) ->
     The axis stays if the other shape has an axis with the same number of elements before it.
     Slices along both axes are then the same elements, if `n` divides the lengths of both.
     """
-    permutes = eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None
+    permutes = eqn.primitive is reshape_p and eqn.params.get("dimensions") is not None
     if permutes or sizes[axis] < 2:
         return None
     others = shape(eqn.invars[0] if of_result else eqn.outvars[0])
