@@ -86,6 +86,60 @@ def test_sharded_parameters(kind: Any) -> None:
         assert_close(ours, run(jax.jit(separate(loss, adamw)), *start))
 
 
+def constrained(mesh: Any, spec: Any) -> Any:
+    """Return a loss of a stack of layers that constrains how the stack is sharded."""
+    place = NamedSharding(mesh, spec)
+
+    def loss(w: Any, x: Any) -> Any:
+        w = jax.lax.with_sharding_constraint(w, place)
+        h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)
+        return jnp.sum(h**2)
+
+    return loss
+
+
+COLUMNS, WHOLE, LAYERS = PartitionSpec(None, None, "d"), PartitionSpec(), PartitionSpec("d")
+
+
+@pytest.mark.parametrize("spec", [COLUMNS, WHOLE, LAYERS], ids=str)
+def test_parameters_with_a_sharding_constraint(spec: Any) -> None:
+    """The gradient has the constraint of the parameter. It fits one layer, if layers are whole."""
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    loss, n = constrained(mesh, spec), 4
+    w = jax.random.normal(jax.random.key(0), (n, 16, 16)) / 4
+    start = jax.device_put(w, NamedSharding(mesh, spec)), adamw.init(w), jnp.ones((8, 16))
+    fused = xform.fused_update(loss, adamw)
+    other = jax.jit(separate(loss, adamw, xform.value_and_grad))
+    assert_close(run(jax.jit(fused), *start), run(other, *start))
+    (row,) = fused.where(*start).rows
+    whole_layers = spec != LAYERS
+    assert row.place == ("backward loop" if whole_layers else "after the backward loop")
+    assert ("sharding_constraint" in row.reason) != whole_layers
+
+
+@pytest.mark.parametrize("spec", [COLUMNS, WHOLE], ids=str)
+def test_a_constrained_stack_is_overwritten_in_place(spec: Any) -> None:
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    loss, n, d = constrained(mesh, spec), 16, 128
+    place = lambda *shape: jax.ShapeDtypeStruct(
+        shape, "float32", sharding=NamedSharding(mesh, spec)
+    )
+    w = place(n, d, d)
+    state = jax.tree.map(lambda x: place(*x.shape) if x.ndim else x, jax.eval_shape(adamw.init, w))
+
+    def temporary(step: Any) -> int:
+        x = jax.ShapeDtypeStruct((16, d), "float32")
+        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(w, state, x).compile()
+        stats: Any = compiled.memory_analysis()
+        return stats.temp_size_in_bytes
+
+    stack, residuals = 4 * n * d * d // (4 if spec else 1), 4 * n * 16 * d
+    fused = temporary(xform.fused_update(loss, adamw, policy="save_nothing"))
+    assert temporary(separate(loss, adamw)) > stack
+    # Each device gathers one layer for its forward and its backward pass.
+    assert fused < residuals + 4 * (4 * d * d)
+
+
 def masters(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return an optimizer whose state has float32 copies of bfloat16 parameters."""
     wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)

@@ -156,6 +156,44 @@ def test_an_update_over_all_layers_follows_the_loop(name: str) -> None:
     assert row.gradient_bytes == params["layers"]["w"].nbytes
 
 
+def skipping(inner: Any) -> optax.GradientTransformationExtraArgs:
+    """Return an optimizer that changes nothing if the loss or an auxiliary value is not finite."""
+
+    def update(grads: Any, state: Any, params: Any = None, *, value: Any, aux: Any = 0.0) -> Any:
+        good = jnp.isfinite(value) & jnp.isfinite(aux)
+        updates, after = inner.update(grads, state, params)
+        select = lambda new, old: jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+        return select(updates, jax.tree.map(jnp.zeros_like, updates)), select(after, state)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+@pytest.mark.parametrize("bad", ["", "value", "aux"])
+def test_an_optimizer_that_reads_the_value(bad: str) -> None:
+    plain, params, tokens = tied()
+
+    def loss(params: Any, tokens: Any) -> Any:
+        value = plain(params, tokens)
+        if bad == "value":
+            value = value / 0
+        return value, value / (0 if bad == "aux" else 1)
+
+    inner = OPTIMIZERS["adamw"]
+    start = params, inner.init(params), tokens
+    fused = xform.fused_update(loss, skipping(inner), has_aux=True)
+    new, state, (value, aux) = run(jax.jit(fused), *start)
+    places = {row.place for row in fused.where(*start).rows if "layers" in row.name}
+    assert places == {"backward loop"}
+    if bad:
+        assert_equal((new, state), start[:2])
+        return
+    other = run(jax.jit(separate(plain, inner)), *start)
+    assert_close((new, state, value), other)
+    assert_close(aux, other[2])
+    step = xform.fused_update(plain, skipping(inner))
+    assert_close(run(jax.jit(step), *start), other)
+
+
 def test_outside_jit() -> None:
     loss, params, tokens = tied()
     optimizer = OPTIMIZERS["adamw"]

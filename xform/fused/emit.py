@@ -34,7 +34,7 @@ class _Run:
         self._step = step
         self._env: dict[Var, Any] = dict(zip(step.inputs, inputs, strict=True))
         self._outer = name_stack()
-        graph = Graph(step)
+        graph = self._graph = Graph(step)
         self._producer: dict[Var, Item] = {**graph.producer}
         for loop in plan.loops:
             self._producer.update(dict.fromkeys(loop.makes, loop))
@@ -77,7 +77,8 @@ class _Run:
         last_read: dict[Any, int] = {}
         for i, item in enumerate(self._order):
             made.update(dict.fromkeys(_makes(item), i))
-            last_read.update((v, i) for v in _reads(item) if isinstance(v, Var))
+            read_here = (self._graph.origin(v)[0] for v in _reads(item) if isinstance(v, Var))
+            last_read.update(dict.fromkeys(read_here, i))
         ready: dict[int, list[int]] = {}
         for leaf in leaves:
             grad, param = self._step.grads[leaf], self._step.params[leaf]

@@ -40,7 +40,7 @@ class FusedUpdate:
         has_aux: bool,
         policy: Any,
     ):
-        self._loss, self._optimizer, self._argnums = loss, optimizer, argnums
+        self._optimizer, self._argnums, self._has_aux = optimizer, argnums, has_aux
         self._value_and_grad = value_and_grad(loss, argnums, has_aux, policy=policy)
         functools.update_wrapper(self, loss, updated=())
 
@@ -92,7 +92,7 @@ class FusedUpdate:
             return self._value_and_grad(*args, **kwargs)
 
         params = jax.tree.map(_parameter, params)
-        traced = trace_step(gradient, self._optimizer, params, state)
+        traced = trace_step(gradient, self._optimizer, params, state, self._has_aux)
         check_coupling(traced.step, state, frame())
         return traced
 
@@ -137,7 +137,8 @@ def fused_update(
     Args:
       loss: pure function of pytrees of arrays that returns a scalar.
       optimizer: an `optax.GradientTransformation`. Its `update` is called with the gradient, the
-        state and the parameters.
+        state and the parameters. An `optax.GradientTransformationExtraArgs` also gets
+        `value=`, the value of the loss, and with `has_aux` the auxiliary value as `aux=`.
       argnums: position or positions of the parameters among the arguments of `loss`.
       has_aux: whether `loss` returns a pair `(output, auxiliary)`.
       policy: which values the forward pass saves for the backward pass, as in `xform.grad`. A

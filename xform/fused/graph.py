@@ -8,8 +8,9 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var, scan_counts, scan_p, while_p
 from xform.fused.coupling import read_by_several
-from xform.fused.layer_axis import is_elementwise
+from xform.fused.layer_axis import is_constraint, is_elementwise
 from xform.fused.step import Step
+from xform.interpret.barrier import barrier_p
 from xform.interpret.cost import shape
 
 
@@ -26,6 +27,18 @@ class Graph:
     def is_update(self, eqn: JaxprEqn) -> bool:
         """Whether an equation belongs to the update, not to the gradient."""
         return self.position[id(eqn)] >= len(self._step.gradient)
+
+    def origin(self, v: Any) -> tuple[Any, tuple[JaxprEqn, ...]]:
+        """Return the value that `v` is without barriers and sharding constraints.
+
+        Also return these constraints, in order.
+        """
+        constraints: list[JaxprEqn] = []
+        while isinstance(v, Var) and v in self._operand:
+            eqn, operand = self._operand[v]
+            constraints += [eqn] if eqn.primitive is not barrier_p else []
+            v = operand
+        return v, tuple(reversed(constraints))
 
     def in_order(self, equations: Iterable[JaxprEqn]) -> list[JaxprEqn]:
         """Return equations in the order of the step, each once."""
@@ -116,8 +129,24 @@ class Graph:
                 found.update(dict.fromkeys(eqn.outvars, last))
         return found
 
+    def readers_of(self, v: Var) -> list[JaxprEqn]:
+        """Return the equations that read a value, also behind barriers and sharding constraints.
+
+        An output of the step needs each of them. The barriers and constraints are left out.
+        """
+        same = v, *(x for x in self._operand if self.origin(x)[0] is v)
+        passing = {id(eqn) for eqn, operand in self._operand.values() if operand in same}
+        several = [eqn for x in same for eqn in self._readers.get(x, ())]
+        return [eqn for eqn in several if id(eqn) not in passing]
+
     @functools.cached_property
-    def readers(self) -> dict[Var, list[JaxprEqn]]:
+    def _operand(self) -> dict[Var, tuple[JaxprEqn, Any]]:
+        """For each result of a barrier or a sharding constraint, the equation and the operand."""
+        passing = (e for e in self.equations if e.primitive is barrier_p or is_constraint(e))
+        return {y: (e, x) for e in passing for x, y in zip(e.invars, e.outvars, strict=False)}
+
+    @functools.cached_property
+    def _readers(self) -> dict[Var, list[JaxprEqn]]:
         """For each value, the equations that read it and that an output of the step needs."""
         found: dict[Var, list[JaxprEqn]] = {}
         for eqn in self.needed(self._step.outputs):

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jax.sharding import NamedSharding
+
 from xform._jax import JaxprEqn, Var, primitive_named, transpose_p
 from xform._jax.meshes import has_explicit_axis
 from xform.interpret.cost import shape
@@ -21,8 +23,9 @@ from xform.registry.table import traits
 from xform.slices.ends import ends
 
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
-# These shard a value of a given shape.
-_SHARDED = frozenset(("sharding_constraint", "reshard", "mesh_cast"))
+_CONSTRAINT = primitive_named("sharding_constraint")
+# These shard a value whose type tells its sharding.
+_TYPED = (primitive_named("reshard"), primitive_named("mesh_cast"))
 
 
 class NotSeparable(Exception):
@@ -146,11 +149,27 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
     return isinstance(known.dependence, Elementwise) or known.fusion == "elementwise"
 
 
-def can_slice(eqn: JaxprEqn) -> bool:
+def is_constraint(eqn: JaxprEqn, axis: int = 0) -> bool:
+    """Whether an equation shards a value, but not along an axis.
+
+    Its result is the operand, and the same constraint fits one layer if the axis is of layers.
+    """
+    if eqn.primitive is not _CONSTRAINT:
+        return False
+    sharding = eqn.params["sharding"]
+    if not isinstance(sharding, NamedSharding):
+        return False
+    partitions = sharding.spec.partitions
+    return axis >= len(partitions) or partitions[axis] is None
+
+
+def can_slice(eqn: JaxprEqn, axis: int | None) -> bool:
     """Whether `slice_equation` can run an equation on one layer."""
     known = traits(eqn.primitive)
+    if eqn.primitive is _CONSTRAINT:
+        return axis is not None and is_constraint(eqn, axis)
     if is_elementwise(eqn) or known.identity:
-        return eqn.primitive.name not in _SHARDED
+        return eqn.primitive not in _TYPED
     moves = known.view or eqn.primitive in (transpose_p, primitive_named("bitcast_convert_type"))
     return moves or known.fusion == "reduction"
 

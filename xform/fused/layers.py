@@ -136,7 +136,7 @@ def _split(
             continue  # the same for all layers, or a stack of no other stack, such as random bits
         if axis is None and not (id(eqn) in accumulated and axes.sums(eqn)):
             raise NotSeparable(f"`{eqn.primitive.name}` reduces over the layers")
-        if not can_slice(eqn):
+        if not can_slice(eqn, axis):
             raise NotSeparable(f"`{eqn.primitive.name}` is not known to run on one layer")
         in_loop.append((eqn, axis))
         made.update(eqn.outvars)

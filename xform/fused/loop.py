@@ -37,18 +37,22 @@ class BackwardLoop:
       first: values that exist before the loop starts, because their equations read stacks that the
         loop overwrites.
       dropped: the stacked outputs of the scan that nothing else reads.
+      carried: for each stack that the scan runs over and that the loop overwrites, the input that
+        holds it, and the sharding constraints between them.
     """
 
     scan: JaxprEqn
     updates: tuple[LeafUpdate, ...]
     first: tuple[Var, ...]
     dropped: frozenset[Var]
+    carried: dict[Var, tuple[Var, tuple[JaxprEqn, ...]]]
 
     @property
     def reads(self) -> list[Atom]:
         """The values that the loop reads."""
         of_updates = [v for u in self.updates for v in (*u.stacks, *u.before)]
-        return [*self.scan.invars, *of_updates, *self.first]
+        of_scan = [v for v in self.scan.invars if not isinstance(v, Var) or v not in self.carried]
+        return [*of_scan, *of_updates, *self.first]
 
     @property
     def makes(self) -> list[Var]:
@@ -70,28 +74,27 @@ class BackwardLoop:
         first_scanned = n_consts + n_carry
         targets = [t for u in self.updates for t in u.targets]
         sums = [v for u in self.updates for e in u.sums for v in e.outvars]
-        carried = {t.old: value_of(t.old) for t in targets}
-        stacks = {v: value_of(v) for u in self.updates for v in u.stacks if v not in carried}
+        overwritten = {t.old: value_of(t.old) for t in targets}
+        stacks = {v: value_of(v) for u in self.updates for v in u.stacks if v not in overwritten}
         before = {v: value_of(v) for u in self.updates for v in u.before}
-        values = [value_of(v) for v in scan.invars]
-        consts, carry = values[:n_consts], values[n_consts:first_scanned]
-        scanned_vars = scan.invars[first_scanned:]
-        own = [v if isinstance(v, Var) and v in carried else None for v in scanned_vars]
-        xs = [x for x, v in zip(values[first_scanned:], own, strict=True) if v is None]
+        values = [value_of(v) for v in scan.invars[:first_scanned]]
+        consts, carry = values[:n_consts], values[n_consts:]
+        own = [self.carried.get(v) if isinstance(v, Var) else None
+               for v in scan.invars[first_scanned:]]  # fmt: skip
+        scanned = zip(scan.invars[first_scanned:], own, strict=True)
+        xs = [value_of(v) for v, origin in scanned if origin is None]
         kept = [v not in self.dropped for v in scan.outvars[n_carry:]]
         writes = [(u, write) for u in self.updates for write in writes_of(u)]
         outer = name_stack()
 
         def step(state: Any, slices: Any) -> Any:
             carry, count, old_stacks, totals = state
-            olds = dict(zip(carried, old_stacks, strict=True))
+            olds = dict(zip(overwritten, old_stacks, strict=True))
             layer = length - 1 - count if reverse else count
             remaining = iter(slices)
             inputs = [
-                next(remaining)
-                if v is None
-                else lax.dynamic_index_in_dim(olds[v], layer, 0, keepdims=False)
-                for v in own
+                next(remaining) if origin is None else _layer(olds[origin[0]], layer, origin[1])
+                for origin in own
             ]
             outs = evaluate(body, [*consts, *carry, *inputs])
             ys = outs[n_carry:]
@@ -112,13 +115,21 @@ class BackwardLoop:
 
         zero_sums = [zeros(v.aval) for v in sums]
         count, *_ = barrier([jnp.int32(0)], [value_of(v) for v in self.first])
-        start = carry, count, [*carried.values()], zero_sums
+        start = carry, count, [*overwritten.values()], zero_sums
         (carry, _, news, totals), ys = lax.scan(step, start, xs, **options)
         stacked = [v for v, k in zip(scan.outvars[n_carry:], kept, strict=True) if k]
         results = dict(zip(scan.outvars[:n_carry], carry, strict=True))
         results |= zip(stacked, ys, strict=True)
         results |= {t.new: new for t, new in zip(targets, news, strict=True)}
         return results | dict(zip(sums, totals, strict=True))
+
+
+def _layer(stack: Any, layer: Any, constraints: Sequence[JaxprEqn]) -> Any:
+    """Return one layer of a stack, with the sharding constraints on the stack."""
+    x = lax.dynamic_slice_in_dim(stack, layer, 1)
+    for eqn in constraints:
+        (x,) = slice_equation(eqn, [x], 0, name_stack())
+    return jnp.squeeze(x, 0)
 
 
 class _LayerUpdate:

@@ -80,14 +80,16 @@ class _Planner:
         own = {id(e) for e, _ in update.equations}
         after = self._graph.after(scan)
         n_consts, n_carry = scan_counts(scan.params)
+        origins = [self._graph.origin(v)[0] for v in scan.invars]
+        outputs = [self._graph.origin(v)[0] for v in self._step.outputs]
         for t in update.targets:
-            if t.old in scan.invars[: n_consts + n_carry]:
+            if t.old in origins[: n_consts + n_carry]:
                 raise NotSeparable("each iteration of the backward loop reads all layers")
-            if t.axis and t.old in scan.invars:
+            if t.axis and t.old in origins:
                 raise NotSeparable("the loop does not run over the axis of the layers")
-            if t.old in self._step.outputs:
+            if t.old in outputs:
                 raise NotSeparable("the step returns the old value too")
-            for eqn in self._graph.readers.get(t.old, ()):
+            for eqn in self._graph.readers_of(t.old):
                 if id(eqn) in own or eqn is scan:
                     continue
                 if self._graph.is_update(eqn):
@@ -100,7 +102,7 @@ class _Planner:
         own = {id(e) for u in updates for e, _ in u.equations}
         targets = [t for u in updates for t in u.targets]
         first = dict.fromkeys(
-            v for t in targets for eqn in self._graph.readers.get(t.old, ())
+            v for t in targets for eqn in self._graph.readers_of(t.old)
             if id(eqn) not in own and eqn is not scan for v in eqn.outvars
         )  # fmt: skip
         makes = {t.new for t in targets} | {v for u in updates for e in u.sums for v in e.outvars}
@@ -108,4 +110,8 @@ class _Planner:
         read = {id(v) for atoms in (*(e.invars for e in rest), self._step.outputs) for v in atoms}
         gradients = {v for u in updates for v in u.gradients}
         dropped = frozenset(v for v in gradients if id(v) not in read)
-        return BackwardLoop(scan, tuple(updates), tuple(first), dropped)
+        scanned = scan.invars[sum(scan_counts(scan.params)) :]
+        olds = {t.old for t in targets}
+        origins = {v: self._graph.origin(v) for v in scanned if isinstance(v, Var)}
+        carried = {v: origin for v, origin in origins.items() if origin[0] in olds}
+        return BackwardLoop(scan, tuple(updates), tuple(first), dropped, carried)

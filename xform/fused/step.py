@@ -71,7 +71,7 @@ class TracedStep:
 
 
 def trace_step(
-    value_and_grad: Callable[[Tree], Any], optimizer: Any, params: Tree, state: Tree
+    value_and_grad: Callable[[Tree], Any], optimizer: Any, params: Tree, state: Tree, has_aux: bool
 ) -> TracedStep:
     """Trace a training step.
 
@@ -81,6 +81,7 @@ def trace_step(
       optimizer: the `optax.GradientTransformation`.
       params: the pytree of parameters.
       state: the pytree of the optimizer state.
+      has_aux: whether there are auxiliary values.
     """
     leaves, tree = jax.tree.flatten(params)
     states, state_tree = jax.tree.flatten(state)
@@ -94,12 +95,15 @@ def trace_step(
         return [*tree.flatten_up_to(grads), *values.flatten(value)]
 
     def update(*args: Any) -> list[Any]:
-        n = len(leaves)
-        grads, old, arrays = args[:n], args[n : 2 * n], iter(args[2 * n :])
+        n, m = len(leaves), len(args) - len(value_types)
+        grads, old, arrays = args[:n], args[n : 2 * n], iter(args[2 * n : m])
         full = [next(arrays) if a else x for x, a in zip(static_state, on, strict=True)]
         old_params = jax.tree.unflatten(tree, old)
         updates, new_state = optimizer.update(
-            jax.tree.unflatten(tree, grads), jax.tree.unflatten(state_tree, full), old_params
+            jax.tree.unflatten(tree, grads),
+            jax.tree.unflatten(state_tree, full),
+            old_params,
+            **_extra(optimizer, values.rebuild(args[m:]), has_aux),
         )
         new = optax.apply_updates(old_params, updates)
         return [*tree.flatten_up_to(new), *new_states.flatten(new_state)]
@@ -108,14 +112,16 @@ def trace_step(
     first, consts = lift_constants(trace(gradient, *leaves))
     n, k = len(leaves), len(consts)
     grads = first.outputs[:n]
-    grad_types = [v.aval for v in grads]
-    second, more = lift_constants(Inline().rewrite(trace(update, *grad_types, *leaves, *arrays)))
+    grad_types, value_types = ([v.aval for v in vs] for vs in (grads, first.outputs[n:]))
+    traced = trace(update, *grad_types, *leaves, *arrays, *value_types)
+    second, more = lift_constants(Inline().rewrite(traced))
     leaves_of = _leaves_of(second, second.inputs[len(more) :][:n])
     computed = {v for eqn in first.equations for v in eqn.outvars}
     leaves_of |= {v: 1 << i for i, v in enumerate(grads) if isinstance(v, Var) and v in computed}
     param_vars = first.inputs[k:]
-    state_vars = second.inputs[len(more) + 2 * n :]
-    names = dict(zip(second.inputs[len(more) :], (*grads, *param_vars), strict=False))
+    state_vars = second.inputs[len(more) + 2 * n :][: len(arrays)]
+    given = *grads, *param_vars, *state_vars, *first.outputs[n:]
+    names = dict(zip(second.inputs[len(more) :], given, strict=True))
     rename = functools.partial(_rename, names)
     step = Step(
         (*first.inputs[:k], *second.inputs[: len(more)], *param_vars, *state_vars),
@@ -137,6 +143,13 @@ def trace_step(
         return new_params, new_states.rebuild(outputs[n:m]), values.rebuild(outputs[m:])
 
     return TracedStep(step, [*consts, *more, *leaves, *arrays], results)
+
+
+def _extra(optimizer: Any, value: Any, has_aux: bool) -> dict[str, Any]:
+    """Return the keyword arguments of an optimizer's update, if it takes any."""
+    if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
+        return {}
+    return dict(zip(("value", "aux"), value, strict=True)) if has_aux else {"value": value}
 
 
 class _Outputs:
