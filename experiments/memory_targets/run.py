@@ -128,7 +128,7 @@ def batches(targets: Iterable[str]) -> None:
         config, state, tokens = step.inputs(preset="tiny", batch=512)
         run = functools.partial(xform.memory.max_batch, step.train_step, config, state, tokens)
         found = run(target=target, batch_axis=1)
-        after = found.over.total_bytes if found.over else None
+        after = found.over.total_bytes if isinstance(found.over, MemoryReport) else None
         sizes = found.fits.total_bytes, found.fits.capacity_bytes, after
         cells = [gib(n, 3) for n in sizes]
         size = f"{found.size}" + ("" if found.over else ", not shown to be the last")

@@ -301,7 +301,7 @@ def sweep(name: str) -> list[str]:
     kept = refused = most = 0
     longest = 0.0
     for n in np.linspace(1.02 * default, floor, POINTS).astype(int):
-        compiler._remembered.clear()  # each budget is the first
+        compiler._compiled_bytes.clear()  # each budget is the first
         before, start = len(_COMPILED), time.perf_counter()
         try:
             with measure_planning() as spent:

@@ -124,7 +124,7 @@ def row(case: Case, policy: str, found: Weighed) -> list[str]:
     held = f"{found.bytes / GIB:.2f}" if found.bytes else "none fits"
     if found.floor:
         held += f": at least {found.floor / GIB:.2f}"
-    again = "" if found.recomputed is None else f"{found.recomputed:.2f}"
+    again = "" if found.again is None else f"{found.again:.2f}"
     sent = "" if found.collective is None else f"{found.collective / GIB:.1f}"
     step = "" if found.step is None else f"{found.step:.2f}"
     size = f"{case.batch} x {case.context}"
