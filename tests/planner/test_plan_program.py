@@ -22,7 +22,7 @@ from xform.planner.plan.decision import Decision
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
-from xform.planner.simulate.profiles import CPU
+from xform.planner.simulate.profiles import CPU, TPU
 from xform.policies import min_cut
 from xform.program.ir import trace
 
@@ -230,7 +230,22 @@ def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
             plan_program(ends(g), made)
 
 
-def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
+# Its products exceed the memory on the chip of a TPU.
+LARGE = jax.ShapeDtypeStruct((2**13, 16), "float32")
+
+
+@pytest.mark.parametrize(("rows", "recomputes"), [(2**10, False), (2**13, True)])
+def test_the_default_on_a_tpu_saves_everything_that_fits_on_the_chip(rows, recomputes) -> None:
+    """These saved values take no memory, so a plan that recomputes would only cost time."""
+    f = lambda w, x: jnp.sum(jnp.cos(jnp.sin((x @ w) @ (x @ w[::-1]).T)) ** 2)
+    x = jax.ShapeDtypeStruct((rows, 16), "float32")
+    with planning_for("tpu"):
+        assert bool(plan_program(ends(f, W, x), min_cut).schedule.recomputed) is recomputes
+    with planning_for("gpu"):
+        assert plan_program(ends(f, W, x), min_cut).schedule.recomputed
+
+
+def test_the_cut_for_a_tpu_saves_products_and_what_products_read() -> None:
     """A value fused with a product would be in memory too; operands of products are rounded."""
 
     def f(w, x):
@@ -238,9 +253,11 @@ def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
         return jnp.sum(jax.nn.logsumexp(scores, -1))
 
     saved = {}
-    for name in ("cpu", "tpu"):
-        with planning_for(name):
-            how = plan_program(ends(f, W, jnp.ones((2048, 16))), min_cut).schedule
+    for profile in (CPU, TPU):
+        names = ("fused_save_price", "rounds_operands", "slow_price")
+        cut = dataclasses.replace(min_cut, **{name: getattr(profile, name) for name in names})
+        with planning_for(name := profile.name):
+            how = plan_program(ends(f, W, jnp.ones((2048, 16))), cut).schedule
             of = collections.Counter(how.joint.producer[v].primitive.name for v in how.saved)
             saved[name] = of
     assert saved["cpu"]["exp"] == 1
@@ -254,7 +271,7 @@ def test_what_a_loop_stacks_is_the_same_on_each_backend() -> None:
     stacked = []
     for name in ("cpu", "tpu"):
         with planning_for(name):
-            how = plan_program(ends(f, jnp.ones((3, 16, 16)), X), min_cut).schedule
+            how = plan_program(ends(f, jnp.ones((3, 16, 16)), LARGE), min_cut).schedule
             ((inner,),) = how.inner.values()
             stacked.append([inner.joint.producer[v].primitive.name for v in inner.saved])
     assert stacked[0] == stacked[1] == ["tanh"]
