@@ -20,6 +20,7 @@ from models.train.board import Board, check_writer
 from models.train.checksum import checksum_of
 from models.train.config import RunConfig, Validation
 from models.train.display import Display
+from models.train.gradient import check_fused
 from models.train.health import Health
 from models.train.kinds import read_config
 from models.train.log import Log
@@ -73,6 +74,7 @@ def train(
     if run.tensorboard:
         check_writer()
     steps_of(run.profile_steps)  # raises for a mistake before anything is created
+    check_fused(run.model, run.optim, run.accumulate)
     mesh, first = make_mesh(run.mesh, run.optim.offload_optimizer), jax.process_index() == 0
     data = run.load()
     if resume is not None and not (run.out / folder.CHECKPOINTS).is_dir():
@@ -144,7 +146,7 @@ def _policy(run: RunConfig, resume: Resume, start: Start) -> Any:
     """Return the plan of the resumed run, or the policy if a setting that affects it changed."""
     assert start.meta is not None
     before = read_config(start.meta["config"], "the checkpoint")
-    decides = {"policy", "remat", "dtype", "weight_dtype", "query_chunk_size"} & {
+    decides = {"policy", "remat", "dtype", "weight_dtype", "query_chunk_size", "fused_update"} & {
         *resume.override,
         *start.changes,
     }

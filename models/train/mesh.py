@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -99,6 +100,8 @@ def placed(tree: Any, mesh: Mesh | AbstractMesh, memory: str | None = None) -> A
         if not isinstance(leaf, nnx.Variable):
             return leaf.update(sharding=NamedSharding(mesh, P()))
         names, array = leaf.get_metadata().get("out_sharding") or (), leaf.get_value()
+        if isinstance(array, optax.MaskedNode):  # a parameter that this part does not update
+            return leaf
         where = spec(names, array.shape, mesh) if len(names) == array.ndim else P()
         return leaf.replace(array.update(sharding=NamedSharding(mesh, where, memory_kind=memory)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
+import xform
 from models.nets.sizes import DTYPES
 from models.settings import setting
 
@@ -74,6 +76,12 @@ class OptimConfig:
     clip_norm: float = setting(
         1.0, "Scale gradients down to at most this global norm; inf for no clipping.", above=0
     )
+    clip_by: str = setting(
+        "global_norm",
+        "Norm that --clip-norm bounds: of the gradient itself, or of the gradient of the step"
+        " before, which --fused-update can use.",
+        choices=("global_norm", "previous_global_norm"),
+    )
     b1: float = setting(
         0.9, "Decay rate of the first moment (mean of gradients); momentum of sgd.", least=0, most=1
     )
@@ -110,6 +118,13 @@ class OptimConfig:
         "Keep the optimizer state, and the average of --ema-decay, in host memory between steps.",
         change="free",
     )
+    fused_update: bool = setting(
+        False,
+        "Update each parameter in the backward pass, as soon as its gradient is complete, so that a"
+        " gradient of all parameters never exists. It needs --accumulate 1, --spike-factor inf, and"
+        " --clip-by previous_global_norm or --clip-norm inf. A gradient that is not finite stops"
+        " the run.",
+    )
     max_skips: int = setting(10, "Stop if more than this many steps in a row are skipped.", least=0)
 
 
@@ -142,6 +157,10 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
 
 def clipping(config: OptimConfig) -> optax.GradientTransformation:
     """Make the part of the optimizer that needs the gradients of all parameters."""
+    if config.clip_by == "previous_global_norm":
+        return xform.clip_by_previous_global_norm(config.clip_norm)
+    if config.clip_norm == math.inf:
+        return optax.identity()
     return optax.clip_by_global_norm(config.clip_norm)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from models.errors import InputError
@@ -50,7 +51,7 @@ class Reporter:
         """Log the pending step.
 
         Raises:
-          InputError: too many steps in a row were skipped.
+          InputError: too many steps in a row were skipped, or the parameters are not finite.
         """
         if self._pending is None:
             return
@@ -80,9 +81,19 @@ class Reporter:
         )
 
     def _check_skips(self, step: int, values: dict[str, float]) -> None:
-        """Report a skipped step, and stop the run after too many in a row."""
+        """Report a skipped step, and stop the run after too many in a row.
+
+        Also stop it if a gradient that is not finite was applied. Only a fused update does that.
+        """
         self._skipped = self._skipped + 1 if values["skipped"] else 0
         if not self._skipped:
+            if not math.isfinite(values["grad_norm"]):
+                raise InputError(
+                    f"the gradient of step {step} is not finite, and --fused-update has applied it"
+                    " already: continue from the last checkpoint with --resume and a lower"
+                    " --learning-rate (--override learning_rate), or without --fused-update"
+                    " (--override fused_update), which skips such a step"
+                )
             return
         numbers = f"loss {values['loss']:.4g}, gradient norm {values['grad_norm']:.4g}"
         self._display.say(f"step {step} was skipped: {numbers}")

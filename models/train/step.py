@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
-import xform
 from models.nets.objectives import OBJECTIVES
 from models.nets.presets import TRAINED, abstract
+from models.train.gradient import fused, separate
 from models.train.host import fetch_after, put, to_device
 from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, averaged, schedule
-from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
-from models.train.update import select, updated, updated_in_turn
+from models.train.update import select
 from xform.diagnosis import Diagnosis
 
 Metrics = dict[str, Any]
@@ -100,6 +97,10 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
     Offloaded optimizer state is copied to the device after the gradient is computed, and back after
     the update.
 
+    With `optim.fused_update` each parameter is updated as soon as its gradient is complete. A batch
+    has one slice then. Only a loss or statistics that are not finite skip the step. With `health`
+    the update is separate all the same.
+
     Args:
       model: the model configuration.
       optim: the settings of the optimizer.
@@ -109,43 +110,18 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
       health: a diagnosis of the loss (`models.train.health`), whose readings of the layers become
         the metric `health`.
     """
-    gradient = _gradient(make_loss(model, mesh=mesh), policy, health)
+    loss = make_loss(model, mesh=mesh)
     state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
     offloads = mesh is not None and optim.offload_optimizer
-    update = updated_in_turn if offloads else updated
+    compute = (
+        fused(model, loss, optim, policy)
+        if optim.fused_update and health is None
+        else separate(loss, optim, policy, health, offloads)
+    )
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        key, params = dropout_key(model, seed, state.step), rounded(state.params, optim)
-        scale = state.loss_scale and state.loss_scale.value
-        slices = jax.tree.leaves(batch)[0].shape[0]
-        if slices == 1:
-            only = jax.tree.map(lambda x: x[0], batch)
-            summed, statistics, seen = gradient(params, state.statistics, only, key, scale)
-        else:
-            zero = [jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)]
-
-            def add(carry: Any, slice_: Any) -> tuple[Any, Any]:
-                total, statistics = carry
-                more, statistics, seen = gradient(params, statistics, *slice_, scale)
-                total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, more)
-                return (total, statistics), seen
-
-            keys = None if key is None else jax.random.split(key, slices)
-            before = (zero, state.statistics)
-            (summed, statistics), seen = jax.lax.scan(add, before, (batch, keys))
-            seen = jax.tree.map(lambda x: jnp.mean(x, 0), seen)
-        measures, readings = seen
-        parts = slices if scale is None else slices * scale
-        loss, grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) / parts, summed)
-        norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        for leaf in jax.tree.leaves(statistics):
-            finite &= jnp.all(jnp.isfinite(leaf))
-        good = finite
-        if optim.spike_factor < math.inf:
-            good &= norm <= optim.spike_factor * state.usual_norm
-        with jax.named_scope("update"):
-            params, opt_state = update(optim, state, grads, good)
+        found = compute(state, batch, dropout_key(model, seed, state.step))
+        norm, good, params, statistics = found.norm, found.good, found.params, found.statistics
         first = jnp.isinf(state.usual_norm)
         usual = jnp.where(
             first, norm, (1 - _LATEST_WEIGHT) * state.usual_norm + _LATEST_WEIGHT * norm
@@ -159,8 +135,8 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
                state.statistics)  # fmt: skip
         skipped, in_row, usual, average, statistics = select(good, new, old)
         metrics = {
-            "loss": loss,
-            **measures,
+            "loss": found.loss,
+            **found.measures,
             "grad_norm": norm,
             "learning_rate": jnp.asarray(schedule(optim)(done), jnp.float32),
             "skipped": 1.0 - good,
@@ -168,37 +144,26 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         if state.loss_scale is not None:
             metrics["loss_scale"] = state.loss_scale.value
         if health is not None:
-            metrics["health"] = health.updated(readings, state.params, params, scale)
-        scaled = state.loss_scale and state.loss_scale.after(finite, optim.loss_scale_steps)
+            metrics["health"] = health.updated(
+                found.readings, state.params, params, state.loss_scale and state.loss_scale.value
+            )
+        scaled = state.loss_scale and state.loss_scale.after(found.finite, optim.loss_scale_steps)
         after = TrainState(
-            params, opt_state, state.step + 1, skipped, in_row, usual, scaled, average, statistics
+            params,
+            found.opt_state,
+            state.step + 1,
+            skipped,
+            in_row,
+            usual,
+            scaled,
+            average,
+            statistics,
         )
         if state_places is not None:
             after = put(after, state_places)
         return after, metrics
 
     return step
-
-
-def _gradient(loss: Loss, policy: Any, health: Diagnosis | None) -> Callable[..., Any]:
-    """Make the gradient function of a loss.
-
-    It takes the arguments of the loss, for one slice of a step. It returns `[loss, gradient]`, to
-    be summed over the slices; the new statistics; and a pair of the objective's metrics and the
-    readings of the diagnosis (`()` without a diagnosis).
-    """
-    plain = xform.value_and_grad(loss, has_aux=True, policy=policy)
-
-    def gradient(params: nnx.State, *given: Any) -> Any:
-        found = (
-            (*plain(params, *given), ())
-            if health is None
-            else health.value_and_grad(params, given, jax.random.key(0))
-        )
-        (value, (after, measures)), grads, read = found
-        return [value, grads], after, (measures, read)
-
-    return gradient
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="policy", donate_argnums=1)

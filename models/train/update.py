@@ -57,7 +57,7 @@ def _in_turn(
 ) -> Updated:
     """Update one parameter after the other; the body of `updated_in_turn`."""
     clipping_state, rule_state = opt_state
-    clipped, _ = clipping(optim).update(grads, clipping_state)
+    clipped, new_clipping = clipping(optim).update(grads, clipping_state)
     done: list[Updated] = []
     after = good
     for path, _ in nnx.to_flat_state(old):
@@ -67,7 +67,7 @@ def _in_turn(
         done.append(select(good, (optax.apply_updates(param, updates), new), (param, own)))
         (after,) = jax.tree.leaves(done[-1][0])
     params, rule_state = jax.tree.map(_merged, *done, is_leaf=_is_state)
-    return params, (clipping_state, rule_state)
+    return params, (select(good, new_clipping, clipping_state), rule_state)
 
 
 def select(good: jax.Array, new: Tree, old: Tree) -> Tree:

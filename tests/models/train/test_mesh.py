@@ -16,6 +16,7 @@ from models.errors import InputError
 from models.nets.presets import TRAINED
 from models.train.loop import train
 from models.train.mesh import check_batch, make_mesh, on_devices, sizes
+from models.train.optim import OPTIMIZERS, OptimConfig
 from models.train.planned import plan_step, policy_of
 from models.train.start import Resume
 from models.train.state import abstract_state, device_bytes, init_state
@@ -27,16 +28,17 @@ MIXTRAL = dataclasses.replace(TRAINED["tiny-mixtral"], **SMALL)
 MESHES = ["data=8", "fsdp=8", "tensor=4", "data=2,fsdp=2,tensor=2"]
 
 
-def stepped(model: Any, text: str, steps: int = 3, accumulate: int = 1) -> tuple[list[float], Any]:
+def stepped(model: Any, text: str, steps: int = 3, accumulate: int = 1,
+            optim: OptimConfig = OPTIM) -> tuple[list[float], Any]:  # fmt: skip
     """Losses of some steps, and the state after them."""
     mesh = make_mesh(text)
     rng = np.random.default_rng(0)
     batches = rng.integers(0, 256, (steps, accumulate, 8, model.context + 1), dtype=np.uint8)
     inputs = [on_devices(batch, mesh, axis=1) for batch in batches]
     step = compile_step(
-        model, OPTIM, jax.typeof(inputs[0]) if mesh is None else inputs[0], mesh=mesh
+        model, optim, jax.typeof(inputs[0]) if mesh is None else inputs[0], mesh=mesh
     )
-    state, found = init_state(model, OPTIM, 0, mesh), []
+    state, found = init_state(model, optim, 0, mesh), []
     for batch in inputs:
         state, metrics = step(state, batch)
         found.append(float(metrics["loss"]))
@@ -55,6 +57,14 @@ def test_losses_and_parameters_are_those_of_one_device(text: str, one: Any) -> N
     # Adam divides by the gradient's size, so that the smallest ones decide the tolerance.
     params = jax.device_get((state.params, one[1].params))
     chex.assert_trees_all_close(*params, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_on_a_mesh(name: str) -> None:
+    optim = dataclasses.replace(OPTIM, optimizer=name)
+    found, expected = (stepped(MODEL, text, optim=optim)[0] for text in ("fsdp=4,tensor=2", ""))
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
