@@ -20,6 +20,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var
 from xform.interpret.barrier import Where
+from xform.interpret.draws import find_draw_waits
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.must_materialize import must_materialize
 from xform.interpret.node import fork_p, gather, join_p, spread
@@ -187,7 +188,8 @@ class _ScheduleWalk:
         joint = self.schedule.joint
         equations = live(joint.forward, wanted, self.env, effects)
         self.env |= self.back_end.constants(joint.program)
-        self.run(equations, wanted, to_memory or {}, offload=offload)
+        waits = find_draw_waits(equations) if self.back_end.staged else {}
+        self.run(equations, wanted, to_memory or {}, waits, offload=offload)
         return [self.back_end.read(self.env, v) for v in wanted]
 
     def run(
