@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from xform._jax import Var
 from xform.interpret.cost import aval_bytes, shape
 from xform.program.ir import Program
+from xform.slices.custom_rules import largest_inside
 from xform.slices.region import Region, find_region
 from xform.slices.slicing import first_axis
 
@@ -82,9 +83,17 @@ def choices(prog: Program) -> list[RegionChoice]:
 
 
 def _largest_values(prog: Program) -> list[Var]:
-    """Return the largest values that equations make."""
-    values = [y for eqn in prog.equations for y in eqn.outvars if aval_bytes(y.aval)]
-    return sorted(values, key=lambda v: -aval_bytes(v.aval))[:_LARGEST]
+    """Return the largest values that equations make.
+
+    An operand or result of a function with a custom rule counts like the largest value inside it.
+    """
+    sizes: dict[Var, int] = {}
+    for eqn in prog.equations:
+        inside = largest_inside(eqn)
+        for v in (*(eqn.invars if inside else ()), *eqn.outvars):
+            if isinstance(v, Var) and aval_bytes(v.aval):
+                sizes[v] = max(sizes.get(v, aval_bytes(v.aval)), inside)
+    return sorted(sizes, key=lambda v: -sizes[v])[:_LARGEST]
 
 
 def _along(prog: Program, v: Var, axis: int, size: int) -> Iterator[RegionChoice]:

@@ -13,7 +13,8 @@ class SlicedValue(NamedTuple):
 
     Attributes:
       equation, result: which equation makes the value, and as which of its results. The equation is
-        counted in the program with its calls opened, after the decisions before this one.
+        counted in the program with its calls opened, after the decisions before this one. For an
+        input of the program, -1 and its position.
       axis: the axis of the value that is sliced.
       n: the number of slices.
     """
@@ -29,4 +30,6 @@ Slices = tuple[SlicedValue, ...]
 
 def decision_for(region: Region) -> SlicedValue:
     """Return the decision to run a region in slices."""
-    return SlicedValue(*producers(region.program)[region.start], region.axis, region.n)
+    made = producers(region.program).get(region.start)
+    place = made or (-1, region.program.inputs.index(region.start))
+    return SlicedValue(*place, region.axis, region.n)

@@ -24,16 +24,10 @@ from xform._jax import JaxprEqn, Literal, Var, has_effects
 from xform.interpret.cost import shape
 from xform.program.ir import Program
 from xform.slices import slicing
-from xform.slices.nested import (
-    Axes,
-    Bodies,
-    BodySlices,
-    FindBodySlices,
-    has_body,
-    nested_slicing,
-    runs_unknown_body,
-)
+from xform.slices.bodies import Axes, Bodies, BodySlices, FindBodySlices
+from xform.slices.nested import has_body, nested_slicing, runs_unknown_body
 from xform.slices.slicing import Slicing
+from xform.slices.sums import sums_of_body
 
 # How often the search is repeated with more values computed before the loop.
 _ROUNDS = 4
@@ -46,12 +40,14 @@ class Growth:
       axes: the axis of each value in the region.
       members: how each equation of the region runs, by its position in the program.
       whole: whether the program is a body, which must run in slices as a whole. Then all readers
-        of a sliced value must join, and sums may not occur.
+        of a sliced value must join.
+      with_sums: whether sums over the axis may occur in a body.
     """
 
     def __init__(self, prog: Program, n: int, whole: bool = False, kept_out: Iterable[int] = (),
-                 rules: frozenset[str] = frozenset()):  # fmt: skip
+                 rules: frozenset[str] = frozenset(), with_sums: bool = True):  # fmt: skip
         self.prog, self.n, self.whole, self._rules = prog, n, whole, rules
+        self.with_sums = with_sums
         self.axes: dict[Var, int] = {}
         self.members: dict[int, Slicing] = {}
         self._kept_out = frozenset(kept_out)
@@ -131,9 +127,7 @@ class Growth:
         if i in self._kept_out or not slicing.may_be_sliced(eqn):
             return None
         found = slicing_of(eqn, operands, results, self.n, self._rules)
-        if found is None or (self.whole and found.summed):
-            return None
-        return found
+        return None if found is None or (found.summed and not self.with_sums) else found
 
     def _join(self, i: int, found: Slicing) -> bool:
         """Add an equation to the region, unless a value of it has another axis already."""
@@ -180,7 +174,7 @@ def bodies_of(eqn: JaxprEqn, operands: Axes, results: Axes, n: int,
               rules: frozenset[str] = frozenset()) -> Bodies | None:  # fmt: skip
     """Return how an equation with bodies runs in `n` slices if some values are sliced."""
     find = FindBodySlices(
-        lambda body, ins, outs, inside: body_slices(body, ins, outs, n, inside), rules
+        lambda body, ins, outs, inside, sums: body_slices(body, ins, outs, n, inside, sums), rules
     )
     return nested_slicing(eqn, operands, results, find)
 
@@ -208,18 +202,23 @@ def slicing_of(eqn: JaxprEqn, operands: Axes, results: Axes, n: int,
 
 
 def body_slices(prog: Program, inputs: Axes, outputs: Axes, n: int,
-                rules: frozenset[str] = frozenset()) -> BodySlices | None:  # fmt: skip
-    """Return how a body runs in `n` slices if some inputs and outputs are; None if it cannot."""
-    key = "slices", n, tuple(sorted(inputs.items())), tuple(sorted(outputs.items()))
+                rules: frozenset[str] = frozenset(), with_sums: bool = False
+                ) -> BodySlices | None:  # fmt: skip
+    """Return how a body runs in `n` slices if some inputs and outputs are; None if it cannot.
+
+    With `with_sums`, its outputs may be sums over the slices.
+    """
+    wanted = tuple(sorted(inputs.items())), tuple(sorted(outputs.items()))
+    key = "slices", n, *wanted, with_sums
     if key not in prog.cache:
-        prog.cache[key] = _body_slices(prog, inputs, outputs, n, rules)
+        prog.cache[key] = _body_slices(prog, inputs, outputs, n, rules, with_sums)
     return prog.cache[key]
 
 
-def _body_slices(prog: Program, inputs: Axes, outputs: Axes, n: int, rules: frozenset[str]
-                 ) -> BodySlices | None:  # fmt: skip
+def _body_slices(prog: Program, inputs: Axes, outputs: Axes, n: int, rules: frozenset[str],
+                 with_sums: bool) -> BodySlices | None:  # fmt: skip
     """Grow a body from its sliced inputs and outputs."""
-    growth = Growth(prog, n, whole=True, rules=rules)
+    growth = Growth(prog, n, whole=True, rules=rules, with_sums=with_sums)
     wanted = [(prog.inputs[k], axis) for k, axis in inputs.items()]
     wanted += [(prog.outputs[k], axis) for k, axis in outputs.items()]
     for v, axis in wanted:
@@ -227,8 +226,12 @@ def _body_slices(prog: Program, inputs: Axes, outputs: Axes, n: int, rules: froz
             return None
     if not growth.is_whole():
         return None
+    sums = sums_of_body(prog, growth.members)
+    if sums is None:
+        return None
     axes = lambda atoms: tuple(growth.axes.get(v) if isinstance(v, Var) else None for v in atoms)
-    return BodySlices(growth.axes, growth.members, axes(prog.inputs), axes(prog.outputs))
+    are_sums = tuple(isinstance(v, Var) and v in sums for v in prog.outputs)
+    return BodySlices(growth.axes, growth.members, axes(prog.inputs), axes(prog.outputs), are_sums)
 
 
 def grow(prog: Program, v: Var, axis: int, n: int) -> tuple[dict[Var, int], dict[int, Slicing]]:

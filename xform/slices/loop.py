@@ -19,8 +19,8 @@ from xform._jax import Var, match_weak_type, zeros
 from xform.program.equation import read, write
 from xform.program.source import name_stack
 from xform.slices.region import Region
-from xform.slices.resize import SCATTERS, CurrentSlice, resized, run_on_slice, sum_dtype
-from xform.slices.slicing import SlicedAxis, Slicing, first_axis
+from xform.slices.resize import CurrentSlice, resized, run_on_slice, sum_dtype
+from xform.slices.slicing import SCATTERS, SlicedAxis, Slicing, first_axis
 
 Value = Any
 

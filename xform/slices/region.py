@@ -10,6 +10,7 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes, shape
 from xform.program.ir import Program
 from xform.program.source import frame
+from xform.slices.custom_rules import largest_inside
 from xform.slices.grow import grow, producers
 from xform.slices.slicing import Slicing
 
@@ -83,9 +84,13 @@ class Region:
 
     @functools.cached_property
     def inside_bytes(self) -> int:
-        """Bytes of the values that exist only as slices."""
+        """Bytes of the values that exist only as slices.
+
+        Of a function with a custom rule, the largest value inside it counts.
+        """
         leaves = {y for y, _, _ in self.outputs}
-        return sum(aval_bytes(v.aval) for v in self.axes if v not in leaves)
+        between = sum(aval_bytes(v.aval) for v in self.axes if v not in leaves)
+        return between + sum(largest_inside(eqn) for eqn, _ in self.equations)
 
     @property
     def size(self) -> int:

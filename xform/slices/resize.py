@@ -8,10 +8,10 @@ the sum, in float32 if its type is narrower.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -21,25 +21,25 @@ from xform._jax import (
     Var,
     cond_p,
     custom_jvp_call_p,
+    custom_vjp_call_p,
     iota_p,
     scan_counts,
     scan_p,
     while_p,
 )
 from xform.interpret.cost import shape
-from xform.program.arithmetic import differentiable
 from xform.program.equation import bind, read, scan_options, switch, write
 from xform.program.ir import Program
 from xform.program.source import name_stack, source
 from xform.registry.table import traits
+from xform.slices.bodies import BodySlices, by_position
+from xform.slices.custom_calls import SlicedBody, call_custom_jvp, call_custom_vjp
 from xform.slices.grow import bodies_of
-from xform.slices.nested import BodySlices, by_position, has_body
-from xform.slices.slicing import SlicedAxis, Slicing
+from xform.slices.nested import has_body
+from xform.slices.slicing import SCATTERS, SlicedAxis, Slicing
 
 Value = Any
 Params = dict[str, Any]
-# Primitives that add to operand 0, at given places.
-SCATTERS = frozenset(("scatter_add", "scatter-add", "scatter_sub", "scatter-sub"))
 # Primitives that take `preferred_element_type`, the type of their sums.
 _CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 
@@ -154,6 +154,9 @@ def run_body(
         xs = [read(env, v) for v in eqn.invars]
         member = slices.members.get(i)
         ys = run_on_slice(eqn, member, xs, at, outer) if member else bind(eqn, xs, outer)
+        if member and member.summed:
+            avals: list[Any] = [v.aval for v in eqn.outvars]
+            ys = [lax.convert_element_type(y, a.dtype) for y, a in zip(ys, avals, strict=True)]
         write(env, eqn.outvars, ys)
     return [read(env, v) for v in prog.outputs]
 
@@ -200,35 +203,22 @@ def _cond(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSli
     return switch(eqn.params, args[0], branches, list(args[1:]))
 
 
-def _custom_jvp(
-    eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice
-) -> list[Value]:
-    """Call a function with a `custom_jvp` rule; the rule runs on the same slice."""
-    parts = _bodies(eqn, slicing, at)
-    on = [differentiable(v.aval) for v in eqn.invars]
-    out_on = [differentiable(v.aval) for v in eqn.outvars]
-
-    @jax.custom_jvp
-    def run(number: Value, *xs: Value) -> tuple[Value, ...]:
-        return tuple(run_body(*parts[0], xs, CurrentSlice(number, at.n)))
-
-    @run.defjvp
-    def _push(primals: Sequence[Value], tangents: Sequence[Value]):  # pyright: ignore[reportUnusedFunction]
-        number, *xs = primals
-        dxs = [dx for dx, is_on in zip(tangents[1:], on, strict=True) if is_on]
-        rule, slices = parts[1]
-        outs = run_body(rule, slices, [*xs, *dxs], CurrentSlice(number, at.n))
-        ys, dys = outs[: len(out_on)], iter(outs[len(out_on) :])
-        float0 = lambda y: np.zeros(np.shape(y), jax.dtypes.float0)
-        all_dys = [next(dys) if is_on else float0(y) for y, is_on in zip(ys, out_on, strict=True)]
-        return tuple(ys), tuple(all_dys)
-
-    return list(run(at.number, *args))
+def _custom(
+    call: Callable[..., list[Value]], eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value],
+    at: CurrentSlice,
+) -> list[Value]:  # fmt: skip
+    """Call a function with a custom rule by `call`; all its bodies run on the same slice."""
+    run = lambda prog, slices, values, number, n: run_body(
+        prog, slices, values, CurrentSlice(number, n)
+    )
+    bodies = [SlicedBody(*part, at.n, run) for part in _bodies(eqn, slicing, at)]
+    return call(eqn, bodies, at.number, args)
 
 
 _BODIES: dict[str, Callable[..., list[Value]]] = {
     scan_p.name: _scan,
     while_p.name: _while,
     cond_p.name: _cond,
-    custom_jvp_call_p.name: _custom_jvp,
+    custom_jvp_call_p.name: functools.partial(_custom, call_custom_jvp),
+    custom_vjp_call_p.name: functools.partial(_custom, call_custom_vjp),
 }

@@ -25,6 +25,8 @@ from xform.slices.ends import Ends, ends
 
 # Reshapes keep the order of elements. `squeeze` and `expand_dims` are reshapes too.
 RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
+# Primitives that add to operand 0, at given places.
+SCATTERS = frozenset(("scatter_add", "scatter-add", "scatter_sub", "scatter-sub"))
 # The results of these primitives may have axes that no operand has. All indices of such an axis
 # are alike, or differ by a known offset.
 _MAKES_AXES = frozenset(("broadcast_in_dim", "iota"))

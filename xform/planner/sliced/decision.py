@@ -43,10 +43,10 @@ def _region(prog: Program, decision: SlicedValue) -> Region:
     """Return the region of a decision for a program."""
     calls_opened = opened(prog)
     equations = calls_opened.equations
-    variables: Any = ()
-    if decision.equation < len(equations):
-        variables = equations[decision.equation].outvars[decision.result :][:1]
-    for v in variables:
+    variables: Any = calls_opened.inputs if decision.equation < 0 else ()
+    if 0 <= decision.equation < len(equations):
+        variables = equations[decision.equation].outvars
+    for v in variables[decision.result :][:1]:
         if decision.axis < len(shape(v)):
             region = find_region(calls_opened, v, decision.axis, decision.n)
             if region is not None:

@@ -40,7 +40,8 @@ from xform.slices.loop import (
     run_slice,
 )
 from xform.slices.region import Region
-from xform.slices.resize import SCATTERS, CurrentSlice, resized
+from xform.slices.resize import CurrentSlice, resized
+from xform.slices.slicing import SCATTERS
 
 Value = Any
 
