@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 
 def has_explicit_axis(aval: Any) -> bool:
@@ -32,3 +32,16 @@ def on_mesh_of(*avals: Any) -> contextlib.AbstractContextManager[Any]:
     if mesh is None or mesh == jax.sharding.get_abstract_mesh():
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(mesh)
+
+
+def explicit_mesh_of(tree: Any) -> contextlib.AbstractContextManager[Any]:
+    """Context that sets the mesh of the first array in a tree that is on a mesh of explicit axes.
+
+    A mesh that is already set stays. It is for calls outside `jit`.
+    """
+    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(tree))
+    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
+    known = [m for m in meshes if isinstance(m, Mesh) and AxisType.Explicit in m.axis_types]
+    if known and jax.sharding.get_abstract_mesh().empty:
+        return jax.set_mesh(known[0])
+    return contextlib.nullcontext()

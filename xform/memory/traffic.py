@@ -28,6 +28,8 @@ _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
     "collective-permute", "collective-broadcast",
 )  # fmt: skip
+# Collectives whose results are parts of other devices, as they are.
+_GATHERS = ("all-gather", "all-to-all", "ragged-all-to-all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +58,33 @@ def collectives(module: Module) -> tuple[Collective, ...]:
     for i, times in _run_counts(module):
         kind = i.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
-            # The start of an asynchronous collective returns its operands and its result.
-            is_start = i.opcode != kind and i.shape.elements
-            size = _shape_bytes(i.shape.elements[-1] if is_start else i.shape)
             total = totals.setdefault(kind, [0, 0])
+            size = _shape_bytes(_exchanged(i))
             total[0], total[1] = total[0] + times, total[1] + times * size
     return tuple(Collective(kind, *totals[kind]) for kind in sorted(totals))
+
+
+def gathered_sizes(module: Module) -> set[tuple[int, ...]]:
+    """Return the sizes of the arrays that are gathered from several devices, each in rising order.
+
+    Axes of length 1 are left out.
+    """
+    found: set[tuple[int, ...]] = set()
+    for i, _ in _run_counts(module):
+        if i.opcode.removesuffix("-start") in _GATHERS:
+            result = _exchanged(i)
+            arrays = result.elements or (result,)
+            found |= {tuple(sorted(n for n in array.dims if n > 1)) for array in arrays}
+    return found
+
+
+def _exchanged(i: Instruction) -> Shape:
+    """Return the type of the result of a collective.
+
+    The start of an asynchronous collective returns its operands and its result.
+    """
+    is_start = i.opcode.endswith("-start") and i.shape.elements
+    return i.shape.elements[-1] if is_start else i.shape
 
 
 def _run_counts(module: Module) -> Iterator[tuple[Instruction, int]]:

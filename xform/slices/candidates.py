@@ -17,6 +17,7 @@ from xform.interpret.cost import aval_bytes, shape
 from xform.program.ir import Program
 from xform.slices.custom_rules import largest_inside
 from xform.slices.region import Region, find_region
+from xform.slices.shards import shard_length
 from xform.slices.slicing import first_axis
 
 Made = TypeVar("Made")
@@ -73,10 +74,10 @@ def choices(prog: Program) -> list[RegionChoice]:
     found: list[RegionChoice] = []
     inside: set[tuple[Var, int]] = set()
     for v in _largest_values(prog):
-        for axis, size in enumerate(shape(v)):
+        for axis in range(len(shape(v))):
             if (v, axis) in inside:
                 continue
-            for choice in _along(prog, v, axis, size):
+            for choice in _along(prog, v, axis, shard_length(v, axis)):
                 inside.update(choice.fewest.axes.items())
                 found.append(choice)
     return sorted(found, key=lambda choice: choice._rank)  # pyright: ignore[reportPrivateUsage]
@@ -99,7 +100,8 @@ def _largest_values(prog: Program) -> list[Var]:
 def _along(prog: Program, v: Var, axis: int, size: int) -> Iterator[RegionChoice]:
     """Yield the regions around a value along one axis. With more slices, a region may be smaller.
 
-    A region whose inner values are small is left out.
+    `size` is the length of the axis within a shard. A region whose inner values are small is left
+    out.
     """
     regions = [find_region(prog, v, axis, n) for n in numbers_of_slices(size)]
     group: list[Region] = []

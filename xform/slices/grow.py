@@ -21,11 +21,11 @@ import collections
 from collections.abc import Iterable
 
 from xform._jax import JaxprEqn, Literal, Var, has_effects
-from xform.interpret.cost import shape
 from xform.program.ir import Program
 from xform.slices import slicing
 from xform.slices.bodies import Axes, Bodies, BodySlices, FindBodySlices
 from xform.slices.nested import has_body, nested_slicing, runs_unknown_body
+from xform.slices.shards import shard_length
 from xform.slices.slicing import Slicing
 from xform.slices.sums import sums_of_body
 
@@ -98,7 +98,7 @@ class Growth:
             return self.axes[v] == axis
         made = producers(self.prog).get(v)
         if made is None:  # an input
-            if self.whole and shape(v)[axis] % self.n == 0:
+            if self.whole and shard_length(v, axis) % self.n == 0:
                 self.axes[v] = axis
                 self._push(v)
                 return True
@@ -196,9 +196,7 @@ def slicing_of(eqn: JaxprEqn, operands: Axes, results: Axes, n: int,
     else:
         ((r, axis),) = results.items()
         found = slicing.of_result(eqn, r, axis)
-    if found is None or any(size % n for size in slicing.lengths(eqn, found)):
-        return None
-    return found
+    return found if found is not None and slicing.divides(n, eqn, found) else None
 
 
 def body_slices(prog: Program, inputs: Axes, outputs: Axes, n: int,

@@ -20,6 +20,7 @@ from xform.program.equation import read, write
 from xform.program.source import name_stack
 from xform.slices.region import Region
 from xform.slices.resize import CurrentSlice, resized, run_on_slice, sum_dtype
+from xform.slices.shards import merge, mesh_axes, partitions, reshape, split
 from xform.slices.slicing import SCATTERS, SlicedAxis, Slicing, first_axis
 
 Value = Any
@@ -84,10 +85,9 @@ class SlicedInputs:
 
     def __init__(self, values: Sequence[Value], axes: Sequence[int], n: int):
         self._values, self._axes = [jnp.asarray(x) for x in values], axes
-        is_first = [first_axis(x.shape, axis) for x, axis in zip(self._values, axes, strict=True)]
         self.scanned = [
-            lax.reshape(x, (n, *resized(x.shape, axis, n))) if first else None
-            for x, axis, first in zip(self._values, axes, is_first, strict=True)
+            _stack_of_slices(x, axis, n) if _is_stack(jax.typeof(x), axis) else None
+            for x, axis in zip(self._values, axes, strict=True)
         ]
 
     def slices(self, at: CurrentSlice, scanned: Sequence[Value]) -> list[Value]:
@@ -96,19 +96,30 @@ class SlicedInputs:
         return [at.cut(x, axis) if part is None else part for x, axis, part in triples]
 
 
+def _is_stack(aval: Any, axis: int) -> bool:
+    """Return whether the slices of a value follow each other in memory."""
+    return first_axis(aval.shape, axis) and not mesh_axes(aval, axis)
+
+
+def _stack_of_slices(x: Value, axis: int, n: int) -> Value:
+    """Return a value with its slices on a leading axis."""
+    return reshape(x, (n, *resized(x.shape, axis, n)), None, *partitions(jax.typeof(x)))
+
+
 class SlicedOutput:
     """An output of a loop over slices.
 
     Attributes:
       kind: "stacked": the scan stacks the slices. "written": each slice is written to its place in
-        a carried value. "sum": the terms of the slices are added. "added in place": each slice adds
-        to the carried value itself. "same": each slice computes the same value.
+        a carried value. "in shards": the same for a sharded axis; the carried value has its slices
+        on an axis of their own. "sum": the terms of the slices are added. "added in place": each
+        slice adds to the carried value itself. "same": each slice computes the same value.
       start: the initial value that the loop carries; None if the output is stacked.
     """
 
-    Kind = Literal["stacked", "written", "sum", "added in place", "same"]
+    Kind = Literal["stacked", "written", "in shards", "sum", "added in place", "same"]
 
-    def __init__(self, aval: Any, axis: SlicedAxis, kind: Kind, start: Value = None):
+    def __init__(self, aval: Any, axis: SlicedAxis, kind: Kind, start: Value = None, n: int = 1):
         self._aval, self._axis, self.kind = aval, axis, kind
         dtype = sum_dtype(aval.dtype) if kind in ("sum", "added in place") else aval.dtype
         self.start: Value = None
@@ -118,6 +129,9 @@ class SlicedOutput:
             self.start = lax.convert_element_type(start, dtype)
         else:
             self.start = zeros(aval.update(dtype=dtype, weak_type=False))
+        if kind == "in shards":
+            assert axis is not None
+            self.start = split(self.start, axis, n)
 
     def after(self, carried: Value, value: Value, at: CurrentSlice) -> tuple[Value, Value]:
         """Return the carried value after a slice with this value, and the value to stack."""
@@ -130,17 +144,26 @@ class SlicedOutput:
             assert self._axis is not None
             offset = at.offset(self._aval.shape[self._axis])
             return lax.dynamic_update_slice_in_dim(carried, value, offset, self._axis), None
+        if self.kind == "in shards":
+            assert self._axis is not None
+            part, place = split(value, self._axis, 1), self._axis + 1
+            return lax.dynamic_update_slice_in_dim(carried, part, at.number, place), None
         return value, None
 
     def joined(self, carried: Value, stacked: Value) -> Value:
         """Return the output, from its carried or stacked value."""
         if self.kind == "stacked":
-            return lax.reshape(stacked, self._aval.shape)
+            return reshape(stacked, self._aval.shape, *partitions(self._aval))
+        if self.kind == "in shards":
+            assert self._axis is not None
+            carried = merge(carried, self._axis)
         return lax.convert_element_type(carried, self._aval.dtype)
 
 
-def joined_along(aval: Any, axis: int) -> SlicedOutput:
-    """Return an output whose slices are joined along an axis."""
+def joined_along(aval: Any, axis: int, n: int) -> SlicedOutput:
+    """Return an output whose `n` slices are joined along an axis."""
+    if mesh_axes(aval, axis):
+        return SlicedOutput(aval, axis, "in shards", n=n)
     return SlicedOutput(aval, axis, "stacked" if first_axis(aval.shape, axis) else "written")
 
 
@@ -154,7 +177,7 @@ def _output(region: Region, full: dict[Var, Value], y: Var, slicing: Slicing, ax
             ) -> SlicedOutput:  # fmt: skip
     """Return the kind of an output of a region, and the value that the loop starts with."""
     if axis is not None:
-        return joined_along(y.aval, axis)
+        return joined_along(y.aval, axis, region.n)
     if not slicing.summed:
         return SlicedOutput(y.aval, None, "same")
     (eqn,) = [e for e, _ in region.equations if y in e.outvars]

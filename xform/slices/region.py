@@ -12,6 +12,7 @@ from xform.program.ir import Program
 from xform.program.source import frame
 from xform.slices.custom_rules import largest_inside
 from xform.slices.grow import grow, producers
+from xform.slices.shards import shard_length
 from xform.slices.slicing import Slicing
 
 
@@ -116,8 +117,8 @@ def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
       prog: a program whose calls are opened, see `opened`.
       v: a value of it.
       axis: the axis of the value.
-      n: the number of slices. It must divide the length of every sliced axis, so an equation with
-        another length is not part of the region.
+      n: the number of slices. It must divide the length of every sliced axis, within a shard if the
+        axis is sharded over devices. So an equation with another length is not part of the region.
 
     Returns:
       The region; None if no equation computes the value in slices, or reads it in slices.
@@ -132,7 +133,7 @@ def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
     >>> [eqn.primitive.name for eqn, _ in region.equations]
     ['dot_general', 'tanh', 'reduce_sum']
     """
-    if n < 2 or shape(v)[axis] % n:
+    if n < 2 or shard_length(v, axis) % n:
         return None
     axes, members = grow(prog, v, axis, n)
     if not members:

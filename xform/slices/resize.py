@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -36,6 +37,7 @@ from xform.slices.bodies import BodySlices, by_position
 from xform.slices.custom_calls import SlicedBody, call_custom_jvp, call_custom_vjp
 from xform.slices.grow import bodies_of
 from xform.slices.nested import has_body
+from xform.slices.shards import merge, mesh_axes, split
 from xform.slices.slicing import SCATTERS, SlicedAxis, Slicing
 
 Value = Any
@@ -55,8 +57,11 @@ class CurrentSlice(NamedTuple):
         return self.number * (size // self.n)
 
     def cut(self, x: Value, axis: int) -> Value:
-        """Return this slice of a value."""
+        """Return this slice of a value; of each of its shards, if the axis is sharded."""
         size = x.shape[axis]
+        if mesh_axes(jax.typeof(x), axis):
+            parts = split(x, axis, self.n)
+            return merge(lax.dynamic_slice_in_dim(parts, self.number, 1, axis + 1), axis)
         return lax.dynamic_slice_in_dim(x, self.offset(size), size // self.n, axis)
 
 

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xform._jax import JaxprEqn, has_effects, reshape_p
+from xform._jax import JaxprEqn, has_effects, iota_p, reshape_p
 from xform.interpret.cost import shape
 from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
 from xform.slices.ends import Ends, ends
+from xform.slices.shards import has_known_shards, mesh_axes, shard_length
 
 # Reshapes keep the order of elements. `squeeze` and `expand_dims` are reshapes too.
 RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
@@ -53,8 +54,8 @@ def may_be_sliced(eqn: JaxprEqn) -> bool:
     """Return whether a sliced region may contain an equation of this kind.
 
     It may not if the equation has side effects, draws random numbers, or communicates, or if the
-    compiler cannot analyze it. Values that are sharded over explicit axes of a mesh are not sliced,
-    and neither are random keys.
+    compiler cannot analyze it. Values within a `shard_map` are not sliced, and neither are random
+    keys.
     """
     known = traits(eqn.primitive)
     unsafe = known.random or known.collective or known.foreign or has_effects(eqn)
@@ -62,10 +63,10 @@ def may_be_sliced(eqn: JaxprEqn) -> bool:
 
 
 def _is_unsliceable(v: Any) -> bool:
-    """Return whether a value is sharded over a mesh by its type, or has a type without numbers."""
-    sharding, dtype = (getattr(v.aval, name, None) for name in ("sharding", "dtype"))
-    is_sharded = sharding is not None and not sharding.mesh.empty
-    return is_sharded or dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended)
+    """Return whether a value has unknown shards, or a type without numbers."""
+    dtype = getattr(v.aval, "dtype", None)
+    no_numbers = dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended)
+    return no_numbers or not has_known_shards(v.aval)
 
 
 def of_operand(eqn: JaxprEqn, k: int, axis: int) -> Slicing | None:
@@ -155,10 +156,19 @@ def _reshape(eqn: JaxprEqn, sizes: Sequence[int], axis: int, of_result: bool) ->
     return None
 
 
-def lengths(eqn: JaxprEqn, slicing: Slicing) -> list[int]:
-    """Return the lengths of all axes along which an equation's values are sliced."""
+def divides(n: int, eqn: JaxprEqn, slicing: Slicing) -> bool:
+    """Return whether `n` slices of an equation's values are slices of equal shards.
+
+    `n` divides the length of each sliced axis within a shard. All sliced axes are sharded alike,
+    and their indices are not numbers of an iota: these would differ between shards.
+    """
     pairs = zip((*eqn.invars, *eqn.outvars), (*slicing.operands, *slicing.results), strict=True)
-    return [shape(v)[axis] for v, axis in pairs if axis is not None]
+    found = [(v, axis) for v, axis in pairs if axis is not None]
+    sharded = {mesh_axes(v.aval, axis) for v, axis in found}
+    numbers = eqn.primitive is iota_p and slicing.results[0] == eqn.params["dimension"]
+    if len(sharded) > 1 or (numbers and any(sharded)):
+        return False
+    return not any(shard_length(v, axis) % n for v, axis in found)
 
 
 def first_axis(sizes: Sequence[int], axis: int) -> bool:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 
 from xform.errors import BudgetInfeasible
+from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
 from xform.planner.compiler import Compiler
@@ -24,6 +25,7 @@ from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
 from xform.program.source import user_stacklevel
 from xform.steps.derivatives import Candidates, Decisions
+from xform.steps.gathers import gathers_more
 from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed
 from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
@@ -185,7 +187,17 @@ class StepSearch:
         self.compile_seconds.append(compiled.compilation.compile_seconds)
         total = compiled.compilation.total_bytes
         size = agreed(math.inf if total is None else float(total))
+        if self._gathers_more(candidates, compiled.compilation):
+            size = math.inf
         return _Tried(candidates, decisions, compiled, size, autotune or not self.program.autotunes)
+
+    def _gathers_more(self, candidates: Candidates, compiled: Compilation) -> bool:
+        """Whether a step in slices gathers values that no step without slices gathers."""
+        if not any(candidate.slices for candidate in candidates.values()):
+            return False
+        whole = [t for t in self.tried if not any(c.slices for c in t.candidates.values())]
+        gathers = (gathers_more(compiled, tried.compiled.compilation) for tried in whole)
+        return bool(whole) and all(gathers)
 
     def _decisions(self, candidates: Candidates) -> Decisions:
         policy = policy_name(self.budget)

@@ -75,7 +75,7 @@ def compiler_for(
                 stacklevel=user_stacklevel(),
             )
         return None
-    _check_shardings(budget, fun.signature.name, avals)
+    check_shardings(f"policy={budget!r} of {fun.signature.name}", avals)
     measure = _DerivativeCompiler(fun, args, avals, transform, target)
     return Compiler(fun.problem, measure.bytes, target.name, *measure.cache_key)
 
@@ -160,10 +160,11 @@ def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], target: Tar
     return f"for {target.name}, as {absent[0]} is not installed" if absent else ""
 
 
-def _check_shardings(budget: Budget, name: str, avals: Sequence[Any]) -> None:
+def check_shardings(request: str, avals: Sequence[Any]) -> None:
     """Raise UnknownShardings if values may be sharded over mesh axes that types do not mention.
 
-    These are `Auto` axes, of the mesh of an argument or of the current mesh.
+    These are `Auto` axes, of the mesh of an argument or of the current mesh. `request` names the
+    user's request in the error.
     """
     meshes = (*(a.sharding.mesh for a in avals), jax.sharding.get_abstract_mesh())
     for mesh in meshes:
@@ -171,7 +172,7 @@ def _check_shardings(budget: Budget, name: str, avals: Sequence[Any]) -> None:
         axes = {axis: n for axis, n, kind in kinds if kind == AxisType.Auto and n > 1}
         if axes:
             raise UnknownShardings(
-                f"policy={budget!r} of {name}",
+                request,
                 f"the budget limits the bytes of each device, but inside jit nothing says how "
                 f"values are sharded over a mesh with Auto axes {axes}",
                 frame(),

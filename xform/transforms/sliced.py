@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from xform._jax import jit, staging
+from xform._jax.meshes import explicit_mesh_of
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.interpret.cost import shape, size
 from xform.introspection.callables import check_callable, function_name
@@ -22,6 +23,7 @@ from xform.program.source import frame
 from xform.slices.region import Region
 from xform.terminal import progress_line
 from xform.terminal.text import byte_count, human_bytes
+from xform.transforms.compiling import check_shardings
 from xform.transforms.within import compiled_bytes
 
 Tree = Any
@@ -64,7 +66,9 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
     regions, the axes and the numbers of slices are found from the traced program. A region computes
     independent parts, such as rows, or sums over the axis. The compiler's figures decide, and few
     slices are preferred. Results that are joined from slices equal those of `f`, unless XLA chooses
-    another kernel for fewer rows. Sums are added in another order. Both differ by rounding.
+    another kernel for fewer rows. Sums are added in another order. Both differ by rounding. On a
+    mesh with explicit axes, a sharded axis is sliced within each shard, and the budget is that of
+    each device.
 
     Args:
       f: a function of pytrees of arrays. Use `sliced(jax.vmap(f), ...)` to run a `vmap` in chunks.
@@ -84,6 +88,7 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
     Raises:
       BudgetInfeasible: no slices that were tried keep to the budget. The error names the smallest
         number of bytes that was found.
+      UnknownShardings: the arguments are on a mesh with `Auto` axes.
       WrongArgument: `budget` is not a number of bytes, or `f` is not a function.
 
     Cost: the search compiles up to about 30 programs, once for each `jit` that calls the function,
@@ -119,6 +124,7 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
             return ys
 
         prog, consts = lift_constants(trace(flat, *leaves))
+        check_shardings(f"sliced({name}, {budget!r})", prog.in_avals)
         with progress_line.show(f"choosing slices of {name}"):
             found = program_within(prog, limit, functools.partial(_bytes_on, target))
         if found.bytes > limit:
@@ -131,7 +137,14 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
 
     @functools.wraps(f)
     def wrapped(*args: Tree, **kwargs: Tree) -> Tree:
-        return run(*args, **kwargs) if staging() else compiled(args, kwargs)
+        if staging():
+            return run(*args, **kwargs)
+        with explicit_mesh_of((args, kwargs)):
+            return compiled(args, kwargs)
+
+    def regions(*args: Tree, **kwargs: Tree) -> list[SlicedRegion]:
+        with explicit_mesh_of((args, kwargs)):
+            return [_row(region) for region in chosen(args, kwargs)[0].regions]
 
     def compiled(args: Sequence[Tree], kwargs: Mapping[str, Tree]) -> Tree:
         with_static, args, kwargs = take_static_out(run, args, kwargs)
@@ -140,9 +153,7 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
         return jitted(*args, **kwargs)
 
     jitted = jit(run)
-    wrapped.regions = lambda *args, **kwargs: [  # pyright: ignore[reportAttributeAccessIssue]
-        _row(region) for region in chosen(args, kwargs)[0].regions
-    ]
+    wrapped.regions = regions  # pyright: ignore[reportAttributeAccessIssue]
     return wrapped
 
 

@@ -145,7 +145,7 @@ def value_and_gradients(region: Region, sliced: Sequence[Value], full: Sequence[
     pairs = gather([*zip((*sliced, *full), axes, strict=True)], active)
     of_inputs = [
         SlicedOutput(jax.typeof(x), None, "sum") if axis is None
-        else joined_along(jax.typeof(x), axis)
+        else joined_along(jax.typeof(x), axis, region.n)
         for x, axis in pairs
     ]  # fmt: skip
     both = [*outputs, *of_inputs]
