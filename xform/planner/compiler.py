@@ -16,9 +16,9 @@ from xform.storage.bounded_cache import BoundedCache
 from xform.terminal import progress_line
 
 # Limits on the plans that are compiled for a budget, besides the default: MAX_FIRST_COMPILES until
-# one of them fits, MAX_COMPILES in total. Four more are compiled before a budget is refused.
-MAX_FIRST_COMPILES, MAX_COMPILES = 3, 6
-_MAX_WITH_DEFAULT = 1 + max(MAX_COMPILES, MAX_FIRST_COMPILES + 4)
+# one of them fits, MAX_COMPILES in total. If none fits, MAX_LAST_COMPILES more are compiled.
+MAX_FIRST_COMPILES, MAX_COMPILES, MAX_LAST_COMPILES = 3, 6, 4
+_MAX_WITH_DEFAULT = 1 + max(MAX_COMPILES, MAX_FIRST_COMPILES + MAX_LAST_COMPILES)
 # Compiled bytes by program, then by plan.
 _compiled_bytes: BoundedCache[Hashable, dict[str, float]] = BoundedCache(64)
 

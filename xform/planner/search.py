@@ -19,8 +19,14 @@ import math
 
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import has_region_without_policy
-from xform.planner.candidates.stock import reference_candidate
-from xform.planner.compiler import MAX_COMPILES, MAX_FIRST_COMPILES, Compiler, schedule_key
+from xform.planner.candidates.stock import reference_candidates
+from xform.planner.compiler import (
+    MAX_COMPILES,
+    MAX_FIRST_COMPILES,
+    MAX_LAST_COMPILES,
+    Compiler,
+    schedule_key,
+)
 from xform.planner.costs.outcome import offloaded_bytes, peak_lower_bound
 from xform.planner.front import Fits, front
 from xform.planner.infeasible import infeasible
@@ -51,8 +57,8 @@ def search_compiled(
     3. Once a plan fits, compile plans that recompute less: first those that are expected to fit,
        then those that nearly fit. The result is almost monotone: a smaller budget gets a plan that
        recomputes less only if that plan was not compiled for the larger budget.
-    4. If no plan fits, compile the smallest plans of the front and one plan that a user could have
-       written (`reference_candidate`), then refuse the budget.
+    4. If no plan fits, compile the smallest plans of the front and plans that a user could have
+       written (`reference_candidates`), then refuse the budget.
 
     Args:
       problem: the derivative, and the device.
@@ -72,17 +78,24 @@ def search_compiled(
         return search.least_work(first)
     if default_fits:
         return default
-    smallest = [*front(problem).smallest(), reference_candidate(problem)]
-    for candidate in sorted(smallest, key=lambda candidate: candidate.work):
+    last = _last_candidates(problem, default)
+    for candidate in sorted(last, key=lambda candidate: candidate.work):
         if compiler.bytes(candidate) <= budget.bytes:
             return candidate
-    lowest = min((*smallest, default), key=compiler.bytes)
-    simulated = problem.peak(smallest[0].schedule) + problem.outside_bytes
-    if (size := compiler.bytes(lowest)) == math.inf:
-        measured_by, schedule = "simulated; the compiler refuses the program", smallest[0].schedule
-        raise infeasible(budget, schedule, simulated, measured_by, problem.outside_bytes)
-    measured_by = f"compiled; {human_bytes(simulated)} simulated"
+    lowest = min((*last, default), key=compiler.bytes)
+    simulated = problem.peak(lowest.schedule) + problem.outside_bytes
+    size, measured_by = compiler.bytes(lowest), f"compiled; {human_bytes(simulated)} simulated"
+    if size == math.inf:
+        size, measured_by = simulated, "simulated; the compiler refuses the program"
     raise infeasible(budget, lowest.schedule, int(size), measured_by, problem.outside_bytes)
+
+
+def _last_candidates(problem: Problem, default: Candidate) -> list[Candidate]:
+    """Return at most MAX_LAST_COMPILES different plans, the one with the lowest peak first."""
+    plans = {schedule_key(default.schedule): default}
+    for candidate in (*front(problem).smallest(), *reference_candidates(problem)):
+        plans.setdefault(schedule_key(candidate.schedule), candidate)
+    return [*plans.values()][1 : 1 + MAX_LAST_COMPILES] or [default]
 
 
 def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:

@@ -21,6 +21,7 @@ from xform.planner.candidate import Candidate
 from xform.planner.costs.outcome import saved_bytes
 from xform.planner.costs.recompute import repeatable
 from xform.planner.problem import Problem
+from xform.planner.simulate.profiles import backend_profile
 from xform.policies import (
     TAG,
     min_cut,
@@ -52,15 +53,18 @@ def stock_candidates(problem: Problem) -> list[Candidate]:
     return cache[key]
 
 
-def reference_candidate(problem: Problem) -> Candidate:
-    """Return the stock candidate that is compiled before a budget is refused.
+def reference_candidates(problem: Problem) -> list[Candidate]:
+    """Return the stock candidates to compile before a budget is refused, the best first.
 
-    If `problem` dissolves remat regions, it is the program with its author's regions. Otherwise it
-    is the candidate with the lowest simulated peak.
+    If `problem` dissolves remat regions, this is the program with its author's regions. Otherwise
+    these are the candidates whose simulated peak is the lowest, up to the error of the simulation.
     """
     if problem.regions == "open":
-        return stock_candidates(problem)[-1]
-    return min(stock_candidates(problem), key=lambda candidate: problem.peak(candidate.schedule))
+        return stock_candidates(problem)[-1:]
+    peak = lambda candidate: problem.peak(candidate.schedule)
+    ordered = sorted(stock_candidates(problem), key=peak)
+    margin = backend_profile(problem.device.backend).margin
+    return [c for c in ordered if (1 - margin) * peak(c) <= peak(ordered[0])]
 
 
 def _as_marked(problem: Problem) -> Iterator[Candidate]:
