@@ -35,7 +35,7 @@ class BackwardLoop:
       scan: the equation of the scan.
       updates: the updates of leaves.
       first: values that exist before the loop starts, because their equations read stacks that the
-        loop overwrites.
+        loop overwrites. Values that the loop depends on exist anyway, and are not among them.
       dropped: the stacked outputs of the scan that nothing else reads.
       carried: for each stack that the scan runs over and that the loop overwrites, the input that
         holds it, and the sharding constraints between them.

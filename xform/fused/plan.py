@@ -101,9 +101,11 @@ class _Planner:
         """Return the loop with some updates in it."""
         own = {id(e) for u in updates for e, _ in u.equations}
         targets = [t for u in updates for t in u.targets]
+        of_updates = [v for u in updates for v in (*u.stacks, *u.before)]
+        earlier = {id(e) for e in self._graph.needed([*scan.invars, *of_updates])} | {id(scan)}
         first = dict.fromkeys(
             v for t in targets for eqn in self._graph.readers_of(t.old)
-            if id(eqn) not in own and eqn is not scan for v in eqn.outvars
+            if id(eqn) not in own | earlier for v in eqn.outvars
         )  # fmt: skip
         makes = {t.new for t in targets} | {v for u in updates for e in u.sums for v in e.outvars}
         rest = self._graph.needed(self._step.outputs, makes)

@@ -1,0 +1,38 @@
+"""What a backward loop with updates waits for before it overwrites parameters."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import xform
+from xform.fused.loop import BackwardLoop
+from xform.fused.plan import plan_updates
+from xform.fused.step import trace_step
+
+
+def loop_of(loss: Any) -> BackwardLoop:
+    """Return the backward loop of a step with SGD."""
+    w, optimizer = jnp.ones((3, 8, 8)), optax.sgd(0.1)
+    gradient = functools.partial(xform.value_and_grad(loss), x=jnp.ones((2, 8)))
+    step = trace_step(gradient, optimizer, w, optimizer.init(w), has_aux=False).step
+    (loop,) = plan_updates(step).loops
+    return loop
+
+
+def layers(w: Any, x: Any) -> Any:
+    h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)
+    return jnp.sum(h**2)
+
+
+def test_the_forward_loop_needs_no_wait() -> None:
+    """The backward loop depends on the forward loop, whose stacks a wait would keep alive."""
+    assert loop_of(layers).first == ()
+
+
+def test_another_reader_of_the_parameters_is_waited_for() -> None:
+    loop = loop_of(lambda w, x: layers(w, x) + jax.lax.stop_gradient(jnp.sum(jnp.sin(w))))
+    assert loop.first
+    assert not any(v in loop.scan.invars for v in loop.first)
