@@ -50,3 +50,29 @@ def test_it_says_how_long_planning_took_and_how_little_could_be_run_again() -> N
     assert next(iter(curve)).least_flops == 0
     head = str(curve).splitlines()[1].split("  ")
     assert {"lower bound", "planned in"} <= {word.strip() for word in head}
+
+
+def cross_entropy(w, h, y):
+    logits = jnp.tanh(h) @ w
+    picked = jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
+    return jnp.mean(jnp.log(jnp.exp(logits).sum(-1)) - picked)
+
+
+def test_plans_with_slices_are_a_second_curve(tmp_path) -> None:
+    args = np.ones((32, 2048), np.float32), np.ones((512, 32), np.float32), np.zeros(512, np.int32)
+    curve = xform.pareto(cross_entropy, *args, points=4, verify=False, slices=True)
+    sliced = [p for p in curve if p.slices]
+    least = min(p.peak_bytes for p in curve if not p.slices)
+    assert len(sliced) == 2
+    assert all(p.name.startswith("slices:budget:") and not p.stock for p in sliced)
+    assert sliced[1].peak_bytes < sliced[0].peak_bytes < 0.6 * least
+    assert sliced[0].slices < sliced[1].slices
+    head, *rows = str(curve).splitlines()[1:]
+    assert head.endswith("slices")
+    counts = [row.split()[-1] for row in rows if row.startswith("slices:")]
+    assert counts == [str(p.slices[0]) for p in sliced]
+    curve.plot(tmp_path / "curve.svg")
+    assert "in slices" in (tmp_path / "curve.svg").read_text()
+    plain = xform.pareto(cross_entropy, *args, points=4, verify=False)
+    assert [p.name for p in plain] == [p.name for p in curve if not p.slices]
+    assert "slices" not in str(plain)

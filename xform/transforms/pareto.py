@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from xform import policies
@@ -38,6 +38,7 @@ def pareto(
     target: str | None = None,
     points: int = 8,
     verify: bool = True,
+    slices: bool = False,
 ) -> Pareto:
     """Compute how many FLOPs the gradient of `f` recomputes to take less peak memory.
 
@@ -58,12 +59,14 @@ def pareto(
         stock policies are not counted.
       verify: whether the compiler measures the peak of each plan, also for the stock policies.
         Otherwise the peaks are simulated.
+      slices: whether to add plans that run regions of the program in slices. There are at most half
+        as many as `points`, for budgets below the lowest peak without slices.
 
     Returns:
-      A `Pareto` with one point for each plan, by falling peak bytes, and then one point for each of
-      four stock policies: `save_everything`, as in `jax.grad`, `save_dots`,
-      `save_dots_with_no_batch_dims` and `save_nothing`. Each stock policy decides for the
-      whole function. `print` shows the points as a table; `plot(path)` draws them.
+      A `Pareto` with one point for each plan, by falling peak bytes, then one for each plan with
+      slices, and then one for each of four stock policies: `save_everything`, as in `jax.grad`,
+      `save_dots`, `save_dots_with_no_batch_dims` and `save_nothing`. Each stock policy decides for
+      the whole function. `print` shows the points as a table; `plot(path)` draws them.
 
     Raises:
       WrongArgument: for the same reasons as in `xform.plan`, or `points` is not positive.
@@ -71,6 +74,7 @@ def pareto(
     Cost: one plan for `min_cut`, `points - 1` plans for budgets, one search for the lowest peak,
     and four plans for the stock policies. With `verify`, `min_cut` and each stock policy compile
     one program, and each budget and the search at most seven more. No program is compiled twice.
+    With `slices`, each plan with slices and one more search compile up to about ten programs.
 
     >>> curve = xform.pareto(lambda x: jnp.sum(jnp.sin(x @ x) @ x), jnp.ones((64, 64)), points=2)
     >>> [p.name for p in curve if p.stock][0]
@@ -84,21 +88,23 @@ def pareto(
         "argnums": argnums, "has_aux": has_aux, "policy_argument": policy_argument,
         "target": target, "verify": verify,
     }  # fmt: skip
-    plan_numbers = itertools.count(1)
+    plan_numbers, n_sliced = itertools.count(1), max(points // 2, 1) if slices else 0
+    total = points + 1 + len(_STOCK) + (n_sliced + 1 if slices else 0)
 
     def plan_under(policy: Any) -> Plan:
-        progress_line.update(f"plan {next(plan_numbers)} of {points + 1 + len(_STOCK)}")
+        progress_line.update(f"plan {next(plan_numbers)} of {total}")
         return plan(f, *args, **options, policy=policy)
 
     with progress_line.show(f"pareto of {function_name(f)}"):
         default = plan_under(None)
-        plans, highest, lowest = [default], _peak(default), _lowest_peak(plan_under, default)
-        for i in range(1, points):
-            budget = round(highest + (lowest - highest) * i / max(points - 1, 1))
-            with contextlib.suppress(BudgetInfeasible):
-                plans.append(plan_under(policies.budget(budget)))
-        own_points = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
-        own_points.sort(key=lambda p: -p.peak_bytes)
+        highest, lowest = _peak(default), _lowest_peak(plan_under, default)
+        budgets = _steps(highest, lowest, points - 1)
+        plans = [default, *_feasible(plan_under, map(policies.budget, budgets))]
+        own_points = _points(plans)
+        if slices:
+            least = _lowest_peak(plan_under, default, slices=True)
+            sliced = (policies.budget(n, slices=True) for n in _steps(lowest, least, n_sliced))
+            own_points += _points([p for p in _feasible(plan_under, sliced) if p.slices])
         stock_points = [_point(name, plan_under(name), True) for name in _STOCK]
     return Pareto(default.function, default.target, verify, (*own_points, *stock_points))
 
@@ -111,8 +117,34 @@ def _point(name: str, result: Plan, stock: bool) -> ParetoPoint:
     # A lower bound of 0 on the recomputed FLOPs says nothing, unless the plan recomputes nothing.
     least = (result.least_flops or None) if result.recompute_flops else 0
     return ParetoPoint(
-        name, stock, _peak(result), result.recompute_flops, least, result.seconds, time
+        name,
+        stock,
+        _peak(result),
+        result.recompute_flops,
+        least,
+        result.seconds,
+        time,
+        tuple(decision.n for decision in result.slices),
+        result.offloaded_bytes,
     )
+
+
+def _points(plans: Sequence[Plan]) -> list[ParetoPoint]:
+    """Return the points of xform's own plans, by falling bytes; equal plans are one point."""
+    points = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
+    return sorted(points, key=lambda p: -p.peak_bytes)
+
+
+def _steps(highest: int, lowest: int, n: int) -> list[int]:
+    """Return `n` numbers of bytes in equal steps, from below `highest` down to `lowest`."""
+    return [round(highest + (lowest - highest) * i / n) for i in range(1, n + 1)]
+
+
+def _feasible(plan_under: Callable[[Any], Plan], budgets: Iterable[Any]) -> Iterator[Plan]:
+    """Yield the plans of the budgets that a plan fits."""
+    for budget in budgets:
+        with contextlib.suppress(BudgetInfeasible):
+            yield plan_under(budget)
 
 
 def _peak(result: Plan) -> int:
@@ -120,13 +152,13 @@ def _peak(result: Plan) -> int:
     return result.predicted_bytes if result.compiled_bytes is None else result.compiled_bytes
 
 
-def _lowest_peak(plan_under: Callable[[Any], Plan], default: Plan) -> int:
+def _lowest_peak(plan_under: Callable[[Any], Plan], default: Plan, slices: bool = False) -> int:
     """Return the lowest peak that the planner finds, at most the peak of the plan `default`.
 
     No plan fits a budget of 0 bytes, so planning raises an error, which contains the lowest peak.
     """
     try:
-        plan_under(policies.budget(0))
+        plan_under(policies.budget(0, slices=slices))
     except BudgetInfeasible as error:
         return min(error.floor_bytes, _peak(default))
     return _peak(default)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
+from xform.planner.report.picture import BLUE, GREY, ORANGE, PURPLE, new_axes, save_figure
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # In the plot, the labels of points that are closer than this fraction of both axes would overlap.
@@ -30,6 +30,8 @@ class ParetoPoint:
         no bound is known.
       seconds: the time of planning, without compilations.
       time: the estimated time of a step, by FLOPs alone, relative to a step without recomputation.
+      slices: the number of slices of each region of the program that runs in slices.
+      offloaded_bytes: bytes of the values that wait in the memory of the host.
     """
 
     name: str
@@ -39,6 +41,8 @@ class ParetoPoint:
     least_flops: int | None
     seconds: float
     time: float
+    slices: tuple[int, ...] = ()
+    offloaded_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Pareto:
       function: the function that was differentiated.
       target: the backend that the plans are for, for example "cpu".
       compiled: whether the bytes are compiled; otherwise they are simulated.
-      points: first budgets, by falling bytes, then stock policies.
+      points: first budgets, by falling bytes, then budgets whose plans have slices, then stock
+        policies.
     """
 
     function: str
@@ -70,16 +75,25 @@ class Pareto:
         return dataclasses.asdict(self)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the curve, and a cross for each stock policy.
+        """Draw the curve, a second one for plans with slices, and a cross for each stock policy.
 
-        The suffix of `path` chooses the format: PNG, SVG or PDF.
+        A plan that offloads values to the host has a ring. The suffix of `path` chooses the format:
+        PNG, SVG or PDF.
         """
         figure, ax = new_axes("Pareto.plot")
-        kinds = ((False, BLUE, "o-", "budgets"), (True, ORANGE, "x", "stock policies"))
-        for stock, color, style, label in kinds:
-            points = [p for p in self.points if p.stock == stock]
+        kinds = {"budgets": (BLUE, "o-"), "in slices": (PURPLE, "s-"),
+                 "stock policies": (ORANGE, "x")}  # fmt: skip
+        for label, (color, style) in kinds.items():
+            points = [p for p in self.points if _kind(p) == label]
             mib = [p.peak_bytes / 2**20 for p in points]
-            ax.plot(mib, [p.recompute_flops / 1e9 for p in points], style, color=color, label=label)
+            if points:
+                flops = [p.recompute_flops / 1e9 for p in points]
+                ax.plot(mib, flops, style, color=color, label=label)
+        offloads = [p for p in self.points if p.offloaded_bytes]
+        if offloads:
+            x, y = zip(*((p.peak_bytes / 2**20, p.recompute_flops / 1e9) for p in offloads),
+                       strict=True)  # fmt: skip
+            ax.plot(x, y, "o", markersize=12, fillstyle="none", color=GREY, label="offloads")
         for overlapping in self._stock_labels():
             place = (overlapping[0].peak_bytes / 2**20, overlapping[0].recompute_flops / 1e9)
             ax.annotate("\n".join(p.name for p in overlapping), place, xytext=(5, 5),
@@ -105,16 +119,27 @@ class Pareto:
         return list(groups.values())
 
     def __str__(self) -> str:
-        header = ["policy", "peak", "recomputed", "lower bound", "estimated time", "planned in"]
-        rows = [
-            [
-                p.name,
-                human_bytes(p.peak_bytes),
-                human_flops(p.recompute_flops),
-                human_flops(p.least_flops) if p.least_flops is not None else "not known",
-                f"{p.time:.2f}",
-                human_seconds(p.seconds),
-            ]
-            for p in self.points
-        ]
-        return f"{self.function} on {self.target}\n{columns([header, *rows], right=range(1, 6))}"
+        texts = {
+            "policy": lambda p: p.name,
+            "peak": lambda p: human_bytes(p.peak_bytes),
+            "recomputed": lambda p: human_flops(p.recompute_flops),
+            "lower bound": lambda p: (
+                "not known" if p.least_flops is None else human_flops(p.least_flops)
+            ),
+            "estimated time": lambda p: f"{p.time:.2f}",
+            "planned in": lambda p: human_seconds(p.seconds),
+        }
+        if any(p.slices for p in self.points):
+            texts["slices"] = lambda p: ", ".join(map(str, p.slices))
+        if any(p.offloaded_bytes for p in self.points):
+            texts["offloaded"] = lambda p: human_bytes(p.offloaded_bytes)
+        rows = [[text(p) for text in texts.values()] for p in self.points]
+        table = columns([list(texts), *rows], right=range(1, len(texts)))
+        return f"{self.function} on {self.target}\n{table}"
+
+
+def _kind(point: ParetoPoint) -> str:
+    """Return the kind of a point, as the legend of the plot names it."""
+    if point.stock:
+        return "stock policies"
+    return "in slices" if point.slices else "budgets"

@@ -18,7 +18,7 @@ from xform.storage.files import atomic_write
 from xform.terminal.text import human_bytes
 
 _MIB = 2**20
-BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
+BLUE, ORANGE, GREY, PURPLE = "#2b6cb0", "#dd6b20", "#a0aec0", "#805ad5"
 
 
 def new_figure(caller: str, width: float, height: float) -> Any:
