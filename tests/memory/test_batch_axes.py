@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import xform
-from xform.memory.batch_axes import input_axes
+from xform.memory.batch_axes import batch_axes
 from xform.program.ir import program
 
 
@@ -27,8 +27,7 @@ def i32(*shape: int) -> Any:
 
 def found(f: Any, *args: Any) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
     """Return sizes and places of the batches of a function."""
-    made = input_axes(program(jax.make_jaxpr(f)(*args)))
-    return [batch[:2] for batch in made.batches]
+    return [batch[:2] for batch in batch_axes(program(jax.make_jaxpr(f)(*args)))]
 
 
 def stacked(ws: Any, x: Any) -> Any:
@@ -252,15 +251,3 @@ def test_random_programs_prove_nothing_wrong() -> None:
             plain, mixed = exchanged(f, args, places)
             np.testing.assert_allclose(plain, mixed, rtol=1e-3, atol=1e-4)
     assert proven >= 15
-
-
-def test_classes_are_those_of_a_loss() -> None:
-    of = lambda f, *args: input_axes(program(jax.make_jaxpr(f)(*args))).classes
-    assert of(grad(classified), f32(6, 10), X, i32(8)) == [10]
-    one_hot = lambda w, x, y: -jnp.sum(jax.nn.log_softmax(x @ w) * y)
-    assert of(grad(one_hot), f32(6, 10), X, f32(8, 10)) == [10]
-    logsumexp = lambda w, x: jnp.sum(jax.nn.logsumexp(jnp.tanh(x @ w), -1))
-    assert of(grad(logsumexp), f32(6, 10), X) == [10]
-    for none in (through(jnp.tanh), through(lambda h: jax.nn.softmax(h, 1)), through(jnp.exp)):
-        assert of(grad(none), f32(6, 10), X) == []
-    assert of(grad(through(attention)), W, f32(4, 8, 6)) == []

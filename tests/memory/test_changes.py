@@ -145,5 +145,5 @@ def test_sharded_arguments_take_what_is_said(name: str, devices: int) -> None:
 @pytest.mark.parametrize("f", [stacked, lambda ws, x: jnp.sin(x @ ws[0])])
 def test_nothing_is_said_of_a_batch_without_a_proof(f: Any) -> None:
     report = xform.memory_analysis(f, f32(16, 128, 128), f32(64, 128))
-    assert not report.input_axes.batches
+    assert not report.batches
     assert not any("batch" in text for text in report.advice)

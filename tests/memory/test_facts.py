@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import xform
-from tests.memory.test_changes import DENSE, LANGUAGE, dense, descent, i32, language, stacked
+from tests.memory.test_changes import DENSE, dense, descent, stacked
 from xform.terminal.text import human_bytes
 
 
@@ -105,58 +105,3 @@ def test_copies_in_another_dtype() -> None:
     report = xform.memory_analysis(lambda x: squared(x.astype(jnp.float32)), half)
     (row,) = [row for row in report.peak if row.operation == "convert_element_type"]
     assert said(report, "copies in another dtype").startswith(human_bytes(row.bytes))
-
-
-def one_class_each(w: Any, x: Any, y: Any) -> Any:
-    logits = jax.nn.log_softmax(x @ w)
-    return -jnp.mean(jnp.take_along_axis(logits, y[:, None], 1))
-
-
-def of_all(w: Any, x: Any) -> Any:
-    return jnp.sum(jax.nn.logsumexp(jnp.tanh(x @ w), -1))
-
-
-CLASSES: dict[str, tuple[Any, tuple[Any, ...], int]] = {
-    "labels": (one_class_each, (f32(32, 2048), f32(1024, 32), i32(1024)), 2048),
-    "a sum": (of_all, (f32(32, 2048), f32(1024, 32)), 2048),
-    "language": (language, (LANGUAGE, i32(8, 65)), 512),
-}
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_classes_of_a_loss(name: str) -> None:
-    f, args, classes = CLASSES[name]
-    report = xform.memory_analysis(xform.grad(f), *args)
-    rows = [row for row in report.peak if classes in row.shape
-            and row.category in ("activation", "recompute", "temporary")]  # fmt: skip
-    text = said(report, "classes (logits)")
-    size = human_bytes(sum(row.bytes for row in rows))
-    assert text.startswith(f"{size} have an axis of {classes} classes (logits), at ")
-    assert re.search(r"test_(facts|changes)\.py", text)
-
-
-def wide(w: Any, x: Any) -> Any:
-    return jnp.sum(jnp.tanh(x @ w) ** 2)
-
-
-def gated(w: Any, x: Any) -> Any:
-    return jnp.sum(jax.nn.softmax(x @ w) ** 2)
-
-
-def widths(ws: Any, x: Any) -> Any:
-    for up, down in ws:
-        x = x + jnp.tanh(x @ up) @ down
-    return jnp.sum(x**2)
-
-
-@pytest.mark.parametrize(
-    ("f", "args"),
-    [
-        (wide, (f32(32, 2048), f32(1024, 32))),
-        (gated, (f32(32, 2048), f32(1024, 32))),
-        (widths, ([(f32(128, 512), f32(512, 128))] * 4, f32(256, 128))),
-    ],
-)
-def test_no_classes_without_a_loss_over_them(f: Any, args: Any) -> None:
-    report = xform.memory_analysis(xform.grad(f), *args)
-    assert not any("classes" in text for text in report.advice)

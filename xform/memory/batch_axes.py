@@ -38,8 +38,6 @@ from xform.slices.ends import ends
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
 _SUMS = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("mul", "div"))
-# Operations after which a sum of exponentials still counts as a sum of exponentials.
-_KEEPS_SUM = frozenset(("broadcast_in_dim", "convert_element_type", "abs", "stop_gradient"))
 # How a value depends on sums over an axis: not at all, linearly, or in another way.
 _NO_SUM, _LINEAR, _NONLINEAR = 0, 1, 2
 
@@ -79,21 +77,8 @@ class _AxisOperation(NamedTuple):
     is_backward: bool = False
 
 
-class InputAxes(NamedTuple):
-    """Facts about the axes of a program's inputs.
-
-    Attributes:
-      batches: the axes that are proven to be batches, in the order of the inputs.
-      classes: lengths of the inputs' axes over which a loss computes a log-sum-exp. They are the
-        axes of the classes, such as the tokens of a vocabulary.
-    """
-
-    batches: Sequence[BatchAxis] = ()
-    classes: Sequence[int] = ()
-
-
-def input_axes(prog: Program) -> InputAxes:
-    """Find the axes of batches and of classes in the inputs of a derivative's program.
+def batch_axes(prog: Program) -> list[BatchAxis]:
+    """Return the axes of a derivative's inputs that are proven to be batches, in their order.
 
     Cost: plain Python, a few operations for each pair of an equation and an axis that may be a
     batch.
@@ -101,8 +86,7 @@ def input_axes(prog: Program) -> InputAxes:
     collector = _AxisCollector()
     inputs = [collector.value(v) for v in prog.inputs]
     outputs = collector.run(prog, inputs, False)
-    proof = _Proof(collector, inputs, outputs)
-    return InputAxes([*proof.batches()], proof.classes())
+    return [*_Proof(collector, inputs, outputs).batches()]
 
 
 class _AxisCollector:
@@ -115,7 +99,6 @@ class _AxisCollector:
       values: for each value, its axes.
       shapes: for each value, its shape.
       operations: the operations.
-      classes: the factors over which a log-sum-exp is computed.
     """
 
     def __init__(self) -> None:
@@ -123,9 +106,6 @@ class _AxisCollector:
         self.values: list[tuple[Factors, ...]] = []
         self.shapes: list[tuple[int, ...]] = []
         self.operations: list[_AxisOperation] = []
-        self.classes: list[int] = []
-        # For each exponential and each sum of exponentials: the factors that are summed over.
-        self._summed_exponentials: dict[int, Factors] = {}
 
     def value(self, v: Atom, axes: tuple[Factors, ...] | None = None) -> int:
         """Add a value with the type of a variable, and return its number.
@@ -167,7 +147,6 @@ class _AxisCollector:
         if isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results:
             return xs[: len(eqn.outvars)]  # such primitives are identities
         ys = [self.value(v) for v in eqn.outvars]
-        self._find_classes(eqn, xs, ys)
         if eqn.primitive.name in _RESHAPES:
             self.axes.same(*([f for axis in self.values[v] for f in axis] for v in (xs[0], ys[0])))
             self.operations.append(_AxisOperation(xs, ys, "linear", (), is_backward))
@@ -175,21 +154,6 @@ class _AxisCollector:
             summed = self._unify_axes(eqn, xs, ys)
             self.operations.append(_AxisOperation(xs, ys, _kind(eqn), summed, is_backward))
         return ys
-
-    def _find_classes(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> None:
-        """Find log-sum-exps: follow exponentials to their sums, and sums to logarithms."""
-        name, summed_over = eqn.primitive.name, self._summed_exponentials
-        if name == "exp":
-            summed_over[ys[0]] = ()
-        elif xs and xs[0] in summed_over:
-            factors = summed_over[xs[0]]
-            if name == "reduce_sum":
-                axes = (self.values[xs[0]][i] for i in eqn.params["axes"])
-                summed_over[ys[0]] = tuple(f for axis in axes for f in axis)
-            elif name in _RESHAPES or name in _KEEPS_SUM:
-                summed_over[ys[0]] = factors
-            elif name == "log":
-                self.classes += factors
 
     def _unify_axes(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> Factors:
         """Record how an equation maps the axes of its operands; return the factors that it sums."""
@@ -305,15 +269,6 @@ class _Proof:
                     seen.add(axis[0])
                     if axis[0] not in self._mixed and self._is_summed(axis[0]):
                         yield self._batch_axis(axis[0])
-
-    def classes(self) -> list[int]:
-        """Return the lengths of the axes over classes that an input has, largest first."""
-        size, resolve = self._collector.axes.size, self._collector.axes.factors
-        in_inputs = {f for x in self._inputs for axis in self._values[x] for f in axis}
-        single = in_inputs - {f for axes in self._values for f in repeated_factors(axes)}
-        return sorted(
-            {size(f) for f in resolve(self._collector.classes) if f in single}, reverse=True
-        )
 
     def _is_summed(self, factor: int) -> bool:
         """Return whether every derivative is a sum of independent parts over this factor.

@@ -88,7 +88,7 @@ def _halved_batch(report: Any) -> Iterator[Change]:
     output, which saves more. On several devices this change is not proposed, because the traced
     program does not show how the devices split a buffer.
     """
-    batch = next(iter(report.input_axes.batches), None)
+    batch = next(iter(report.batches), None)
     if batch is None or batch.size % 2 or report.compilation.devices > 1:
         return
     batched = _with_batch(report, batch)

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xform.memory.attribute import BufferRow
-from xform.memory.changes import ARGUMENTS, COMPUTED
+from xform.memory.changes import ARGUMENTS
+from xform.memory.sliceable import largest_sliceable
 from xform.memory.updates import waiting_gradients
 from xform.terminal.text import first_few, human_bytes
 
@@ -39,7 +40,7 @@ def largest_buffer(report: Any) -> str:
 
 def facts(report: Any) -> Iterator[Fact]:
     """Yield the facts that apply to a `MemoryReport`. Some may be about 0 bytes."""
-    kinds = (_donations, _training_state, _gradients, _copies, _classes, _activations, _float32,
+    kinds = (_donations, _training_state, _gradients, _copies, _slices, _activations, _float32,
              _constants)  # fmt: skip
     for kind in kinds:
         yield from kind(report)
@@ -96,16 +97,18 @@ def _copies(report: Any) -> Iterator[Fact]:
     yield Fact(size, f"{human_bytes(size)} are copies in another dtype, at {_lines(rows)}")
 
 
-def _classes(report: Any) -> Iterator[Fact]:
-    """Values with an axis over the classes of a loss, such as logits."""
-    for n in report.input_axes.classes:
-        rows = [r for r in report.peak if r.category in COMPUTED and n in r.shape]
-        size = sum(r.bytes for r in rows)
+def _slices(report: Any) -> Iterator[Fact]:
+    """Values that exist only within a part of the program that can run in slices."""
+    found = largest_sliceable(report)
+    if found is not None:
+        region = found.region
+        aval: Any = region.start.aval
         yield Fact(
-            size,
-            f"{human_bytes(size)} have an axis of {n} classes (logits), at {_lines(rows)}: the "
-            "loss can be computed for some of the positions at a time, with a jax.lax.scan over "
-            "xform.remat of the loss of these positions",
+            found.bytes,
+            f"{human_bytes(found.bytes)} are in a part of {len(region.members)} operations that "
+            f"can run in slices of axis {region.axis} of {aval.str_short(short_dtypes=True)} "
+            f"({region.source.primitive.name} at {region.where}): xform.sliced(f, ...) runs a "
+            "function in slices, and xform.policies.budget(..., slices=True) a derivative",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from xform.errors import WrongArgument
 from xform.memory import advice, buffers
 from xform.memory.attribute import Argument, BufferRow, buffer_rows, peak_rows
-from xform.memory.batch_axes import InputAxes, input_axes
+from xform.memory.batch_axes import BatchAxis, batch_axes
 from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.compilation import Compilation
 from xform.memory.description import Description
@@ -253,10 +253,10 @@ class MemoryReport:
         return max(flops_per_device / speed, self.moved_bytes / device.bytes_per_second)
 
     @cached_property
-    def input_axes(self) -> InputAxes:
-        """The axes of the inputs that are proven to be batches, and the axes of classes."""
+    def batches(self) -> list[BatchAxis]:
+        """The axes of the inputs that are proven to be batches."""
         prog = self.compilation.program
-        return InputAxes() if prog is None else input_axes(prog)
+        return [] if prog is None else batch_axes(prog)
 
     @cached_property
     def advice(self) -> list[str]:
