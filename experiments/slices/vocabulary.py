@@ -1,4 +1,4 @@
-"""Temporary bytes of a linear layer with cross-entropy over a large vocabulary, by each compiler."""
+"""Temporary bytes of a linear layer with cross-entropy over many words, by each compiler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def loss(w: Any, h: Any, y: Any) -> Any:
 
 def arguments(words: int, dtype: str) -> tuple[Any, ...]:
     of = jax.ShapeDtypeStruct
-    return of((WIDTH, words), dtype), of((BATCH, LENGTH, WIDTH), dtype), of((BATCH, LENGTH), "int32")
+    return (
+        of((WIDTH, words), dtype),
+        of((BATCH, LENGTH, WIDTH), dtype),
+        of((BATCH, LENGTH), "int32"),
+    )
 
 
 def row(target: str, words: int, dtype: str) -> list[str]:
@@ -46,7 +50,9 @@ def row(target: str, words: int, dtype: str) -> list[str]:
     logits = 4 * BATCH * LENGTH * words
     start = time.perf_counter()
     try:
-        plan = xform.plan(loss, *args, argnums=(0, 1), policy=f"slices:budget:{budget}", target=target)
+        plan = xform.plan(
+            loss, *args, argnums=(0, 1), policy=f"slices:budget:{budget}", target=target
+        )
         temp = report(xform.value_and_grad(loss, (0, 1), policy=plan)).temp_bytes
         chosen = "; ".join(text.partition(" (")[0] for text in plan.sliced_regions)
     except BudgetInfeasible as error:
