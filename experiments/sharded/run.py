@@ -46,6 +46,13 @@ CASES = [
     Case("llama2-7b", 16, 4096, "fsdp=8", "gpu:h100:8", ("24GiB", "18GiB", "14GiB", "12GiB")),
     Case("llama2-70b", 512, 4096, "fsdp=64,tensor=8", "tpu:v5p:8x8x8", ("90GiB", "60GiB")),
 ]
+# The same and GPT-2 124M on one H100, with the update after and within the backward pass.
+UPDATES = [
+    dataclasses.replace(case, budgets=(), update=update)
+    for case in (Case("gpt2-124m", 8, 1024, "", "gpu:h100"), *CASES)
+    if case.target in ("gpu:h100", "gpu:h100:8", "tpu:v5e:4x4")
+    for update in ("separate", "fused")
+]
 # The same, with the optimizer's state on the hosts.
 OFFLOADED = [
     dataclasses.replace(case, budgets=(), offload=True)
@@ -173,6 +180,25 @@ def offload_table() -> None:
     write_table(HERE, head, rows, "offload", "devices that are not here")
 
 
+def update_table() -> None:
+    """Write the table of the update within the backward pass."""
+    head = ["model", "sequences x tokens", "devices", "mesh", "update", "policy", "GiB on each",
+            "fits", "GiB of gradients at the peak", "the largest of these, MiB"]  # fmt: skip
+    found = known(RESULTS).get("update", {})
+    rows: list[list[str]] = []
+    for name, case, policy in named(UPDATES):
+        if name not in found:
+            continue
+        one = Weighed(**found[name])
+        size = f"{case.batch} x {case.context}"
+        total = f"{(one.bytes or 0) / GIB:.2f}"
+        gradient = "" if one.gradient is None else f"{one.gradient / GIB:.2f}"
+        largest = "" if one.largest_gradient is None else f"{one.largest_gradient / 2**20:.0f}"
+        rows.append([case.preset, size, case.target, case.mesh, case.update, policy, total,
+                     "yes" if one.fits else "no", gradient, largest])  # fmt: skip
+    write_table(HERE, head, rows, "update", "devices that are not here")
+
+
 def bytes_table() -> None:
     """Write the table of all compiled steps so far."""
     head = ["model", "sequences x tokens", "devices", "mesh", "policy", "GiB on each", "fits",
@@ -219,6 +245,7 @@ def largest_table() -> None:
 # For each part: its cases, the function that measures a case, and the one that writes its table.
 PARTS: dict[str, tuple[Sequence[Case], Callable[[Case, Any], Any], Callable[[], None]]] = {
     "bytes": (CASES, weighed, bytes_table),
+    "update": (UPDATES, weighed, update_table),
     "offload": (OFFLOADED, weighed, offload_table),
     "largest": (CASES, largest, largest_table),
 }
@@ -228,7 +255,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=["losses", "bytes"])
     parser.add_argument(
-        "--only", default="", help="of bytes, offload and largest: gpt2-1.5b@gpu:h100:8:min_cut,..."
+        "--only", default="", help="of all parts but losses: gpt2-1.5b@gpu:h100:8:min_cut,..."
     )
     given = parser.parse_args()
     only = [name for name in given.only.split(",") if name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -36,6 +37,8 @@ class Case:
       target: the target that compiles the step.
       budgets: bytes of each device.
       offload: whether the optimizer's state is in the memory of the hosts.
+      update: "" for the trainer's default. "separate" and "fused" have no norm over all gradients:
+        they neither clip by it nor skip a step by it. "fused" updates in the backward pass.
     """
 
     preset: str
@@ -45,16 +48,27 @@ class Case:
     target: str
     budgets: tuple[str, ...] = ()
     offload: bool = False
+    update: str = ""
 
     @property
     def policies(self) -> tuple[str, ...]:
         """The possible values of `--policy`."""
+        if self.update:
+            return "min_cut", "save_nothing"
         return ("min_cut", "save_nothing", "auto", *(f"budget:{size}" for size in self.budgets))
 
     @property
     def name(self) -> str:
         """The key of its results."""
-        return f"{self.preset}@{self.target}"
+        return f"{self.preset}@{self.target}" + (self.update and f":{self.update}")
+
+    @property
+    def optim(self) -> OptimConfig:
+        """The settings of AdamW."""
+        config = OptimConfig(offload_optimizer=self.offload, fused_update=self.update == "fused")
+        if not self.update:
+            return config
+        return dataclasses.replace(config, clip_norm=math.inf, spike_factor=math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +84,8 @@ class Weighed:
       collective: bytes of the results of collectives on each device, in a step.
       step: seconds of a step by the roofline, without communication.
       host: bytes in the memory of the host, for each device.
+      gradient: bytes of gradients at the peak; None if the step does not fit.
+      largest_gradient: bytes of the largest of these.
     """
 
     bytes: int | None
@@ -80,11 +96,13 @@ class Weighed:
     collective: int | None = None
     step: float | None = None
     host: int | None = None
+    gradient: int | None = None
+    largest_gradient: int | None = None
 
 
 def step_of(case: Case) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:
     """Return the bfloat16 step with AdamW and a `policy` argument, and types of state and batch."""
-    devices, optim = abstract_mesh(case.mesh), OptimConfig(offload_optimizer=case.offload)
+    devices, optim = abstract_mesh(case.mesh), case.optim
     config: Any = dataclasses.replace(TRAINED[case.preset], context=case.context, dtype="bfloat16")
     if hasattr(config, "dropout"):
         config = dataclasses.replace(config, dropout=0.0)
@@ -131,8 +149,10 @@ def weigh(case: Case, policy: Any) -> Weighed:
     one = compiled(case, policy)
     sent = sum(c.bytes for c in one.collectives) if one.fits else None
     seconds = time.perf_counter() - start
+    gradients = [row.bytes for row in one.peak if row.category == "gradient" and row.counted]
+    at_peak = (sum(gradients), max(gradients, default=0)) if one.fits else (None, None)
     return Weighed(one.total_bytes, bool(one.fits), again, seconds, None, sent, one.seconds,
-                   one.host_bytes)  # fmt: skip
+                   one.host_bytes, *at_peak)  # fmt: skip
 
 
 def most_of(case: Case, policy: Any) -> tuple[LargestBatch, Any] | None:
