@@ -16,9 +16,9 @@ from xform.storage.bounded_cache import BoundedCache
 from xform.terminal import progress_line
 
 # Limits on the plans that are compiled for a budget, besides the default: MAX_FIRST_COMPILES until
-# one of them fits, MAX_COMPILES in total. If none fits, MAX_LAST_COMPILES more are compiled.
-MAX_FIRST_COMPILES, MAX_COMPILES, MAX_LAST_COMPILES = 3, 6, 4
-_MAX_WITH_DEFAULT = 1 + max(MAX_COMPILES, MAX_FIRST_COMPILES + MAX_LAST_COMPILES)
+# one of them fits, and MAX_COMPILES in total. Before a budget is refused, MAX_BEFORE_REFUSAL plans
+# are compiled at most, the default among them.
+MAX_FIRST_COMPILES, MAX_COMPILES, MAX_BEFORE_REFUSAL = 3, 6, 8
 # Compiled bytes by program, then by plan.
 _compiled_bytes: BoundedCache[Hashable, dict[str, float]] = BoundedCache(64)
 
@@ -51,7 +51,7 @@ class Compiler:
         """Return the compiled bytes of a plan; infinite if it is refused without a size."""
         key = schedule_key(candidate.schedule)
         if key not in self._bytes_of_plan:
-            done = f"{self.compiles} of at most {_MAX_WITH_DEFAULT}"
+            done = f"{self.compiles} of at most {MAX_BEFORE_REFUSAL}"
             progress_line.update(f"{done} candidates compiled")
             size = self._measure(candidate)
             self._bytes_of_plan[key] = math.inf if size is None else size

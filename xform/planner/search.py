@@ -21,9 +21,9 @@ from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import has_region_without_policy
 from xform.planner.candidates.stock import reference_candidates
 from xform.planner.compiler import (
+    MAX_BEFORE_REFUSAL,
     MAX_COMPILES,
     MAX_FIRST_COMPILES,
-    MAX_LAST_COMPILES,
     Compiler,
     schedule_key,
 )
@@ -78,24 +78,16 @@ def search_compiled(
         return search.least_work(first)
     if default_fits:
         return default
-    last = _last_candidates(problem, default)
+    last = search.last_candidates(default)
     for candidate in sorted(last, key=lambda candidate: candidate.work):
         if compiler.bytes(candidate) <= budget.bytes:
             return candidate
-    lowest = min((*last, default), key=compiler.bytes)
+    lowest = min(last, key=lambda c: (compiler.bytes(c), problem.peak(c.schedule)))
     simulated = problem.peak(lowest.schedule) + problem.outside_bytes
     size, measured_by = compiler.bytes(lowest), f"compiled; {human_bytes(simulated)} simulated"
     if size == math.inf:
         size, measured_by = simulated, "simulated; the compiler refuses the program"
     raise infeasible(budget, lowest.schedule, int(size), measured_by, problem.outside_bytes)
-
-
-def _last_candidates(problem: Problem, default: Candidate) -> list[Candidate]:
-    """Return at most MAX_LAST_COMPILES different plans, the one with the lowest peak first."""
-    plans = {schedule_key(default.schedule): default}
-    for candidate in (*front(problem).smallest(), *reference_candidates(problem)):
-        plans.setdefault(schedule_key(candidate.schedule), candidate)
-    return [*plans.values()][1 : 1 + MAX_LAST_COMPILES] or [default]
 
 
 def search_simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
@@ -213,6 +205,19 @@ class _Search:
             if self._compiled_bytes(candidate) <= self.limit:
                 least, misses = candidate, 0
         return least
+
+    def last_candidates(self, default: Candidate) -> list[Candidate]:
+        """Return the plans to compile before the budget is refused, as many as the limit allows.
+
+        They are the default, the smallest plans of the front, and plans that a user could have
+        written. Plans that this search compiled come first.
+        """
+        plans = {schedule_key(default.schedule): default}
+        for candidate in (*front(self.problem).smallest(), *reference_candidates(self.problem)):
+            plans.setdefault(schedule_key(candidate.schedule), candidate)
+        compiled = [c for key, c in plans.items() if c is default or key in self.compiled]
+        untried = [c for key, c in plans.items() if c is not default and key not in self.compiled]
+        return compiled + untried[: max(0, MAX_BEFORE_REFUSAL - 1 - len(self.compiled))]
 
     def _cheapest(self, fits: Fits) -> Candidate | None:
         """Return the plan on all fronts that recomputes least and fits; None if no plan fits."""

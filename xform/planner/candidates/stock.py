@@ -21,7 +21,6 @@ from xform.planner.candidate import Candidate
 from xform.planner.costs.outcome import saved_bytes
 from xform.planner.costs.recompute import repeatable
 from xform.planner.problem import Problem
-from xform.planner.simulate.profiles import backend_profile
 from xform.policies import (
     TAG,
     min_cut,
@@ -54,17 +53,13 @@ def stock_candidates(problem: Problem) -> list[Candidate]:
 
 
 def reference_candidates(problem: Problem) -> list[Candidate]:
-    """Return the stock candidates to compile before a budget is refused, the best first.
+    """Return the stock candidates by rising simulated peak, to compile before a budget is refused.
 
-    If `problem` dissolves remat regions, this is the program with its author's regions. Otherwise
-    these are the candidates whose simulated peak is the lowest, up to the error of the simulation.
+    If `problem` dissolves remat regions, the program with its author's regions comes first.
     """
-    if problem.regions == "open":
-        return stock_candidates(problem)[-1:]
-    peak = lambda candidate: problem.peak(candidate.schedule)
-    ordered = sorted(stock_candidates(problem), key=peak)
-    margin = backend_profile(problem.device.backend).margin
-    return [c for c in ordered if (1 - margin) * peak(c) <= peak(ordered[0])]
+    candidates = stock_candidates(problem)
+    as_marked = candidates[-1:] if problem.regions == "open" else []
+    return as_marked + sorted(candidates, key=lambda candidate: problem.peak(candidate.schedule))
 
 
 def _as_marked(problem: Problem) -> Iterator[Candidate]:
