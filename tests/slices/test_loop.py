@@ -14,6 +14,8 @@ from jax import lax
 import xform
 from tests.fuzz.generate import inputs, sample
 from tests.fuzz.source import function
+from xform.interpret.joint import analyze
+from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program, evaluate, trace
 from xform.slices.loop import run_in_slices
 from xform.slices.opened import opened
@@ -203,3 +205,19 @@ def check_random(seed: int) -> None:
             np.testing.assert_allclose(
                 a, b, rtol=1e-8, atol=1e-8, err_msg=f"{sample(seed).source}\n{region.equations}"
             )
+
+
+def test_two_traces_of_a_custom_rule_have_one_text() -> None:
+    """Plans are found again by the text of their program."""
+
+    def f(x: Any, w: Any) -> Any:
+        return jnp.sum(jax.nn.relu(x @ w) ** 2)
+
+    args = normal(64, 8), normal(8, 16)
+
+    def text() -> str:
+        (region, *_) = regions(flat_program(f, args)[0], 4)
+        prog = with_loop(region, run_in_slices)
+        return fingerprint(analyze(prog, (False, True), (True,)).program)
+
+    assert text() == text()

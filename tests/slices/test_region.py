@@ -247,3 +247,36 @@ def test_what_needs_the_whole_axis_is_in_no_region(case: str) -> None:
             found = names(find_region(prog, v, axis, 2))
             made_along = {e.primitive.name for e in prog.equations} & forbidden
             assert not found & made_along or v.aval.shape[axis] != args[0].shape[axis], found
+
+
+def test_a_loss_is_divided_by_a_count_in_the_same_loop() -> None:
+    """The count depends on the weights alone, so it is there before the loop."""
+
+    def f(h: Any, w: Any, y: Any) -> Any:
+        logits = h @ w
+        weights = (y > 0).astype("float32")
+        rows = jax.nn.logsumexp(logits, -1) * weights
+        return jnp.mean(rows * len(rows) / weights.sum())
+
+    region = around_largest(f, f32(512, 8), f32(8, 1024), i32(512))
+    assert region is not None
+    assert leaves(region) == [((), None)]
+    # A count that depends on the logits is not: the loss of each row leaves the loop.
+    g = lambda h, w: jnp.mean(jax.nn.logsumexp(h @ w, -1) / (h @ w).sum())
+    assert leaves(around_largest(g, f32(512, 8), f32(8, 1024))) != [((), None)]
+
+
+@pytest.mark.parametrize("f", [cross_entropy, kernel])
+def test_other_numbers_of_slices_of_one_region(f: Any) -> None:
+    args = (
+        (f32(48, 8), f32(8, 96), i32(48)) if f is cross_entropy else (f32(48, 8),) * 2 + (f32(48),)
+    )
+    two = around_largest(f, *args)
+    assert two is not None
+    for n in (4, 12, 24):
+        again = two.resliced(n)
+        whole = find_region(two.program, two.start, two.axis, n)
+        assert again is not None
+        assert whole is not None
+        assert (again.n, again.members, again.axes) == (n, whole.members, whole.axes)
+    assert two.resliced(5) is None

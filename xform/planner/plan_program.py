@@ -135,12 +135,12 @@ def search_with_compiler(
 ) -> Candidate:
     """Return the plan within a budget of the peak that recomputes least, by compiled bytes.
 
-    With `budget.slices`, regions of the program run in slices if no other plan fits.
+    With `budget.slices`, regions of the program run in slices if the default plan does not fit.
     """
     search = lambda problem, default: search_compiled(problem, budget, default, compiler)
-    if not budget.slices:
-        return search_unsliced(problem, default, default_plan, search)
     measure = lambda problem, candidate: compiler.bytes(candidate)
+    if not budget.slices:
+        return search_unsliced(problem, default, default_plan, search, measure)
     return search_slices(problem, budget, default, default_plan, search, measure)
 
 
@@ -148,7 +148,7 @@ def search_by_simulation(problem: Problem, budget: Budget, default: Candidate) -
     """Return the same by simulated bytes."""
     search = lambda problem, default: search_simulated(problem, budget, default)
     if not budget.slices:
-        return search_unsliced(problem, default, default_plan, search)
+        return search_unsliced(problem, default, default_plan, search, None)
     margin = backend_profile(problem.device.backend).margin
 
     def measure(problem: Problem, candidate: Candidate) -> float:

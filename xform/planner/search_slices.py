@@ -1,23 +1,29 @@
 """Find a plan within a budget for a program whose regions may run in slices.
 
-The program without slices comes first. If no plan of it fits, regions around its largest values
-become loops over slices, one region more in each round. A round makes a few proposals, each with
-the most slices, and simulates their peaks under the default plan. The proposals with the lowest
-peaks are compiled. Of those that fit, the one that recomputes least is taken, with the fewest
-slices that fit. If none fits, the smallest one is searched like any program: its plans may save
-less. If that fails too, the next round slices one more region of it.
+The default plan of the program without slices comes first. If it does not fit, regions around the
+largest values become loops over slices. A few regions are proposed, each with the most slices, and
+the peaks of their default plans are simulated. Then the search tries, in this order:
+
+1. Regions that recompute nothing: losses, whose value and gradient are computed in one loop. The
+   ones with the lowest peaks are compiled. If one fits, it gets the fewest slices that fit.
+2. Plans that save less, for the program without slices and for those of step 1. The programs whose
+   smallest plans have the lowest simulated peaks are searched like any program.
+3. Regions that are recomputed in the backward pass, one more in each round. Again those with the
+   lowest peaks are compiled, and the smallest program is searched.
+
+The simulation only chooses what is compiled. Its bytes are multiplied by a factor: the compiled
+bytes of a program's default plan, divided by its simulated bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 from xform.errors import BudgetInfeasible
 from xform.planner.candidate import Candidate
+from xform.planner.front import front
 from xform.planner.problem import Problem
 from xform.planner.sliced.decision import describe, regions_of_slices
 from xform.policies import Budget
@@ -27,31 +33,56 @@ from xform.slices.opened import opened
 from xform.slices.region import Region
 from xform.terminal.text import human_bytes
 
-# How many regions are simulated in each round, how many of these are compiled, and how many rounds.
-_SIMULATED, _COMPILED, _ROUNDS = 5, 3, 3
+# How many regions are simulated in each round, how many of these are compiled, and how many regions
+# that are recomputed run in slices.
+_SIMULATED, _COMPILED, _ROUNDS = 5, 2, 2
+# How many programs are searched for plans that save less, and how far the scaled simulated bytes of
+# the smallest plan of the second may be above the budget.
+_SEARCHED, _NEAR = 2, 1.05
 # A region must lower the bytes at least by this factor to stay in slices.
 _GAIN = 0.97
+# How many numbers of slices are compiled to find the fewest that fit.
+_FEWEST = 3
 
 PlanProblem = Callable[[Problem], Candidate]
+BytesOf = Callable[[Problem, Candidate], float]
 
 
-class _Proposal(NamedTuple):
-    """A program with one more region in slices, under the default plan.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Proposal:
+    """A program under its default plan, with regions in slices or without.
 
     Attributes:
-      choice: the region, with several numbers of slices.
       problem: the derivative of the program.
       candidate: its default plan.
+      bytes_of: returns the bytes of a plan of a derivative.
+      choice: the region that was sliced last, with several numbers of slices; None if there is no
+        region in slices.
     """
 
-    choice: RegionChoice
     problem: Problem
     candidate: Candidate
+    bytes_of: BytesOf
+    choice: RegionChoice | None = None
 
-    @property
+    @functools.cached_property
     def peak(self) -> int:
-        """The simulated peak of the plan."""
-        return self.problem.peak(self.candidate.schedule)
+        """The simulated peak."""
+        return self._simulated(self.candidate)
+
+    @functools.cached_property
+    def bytes(self) -> float:
+        """The bytes of the plan: compiled, or simulated with a margin."""
+        return self.bytes_of(self.problem, self.candidate)
+
+    @functools.cached_property
+    def floor(self) -> float:
+        """The expected bytes of the smallest plan: its simulated bytes, scaled."""
+        smallest = front(self.problem).smallest()[0]
+        return self.bytes / self.peak * self._simulated(smallest)
+
+    def _simulated(self, candidate: Candidate) -> int:
+        return self.problem.peak(candidate.schedule) + self.problem.outside_bytes
 
 
 def search_slices(
@@ -60,7 +91,7 @@ def search_slices(
     default: Candidate,
     default_of: PlanProblem,
     search: Callable[[Problem, Candidate], Candidate],
-    bytes_of: Callable[[Problem, Candidate], float],
+    bytes_of: BytesOf,
 ) -> Candidate:
     """Find a plan within a budget, without slices or else with few.
 
@@ -76,31 +107,41 @@ def search_slices(
     Raises:
       BudgetInfeasible: no plan that was tried fits, with slices or without.
     """
-    try:
+    limit = budget.bytes
+    start = _Proposal(problem, default, bytes_of)
+    if start.bytes <= limit:
         return search(problem, default)
-    except BudgetInfeasible as error:
-        refusal = error
-    base, base_bytes = problem, bytes_of(problem, default)
-    for _ in range(_ROUNDS):
-        proposals = _proposals(base, default_of)
-        sizes = [bytes_of(p.problem, p.candidate) for p in proposals]
-        fitting = [p for p, size in zip(proposals, sizes, strict=True) if size <= budget.bytes]
-        if fitting:
-            best = min(fitting, key=lambda p: p.candidate.work)
-            fits = lambda p: bytes_of(p.problem, p.candidate) <= budget.bytes
-            propose = functools.partial(_proposal, base, default_of, best.choice)
-            return fewest_slices(best.choice, best, propose, fits).candidate
-        least = min(sizes, default=math.inf)
-        if least > _GAIN * base_bytes:
-            break
-        best = proposals[sizes.index(least)]
+    refusals: list[BudgetInfeasible] = []
+
+    def searched(base: _Proposal) -> Candidate | None:
         try:
-            return search(best.problem, best.candidate)
+            return search(base.problem, base.candidate)
         except BudgetInfeasible as error:
-            if 0 < error.floor_bytes < (refusal.floor_bytes or math.inf):
-                refusal = _with_slices(error, best.problem)
-        base, base_bytes = best.problem, least
-    raise refusal
+            refusals.append(_with_slices(error, base.problem))
+            return None
+
+    proposals = _proposals(start, default_of)
+    free = [p for p in proposals if p.candidate.work <= default.work][:_COMPILED]
+    if (fitting := _first_fit(free, limit)) is not None:
+        return _with_fewest_slices(start, fitting, default_of, limit)
+    bases = sorted([start, *free], key=lambda p: p.floor)[:_SEARCHED]
+    for i, base in enumerate(bases):
+        if (i == 0 or base.floor <= _NEAR * limit) and (found := searched(base)):
+            return found
+    base = min((start, *free), key=lambda p: p.bytes)
+    for _ in range(_ROUNDS):
+        if base is not start:
+            proposals = _proposals(base, default_of)
+        rest = [p for p in proposals if p not in free][:_COMPILED]
+        if (fitting := _first_fit(rest, limit)) is not None:
+            return _with_fewest_slices(base, fitting, default_of, limit)
+        smallest = min(rest, key=lambda p: p.bytes, default=base)
+        if smallest.bytes > _GAIN * base.bytes:
+            break
+        base = smallest
+        if found := searched(base):
+            return found
+    raise min(refusals, key=lambda error: error.floor_bytes)
 
 
 def search_unsliced(
@@ -108,44 +149,83 @@ def search_unsliced(
     default: Candidate,
     default_of: PlanProblem,
     search: Callable[[Problem, Candidate], Candidate],
+    compiled_bytes: BytesOf | None,
 ) -> Candidate:
     """Find a plan without slices. If none fits, the error says what slices would reach.
 
-    That is the lowest simulated peak of the program with one region in slices, if it is below the
-    lowest peak without slices. The arguments are those of `search_slices`.
+    These are the bytes of the program with the region in slices whose simulated peak is lowest. If
+    `compiled_bytes` is given, the compiler tells them. The other arguments are those of
+    `search_slices`.
     """
     try:
         return search(problem, default)
     except BudgetInfeasible as error:
-        peaks = (proposal.peak for proposal in _proposals(problem, default_of))
-        least = min(peaks, default=math.inf) + problem.outside_bytes
+        start = _Proposal(problem, default, compiled_bytes or _simulated)
+        smallest = _proposals(start, default_of)[:1]
+        least = min((p.bytes for p in smallest), default=error.floor_bytes)
         if least >= error.floor_bytes:
             raise
+        measured = "compiled" if compiled_bytes else "simulated"
         remedy = (
             f"{error.remedy}, or let regions of the program run in slices, with slices=True: that "
-            f"takes {human_bytes(int(least))} (simulated)"
+            f"takes {human_bytes(int(least))} ({measured})"
         )
         raise BudgetInfeasible(
             error.request, error.problem, error.where, remedy, error.floor_bytes
         ) from None
 
 
-def _proposals(base: Problem, default_of: PlanProblem) -> list[_Proposal]:
-    """Return programs with one more region in slices, by their simulated peak under their default.
+def _simulated(problem: Problem, candidate: Candidate) -> float:
+    """Return the simulated bytes of a plan."""
+    return problem.peak(candidate.schedule) + problem.outside_bytes
+
+
+def _proposals(base: _Proposal, default_of: PlanProblem) -> list[_Proposal]:
+    """Return programs with one more region in slices, the lowest simulated peak first.
 
     Each has the most slices.
     """
     made = [_proposal(base, default_of, choice, choice.regions[-1])
-            for choice in choices(opened(base.program))[:_SIMULATED]]  # fmt: skip
-    return sorted(made, key=lambda p: p.peak)[:_COMPILED]
+            for choice in choices(opened(base.problem.program))[:_SIMULATED]]  # fmt: skip
+    return sorted(made, key=lambda p: p.peak)
 
 
 def _proposal(
-    base: Problem, default_of: PlanProblem, choice: RegionChoice, region: Region
+    base: _Proposal, default_of: PlanProblem, choice: RegionChoice, region: Region
 ) -> _Proposal:
     """Return the program with one more region in slices, under its default plan."""
-    problem = dataclasses.replace(base, slices=(*base.slices, decision_for(region)))
-    return _Proposal(choice, problem, default_of(problem))
+    slices = (*base.problem.slices, decision_for(region))
+    problem = dataclasses.replace(base.problem, slices=slices)
+    return _Proposal(problem, default_of(problem), base.bytes_of, choice)
+
+
+def _first_fit(proposals: Iterable[_Proposal], limit: int) -> _Proposal | None:
+    """Return the first proposal within `limit` bytes; None if there is none."""
+    return next((p for p in proposals if p.bytes <= limit), None)
+
+
+def _with_fewest_slices(
+    base: _Proposal, most: _Proposal, default_of: PlanProblem, limit: int
+) -> Candidate:
+    """Return the plan with the fewest slices that fits; `most` has the most slices, and fits.
+
+    The simulation tells the fewest slices that are expected to fit. If the compiler disagrees, more
+    slices are compiled.
+    """
+    choice = most.choice
+    assert choice is not None
+    made: dict[Region, _Proposal] = {choice.regions[-1]: most}
+
+    def propose(region: Region) -> _Proposal:
+        if region not in made:
+            made[region] = _proposal(base, default_of, choice, region)
+        return made[region]
+
+    expected = lambda p: most.bytes / most.peak * p.peak <= limit
+    fewest = fewest_slices(choice, most, propose, expected)
+    (i,) = [i for i, region in enumerate(choice.regions) if made.get(region) is fewest]
+    tried = choice.regions[i : i + _FEWEST]
+    return (_first_fit(map(propose, tried), limit) or most).candidate
 
 
 def sliced_regions(problem: Problem) -> tuple[str, ...]:
@@ -154,7 +234,9 @@ def sliced_regions(problem: Problem) -> tuple[str, ...]:
 
 
 def _with_slices(error: BudgetInfeasible, problem: Problem) -> BudgetInfeasible:
-    """Return the error of a program in slices; the message names the slices."""
+    """Return the error of a program, which names its slices if it has any."""
+    if not problem.slices:
+        return error
     return BudgetInfeasible(
         error.request,
         f"{error.problem}, with {'; '.join(sliced_regions(problem))}",

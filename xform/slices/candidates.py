@@ -103,7 +103,10 @@ def _along(prog: Program, v: Var, axis: int, size: int) -> Iterator[RegionChoice
     `size` is the length of the axis within a shard. A region whose inner values are small is left
     out.
     """
-    regions = [find_region(prog, v, axis, n) for n in numbers_of_slices(size)]
+    regions: list[Region | None] = []
+    for n in numbers_of_slices(size):
+        fewer = next((r for r in reversed(regions) if r is not None and n % r.n == 0), None)
+        regions.append((fewer and fewer.resliced(n)) or find_region(prog, v, axis, n))
     group: list[Region] = []
     for region in (*filter(None, regions), None):
         if group and (region is None or region.members.keys() != group[0].members.keys()):

@@ -10,7 +10,8 @@ A region runs in one loop. So a value that the loop completes only at its end, s
 the axis, cannot be read in the same loop. Each equation has a *level*: the number of loops that
 must have ended before it can run. The region is what has the level of the start. If the start
 itself has a level above 0, some values that the region reads in full were part of it. The search
-is then repeated with these values computed before the loop.
+is then repeated with these values computed before the loop. So it is if an equation of the next
+level needs only small values in full that do not depend on the start.
 
 Cost: a few look-ups for each equation and operand, whatever the size of the values.
 """
@@ -21,6 +22,7 @@ import collections
 from collections.abc import Iterable
 
 from xform._jax import JaxprEqn, Literal, Var, has_effects
+from xform.interpret.cost import aval_bytes
 from xform.program.ir import Program
 from xform.slices import slicing
 from xform.slices.bodies import Axes, Bodies, BodySlices, FindBodySlices
@@ -31,6 +33,9 @@ from xform.slices.sums import sums_of_body
 
 # How often the search is repeated with more values computed before the loop.
 _ROUNDS = 4
+# Values are computed before the loop for a later equation if they take this many times fewer bytes
+# than the start.
+_CHEAP = 8
 
 
 class Growth:
@@ -242,6 +247,11 @@ def grow(prog: Program, v: Var, axis: int, n: int) -> tuple[dict[Var, int], dict
             break
         kept_out |= needed
         growth, levels, level = _grown(prog, v, axis, n, kept_out)
+    for _ in range(_ROUNDS):
+        if not (scales := _independent_of_start(growth, levels, level, v)):
+            break
+        kept_out |= scales
+        growth, levels, level = _grown(prog, v, axis, n, kept_out)
     members = _connected(growth, {i for i, at in levels.items() if at == level}, v)
     axes = {y: growth.axes[y] for i in members for y in prog.equations[i].outvars
             if y in growth.axes}  # fmt: skip
@@ -301,6 +311,42 @@ def _needed_in_full(growth: Growth, levels: dict[int, int], level: int) -> set[i
             pairs = zip(eqn.invars, member.operands, strict=True)
             needed.update(v for v, axis in pairs if isinstance(v, Var)
                           and (axis is None or growth.axes.get(v) != axis))  # fmt: skip
+    return found
+
+
+def _independent_of_start(growth: Growth, levels: dict[int, int], level: int, start: Var
+                          ) -> set[int]:  # fmt: skip
+    """Return equations whose values the next level needs in full, although they are cheap to have.
+
+    An equation of the next level reads values that depend on the start, in slices, and others in
+    full. If the others do not depend on the start, they can be computed before the loop, such as
+    the number of tokens by which a loss is divided. Then the equation can run in the same loop.
+    """
+    prog = growth.prog
+    equations, producer = prog.equations, producers(prog)
+    dependent = {start}
+    for eqn in equations:
+        if any(isinstance(v, Var) and v in dependent for v in eqn.invars):
+            dependent.update(eqn.outvars)
+    found: set[int] = set()
+    for i, member in growth.members.items():
+        pairs = [*zip(equations[i].invars, member.operands, strict=True)]
+        sliced = [v for v, axis in pairs if axis is not None and isinstance(v, Var)]
+        if levels[i] != level + 1 or dependent.isdisjoint(sliced):
+            continue
+        before = {v for v, axis in pairs if axis is None and isinstance(v, Var)}
+        todo = [*before]
+        while todo:
+            made = producer.get(todo.pop())
+            operands = equations[made[0]].invars if made else ()
+            new = {v for v in operands if isinstance(v, Var)} - before
+            before |= new
+            todo += new
+        made_before = {producer[v][0] for v in before if v in producer}
+        computed = {j for j in made_before if j in growth.members}
+        size = sum(aval_bytes(y.aval) for j in computed for y in equations[j].outvars)
+        if dependent.isdisjoint(before) and _CHEAP * size <= aval_bytes(start.aval):
+            found |= computed
     return found
 
 

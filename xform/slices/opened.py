@@ -1,31 +1,129 @@
-"""Open calls, so that the equations in their bodies can be sliced."""
+"""Open calls, so that the equations in their bodies can be sliced.
+
+A remat region is a part of a function that `jax.checkpoint` marks. `opened` opens all of them,
+because a region in slices may begin or end in any of them. `closed` closes those again that a
+chosen region in slices does not touch: there the author's marks stay.
+"""
 
 from __future__ import annotations
 
-from xform._jax import JaxprEqn
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from xform._jax import JaxprEqn, Literal, Var
 from xform.passes.dce import live
 from xform.passes.inline import inline_bodies
 from xform.passes.structured import called_body, has_shardings, is_remat_region, plain_call_body
-from xform.program.ir import Program
+from xform.program.ir import Atom, Program
+
+_KEY = "opened remat regions"
+
+
+class _OpenedRegion(NamedTuple):
+    """A remat region that was opened.
+
+    Attributes:
+      first, stop: the positions of its equations in the opened program.
+      eqn: the equation that runs it, with the values that it reads there.
+      outputs: the values of the opened program that are its results.
+    """
+
+    first: int
+    stop: int
+    eqn: JaxprEqn
+    outputs: tuple[Atom, ...]
 
 
 def opened(prog: Program) -> Program:
     """Return a program with its calls of jitted functions and its remat regions inlined.
 
-    The loop over slices recomputes its body in a backward pass, so remat regions in it need no
-    policy of their own. Calls with shardings stay, and functions with custom derivative rules.
-    Equations that no output depends on are dropped: a region would keep whole values for them. The
-    result is cached on the program.
+    Calls with shardings stay, and functions with custom derivative rules. Equations that no output
+    depends on are dropped: a region would keep whole values for them. The result is cached on the
+    program.
     """
     if "opened" not in prog.cache:
-        inlined = inline_bodies(prog, _body)
-        equations = live(inlined.equations, inlined.outputs)
-        prog.cache["opened"] = Program(inlined.inputs, inlined.consts, equations, inlined.outputs)
+        prog.cache["opened"] = _opened(inline_bodies(prog, _call_body))
     return prog.cache["opened"]
+
+
+def _opened(prog: Program) -> Program:
+    """Inline the remat regions of a program whose calls are inlined, with calls in them."""
+    names: dict[Any, Atom] = {}
+    consts = dict(prog.consts)
+    parts: list[tuple[Sequence[JaxprEqn], JaxprEqn | None, tuple[Atom, ...]]] = []
+    for eqn in prog.equations:
+        eqn = eqn.replace(invars=_renamed(eqn.invars, names))
+        if not is_remat_region(eqn):
+            parts.append(([eqn], None, ()))
+            continue
+        inlined = inline_bodies(Program((), (), (eqn,), tuple(eqn.outvars)), _body)
+        consts.update(inlined.consts)
+        names.update(zip(eqn.outvars, inlined.outputs, strict=True))
+        parts.append((inlined.equations, eqn, inlined.outputs))
+    outputs = tuple(_renamed(prog.outputs, names))
+    needed = {*map(id, live([e for part, *_ in parts for e in part], outputs))}
+    equations: list[JaxprEqn] = []
+    regions: list[_OpenedRegion] = []
+    for part, region, results in parts:
+        first = len(equations)
+        equations += [e for e in part if id(e) in needed]
+        if region is not None:
+            regions.append(_OpenedRegion(first, len(equations), region, results))
+    result = Program(prog.inputs, tuple(consts.items()), tuple(equations), outputs)
+    result.cache[_KEY] = regions
+    return result
+
+
+def closed(prog: Program, touched: Collection[int]) -> tuple[Program, dict[int, int]]:
+    """Close the remat regions of an opened program that contain none of some equations.
+
+    Args:
+      prog: a result of `opened`.
+      touched: the positions of the equations.
+
+    Returns:
+      The program, and the new position of each equation that is in no closed region. A region stays
+      open if one of its results is computed elsewhere, or is two results.
+    """
+    regions = [r for r in prog.cache.get(_KEY, ()) if _may_be_closed(prog, r, touched)]
+    by_first = {r.first: r for r in regions}
+    equations: list[JaxprEqn] = []
+    positions: dict[int, int] = {}
+    i = 0
+    while i < len(prog.equations):
+        if region := by_first.get(i):
+            equations.append(region.eqn.replace(outvars=[*region.outputs]))
+            i = region.stop
+        else:
+            positions[i] = len(equations)
+            equations.append(prog.equations[i])
+            i += 1
+    return Program(prog.inputs, prog.consts, tuple(equations), prog.outputs), positions
+
+
+def _may_be_closed(prog: Program, region: _OpenedRegion, touched: Collection[int]) -> bool:
+    """Return whether a region contains no touched equation, and computes each of its results.
+
+    Results that nothing reads may be computed nowhere.
+    """
+    inside = range(region.first, region.stop)
+    others = {v for i, eqn in enumerate(prog.equations) if i not in inside for v in eqn.outvars}
+    others |= {*prog.inputs, *(v for v, _ in prog.consts)}
+    outputs = {v for v in region.outputs if isinstance(v, Var) and v not in others}
+    untouched = not any(i in inside for i in touched)
+    return untouched and len(outputs) == len(region.outputs) and len(inside) > 0
+
+
+def _renamed(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:
+    """Replace the variables among `atoms` that have a new name."""
+    return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]
+
+
+def _call_body(eqn: JaxprEqn) -> Program | None:
+    """Return the body of a call of a jitted function without shardings; None for the rest."""
+    return None if has_shardings(eqn) else plain_call_body(eqn)
 
 
 def _body(eqn: JaxprEqn) -> Program | None:
     """Return the body of a call that is opened; None for any other equation."""
-    if is_remat_region(eqn):
-        return called_body(eqn)
-    return None if has_shardings(eqn) else plain_call_body(eqn)
+    return called_body(eqn) if is_remat_region(eqn) else _call_body(eqn)

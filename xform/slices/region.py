@@ -8,12 +8,16 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes, shape
+from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program
 from xform.program.source import frame
+from xform.slices.bodies import by_position
 from xform.slices.custom_rules import largest_inside
-from xform.slices.grow import grow, producers
+from xform.slices.grow import grow, producers, slicing_of
+from xform.slices.nested import has_body
+from xform.slices.opened import closed
 from xform.slices.shards import shard_length
-from xform.slices.slicing import Slicing
+from xform.slices.slicing import Slicing, divides
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +41,11 @@ class Region:
     axes: dict[Var, int]
     members: dict[int, Slicing]
     cache: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], repr=False)
+
+    def __fingerprint__(self) -> tuple[Any, ...]:
+        made = producers(self.program).get(self.start)
+        made = made or self.program.inputs.index(self.start)
+        return fingerprint(self.program), made, self.axis, self.n, (*self.members.items(),)
 
     @property
     def equations(self) -> list[tuple[JaxprEqn, Slicing]]:
@@ -93,6 +102,21 @@ class Region:
         between = sum(aval_bytes(v.aval) for v in self.axes if v not in leaves)
         return between + sum(largest_inside(eqn) for eqn, _ in self.equations)
 
+    def resliced(self, n: int) -> Region | None:
+        """Return the same region in `n` slices; None if some of its equations cannot run so.
+
+        If `n` is a multiple of this region's number, no larger region has `n` slices.
+        """
+        if not all(_runs_in(eqn, slicing, n) for eqn, slicing in self.equations):
+            return None
+        return Region(self.program, self.start, self.axis, n, self.axes, self.members)
+
+    def in_closed_program(self) -> Region:
+        """Return the same region in the program whose other remat regions are closed again."""
+        prog, positions = closed(self.program, self.members)
+        members = {positions[i]: slicing for i, slicing in self.members.items()}
+        return Region(prog, self.start, self.axis, self.n, self.axes, members)
+
     @property
     def size(self) -> int:
         """The length of the axis."""
@@ -108,6 +132,14 @@ class Region:
     def where(self) -> str:
         """The user's line that computes the start."""
         return frame(self.source)
+
+
+def _runs_in(eqn: JaxprEqn, slicing: Slicing, n: int) -> bool:
+    """Return whether an equation runs in `n` slices along the same axes."""
+    if not divides(n, eqn, slicing):
+        return False
+    operands, results = by_position(slicing.operands), by_position(slicing.results)
+    return not has_body(eqn) or slicing_of(eqn, operands, results, n) == slicing
 
 
 def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:

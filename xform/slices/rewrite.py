@@ -19,9 +19,11 @@ RunRegion = Callable[[Region, Sequence[Value], Sequence[Value]], list[Value]]
 def with_loop(region: Region, run: RunRegion) -> Program:
     """Return the program of a region; `run` computes the region's outputs.
 
-    The loop takes the place of the region's last equation. Equations before that place which read
+    Remat regions that the loop does not touch stay as they were marked. The loop takes the place of
+    the region's last equation. Equations before that place which read
     an output of the region follow the loop. Side effects keep their order.
     """
+    region = region.in_closed_program()
     prog, last = region.program, max(region.members)
 
     def evaluate(*inputs: Value) -> list[Value]:

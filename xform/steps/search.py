@@ -12,6 +12,7 @@ from xform.errors import BudgetInfeasible
 from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
+from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan.plan import Plan
 from xform.planner.plan_program import (
@@ -123,7 +124,7 @@ class StepSearch:
             }
         if len(self.problems) == 1:
             ((key, problem),) = self.problems.items()
-            one = lambda candidate: _known(self._measure({key: candidate}))
+            one = lambda candidate: _known(self._measure_one(key, candidate))
             compiler = Compiler(problem, one, object())  # equal to no other: `tried` is the memory
             return {key: search_with_compiler(problem, self.budget, default[key], compiler)}
         if self.problems:
@@ -151,6 +152,16 @@ class StepSearch:
                 stacklevel=user_stacklevel(),
             )
 
+    def _measure_one(self, key: str, candidate: Candidate) -> float:
+        """Bytes of the step under the plan of its one derivative.
+
+        Without `slices`, a refusal names the bytes of a program in slices. That program is compiled
+        only if there is time left, and it is never chosen.
+        """
+        if self.budget.slices or not candidate.slices:
+            return self._measure({key: candidate})
+        return math.inf if self._is_late() else self._compile({key: candidate}, False).size
+
     def _measure(self, candidates: Candidates) -> float:
         """Bytes of the step that is compiled under some plans; infinite if they are unknown."""
         return self._try(candidates).size
@@ -160,13 +171,17 @@ class StepSearch:
         for tried in self.tried:
             if all(tried.candidates[k] is candidate for k, candidate in candidates.items()):
                 return tried
-        spent = time.perf_counter() - self.start
-        late = self.time_limit is not None and spent > self.time_limit and bool(self.tried)
-        if agreed(late):
+        if self._is_late():
             raise _OutOfTime
         progress_line.update(f"{len(self.tried)} candidates compiled")
         self.tried.append(self._compile(candidates, autotune=False))
         return self.tried[-1]
+
+    def _is_late(self) -> bool:
+        """Whether the time limit has passed and a program was compiled."""
+        spent = time.perf_counter() - self.start
+        late = self.time_limit is not None and spent > self.time_limit and bool(self.tried)
+        return bool(agreed(late))
 
     def _autotune(self, tried: _Tried) -> _Tried:
         """Compile a program as it will run; its size replaces the one that was known.

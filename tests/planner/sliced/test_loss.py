@@ -14,6 +14,7 @@ import pytest
 import xform
 from xform._jax import jaxprs_of
 from xform.planner.sliced.loss import loss_position, run_loss_in_slices
+from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program, evaluate, trace
 from xform.slices.loop import run_in_slices
 from xform.slices.opened import opened
@@ -216,3 +217,13 @@ def test_sliced_uses_it() -> None:
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-8),
         both(*args), jax.value_and_grad(cross_entropy, (0, 1))(*args),
     )  # fmt: skip
+
+
+def test_two_traces_have_one_text() -> None:
+    """Plans are found again by the text of their program."""
+
+    def text(n: int) -> str:
+        return fingerprint(with_loop(region_of(cross_entropy, *data(), n=n), run_loss_in_slices))
+
+    assert text(4) == text(4)
+    assert text(4) != text(8)
