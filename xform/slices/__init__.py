@@ -5,7 +5,8 @@ runs on a slice. `nested` does that for loops and branches, `custom_rules` for f
 derivatives, both with the data of `bodies`. `sums` finds sums over the slices in a body, and
 `opened` opens calls. `shards` has the slices of values that are sharded over devices. `grow` finds
 the largest region around a value, and `region` describes it. `resize` runs one equation on a slice,
-`custom_calls` a function with a custom derivative, and `loop` a region as a scan over slices.
+`draws` draws random bits of a slice, `custom_calls` runs a function with a custom derivative, and
+`loop` runs a region as a scan over slices.
 `rewrite` puts the loop into the program. `candidates` proposes regions and numbers of slices, and
 `decision` holds a choice as plain data.
 """

@@ -35,6 +35,7 @@ from xform.program.source import name_stack, source
 from xform.registry.table import traits
 from xform.slices.bodies import BodySlices, by_position
 from xform.slices.custom_calls import SlicedBody, call_custom_jvp, call_custom_vjp
+from xform.slices.draws import draw_slice, draws_each_element
 from xform.slices.grow import bodies_of
 from xform.slices.nested import has_body
 from xform.slices.shards import merge, mesh_axes, split
@@ -84,6 +85,11 @@ def run_on_slice(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: Cur
     if slicing.summed:
         return _terms(eqn, args, outer)
     axis, params = slicing.results[0], _resized_params(eqn, slicing, at.n)
+    if draws_each_element(eqn):
+        assert axis is not None
+        size = shape(eqn.outvars[0])[axis]
+        with source(eqn, outer), eqn.ctx.manager:
+            return draw_slice(eqn.params["shape"], args[0], axis, at.offset(size), size // at.n)
     if eqn.primitive is iota_p and axis == params["dimension"]:
         return _numbers(eqn, params, at, outer)
     results = bind(eqn.replace(params=params), args, outer)

@@ -21,6 +21,7 @@ from xform._jax import JaxprEqn, has_effects, iota_p, reshape_p
 from xform.interpret.cost import shape
 from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
+from xform.slices.draws import draws_each_element
 from xform.slices.ends import Ends, ends
 from xform.slices.shards import has_known_shards, mesh_axes, shard_length
 
@@ -53,10 +54,12 @@ class Slicing(NamedTuple):
 def may_be_sliced(eqn: JaxprEqn) -> bool:
     """Return whether a sliced region may contain an equation of this kind.
 
-    It may not if the equation has side effects, draws random numbers, or communicates, or if the
-    compiler cannot analyze it. Values within a `shard_map` are not sliced, and neither are random
-    keys.
+    It may not if the equation has side effects or communicates, or if the compiler cannot analyze
+    it. Of equations with random numbers, only some draws may be sliced. Values within a `shard_map`
+    are not sliced, and neither are random keys.
     """
+    if draws_each_element(eqn):
+        return True
     known = traits(eqn.primitive)
     unsafe = known.random or known.collective or known.foreign or has_effects(eqn)
     return not unsafe and not any(map(_is_unsliceable, (*eqn.invars, *eqn.outvars)))
@@ -111,7 +114,7 @@ def _kept(eqn: JaxprEqn, table: Sequence[Ends], axis: int) -> Slicing | None:
                 return None
             operand_axis = None  # an axis of length 1 is repeated
         operands.append(operand_axis)
-    made = eqn.primitive.name in _MAKES_AXES
+    made = eqn.primitive.name in _MAKES_AXES or draws_each_element(eqn)
     if not made and all(i is None for i in operands):
         return None
     return Slicing(tuple(operands), (axis,) * len(eqn.outvars))

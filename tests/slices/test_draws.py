@@ -1,0 +1,70 @@
+"""Slices of a draw have the bits of the whole draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xform
+from xform.program.ir import Program, trace
+from xform.slices.draws import draw_slice, draws_each_element
+from xform.slices.opened import opened
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(("sizes", "axis"), [((6,), 0), ((6, 8, 4), 0), ((6, 8, 4), 1),
+                                             ((6, 8, 4), 2), ((1, 12), 1)])  # fmt: skip
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_slices_of_a_draw_are_the_draw(sizes: tuple[int, ...], axis: int, n: int) -> None:
+    key, length = jax.random.key(7), sizes[axis] // n
+    whole = jax.random.bits(key, (*sizes[:axis], n * length, *sizes[axis + 1 :]))
+    draw = jax.jit(lambda i: draw_slice(whole.shape, key, axis, i * length, length))
+    parts = [draw(jnp.int32(i))[0] for i in range(n)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis), whole)
+
+
+def draws(f: Any, *args: Any) -> list[Any]:
+    prog: Program = opened(trace(lambda *xs: [f(*xs)], *args))
+    return [e for e in prog.equations if e.primitive.name == "random_bits"]
+
+
+def test_which_draws_can_be_sliced() -> None:
+    key = jax.random.key(0)
+    (eqn,) = draws(lambda k: jax.random.uniform(k, (4, 3)), key)
+    assert draws_each_element(eqn)
+    with jax.threefry_partitionable(False):
+        assert not draws_each_element(eqn)
+    others = {
+        "another generator": (lambda k: jax.random.bits(k, (4,)), jax.random.key(0, impl="rbg")),
+        "narrow numbers": (lambda k: jax.random.bits(k, (4,), "uint8"), key),
+        "a key for each row": (
+            jax.vmap(lambda k: jax.random.bits(k, (4,))), jax.random.split(key, 3)),
+    }  # fmt: skip
+    for name, (f, k) in others.items():
+        (eqn,) = draws(f, k)
+        assert not draws_each_element(eqn), name
+
+
+def test_a_loss_with_dropout_in_slices() -> None:
+    """The bits of all rows would take 8 MiB."""
+
+    def loss(ws: Any, x: Any, key: Any) -> Any:
+        h = jnp.tanh(x @ ws[0])
+        h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), 2 * h, 0)
+        return jnp.mean((h @ ws[1]) ** 2)
+
+    random = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(random.normal(size=shape) / 8, "float32")
+    args = (normal(16, 512), normal(512, 16)), normal(4096, 16), jax.random.key(1)
+    plan = xform.plan(loss, *args, policy=f"slices:budget:{MIB}")
+    assert plan.slices
+    assert plan.compiled_bytes is not None
+    assert plan.compiled_bytes <= MIB
+    got = jax.jit(xform.grad(loss, policy=plan))(*args)
+    want = jax.jit(jax.grad(loss))(*args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, want)
