@@ -200,7 +200,7 @@ def _proposal(
 
 
 def _first_fit(proposals: Iterable[_Proposal], limit: int) -> _Proposal | None:
-    """Return the first proposal within `limit` bytes; None if there is none."""
+    """Return the first proposal within `limit` bytes; None if no proposal is."""
     return next((p for p in proposals if p.bytes <= limit), None)
 
 

@@ -320,7 +320,7 @@ def _independent_of_start(growth: Growth, levels: dict[int, int], level: int, st
 
     An equation of the next level reads values that depend on the start, in slices, and others in
     full. If the others do not depend on the start, they can be computed before the loop, such as
-    the number of tokens by which a loss is divided. Then the equation can run in the same loop.
+    a count of tokens that divides a loss. Then the equation can run in the same loop.
     """
     prog = growth.prog
     equations, producer = prog.equations, producers(prog)
