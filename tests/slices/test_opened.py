@@ -69,6 +69,20 @@ def test_a_region_without_a_result_of_its_own_stays_open() -> None:
     np.testing.assert_allclose(evaluate(new, args)[0], f(*args), rtol=1e-5)
 
 
+def test_a_region_with_an_operand_that_it_does_not_need_stays_open() -> None:
+    def f(x: Any, w: Any) -> Any:
+        y = jax.checkpoint(lambda x, unused: jnp.sort(x))(x, jnp.sin(x[:, :3]))
+        return jnp.sum(jnp.sin(y @ w))
+
+    args = jnp.ones((64, 8)), jnp.ones((8, 512))
+    flat = opened(trace(lambda *xs: [f(*xs)], *args))
+    (large,) = [y for e in flat.equations for y in e.outvars if y.aval.shape == (64, 512)][:1]
+    region = find_region(flat, large, 0, 4)
+    assert region is not None
+    new = with_loop(region, run_in_slices)
+    np.testing.assert_allclose(evaluate(new, args)[0], f(*args), rtol=1e-5)
+
+
 @pytest.mark.parametrize("policy", ["slices:budget:600KiB"])
 def test_the_marks_decide_what_is_saved_elsewhere(policy: str) -> None:
     args = arguments()

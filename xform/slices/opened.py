@@ -104,14 +104,16 @@ def closed(prog: Program, touched: Collection[int]) -> tuple[Program, dict[int, 
 def _may_be_closed(prog: Program, region: _OpenedRegion, touched: Collection[int]) -> bool:
     """Return whether a region contains no touched equation, and computes each of its results.
 
-    Results that nothing reads may be computed nowhere.
+    Results that nothing reads may be computed nowhere. So may operands that the region does not
+    need: then it stays open.
     """
     inside = range(region.first, region.stop)
     others = {v for i, eqn in enumerate(prog.equations) if i not in inside for v in eqn.outvars}
     others |= {*prog.inputs, *(v for v, _ in prog.consts)}
     outputs = {v for v in region.outputs if isinstance(v, Var) and v not in others}
     untouched = not any(i in inside for i in touched)
-    return untouched and len(outputs) == len(region.outputs) and len(inside) > 0
+    has_operands = all(v in others for v in region.eqn.invars if isinstance(v, Var))
+    return untouched and has_operands and len(outputs) == len(region.outputs) and len(inside) > 0
 
 
 def _renamed(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:
