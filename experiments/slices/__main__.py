@@ -1,0 +1,5 @@
+"""Run the experiment."""
+
+from experiments.slices.run import main
+
+main()
