@@ -30,6 +30,8 @@ from xform.registry.table import traits
 
 # Write a value if the values that a compiler would keep instead take this many times its bytes.
 _LARGER = 3
+# No more operations than this are followed from a value to the values that it is recomputed from.
+_MAX_REPEATED = 256
 # Kinds of operations that XLA may repeat for each reader instead of keeping the result.
 _REPEATED = ("elementwise", "movement")
 
@@ -109,8 +111,8 @@ def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
                 todo.append(producer)
             else:
                 bytes_left -= aval_bytes(x.aval)
-        if bytes_left <= 0:
-            return True
+        if bytes_left <= 0 or len(todo) > _MAX_REPEATED:
+            return bytes_left <= 0
     return False
 
 
