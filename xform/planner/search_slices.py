@@ -43,6 +43,8 @@ _SEARCHED, _NEAR = 2, 1.05
 _GAIN = 0.97
 # How many numbers of slices are compiled to find the fewest that fit.
 _FEWEST = 3
+# Of larger programs, a refusal does not say what slices would reach.
+_MAX_EQUATIONS = 20_000
 
 PlanProblem = Callable[[Problem], Candidate]
 BytesOf = Callable[[Problem, Candidate], float]
@@ -155,11 +157,14 @@ def search_unsliced(
 
     These are the bytes of the program with the region in slices whose simulated peak is lowest. If
     `compiled_bytes` is given, the compiler tells them. The other arguments are those of
-    `search_slices`.
+    `search_slices`. For a program of more than _MAX_EQUATIONS equations, the error does not say it:
+    the search for regions would take longer than planning.
     """
     try:
         return search(problem, default)
     except BudgetInfeasible as error:
+        if len(problem.program.equations) > _MAX_EQUATIONS:
+            raise
         start = _Proposal(problem, default, compiled_bytes or _simulated)
         smallest = _proposals(start, default_of)[:1]
         least = min((p.bytes for p in smallest), default=error.floor_bytes)
