@@ -235,6 +235,10 @@ ENDS: dict[str, tuple[Callable[..., Any], Sequence[Any], int, set[str]]] = {
     "a loop until all are small": (
         lambda x: lax.while_loop(lambda x: x.max() > 1, lambda x: x / 2, x), [f32(16, 4)], 0,
         {"while"}),
+    "a batch of loops that end one by one": (
+        jax.vmap(lambda x, n: lax.while_loop(
+            lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x))[1]),
+        [f32(4, 16), i32(4)], 1, {"while"}),
     "routing with a capacity": (
         moe, [f32(16, 4), f32(4, 4), f32(4, 4, 64)], 0, {"cumsum"}),
     "side effects": (

@@ -66,9 +66,14 @@ def _scan(eqn: JaxprEqn, operands: Axes, results: Axes, find: FindBodySlices) ->
 
 
 def _while(eqn: JaxprEqn, operands: Axes, results: Axes, find: FindBodySlices) -> Bodies | None:
-    """Slice a while loop whose condition reads no sliced value."""
+    """Slice a while loop whose condition reads no sliced value.
+
+    A loop whose condition is an array is not sliced. `vmap` makes such loops: each row of the batch
+    ends at its own iteration.
+    """
     n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    if any(k < n for k in operands):
+    (condition_type,) = eqn.params["cond_jaxpr"].out_avals
+    if condition_type.shape or any(k < n for k in operands):
         return None
     body, condition = (opened(program(eqn.params[k])) for k in ("body_jaxpr", "cond_jaxpr"))
     ins = {k - n: axis for k, axis in operands.items()}
