@@ -17,7 +17,7 @@ FILES = sorted(p for p in (ROOT / "experiments").rglob("*.py") if p.name not in 
 
 
 def missing(module: types.ModuleType, source: str) -> Iterator[str]:
-    """Yield attributes of modules of xform and models that the source reads but that are not there.
+    """Yield the attributes that the source reads from modules of xform or models that lack them.
 
     A chain such as `xform.policies.budget` is followed through all modules on its way.
     """

@@ -1,4 +1,4 @@
-"""What a budget with slices takes, how much is recomputed, and how long the search is."""
+"""Measure the bytes, the recomputed work and the search of budgets with slices."""
 
 from __future__ import annotations
 

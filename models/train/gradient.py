@@ -30,7 +30,7 @@ Loss = Callable[..., Any]
 
 
 class Computed(NamedTuple):
-    """What a step computes before its bookkeeping.
+    """The loss of one step, its new parameters and its metrics.
 
     Attributes:
       loss: the mean loss, float32.

@@ -1,4 +1,4 @@
-"""What a backward loop with updates waits for before it overwrites parameters."""
+"""A backward loop with updates waits for the readers of the parameters that it overwrites."""
 
 import functools
 from typing import Any

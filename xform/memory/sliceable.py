@@ -37,7 +37,7 @@ class Sliceable(NamedTuple):
 
 
 def largest_sliceable(report: Any) -> Sliceable | None:
-    """Return the region with the largest part of the peak; None if there is none.
+    """Return the region with the largest part of the peak; None if no region is in the peak.
 
     The rows are values that exist only within the region, so a loop over slices holds one slice of
     each. Programs on several devices have no result: types do not tell the sizes of their buffers.

@@ -135,7 +135,7 @@ def _terms(eqn: JaxprEqn, args: Sequence[Value], outer: Any) -> list[Value]:
 def _resized_params(eqn: JaxprEqn, slicing: Slicing, n: int) -> Params:
     """Return the parameters of an equation for one of `n` slices.
 
-    Those that hold the shape of the result or of a part of operand 0 change. The part has the full
+    The shape of the result changes, and the shape of a part of operand 0. The part has the full
     length of the sliced axis, unless that axis is a batching axis.
     """
     known, params = traits(eqn.primitive), dict(eqn.params)

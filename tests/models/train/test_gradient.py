@@ -1,4 +1,4 @@
-"""`--fused-update`: the losses of the separate update in fewer bytes, and what it refuses."""
+"""`--fused-update` gives the losses of the separate update in fewer bytes."""
 
 import contextlib
 import dataclasses
