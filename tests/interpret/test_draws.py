@@ -47,6 +47,15 @@ def test_the_bits_of_all_layers_are_not_in_memory_at_once() -> None:
     )
 
 
+def test_an_operation_without_results_is_passed_over() -> None:
+    def f(x: jax.Array, key: jax.Array) -> jax.Array:
+        jax.debug.print("{}", x[0, 0])
+        return jnp.sum(jnp.sin(x) * jax.random.uniform(key, x.shape))
+
+    prog = trace(lambda *xs: [f(*xs)], jnp.ones((ROWS, WIDTH)), jax.random.key(0))
+    assert not find_draw_waits(prog.equations)  # there is no work to wait for
+
+
 @pytest.mark.parametrize(("rows", "waiting"), [(ROWS, LAYERS), (16, 0)])
 def test_only_large_draws_wait(rows: int, waiting: int) -> None:
     prog = trace(lambda *xs: [loss(xs[:LAYERS], *xs[LAYERS:])], *jax.tree.leaves(arguments(rows)))

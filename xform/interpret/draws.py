@@ -32,8 +32,8 @@ def find_draw_waits(equations: Sequence[JaxprEqn]) -> Waits:
             keys = tuple(v for v in eqn.invars if isinstance(v, Var) and can_wait(v.aval))
             if keys:
                 waits[i] = [Wait(keys, (last,), "cpu")]
-        elif is_work(eqn) and can_wait(eqn.outvars[0].aval) and not traits(eqn.primitive).random:
-            last = eqn.outvars[0]
+        elif is_work(eqn) and not traits(eqn.primitive).random:
+            last = next((v for v in eqn.outvars if can_wait(v.aval)), last)
     return waits
 
 

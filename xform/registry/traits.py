@@ -111,13 +111,15 @@ class Traits:
     def named(self) -> list[str]:
         """The traits that differ from their defaults, as words for the table of `xform rules`.
 
-        For example `["elementwise", "expensive"]`. The dependence is left out.
+        For example `["elementwise", "expensive"]`. The dependence is left out, and so are the names
+        of parameters that hold shapes.
         """
         default = Traits()
         words: list[str] = [self.fusion] if self.fusion else []
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
-            if value == getattr(default, field.name) or field.name == "dependence":
+            left_out = field.name in ("dependence", "result_shape", "part_shape")
+            if left_out or value == getattr(default, field.name):
                 continue
             if isinstance(value, str):
                 words.append(f"{field.name}={value}")

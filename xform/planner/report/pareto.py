@@ -44,6 +44,9 @@ class ParetoPoint:
     slices: tuple[int, ...] = ()
     offloaded_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slices", tuple(self.slices))  # JSON has lists
+
 
 @dataclasses.dataclass(frozen=True)
 class Pareto:
@@ -103,7 +106,8 @@ class Pareto:
         ax.set_xlabel(f"peak, MiB ({kind})")
         ax.set_ylabel("GFLOP recomputed")
         ax.set_xlim(left=0)
-        ax.legend(frameon=False)
+        if self.points:
+            ax.legend(frameon=False)
         save_figure(figure, "Pareto.plot", path)
 
     def _stock_labels(self) -> list[list[ParetoPoint]]:
