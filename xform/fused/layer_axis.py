@@ -21,8 +21,8 @@ from xform.program.ir import Atom, bind
 from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
 from xform.slices.ends import ends
+from xform.slices.slicing import RESHAPES
 
-_RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
 _CONSTRAINT = primitive_named("sharding_constraint")
 # These shard a value whose type tells its sharding.
 _TYPED = (primitive_named("reshard"), primitive_named("mesh_cast"))
@@ -80,7 +80,7 @@ class LayerAxis:
         """Record which axes of the operands and results run over the same indices."""
         known = traits(eqn.primitive)
         variables = [v for v in eqn.invars if isinstance(v, Var)]
-        if eqn.primitive.name in _RESHAPES:
+        if eqn.primitive.name in RESHAPES:
             self._axes.same(*(_flat(self._of(v)) for v in (*variables[:1], *eqn.outvars)))
             return
         if isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results:
@@ -124,7 +124,7 @@ class LayerAxis:
 
     def _mixes(self, eqn: JaxprEqn) -> bool:
         axes = (self.axis(v) for v in eqn.invars)
-        return eqn.primitive.name not in _RESHAPES and any(
+        return eqn.primitive.name not in RESHAPES and any(
             i is not None and e[i] is None for i, e in zip(axes, ends(eqn), strict=True)
         )
 

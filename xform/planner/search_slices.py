@@ -70,7 +70,7 @@ class _Proposal:
     @functools.cached_property
     def peak(self) -> int:
         """The simulated peak."""
-        return self._simulated(self.candidate)
+        return _simulated(self.problem, self.candidate)
 
     @functools.cached_property
     def bytes(self) -> float:
@@ -81,10 +81,7 @@ class _Proposal:
     def floor(self) -> float:
         """The expected bytes of the smallest plan: its simulated bytes, scaled."""
         smallest = front(self.problem).smallest()[0]
-        return self.bytes / self.peak * self._simulated(smallest)
-
-    def _simulated(self, candidate: Candidate) -> int:
-        return self.problem.peak(candidate.schedule) + self.problem.outside_bytes
+        return self.bytes / self.peak * _simulated(self.problem, smallest)
 
 
 def search_slices(
@@ -180,7 +177,7 @@ def search_unsliced(
         ) from None
 
 
-def _simulated(problem: Problem, candidate: Candidate) -> float:
+def _simulated(problem: Problem, candidate: Candidate) -> int:
     """Return the simulated bytes of a plan."""
     return problem.peak(candidate.schedule) + problem.outside_bytes
 
