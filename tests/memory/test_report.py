@@ -134,6 +134,11 @@ def test_a_size_that_the_compiler_says_is_shown() -> None:
     assert "not known" in str(report.diff(refusal()))
 
 
+def test_a_report_without_a_buffer_assignment_says_so() -> None:
+    made = Compilation("f", TPU, 1, {"argument": 8, "temp": 8}, 1, 0.1, None)
+    assert "the buffers at the peak are not known" in str(MemoryReport(made))
+
+
 def test_a_table_says_what_is_not_known(tmp_path: Path) -> None:
     fits = xform.memory_analysis(jnp.sin, f32(8))
     table = Comparison("f", (Entry("a", "tpu", refusal()), Entry("b", "cpu", fits),

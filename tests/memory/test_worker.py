@@ -1,6 +1,8 @@
 """The worker's code, run in this process."""
 
 import os
+import subprocess
+import sys
 import threading
 import types
 
@@ -8,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.processes import cpu_environment
 from xform.memory import worker
 
 
@@ -70,3 +73,34 @@ def test_it_notices_that_nobody_waits() -> None:
     assert alone.wait(10)
     thread.join()
     os.close(reads)
+
+
+# A report whose table names the line of the product, unless a flag of the user hides the program.
+REPORT = """
+import sys, jax, jax.numpy as jnp, xform
+f = jax.jit(lambda x: jnp.sin(x @ x) @ x, compiler_options=eval(sys.argv[1]))
+print(xform.memory_analysis(f, jax.ShapeDtypeStruct((64, 64), "float32")))
+"""
+# What users and trainers ask the compiler to dump. MaxText sets the first.
+DUMPED = [
+    "--xla_dump_hlo_module_re=jit_train_step",
+    "--xla_dump_max_hlo_modules=1",
+    "--xla_dump_compress_protos=true --xla_dump_hlo_to_subfolder=true",
+]
+
+
+@pytest.mark.parametrize("flags", DUMPED)
+def test_the_table_of_the_peak_is_there_whatever_the_user_dumps(flags, tmp_path) -> None:
+    env = {**cpu_environment(1), "XLA_FLAGS": f"{flags} --xla_dump_to={tmp_path}"}
+    command = [sys.executable, "-c", REPORT, "None"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "live at the peak, by category" in done.stdout
+    assert "dot_general" in done.stdout
+
+
+def test_the_table_of_the_peak_is_there_whatever_a_jit_dumps(tmp_path) -> None:
+    asked = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_module_re": "another"}
+    command = [sys.executable, "-c", REPORT, repr(asked)]
+    env = cpu_environment(1)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "live at the peak, by category" in done.stdout

@@ -21,7 +21,7 @@ from xform.introspection.packages import version
 from xform.storage.bounded_cache import BoundedCache
 from xform.storage.files import atomic_write
 
-_FORMAT = "xform answer 1"
+_FORMAT = "xform answer 2"
 # The versions of these packages and these environment variables are part of the cache's key.
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

@@ -35,6 +35,9 @@ def _parts(report: Any) -> Iterator[str]:
     yield columns([*_byte_lines(report), *_work_lines(report)], right=(1,))
     if compilation.refused:
         yield "the compiler refused it and reports nothing else: use xform.memory.why_oom"
+    elif report.assignment is None:
+        yield ("the compiler wrote no buffer assignment, so the buffers at the peak are not known: "
+               "check the flags xla_dump_* in XLA_FLAGS")  # fmt: skip
     if report.peak:
         yield "live at the peak, by category\n" + _category_table(report)
         yield "the largest buffers\n" + _buffer_table(report.peak)

@@ -31,6 +31,17 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 KINDS = ("argument", "output", "temp", "alias", "generated_code",
          "host_argument", "host_output", "host_temp", "host_alias")  # fmt: skip
 
+# The compiler dumps the program as one plain file per module, whatever the user's flags ask for. A
+# user's flags are in XLA_FLAGS or in the options of `jax.jit`. MaxText, for example, dumps only one
+# of its modules.
+_DUMP = {
+    "xla_dump_hlo_as_proto": True,
+    "xla_dump_hlo_module_re": ".*",
+    "xla_dump_max_hlo_modules": -1,
+    "xla_dump_compress_protos": False,
+    "xla_dump_hlo_to_subfolder": False,
+}
+
 
 def compile_and_read(
     lowered: Any, dump: Path, overrides: Mapping[str, Any] | None = None
@@ -40,14 +51,14 @@ def compile_and_read(
     Args:
       lowered: JAX's `Lowered` object.
       dump: the folder for the compiler's dump.
-      overrides: further compiler options, which replace the options for the dump.
+      overrides: further compiler options. Options about the dump are ignored.
 
     Returns:
       A dict of `bytes` by kind and `compile_seconds`, and the HloProto, or None if the compiler
       wrote none. If the compiler refuses the program, for example because it is too large, the dict
       has `error` instead of `bytes`.
     """
-    options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_proto": True, **(overrides or {})}
+    options = {**(overrides or {}), **_DUMP, "xla_dump_to": str(dump)}
     start = time.perf_counter()
     try:
         stats = lowered.compile(compiler_options=options).memory_analysis()
