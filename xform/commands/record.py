@@ -13,7 +13,6 @@ import collections
 import dataclasses
 import functools
 import html
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from xform.planner.planning import Planner, current_planner, use_planner
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, policy_name, save_everything
+from xform.program.frameworks import is_framework
 from xform.program.source import frame
 from xform.steps.derivatives import Decisions, in_step
 from xform.steps.plan import StepPlan
@@ -337,13 +337,13 @@ def _without_value(both: Callable[..., Any]) -> Callable[..., Any]:
 def _place(f: Any) -> tuple[str, str]:
     """Return a function's name and its line.
 
-    For a function of an installed library it is the line of the program that called the transform.
+    For a function of a framework it is the line of the program that called the transform.
     """
     for _ in range(_MAX_WRAPPERS):
         f = f.func if isinstance(f, functools.partial) else getattr(f, "__wrapped__", f)
     name = function_name(f)
     code = getattr(f, "__code__", None)
-    if code is None or f"{os.sep}site-packages{os.sep}" in code.co_filename:
+    if code is None or is_framework(code.co_filename):
         return name, frame()
     return name, f"{code.co_filename}:{code.co_firstlineno}"
 

@@ -19,16 +19,16 @@ from typing import Any
 import jax
 
 from xform.memory.proto import Message
+from xform.program.frameworks import line_of_model
 
 # The position of an element in a (nested) tuple; () for the whole value.
 Index = tuple[int, ...]
 
-# Stack frames in these folders are not the user's: JAX, xform, and Python's standard library.
+# Stack frames in these folders are never shown: JAX, xform, and Python's standard library.
 _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)), sysconfig.__file__)
 )
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 # XLA's PrimitiveType enumeration, from 1, in the short names that JAX prints.
 _DTYPE_NAMES = """
@@ -267,14 +267,14 @@ class Module:
                 yield from self.computations[inner].instructions
 
     def where(self, instruction: Instruction) -> str:
-        """Return `file:line (function)` of the innermost frame in the user's code; "" without one.
+        """Return `file:line (function)` of the model's code that made it; "" if it is unknown.
 
-        JAX, xform and installed packages are not the user's code.
+        The line may be in an installed package (`program/frameworks.py`).
         """
         if instruction.frame:
-            return self._frames.users_line(instruction.frame)
+            return self._frames.line_of_model(instruction.frame)
         path, line = instruction._file
-        return f"{path}:{line}" if path and _is_users(path) else ""
+        return f"{path}:{line}" if path and not path.startswith(_LIBRARIES) else ""
 
 
 class _Frames:
@@ -285,28 +285,23 @@ class _Frames:
         # Each location is a file, a function and a line; each frame a location and its caller.
         self._locations = [(m.number(1), m.number(2), m.number(3)) for m in data.messages(3)]
         self._frames = [(m.number(1), m.number(2)) for m in data.messages(4)]
-        self._users_lines: dict[int, str] = {}
+        self._lines: dict[int, str] = {}
 
-    def users_line(self, frame: int) -> str:
-        """Return `file:line (function)` of the innermost user's frame; "" if there is none."""
-        if frame not in self._users_lines:
-            self._users_lines[frame] = self._find_users_line(frame)
-        return self._users_lines[frame]
+    def line_of_model(self, frame: int) -> str:
+        """Return `file:line (function)` of the model's code for a frame; "" if it is unknown."""
+        if frame not in self._lines:
+            self._lines[frame] = line_of_model(self._with_callers(frame))
+        return self._lines[frame]
 
-    def _find_users_line(self, frame: int) -> str:
-        """Search for the user's line from a frame to its callers."""
+    def _with_callers(self, frame: int) -> Iterator[tuple[str, str]]:
+        """Yield the file and the line of a frame, and then of its callers."""
         while frame:
             location, frame = self._frames[frame - 1]
             file, function, line = self._locations[location - 1]
             path = self._files[file - 1]
-            if _is_users(path):
-                return f"{path}:{line} ({self._functions[function - 1].rpartition('.')[2]})"
-        return ""
-
-
-def _is_users(path: str) -> bool:
-    """Return whether a file is the user's own code."""
-    return not path.startswith(_LIBRARIES) and not any(part in path for part in _INSTALLED)
+            if not path.startswith(_LIBRARIES):
+                name = self._functions[function - 1].rpartition(".")[2]
+                yield path, f"{path}:{line} ({name})"
 
 
 def _shape(data: Message) -> Shape:

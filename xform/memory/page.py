@@ -106,10 +106,14 @@ def digest(text: str) -> str:
 def source_line(where: str) -> str:
     """Return the text of a source line; "" if the file does not exist.
 
-    `where` is `file.py:line`, and may have more text behind it.
+    `where` is `file.py:line`, and may have more text behind it. The file is relative to the current
+    folder, or to a folder that Python imports from.
     """
     place = _FILE_AND_LINE.match(where)
-    line = linecache.getline(os.path.abspath(place["file"]), int(place["line"])) if place else ""
+    if place is None:
+        return ""
+    here = os.path.abspath(place["file"])
+    line = linecache.getline(here if os.path.exists(here) else place["file"], int(place["line"]))
     return line.strip()[:_LONGEST_LINE]
 
 

@@ -2,19 +2,24 @@
 
 An equation of JAX keeps a Python traceback and a *name stack*, the scopes of `jax.named_scope`
 around it. `source` sets both when an equation is bound again in another trace. `frame` is the
-user's line, for error messages.
+model's line, for reports and error messages.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from typing import Any
 
 import jax
 
 from xform._jax import JaxprEqn, source_info_util
+from xform.program.frameworks import line_of_model
+
+# What follows the file in the text of a frame.
+_AFTER_FILE = re.compile(r"(?::\d+)+ \(.*\)$")
 
 _XFORM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -56,16 +61,16 @@ def name_stack():
 
 
 def frame(eqn: Any = None) -> str:
-    """Return `file:line (function)` of the user's code that made `eqn`.
+    """Return `file:line (function)` of the model's code that made `eqn`.
 
-    If there is no equation, or it has no frame in the user's code, the line is that of the running
-    code. Installed libraries count as the user's code only if there are no other frames.
+    It may be in an installed package (`frameworks.py`). If there is no equation, or it has no frame
+    outside JAX and xform, the line is that of the running code.
     """
     info = getattr(eqn, "source_info", None)
     info = info if info and _in_user_code(info.traceback) else source_info_util.current()
-    frames = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
-    outside_libraries = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
-    return next(outside_libraries, frames[0] if frames else _running_line())
+    lines = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
+    # A line is `file:line:column (function)`, or `file:line (function)`.
+    return line_of_model((_AFTER_FILE.sub("", line), line) for line in lines) or _running_line()
 
 
 def user_stacklevel() -> int:

@@ -123,12 +123,23 @@ def first_few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+# The folder that packages are installed in.
+_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+
+
 def shorten_place(where: str) -> str:
-    """Return `file:line (function)` with the path relative to the current folder if shorter."""
+    """Return `file:line (function)` with the shortest path.
+
+    It is relative to the current folder; for an installed package, to the folder of packages.
+
+    >>> from xform.terminal.text import shorten_place
+    >>> shorten_place("/venv/lib/python3.12/site-packages/maxtext/llama2.py:7 (f)")
+    'maxtext/llama2.py:7 (f)'
+    """
     path, line, rest = where.rpartition(".py:")
     if not path or path.startswith("<"):
         return where
-    return min(path, os.path.relpath(path), key=len) + line + rest
+    return min(path, os.path.relpath(path), _PACKAGES.sub("", path), key=len) + line + rest
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
