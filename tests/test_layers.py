@@ -17,7 +17,7 @@ LAYERS = """
     errors, terminal, storage, introspection < _jax < program < registry < passes < interpret <
     rules < slices < policies < planner < memory < transforms <
     adjoints, curvature, diagnosis, fused, jacobians, sparse, steps <
-    extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ < experimental
+    extend, equinox, flax, everywhere, names, testing, __init__ < commands < __main__ < experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
 # The layers within the planner.

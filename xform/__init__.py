@@ -51,6 +51,7 @@ __all__ = [
     "memory_analysis",
     "pareto",
     "plan",
+    "plan_names",
     "remat",
     "residuals",
     "sliced",
@@ -73,6 +74,7 @@ _LAZY_FUNCTIONS = {
     "memory_analysis": "xform.memory.analysis",
     "pareto": "xform.transforms.pareto",
     "plan": "xform.transforms.plan",
+    "plan_names": "xform.names.plan_names",
     "sliced": "xform.transforms.sliced",
 }
 # Public modules that are imported on first use.
@@ -91,6 +93,7 @@ if _typing.TYPE_CHECKING:
     from xform.fused.previous_norm import clip_by_previous_global_norm
     from xform.memory.analysis import memory_analysis
     from xform.memory.capacity import fits
+    from xform.names.plan_names import plan_names
     from xform.steps.jit import jit
     from xform.transforms.compare import compare
     from xform.transforms.pareto import pareto

@@ -8,6 +8,7 @@ pass, subclass `Pass`.
 | --- | --- |
 | `Inline` | inlines calls of jitted functions |
 | `OpenRegions` | inlines remat regions (`jax.checkpoint`) |
+| `RegionPolicy(policy)` | gives remat regions with named values another policy |
 | `Fold` | evaluates operations on constants |
 | `Simplify` | applies algebraic simplifications that are exact for every value |
 | `Cse` | merges equal equations (common subexpressions) |
@@ -21,6 +22,7 @@ from xform.passes.fold import Fold
 from xform.passes.inline import Inline
 from xform.passes.listing import listing
 from xform.passes.open_regions import OpenRegions
+from xform.passes.region_policy import RegionPolicy
 from xform.passes.simplify import Simplify
 from xform.passes.verify import verify
 
@@ -34,6 +36,7 @@ __all__ = [
     "Pass",
     "PassResult",
     "Pipeline",
+    "RegionPolicy",
     "Simplify",
     "listing",
     "verify",

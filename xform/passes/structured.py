@@ -50,6 +50,18 @@ def is_remat_region(eqn: JaxprEqn) -> bool:
     return traits(eqn.primitive).calls == "region" and not eqn.params["differentiated"]
 
 
+def is_recomputation(eqn: JaxprEqn) -> bool:
+    """Return whether an equation recomputes a remat region, in a backward pass made by JAX.
+
+    The compiler must not merge it with the forward pass. In a scan it cannot, and JAX then sets
+    `prevent_cse=False`.
+    """
+    if traits(eqn.primitive).calls != "region" or not eqn.params["differentiated"]:
+        return False
+    prevent = eqn.params["prevent_cse"]
+    return prevent if isinstance(prevent, bool) else any(prevent)
+
+
 def chosen_sharding(s: Any) -> Any:
     """Return a sharding parameter of a jit equation; None if the compiler chooses the sharding."""
     return s if isinstance(s, jax.sharding.Sharding) else None
@@ -73,6 +85,11 @@ def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
         return tuple(map(program, params["branches"]))
     plain = eqn.primitive is jit_p and not has_shardings(eqn) and not _has_options(params)
     return (program(params["jaxpr"]),) if plain or eqn.primitive is scan_p else ()
+
+
+def nested_programs(eqn: JaxprEqn) -> tuple[Program, ...]:
+    """Return the programs that an equation runs: the body of a call or loop, or the branches."""
+    return (called_body(eqn),) if traits(eqn.primitive).call else bodies(eqn)
 
 
 def _has_options(params: dict[str, Any]) -> bool:

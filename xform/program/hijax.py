@@ -9,7 +9,6 @@ define both. JAX is converting some of its own operations to such objects: remat
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from jax.experimental import hijax
 
 from xform._jax import AbstractToken, JaxprEqn, Primitive, jaxpr_and_consts, name_p, primitive_named
 from xform.errors import UnsupportedParam
+from xform.program.nested import map_equations
 from xform.program.source import frame
 
 # The base class of operation objects. JAX 0.10 has another name for it. The rules of these objects
@@ -131,21 +131,4 @@ def lower_all(jaxpr: Any) -> Any:
 
     A jaxpr without operation objects is returned unchanged.
     """
-    body = jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
-    eqns = [_lower_nested(lower_equation(eqn)) for eqn in body.eqns]
-    if all(map(operator.is_, eqns, body.eqns)):
-        return jaxpr
-    lowered = body.replace(eqns=eqns)
-    return lowered if body is jaxpr else jaxpr.replace(jaxpr=lowered)
-
-
-def _lower_nested(eqn: JaxprEqn) -> JaxprEqn:
-    """Apply `lower_all` to the jaxprs among the parameters of an equation."""
-    lower = lambda x: lower_all(x) if hasattr(x, "eqns") else x
-    changed: dict[str, Any] = {}
-    for name, value in eqn.params.items():
-        parts = value if isinstance(value, tuple) else (value,)
-        new = tuple(map(lower, parts))
-        if not all(map(operator.is_, new, parts)):
-            changed[name] = new if isinstance(value, tuple) else new[0]
-    return eqn.replace(params=eqn.params | changed) if changed else eqn
+    return map_equations(jaxpr, lower_equation)

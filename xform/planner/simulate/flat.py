@@ -37,7 +37,7 @@ from xform.interpret.cost import aval_bytes
 from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.materialize import materialize_p
 from xform.passes.erased import unchanged_operand
-from xform.passes.structured import called_body
+from xform.passes.structured import called_body, is_recomputation
 from xform.planner.simulate.flat_products import ProductFlattener
 from xform.planner.simulate.products import is_outer, shape
 from xform.planner.simulate.profiles import Profile
@@ -105,6 +105,8 @@ class Flattener(ProductFlattener):
         """Add the steps that compute an equation from these operands, and return its results."""
         prim, known = eqn.primitive, self.traits(eqn.primitive)
         if known.call:
+            if self.profile.keeps_regions and is_recomputation(eqn):
+                operands = self._add_waits(eqn, operands)
             return self.add_program(called_body(eqn), operands)
         if known.lowered and self.profile.lowers:
             lowered = self.fact(eqn, "lowered", functools.partial(known.lowered, eqn))
@@ -190,6 +192,13 @@ class Flattener(ProductFlattener):
         return [
             self.add_step(prim, (x, tuple(awaited)), eqn, [x, *awaited], [v.aval])[0]
             for x, v in zip(operands, eqn.outvars, strict=False)
+        ]
+
+    def _add_waits(self, eqn: JaxprEqn, operands: list[FlatValue]) -> list[FlatValue]:
+        """Return the operands of a region, which all wait until the last of them is computed."""
+        return [
+            self.add_step(wait_p, (x, tuple(operands)), eqn, [x, *operands], [v.aval])[0]
+            for x, v in zip(operands, eqn.invars, strict=True)
         ]
 
     def _add_elementwise(self, eqn: JaxprEqn, operands: list[FlatValue]) -> FlatValue:

@@ -53,7 +53,11 @@ class Liveness:
 
 
 def simulate(
-    prog: Program, backend: str, n_cotangents: int = 0, overwrites_argument: Mask = ()
+    prog: Program,
+    backend: str,
+    n_cotangents: int = 0,
+    overwrites_argument: Mask = (),
+    keeps_regions: bool = False,
 ) -> Liveness:
     """Return the simulated Liveness of a program on one device.
 
@@ -64,10 +68,14 @@ def simulate(
         the backward part.
       overwrites_argument: for each output, whether it overwrites a donated argument. Such an output
         is not counted. By default no output does.
+      keeps_regions: whether a compiler option keeps this backend from merging what JAX's remat
+        regions recompute with the forward pass.
 
     Cost: near linear in equations; each loop body is simulated once.
     """
     profile = backend_profile(backend)
+    if keeps_regions:
+        profile = dataclasses.replace(profile, keeps_regions=True)
     flat = flatten(prog, profile, n_cotangents)
     return _simulate_flat(
         flat, prog.inputs, prog.outputs, profile, n_cotangents, overwrites_argument

@@ -35,6 +35,8 @@ class Profile:
         barrier. The simulation keeps all barriers of the program, even those that do nothing on
         this backend.
       selects_barriers: a barrier is compiled to one select for each value that it delays.
+      keeps_regions: the compiler does not merge what a remat region of `jax.checkpoint` recomputes
+        with the forward pass.
       library_elements: reductions of at least this many elements run in a library (YNNPACK on a
         CPU). One library call includes the operations around the reduction. 0: there is no such
         library.
@@ -74,6 +76,7 @@ class Profile:
     host_is_device: bool = False
     repeats: bool = False
     selects_barriers: bool = False
+    keeps_regions: bool = True
     library_elements: int = 0
     library_sines: bool = False
     widens_products: bool = False
@@ -126,6 +129,7 @@ CPU = Profile(
     breadth_first=True,
     host_is_device=True,
     selects_barriers=True,
+    keeps_regions=jax.__version_info__ >= (0, 12),
     library_elements=4096,
     library_sines=jax.__version_info__ >= (0, 12),
     widens_products=jax.__version_info__ < (0, 12),

@@ -1,0 +1,242 @@
+"""`plan_names`: choose the named values that every layer saves, for a program under plain JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xform.errors import WrongArgument, XformError
+from xform.everywhere import install
+from xform.introspection.callables import function_name
+from xform.memory.targets import Target, parse_target
+from xform.names.name_plan import NamePlan
+from xform.names.name_set import NameSet, WeighedNames, explore, pareto
+from xform.names.plain_step import KEEPS_REGIONS, PlainStep
+from xform.planner.device import resolve_fit
+from xform.policies import parse, policy_name, save_nothing
+from xform.policies.budgets import Budget
+from xform.policies.combined import open_regions
+from xform.steps.jit import jit
+from xform.steps.plan import StepPlan
+from xform.terminal import progress_line
+from xform.transforms.function import Tree, numbers, positions
+from xform.transforms.planning_task import check_step
+from xform.transforms.within import first_within
+
+# After the search, sets of names that recompute less are compiled too, if their simulated bytes
+# are at most the budget times _NEAR, until _MAX_MISSES of them do not fit.
+_NEAR, _MAX_MISSES = 1.08, 2
+
+
+def plan_names(
+    f: Callable[..., Any],
+    *args: Tree,
+    policy: Any,
+    policy_argument: str = "policy",
+    target: str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    compiler_options: Mapping[str, Any] | None = None,
+    free: bool = True,
+) -> NamePlan:
+    """Choose the named values that every remat region saves, so that `f` fits a number of bytes.
+
+    The plan is for programs that run under plain JAX, without xform. Each value that
+    `jax.ad_checkpoint.checkpoint_name` names in a remat region (`jax.checkpoint`) is saved,
+    offloaded to the host or recomputed. The choice is the same in every region, such as every
+    layer. Besides these values a region saves only its inputs. This is the meaning of JAX's policy
+    `save_and_offload_only_these_names`.
+
+    A region has to get its policy from outside. Give `f` a parameter for it, and pass it on:
+
+        def f(params, batch, policy):
+            layer = jax.checkpoint(block, policy=policy)
+            ...
+            return jax.grad(loss)(params, batch)
+
+    If a library marks the layers, `xform.passes.RegionPolicy(policy)(loss)` is the loss with this
+    policy in its regions.
+
+    The program is traced and simulated under sets of names. The compiler then decides which sets
+    fit, as it does for other budgets. Of the sets that were compiled and fit, the one that
+    recomputes least is chosen.
+
+    Args:
+      f: a gradient or a training step. It differentiates with JAX's transforms.
+      *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
+      policy: a budget of the peak, such as "budget:6GiB", or "auto", the memory of the target. It
+        limits the arguments, outputs and temporary memory of `f` on each device.
+      policy_argument: the name of the parameter of `f` that takes the policy.
+      target: the device to plan and compile for, such as "cpu" or "gpu:h100", attached or not; None
+        is JAX's default backend.
+      donate_argnums: positions of the arguments whose memory the compiled function may reuse.
+      compiler_options: options of the compiler, as for `jax.jit`. With JAX 0.10.2, XLA on a CPU
+        undoes `jax.checkpoint` in unrolled layers, and then no set of names saves memory. The
+        option `{"xla_disable_hlo_passes": "cse_barrier_expander"}` prevents this. Scanned layers
+        do not need it.
+      free: whether to make the free plan too, for comparison: the plan of `xform.jit` within the
+        same budget, which decides about each value of the whole program. For this, JAX's transforms
+        are replaced for a moment, as by `xform.install`.
+
+    Returns:
+      A `NamePlan`. It prints as a table of the names, with the compiled bytes, the recomputed FLOPs
+      and the cost of the restriction to names. Its methods export it: `checkpoint_policy()` for
+      `jax.checkpoint`, `as_code()` as Python text, `maxtext()` and `tunix()` as settings.
+
+    Raises:
+      BudgetInfeasible: no set of names that was compiled fits. The error's `floor_bytes` is the
+        lowest peak that was found.
+      WrongArgument: `f` has no remat region that gets the policy, or no named value in one; or
+        `policy` is not a budget of the peak.
+
+    Cost: with k names that matter, at most 2 k + 2^k traces of `f` if k is at most 4, else about
+    k^2 / 2 + 2 k; with a link to the host, up to k more for each set on the Pareto front. About
+    log2(k) + 4 compilations, and those of `xform.jit` for the free plan.
+
+    >>> from jax.ad_checkpoint import checkpoint_name
+    >>> def layer(x, w):
+    ...     return jnp.tanh(checkpoint_name(jnp.tanh(x @ w) @ w, "up")), None
+    >>> def gradient(ws, x, policy):
+    ...     block = jax.checkpoint(layer, policy=policy)
+    ...     return jax.grad(lambda ws: jax.lax.scan(block, x, ws)[0].sum())(ws)
+    >>> ws = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32)
+    >>> x = jax.ShapeDtypeStruct((256, 64), jnp.float32)
+    >>> plan = xform.plan_names(gradient, ws, x, policy="budget:2MiB", free=False)
+    >>> plan.saved, plan.compiled_bytes <= 2 * 2**20
+    (('up',), True)
+    """
+    start, parsed = time.perf_counter(), parse_target(target)
+    request = f"plan_names of {function_name(f)}"
+    budget = _budget(policy, parsed, request)
+    check_step(f, args, policy_argument, 0, False, "plan_names")
+    donate = positions(numbers(donate_argnums, "plan_names", "donate_argnums"), len(args), request)
+    with progress_line.show(f"planning the named values of {function_name(f)}"):
+        step = PlainStep(f, args, policy_argument, parsed, donate, compiler_options or {})
+        weighed = explore(step.values, step.weigh, step.may_offload)
+        search = _NameSearch(step, budget)
+        chosen = search.run(weighed)
+        everything = step.weigh_everything()
+        spent = time.perf_counter() - start - sum(search.seconds)
+        plan = NamePlan(
+            function=step.name,
+            policy=policy_name(budget),
+            target=parsed.name,
+            names=chosen.names,
+            values=step.values,
+            compiled_bytes=int(search.bytes_of(chosen)),
+            recompute_flops=chosen.recompute_flops,
+            compiles=len(search.seconds),
+            seconds=spent,
+            compile_seconds=sum(search.seconds),
+            nothing=step.weigh(NameSet()),
+            everything=everything,
+            budget_bytes=budget.bytes,
+            no_free_plan="it was not asked for",
+        )
+        if not free:
+            return plan
+        try:
+            other = _free_plan(f, args, policy_argument, budget, target, donate)
+        except XformError as error:
+            return dataclasses.replace(plan, no_free_plan=error.problem)
+        return dataclasses.replace(plan, free=other, no_free_plan="")
+
+
+class _NameSearch:
+    """The search for the set of names that recomputes least and fits a budget.
+
+    Attributes:
+      seconds: the wall time of each compilation.
+    """
+
+    def __init__(self, step: PlainStep, budget: Budget):
+        self._step, self._budget = step, budget
+        self._compiled = dict[NameSet, float]()
+        self.seconds: list[float] = []
+
+    def run(self, weighed: Sequence[WeighedNames]) -> WeighedNames:
+        """Return the set of least work whose compiled program fits.
+
+        `weighed` are the sets to choose from, in the order of their work. The compiler first
+        measures sets on the simulated Pareto front, then a few that recompute less and nearly fit.
+
+        Raises:
+          BudgetInfeasible: no set that was compiled fits.
+        """
+        front = pareto(weighed)
+        nothing = next(each for each in weighed if each.names == NameSet())
+        ladder = front if nothing in front else [*front, nothing]
+        chosen = first_within(self._budget, [ladder], self.bytes_of, self._remedy())
+        scale = self.bytes_of(chosen) / max(chosen.simulated_bytes, 1)
+        misses = 0
+        for each in weighed:
+            if each.work >= chosen.work or misses == _MAX_MISSES:
+                break
+            if each.names in self._compiled:
+                continue
+            if scale * each.simulated_bytes > _NEAR * self._budget.bytes:
+                continue
+            if self.bytes_of(each) <= self._budget.bytes:
+                return each
+            misses += 1
+        return chosen
+
+    def bytes_of(self, weighed: WeighedNames) -> float:
+        """Return the compiled bytes under a set; infinite if the compiler refuses the program."""
+        if weighed.names not in self._compiled:
+            start = time.perf_counter()
+            total = self._step.compile(weighed.names).total_bytes
+            self.seconds.append(time.perf_counter() - start)
+            self._compiled[weighed.names] = math.inf if total is None else total
+        return self._compiled[weighed.names]
+
+    def _remedy(self) -> str:
+        """Return what to do if no set of names fits."""
+        option = (
+            f"if the layers are unrolled, pass compiler_options={KEEPS_REGIONS}: XLA on a CPU "
+            "undoes jax.checkpoint in unrolled code; "
+            if self._step.is_undone
+            else ""
+        )
+        return (
+            f"{option}raise the budget, donate arguments that are not read later, make the batch "
+            "or the sequence smaller, or use xform.jit, whose plans are not restricted to names"
+        )
+
+
+def _budget(policy: Any, target: Target, request: str) -> Budget:
+    """Return the budget of the peak that the user gave, or raise WrongArgument."""
+    parsed = parse(policy)
+    with target.planned_for():
+        budget = resolve_fit(parsed)
+    if isinstance(budget, Budget) and budget.of == "peak":
+        return budget
+    raise WrongArgument(
+        f"{request} with policy={policy!r}",
+        "it is no budget of the peak memory, or the memory of the target is unknown",
+        "",
+        "pass a number of bytes, such as policy='budget:6GiB'",
+    )
+
+
+def _free_plan(
+    f: Callable[..., Any],
+    args: Sequence[Tree],
+    policy_argument: str,
+    budget: Budget,
+    target: str | None,
+    donate: Sequence[int],
+) -> StepPlan:
+    """Return the plan of `xform.jit` for `f` within the budget, with its remat regions opened.
+
+    Raises:
+      XformError: no plan fits, or xform cannot differentiate the function.
+    """
+    run = functools.wraps(f)(functools.partial(f, **{policy_argument: save_nothing}))
+    with install():
+        return (
+            jit(run, open_regions(budget), target=target, donate_argnums=donate).lower(*args).plan
+        )
