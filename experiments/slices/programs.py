@@ -121,6 +121,7 @@ PROGRAMS = {
     "GPT, six scanned layers": Program(functools.partial(gpt, scanned=True), "0.35", share=0.35),
     "Flax gemma": Program(unmodified.gemma, "0.35", share=0.35, foreign=True),
     "Flax lm1b": Program(unmodified.lm1b, "0.35", share=0.35, foreign=True),
+    "Flax vae": Program(unmodified.vae, "0.7", share=0.6, foreign=True),
     "Haiku transformer": Program(unmodified.haiku, "0.6", share=0.25, foreign=True),
     "Equinox BERT": Program(unmodified.bert, "0.6", share=0.35, foreign=True),
 }

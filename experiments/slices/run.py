@@ -12,6 +12,7 @@ import numpy as np
 
 import xform
 from experiments.report import keep, known, write_table
+from experiments.slices.elsewhere import ON_TARGETS, measure
 from experiments.slices.programs import MIB, PROGRAMS, Program
 
 HERE = Path(__file__).parent
@@ -83,7 +84,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sources", type=Path, help="a folder of other people's programs")
     parser.add_argument("--only", action="append", help="measure this program again")
+    parser.add_argument("--target", choices=ON_TARGETS, help="an absent device to compile for")
     args = parser.parse_args()
+    if args.target:
+        measure(args.target, args.sources, args.only)
+        return
     for name, program in PROGRAMS.items():
         asked = name in args.only if args.only else name not in known(RESULTS)
         if asked and (args.sources or not program.foreign):

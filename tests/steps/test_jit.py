@@ -309,13 +309,6 @@ def test_inside_another_transformation_a_budget_is_ignored_with_a_warning() -> N
     assert_equal(batched[0], jax.vmap(sgd, (None, 0))(WS, X.reshape(2, 32, 32))[0])
 
 
-def test_slices_of_a_step_with_several_derivatives_are_left_out_with_a_warning() -> None:
-    args = WS, WS * 2, X, X + 1
-    planned = xform.jit(gan, budget(2 * compiled_bytes(gan, *args), slices=True))
-    with pytest.warns(UserWarning, match=r"gan takes 2 derivatives.*slices only for a step with"):
-        assert_equal(planned(*args), jax.jit(gan)(*args))
-
-
 def test_a_time_limit_ends_the_search_with_a_warning() -> None:
     size = int(0.5 * compiled_bytes(sgd, WS, X))
     planned = xform.jit(sgd, budget(size), time_limit=0)

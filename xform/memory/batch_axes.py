@@ -33,9 +33,9 @@ from xform.registry.dependence import Elementwise
 from xform.registry.table import rule_of, traits
 from xform.registry.words import Bilinear, Linear
 from xform.slices.ends import ends
+from xform.slices.slicing import RESHAPES
 
-# Primitives by name: reshapes, sums, and products.
-_RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
+# Primitives by name: sums, and products.
 _SUMS = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("mul", "div"))
 # How a value depends on sums over an axis: not at all, linearly, or in another way.
@@ -147,7 +147,7 @@ class _AxisCollector:
         if isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results:
             return xs[: len(eqn.outvars)]  # such primitives are identities
         ys = [self.value(v) for v in eqn.outvars]
-        if eqn.primitive.name in _RESHAPES:
+        if eqn.primitive.name in RESHAPES:
             self.axes.same(*([f for axis in self.values[v] for f in axis] for v in (xs[0], ys[0])))
             self.operations.append(_AxisOperation(xs, ys, "linear", (), is_backward))
         else:

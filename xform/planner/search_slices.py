@@ -70,7 +70,7 @@ class _Proposal:
     @functools.cached_property
     def peak(self) -> int:
         """The simulated peak."""
-        return _simulated(self.problem, self.candidate)
+        return simulated_bytes(self.problem, self.candidate)
 
     @functools.cached_property
     def bytes(self) -> float:
@@ -81,7 +81,7 @@ class _Proposal:
     def floor(self) -> float:
         """The expected bytes of the smallest plan: its simulated bytes, scaled."""
         smallest = front(self.problem).smallest()[0]
-        return self.bytes / self.peak * _simulated(self.problem, smallest)
+        return self.bytes / self.peak * simulated_bytes(self.problem, smallest)
 
 
 def search_slices(
@@ -162,7 +162,7 @@ def search_unsliced(
     except BudgetInfeasible as error:
         if len(problem.program.equations) > _MAX_EQUATIONS:
             raise
-        start = _Proposal(problem, default, compiled_bytes or _simulated)
+        start = _Proposal(problem, default, compiled_bytes or simulated_bytes)
         smallest = _proposals(start, default_of)[:1]
         least = min((p.bytes for p in smallest), default=error.floor_bytes)
         if least >= error.floor_bytes:
@@ -177,8 +177,29 @@ def search_unsliced(
         ) from None
 
 
-def _simulated(problem: Problem, candidate: Candidate) -> int:
-    """Return the simulated bytes of a plan."""
+def loss_in_slices(
+    problem: Problem, default: Candidate, default_of: PlanProblem, limit: int
+) -> tuple[Candidate, Candidate]:
+    """Return default plans with a region in slices that recomputes nothing, by simulation alone.
+
+    The region is the one with the lowest peak. It has the fewest slices whose simulated bytes are
+    at most `limit` in the first plan, and the most slices in the second. Both are `default` if no
+    such region lowers the peak.
+    """
+    start = _Proposal(problem, default, simulated_bytes)
+    proposals = _proposals(start, default_of)
+    free = [p for p in proposals if p.candidate.work <= default.work and p.peak < start.peak]
+    if not free:
+        return default, default
+    most = free[0]
+    assert most.choice is not None
+    propose = lambda region: _proposal(start, default_of, most.choice, region)
+    fewest = fewest_slices(most.choice, most, propose, lambda p: p.peak <= limit)
+    return fewest.candidate, most.candidate
+
+
+def simulated_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Return the simulated bytes of a plan, with the bytes outside the derivative."""
     return problem.peak(candidate.schedule) + problem.outside_bytes
 
 
@@ -193,7 +214,7 @@ def _proposals(base: _Proposal, default_of: PlanProblem) -> list[_Proposal]:
 
 
 def _proposal(
-    base: _Proposal, default_of: PlanProblem, choice: RegionChoice, region: Region
+    base: _Proposal, default_of: PlanProblem, choice: RegionChoice | None, region: Region
 ) -> _Proposal:
     """Return the program with one more region in slices, under its default plan."""
     slices = (*base.problem.slices, decision_for(region))

@@ -16,12 +16,14 @@ from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan.plan import Plan
 from xform.planner.plan_program import (
+    default_plan,
     plan_program,
     search_by_simulation,
     search_with_compiler,
 )
 from xform.planner.problem import Problem
 from xform.planner.search_several import search_several
+from xform.planner.search_several_slices import search_several_slices
 from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
 from xform.program.source import user_stacklevel
@@ -128,7 +130,10 @@ class StepSearch:
             compiler = Compiler(problem, one, object())  # equal to no other: `tried` is the memory
             return {key: search_with_compiler(problem, self.budget, default[key], compiler)}
         if self.problems:
-            self._warn_of_slices()
+            if self.budget.slices:
+                return search_several_slices(
+                    self.problems, self.budget, default, default_plan, self._measure
+                )
             return search_several(self.problems, self.budget, default, self._measure)
         if (size := self._measure(default)) <= self.budget.bytes:
             return default
@@ -141,16 +146,6 @@ class StepSearch:
             "xform.grad (xform.install() replaces jax.grad)",
             int(size),
         )
-
-    def _warn_of_slices(self) -> None:
-        """Warn that a step with several derivatives gets no slices."""
-        if self.budget.slices:
-            warnings.warn(
-                f"{self._name} takes {len(self.problems)} derivatives, and {self.budget!r} tries "
-                "slices only for a step with one. Its plans have no slices. Use xform.sliced on "
-                "the part that takes the most memory",
-                stacklevel=user_stacklevel(),
-            )
 
     def _measure_one(self, key: str, candidate: Candidate) -> float:
         """Bytes of the step under the plan of its one derivative.
