@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ TRAINERS = ["flax_lm1b", "flax_gemma", "flax_mnist", "flax_seq2seq", "haiku_tran
 STEPS = 4
 # Parts of the bytes that the step takes without a budget.
 BUDGETS = (0.9, 0.8)
+# The same for budgets with slices, of the trainers that are run with them.
+SLICED, SLICES_BUDGETS = ("flax_lm1b", "flax_gemma", "haiku_transformer"), (0.8, 0.6)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 PLANNED = re.compile(
     r"planned step: (?P<step>\S+), .* (?P<size>\S+ \S+) on each device, .*?(?P<n>\d+) programs?"
@@ -32,8 +35,8 @@ ROOMY = "1TiB"
 
 
 def run(trainer: str, sources: Path, policy: str | None) -> dict[str, Any]:
-    """Run a trainer under JAX, or under xform with a budget; return what it printed."""
-    under = [] if policy is None else ["-m", "xform", "run", "--policy", f"budget:{policy}"]
+    """Run a trainer under JAX, or under xform with a policy; return what it printed."""
+    under = [] if policy is None else ["-m", "xform", "run", "--policy", policy]
     script = str(HERE / f"{trainer}.py")
     command = [sys.executable, "-W", "ignore", *under, script, str(sources), str(STEPS)]
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "JAX_PLATFORMS": "cpu"}
@@ -50,15 +53,30 @@ def run(trainer: str, sources: Path, policy: str | None) -> dict[str, Any]:
 
 def measure(trainer: str, sources: Path) -> dict[str, Any]:
     """Run a trainer under JAX, with a budget that everything fits, and with smaller budgets."""
-    found = {"jax": run(trainer, sources, None), "roomy": run(trainer, sources, ROOMY)}
+    found = {"jax": run(trainer, sources, None), "roomy": run(trainer, sources, f"budget:{ROOMY}")}
     size = largest(found["roomy"])
     for part in BUDGETS if size else ():
-        one = run(trainer, sources, f"{int(part * size)}B") | {"budget": part * size}
-        found[str(part)] = one
-        if floor := FLOOR.search(one["error"]):  # a little more, as the message is rounded
-            size_ = 1.01 * parse_bytes(floor["size"])
-            found["floor"] = run(trainer, sources, f"{int(size_)}B") | {"budget": size_}
+        found |= within(trainer, sources, "budget", part, size)
     return found
+
+
+def measure_slices(trainer: str, sources: Path, size: int) -> dict[str, Any]:
+    """Run a trainer under JAX, and with budgets with slices. `size`: its bytes without a budget."""
+    found = {"jax": run(trainer, sources, None)}
+    for part in SLICES_BUDGETS:
+        found |= within(trainer, sources, "slices:budget", part, size)
+    return found
+
+
+def within(trainer: str, sources: Path, policy: str, part: float, size: int) -> dict[str, Any]:
+    """Run a trainer within a part of `size` bytes; if that is refused, also within the floor."""
+    budget = part * size
+    one = run(trainer, sources, f"{policy}:{int(budget)}B") | {"budget": budget}
+    if not (floor := FLOOR.search(one["error"])):
+        return {str(part): one}
+    budget = 1.01 * parse_bytes(floor["size"])  # a little more, as the message is rounded
+    again = run(trainer, sources, f"{policy}:{int(budget)}B") | {"budget": budget}
+    return {str(part): one, "floor": again}
 
 
 def largest(found: dict[str, Any]) -> int:
@@ -72,26 +90,51 @@ def difference(found: dict[str, Any], want: dict[str, Any]) -> str:
     return f"{max(abs(a - b) / abs(b) for a, b in pairs):.0e}"
 
 
-def cells(found: dict[str, Any]) -> list[str]:
-    """Return the cells of one run: bytes, programs, the difference of the losses, and the end."""
-    jax_ = found["jax"]
-    row = [f"{largest(found['roomy']) / 2**20:.1f}", difference(found["roomy"], jax_)]
-    for part in map(str, BUDGETS):
+def cells(found: dict[str, Any], parts: Sequence[float]) -> list[str]:
+    """Return the cells of each budget of a trainer: bytes, and the difference of the losses."""
+    row: list[str] = []
+    for part in map(str, parts):
         one = found.get(part)
         if one and one["error"]:
             one = found.get("floor", one)
-            row += [f"refused; its floor: {largest(one) / 2**20:.1f}", difference(one, jax_)]
+            row += [f"refused; its floor: {mib(one)}", difference(one, found["jax"])]
             continue
         if one is None or one["exit"]:
             row += ["failed", ""]
             continue
         kept = "" if largest(one) <= one["budget"] * 1.001 else " EXCEEDED"
-        row += [f"{largest(one) / 2**20:.1f}{kept}", difference(one, jax_)]
+        row += [f"{mib(one)}{kept}", difference(one, found["jax"])]
     return row
 
 
+def mib(found: dict[str, Any]) -> str:
+    """Return the MiB of the largest planned step."""
+    return f"{largest(found) / 2**20:.1f}"
+
+
+def write_tables() -> None:
+    """Write the tables of all stored results."""
+    results = known(RESULTS)
+    stamp = f"Measured with JAX {jax.__version__} on a CPU; {STEPS} steps."
+    of_parts = lambda parts: [h for p in parts for h in (f"budget {p}, MiB", "losses differ by")]
+    head = ["trainer", "MiB without a limit", "losses differ by", *of_parts(BUDGETS)]
+    rows = [[name, mib(found["roomy"]), difference(found["roomy"], found["jax"]),
+             *cells(found, BUDGETS)]
+            for name in TRAINERS if (found := results.get(name))]  # fmt: skip
+    replace(HERE, "trainers", [*table(head, rows), "", stamp])
+    head = ["trainer", "MiB without a limit", *of_parts(SLICES_BUDGETS)]
+    rows = [[name, mib(results[name]["roomy"]), *cells(found, SLICES_BUDGETS)]
+            for name in SLICED if (found := results.get(sliced(name)))]  # fmt: skip
+    replace(HERE, "slices", [*table(head, rows), "", stamp])
+
+
+def sliced(trainer: str) -> str:
+    """Return the name of a trainer's results with slices."""
+    return f"{trainer}, slices"
+
+
 def main() -> None:
-    """Run what is not known; print the table."""
+    """Run what is not known; print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sources", type=Path, help="a folder of checkouts; see ../unmodified")
     parser.add_argument("--only", action="append", choices=TRAINERS)
@@ -100,11 +143,10 @@ def main() -> None:
         if options.sources and trainer not in known(RESULTS):
             found = keep(RESULTS, trainer, measure(trainer, options.sources))[trainer]
             print(trainer, {k: (v["exit"], len(v["losses"])) for k, v in found.items()}, flush=True)
-    head = ["trainer", "MiB without a limit", "losses differ by",
-            *(h for p in BUDGETS for h in (f"budget {p}, MiB", "losses differ by"))]  # fmt: skip
-    rows = [[name, *cells(found)] for name, found in known(RESULTS).items()]
-    stamp = f"Measured with JAX {jax.__version__} on a CPU; {STEPS} steps."
-    replace(HERE, "trainers", [*table(head, rows), "", stamp])
+        if options.sources and trainer in SLICED and sliced(trainer) not in known(RESULTS):
+            size = largest(known(RESULTS)[trainer]["roomy"])
+            keep(RESULTS, sliced(trainer), measure_slices(trainer, options.sources, size))
+    write_tables()
 
 
 if __name__ == "__main__":
