@@ -14,6 +14,7 @@ from xform.program.source import frame
 from xform.slices.bodies import by_position
 from xform.slices.custom_rules import largest_inside
 from xform.slices.grow import grow, producers, slicing_of
+from xform.slices.joined_sums import joined_sums
 from xform.slices.nested import has_body
 from xform.slices.opened import closed
 from xform.slices.shards import shard_length
@@ -66,11 +67,12 @@ class Region:
     @functools.cached_property
     def full(self) -> list[Var]:
         """The inputs that every slice reads in full."""
+        made = {y for eqn, _ in self.equations for y in eqn.outvars}
         values = (
             v
             for eqn, slicing in self.equations
             for v, axis in zip(eqn.invars, slicing.operands, strict=True)
-            if axis is None and isinstance(v, Var)
+            if axis is None and isinstance(v, Var) and v not in made
         )
         return list(dict.fromkeys(values))
 
@@ -170,4 +172,5 @@ def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
     axes, members = grow(prog, v, axis, n)
     if not members:
         return None
+    members = dict(sorted((members | joined_sums(prog, members)).items()))
     return Region(prog, v, axis, n, axes, members)

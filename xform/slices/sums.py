@@ -33,7 +33,7 @@ def sums_of_body(prog: Program, members: Mapping[int, Slicing]) -> frozenset[Var
         found = members.get(i)
         terms = [isinstance(v, Var) and v in sums for v in eqn.invars]
         if found is None and any(terms):
-            if not _is_linear(eqn, terms):
+            if not is_linear(eqn, terms):
                 return None
             sums.update(eqn.outvars)
         elif found is not None and found.summed:
@@ -47,7 +47,7 @@ def sums_of_body(prog: Program, members: Mapping[int, Slicing]) -> frozenset[Var
     return frozenset(sums)
 
 
-def _is_linear(eqn: JaxprEqn, terms: Sequence[bool]) -> bool:
+def is_linear(eqn: JaxprEqn, terms: Sequence[bool]) -> bool:
     """Return whether the results are linear in the operands that are `terms`, together."""
     kinds = [getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars)]
     numbers = [kind is not None and jnp.issubdtype(kind, jnp.number) for kind in kinds]
