@@ -44,7 +44,7 @@ def search_several_slices(
     if size <= budget.bytes:
         return default
     peaks = {key: simulated_bytes(problems[key], plan) for key, plan in default.items()}
-    # The simulated bytes at which the step is expected to fit.
+    # The step is expected to fit if its simulated bytes are at most this.
     limit = int(budget.bytes / size * max(peaks.values()))
     fewest, most = {**default}, {**default}
     for key, problem in problems.items():

@@ -19,7 +19,7 @@ Cost: a few look-ups for each equation and operand, whatever the size of the val
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from xform._jax import JaxprEqn, Literal, Var, has_effects
 from xform.interpret.cost import aval_bytes
@@ -62,11 +62,13 @@ class Growth:
         self._start: tuple[Var, int] | None = None
         self._is_valid = True
 
-    def start(self, v: Var, axis: int) -> None:
-        """Grow the region around a value, which is sliced along `axis`."""
+    def start(self, v: Var, axis: int, forward: Iterable[Var]) -> None:
+        """Grow the region around a value sliced along `axis`, then forward from other values."""
         self._start = v, axis
         self._demand(v, axis)
         self._push(v)
+        self._run()
+        self._forward += [y for y in forward if y in self.axes]
         self._run()
 
     def demand(self, v: Var, axis: int) -> bool:
@@ -237,32 +239,33 @@ def _body_slices(prog: Program, inputs: Axes, outputs: Axes, n: int, rules: froz
     return BodySlices(growth.axes, growth.members, axes(prog.inputs), axes(prog.outputs), are_sums)
 
 
-def grow(prog: Program, v: Var, axis: int, n: int) -> tuple[dict[Var, int], dict[int, Slicing]]:
-    """Return the region of `n` slices along one axis of a value: its values and its equations."""
+def grow(prog: Program, v: Var, axis: int, n: int, forward: Collection[Var] = ()
+         ) -> tuple[dict[Var, int], dict[int, Slicing]]:  # fmt: skip
+    """Return a region's values and equations. It also grows forward from the values `forward`."""
     kept_out: set[int] = set()
-    growth, levels, level = _grown(prog, v, axis, n, kept_out)
+    growth, levels, level = _grown(prog, v, axis, n, kept_out, forward)
     for _ in range(_ROUNDS):
         needed = _needed_in_full(growth, levels, level) - kept_out if level else None
         if not needed:
             break
         kept_out |= needed
-        growth, levels, level = _grown(prog, v, axis, n, kept_out)
+        growth, levels, level = _grown(prog, v, axis, n, kept_out, forward)
     for _ in range(_ROUNDS):
         if not (scales := _independent_of_start(growth, levels, level, v)):
             break
         kept_out |= scales
-        growth, levels, level = _grown(prog, v, axis, n, kept_out)
+        growth, levels, level = _grown(prog, v, axis, n, kept_out, forward)
     members = _connected(growth, {i for i, at in levels.items() if at == level}, v)
     axes = {y: growth.axes[y] for i in members for y in prog.equations[i].outvars
             if y in growth.axes}  # fmt: skip
     return axes, {i: growth.members[i] for i in sorted(members)}
 
 
-def _grown(prog: Program, v: Var, axis: int, n: int, kept_out: Iterable[int]
-           ) -> tuple[Growth, dict[int, int], int]:  # fmt: skip
+def _grown(prog: Program, v: Var, axis: int, n: int, kept_out: Iterable[int],
+           forward: Collection[Var]) -> tuple[Growth, dict[int, int], int]:  # fmt: skip
     """Return what grows around a value, the level of each equation in it, and of the start."""
     growth = Growth(prog, n, kept_out=kept_out)
-    growth.start(v, axis)
+    growth.start(v, axis, forward)
     levels, outside = _levels(growth)
     made = producers(prog).get(v)
     level = levels.get(made[0]) if made else None

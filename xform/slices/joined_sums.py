@@ -60,7 +60,7 @@ def _sums(eqn: JaxprEqn, slicing: Slicing) -> tuple[Var, ...]:
 
 
 def _is_wide_number(v: Var) -> bool:
-    """Return whether a value is one number, of a type in which slices are added."""
+    """Return whether a value is one number, and not narrower than its sums over slices."""
     aval: Any = v.aval
     return size(v) == 1 and sum_dtype(aval.dtype) == aval.dtype
 

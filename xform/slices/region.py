@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret.cost import aval_bytes, shape
+from xform.interpret.cost import aval_bytes, shape, size
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program
 from xform.program.source import frame
@@ -155,7 +156,9 @@ def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
         axis is sharded over devices. So an equation with another length is not part of the region.
 
     Returns:
-      The region; None if no equation computes the value in slices, or reads it in slices.
+      The region; None if no equation computes the value in slices, or reads it in slices. If slices
+      of other values leave it besides a sum, and the readers of these values make the sum the only
+      output, they are part of it: such a region is a loss.
 
     Cost: linear in the number of equations. Nothing of the size of a value is allocated.
 
@@ -169,8 +172,27 @@ def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
     """
     if n < 2 or shard_length(v, axis) % n:
         return None
-    axes, members = grow(prog, v, axis, n)
+    region = _grown(prog, v, axis, n)
+    if region is None:
+        return None
+    joined = [y for y, _, output_axis in region.outputs if output_axis is not None]
+    if joined and any(_is_number(*output) for output in region.outputs):
+        loss = _grown(prog, v, axis, n, joined)
+        if loss is not None and len(loss.outputs) == 1 and _is_number(*loss.outputs[0]):
+            return loss
+    return region
+
+
+def _grown(prog: Program, v: Var, axis: int, n: int, forward: Collection[Var] = ()
+           ) -> Region | None:  # fmt: skip
+    """Return the region that grows around a value, and forward from other values of it."""
+    axes, members = grow(prog, v, axis, n, forward)
     if not members:
         return None
     members = dict(sorted((members | joined_sums(prog, members)).items()))
     return Region(prog, v, axis, n, axes, members)
+
+
+def _is_number(y: Var, slicing: Slicing, axis: int | None) -> bool:
+    """Return whether an output of a region is a sum with one element."""
+    return axis is None and slicing.summed and size(y) == 1
