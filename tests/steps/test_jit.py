@@ -371,10 +371,14 @@ def test_a_step_whose_first_trace_differs_from_later_ones() -> None:
 
     size = compiled_bytes(step, WS, X)
     traces.clear()
-    planned = xform.jit(step, budget(int(0.8 * size)))
-    np.testing.assert_allclose(planned(WS, X), jax.jit(sgd)(WS, X)[0], rtol=1e-5)
+    planned, x = xform.jit(step, budget(int(0.8 * size))), jnp.asarray(X)
+    with counting_compilations() as compiled:
+        out = planned(WS, x)
+    np.testing.assert_allclose(out, jax.jit(sgd)(WS, X)[0], rtol=1e-5)
     assert planned.plan.compiled_bytes <= 0.8 * size
     assert planned.plan.recompute_flops > 0
+    # The programs of the search that met the first trace count too, and so does their time.
+    assert planned.plan.compiles == len(compiled)
 
 
 def test_without_verify_the_simulation_decides_and_one_program_is_compiled() -> None:

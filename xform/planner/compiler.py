@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Hashable
 
 from xform.interpret.joint import Schedule
@@ -36,6 +37,7 @@ class Compiler:
     Attributes:
       compiles: how many programs this object compiled. Plans whose bytes this process already knew
         do not count.
+      seconds: the time that these compilations took.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Compiler:
         joint = problem.joint()
         key = fingerprint(joint.program), joint.active, joint.seeded, *dependencies
         _compiled_bytes[key] = self._bytes_of_plan = _compiled_bytes.get(key, {})
-        self.compiles = 0
+        self.compiles, self.seconds = 0, 0.0
 
     def bytes(self, candidate: Candidate) -> float:
         """Return the compiled bytes of a plan; infinite if it is refused without a size."""
@@ -53,7 +55,9 @@ class Compiler:
         if key not in self._bytes_of_plan:
             done = f"{self.compiles} of at most {MAX_BEFORE_REFUSAL}"
             progress_line.update(f"{done} candidates compiled")
+            start = time.perf_counter()
             size = self._measure(candidate)
+            self.seconds += time.perf_counter() - start
             self._bytes_of_plan[key] = math.inf if size is None else size
             self.compiles += 1
         return self._bytes_of_plan[key]

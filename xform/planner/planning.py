@@ -20,7 +20,7 @@ from xform.planner.costs.outcome import recompute_flops
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.policies import Policy, min_cut
-from xform.terminal.text import human_flops, human_seconds
+from xform.terminal.text import human_flops, planning_times
 
 # Returns the plan of a derivative (`Problem`) under a policy. The compiler measures plans; None:
 # their peaks are simulated.
@@ -66,18 +66,23 @@ class PlanningCost:
 
     Attributes:
       plans: the number of plans that were made.
-      seconds: the time that this took.
+      seconds: the time that this took, without compilations.
+      compiles: how many programs were compiled for it.
+      compile_seconds: the time of these compilations.
       flops: the FLOPs that the plans recompute, in total.
     """
 
     plans: int = 0
     seconds: float = 0.0
     flops: int = 0
+    compiles: int = 0
+    compile_seconds: float = 0.0
 
     def __str__(self) -> str:
         if not self.plans:
             return ""
-        return f"{human_flops(self.flops)} recomputed, planned in {human_seconds(self.seconds)}"
+        times = planning_times(self.seconds, self.compiles, self.compile_seconds)
+        return f"{human_flops(self.flops)} recomputed{times}"
 
 
 @contextmanager
@@ -89,6 +94,10 @@ def measure_planning() -> Generator[PlanningCost]:
         start = time.perf_counter()
         chosen = planner(problem, policy, compiler)
         cost.seconds += time.perf_counter() - start
+        if compiler is not None:  # no other derivative uses it
+            cost.seconds -= compiler.seconds
+            cost.compiles += compiler.compiles
+            cost.compile_seconds += compiler.seconds
         cost.plans += 1
         cost.flops += recompute_flops(chosen.schedule)
         return chosen

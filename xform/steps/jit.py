@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -210,12 +211,14 @@ class JitStep:
             decisions = Decisions(policy, {}, retrace=True)
             traced, seen = self._program.trace(decisions, args, kwargs)
             return self._apply(decisions, traced, seen, args, kwargs)
+        start, compile_seconds = time.perf_counter(), list[float]()
+        search = lambda: self._search(policy, args, kwargs, start, compile_seconds)
         try:
-            return self._search(policy, args, kwargs)
+            return search()
         except OtherProgram:
             # The first trace of the step differs from later ones, as of a function that fills a
             # cache. Its derivatives are then those of a later trace.
-            return self._search(policy, args, kwargs)
+            return search()
 
     def _apply(
         self, decisions: Decisions, traced: Any, seen: Seen, args: Args, kwargs: Kwargs
@@ -236,8 +239,12 @@ class JitStep:
         compiled = self._program.compile(decisions, args, kwargs)
         return self._planned_step(decisions, plan, lambda: compiled, args, kwargs)
 
-    def _search(self, policy: Budget, args: Args, kwargs: Kwargs) -> PlannedStep:
-        """Follow the plan that is on disk, or search for a plan."""
+    def _search(self, policy: Budget, args: Args, kwargs: Kwargs, start: float,
+                compile_seconds: list[float]) -> PlannedStep:  # fmt: skip
+        """Follow the plan that is on disk, or search for a plan.
+
+        `start` is when planning began, and `compile_seconds` has the time of each compilation.
+        """
         cut = dataclasses.replace(min_cut, regions=policy.regions)
         default = Decisions(cut, {}, retrace=True, has_budget=True)
         traced, seen = self._program.trace(default, args, kwargs)
@@ -252,7 +259,8 @@ class JitStep:
             if total is not None and total <= policy.bytes:
                 return followed
         problems = with_outside_bytes(seen, traced, self._target, policy.regions)
-        search = StepSearch(self._program, args, kwargs, policy, problems, self._time_limit)
+        search = StepSearch(self._program, args, kwargs, policy, problems, self._time_limit,
+                            start, compile_seconds)  # fmt: skip
         plan, decisions, compiled = search.run()
         save_plan(file, plan)
         return self._planned_step(decisions, lambda: plan, lambda: compiled, args, kwargs)

@@ -14,7 +14,7 @@ from xform.errors import WrongArgument
 from xform.planner.plan.plan import Plan
 from xform.policies import min_cut
 from xform.storage.files import atomic_write
-from xform.terminal.text import human_bytes, human_flops, human_seconds
+from xform.terminal.text import human_bytes, human_flops, planning_times
 
 _FORMAT = "xform step plan 1"
 
@@ -145,10 +145,7 @@ class StepPlan:
             else f"{human_bytes(self.compiled_bytes)} on each device"
         )
         work = f", {human_flops(self.recompute_flops)} recomputed" if self.plans else ""
-        times = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
-        if self.compiles:
-            times += f", {self.compiles} program{'s' * (self.compiles != 1)} compiled"
-            times += f" in {human_seconds(self.compile_seconds)}" if self.compile_seconds else ""
+        times = planning_times(self.seconds, self.compiles, self.compile_seconds)
         return (
             f"{self.function}, {self.policy}, on {self.target}: {n} derivative{'s' * (n != 1)}, "
             f"{size}{work}{times}"

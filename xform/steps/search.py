@@ -74,6 +74,8 @@ class StepSearch:
       budget: the bytes of the step on each device.
       problems: the derivatives of the step, by key, see `with_outside_bytes`.
       time_limit: seconds after which no further program is compiled; None for no limit.
+      start: when planning began, as `time.perf_counter` counts.
+      compile_seconds: the time of each compilation. A search that starts again goes on with it.
     """
 
     program: StepProgram
@@ -82,12 +84,12 @@ class StepSearch:
     budget: Budget
     problems: Mapping[str, Problem]
     time_limit: float | None = None
+    start: float = dataclasses.field(default_factory=time.perf_counter)
+    compile_seconds: list[float] = dataclasses.field(default_factory=list[float])
 
     def __post_init__(self) -> None:
-        self.start = time.perf_counter()
         self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
         self.tried: list[_Tried] = []
-        self.compile_seconds: list[float] = []
 
     def run(self) -> tuple[StepPlan, Decisions, CompiledStep]:
         """Return the plans, what the derivatives follow, and the compiled step.

@@ -123,6 +123,20 @@ def first_few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def planning_times(seconds: float, programs: int, compile_seconds: float) -> str:
+    """Format the time of planning without compilations, and the time of the compilations.
+
+    >>> from xform.terminal.text import planning_times
+    >>> planning_times(23, 4, 155.0), planning_times(0.5, 0, 0)
+    (', planned in 23.0 s, 4 programs compiled in 155.0 s', ', planned in 500.0 ms')
+    """
+    text = f", planned in {human_seconds(seconds)}" if seconds else ""
+    if programs:
+        text += f", {programs} program{'s' * (programs != 1)} compiled"
+        text += f" in {human_seconds(compile_seconds)}" if compile_seconds else ""
+    return text
+
+
 # The folder that packages are installed in.
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 

@@ -126,6 +126,7 @@ def _point(name: str, result: Plan, stock: bool) -> ParetoPoint:
         time,
         tuple(decision.n for decision in result.slices),
         result.offloaded_bytes,
+        result.compile_seconds,
     )
 
 

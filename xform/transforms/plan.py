@@ -120,7 +120,6 @@ def plan(
         name = f"auto, {policy_name(policy)}" if unbounded else policy_name(policy)
         task = planning_task(f, args, argnums, has_aux, policy_argument, parsed, donate_argnums,
                              regions_of(policy))  # fmt: skip
-        compiling: list[float] = []
 
         def uncompiled_plan(candidate: Candidate) -> Plan:
             return plan_of_candidate(
@@ -128,23 +127,21 @@ def plan(
             )
 
         def measure(candidate: Candidate) -> int | None:
-            began = time.perf_counter()
-            total = task.compile(uncompiled_plan(candidate)).total_bytes
-            compiling.append(time.perf_counter() - began)
-            return total
+            return task.compile(uncompiled_plan(candidate)).total_bytes
 
-        def finished_plan(candidate: Candidate, **compiled: Any) -> Plan:
+        def finished_plan(
+            candidate: Candidate, compile_seconds: float = 0.0, **compiled: Any
+        ) -> Plan:
             least = (
                 least_flops(task.problem, policy, task.outside_argument_bytes)
                 if isinstance(policy, Budget)
                 else None
             )
-            spent = time.perf_counter() - start - sum(compiling)
             return dataclasses.replace(
                 uncompiled_plan(candidate),
                 least_flops=least,
-                seconds=spent,
-                compile_seconds=sum(compiling),
+                seconds=time.perf_counter() - start - compile_seconds,
+                compile_seconds=compile_seconds,
                 **compiled,
             )
 
@@ -153,7 +150,8 @@ def plan(
         compiler = Compiler(task.problem, measure, parsed.name, *task.cache_key)
         candidate = plan_program(task.problem, policy, compiler)
         size = compiler.bytes(candidate)
-        return finished_plan(candidate, compiles=compiler.compiles, refused=size == math.inf,
+        return finished_plan(candidate, compiler.seconds, compiles=compiler.compiles,
+                             refused=size == math.inf,
                              compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
 
 

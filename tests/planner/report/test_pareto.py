@@ -29,6 +29,13 @@ def test_a_line_for_each_point_with_what_is_not_known_said() -> None:
     assert cells[1][2].startswith("3.0 G")
 
 
+def test_the_time_of_compilations_is_shown_apart() -> None:
+    point = ParetoPoint("min_cut", False, MIB, 0, 0, 0.25, 1.0, compile_seconds=3.0)
+    _, head, row = str(Pareto("loss", "cpu", True, (point,))).splitlines()
+    assert head.endswith("planned in  compiled in")
+    assert [cell.strip() for cell in row.split("  ") if cell][-2:] == ["250.0 ms", "3.0 s"]
+
+
 def test_it_is_a_sequence_and_plain_data() -> None:
     assert (len(CURVE), *CURVE) == (3, *CURVE.points)
     data = json.loads(json.dumps(CURVE.to_dict()))

@@ -34,7 +34,7 @@ from xform.policies.budgets import Regions
 from xform.policies.vocabulary import PREFIXES
 from xform.slices.decision import SlicedValue, Slices
 from xform.storage.files import atomic_write
-from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, shorten_place
+from xform.terminal.text import columns, human_bytes, human_flops, planning_times, shorten_place
 
 _FORMAT = "xform plan 6"
 
@@ -279,10 +279,8 @@ class Plan:
         The time of planning excludes the compilations, whose time is given separately. A plan that
         was read from a file has no times.
         """
-        times = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
-        if self.seconds and self.compiles:
-            programs = f"{self.compiles} program{'s' * (self.compiles > 1)}"
-            times += f", {programs} compiled in {human_seconds(self.compile_seconds)}"
+        compiles = self.compiles if self.seconds else 0
+        times = planning_times(self.seconds, compiles, self.compile_seconds)
         work = f"{human_flops(self.recompute_flops)} recomputed{self._bound_text()}"
         slices = "".join(f", {text.partition(' (')[0]}" for text in self.sliced_regions)
         return f"{work}, {human_flops(self.forward_flops)} in the forward pass{slices}{times}"

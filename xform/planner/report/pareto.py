@@ -32,6 +32,7 @@ class ParetoPoint:
       time: the estimated time of a step, by FLOPs alone, relative to a step without recomputation.
       slices: the number of slices of each region of the program that runs in slices.
       offloaded_bytes: bytes of the values that wait in the memory of the host.
+      compile_seconds: the time of the compilations.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ParetoPoint:
     time: float
     slices: tuple[int, ...] = ()
     offloaded_bytes: int = 0
+    compile_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slices", tuple(self.slices))  # JSON has lists
@@ -133,6 +135,8 @@ class Pareto:
             "estimated time": lambda p: f"{p.time:.2f}",
             "planned in": lambda p: human_seconds(p.seconds),
         }
+        if self.compiled:
+            texts["compiled in"] = lambda p: human_seconds(p.compile_seconds)
         if any(p.slices for p in self.points):
             texts["slices"] = lambda p: ", ".join(map(str, p.slices))
         if any(p.offloaded_bytes for p in self.points):
