@@ -207,3 +207,34 @@ def test_a_step_needs_the_parameter() -> None:
 def test_the_budget_is_kept_in_bytes() -> None:
     plan = xform.plan_names(scanned, WS, X, policy="budget:30MiB", free=False)
     assert plan.budget_bytes == byte_count("30MiB")
+
+
+def test_a_second_budget_compiles_only_new_sets() -> None:
+    def gradient(ws, x, policy):
+        return scanned(ws, x, policy)
+
+    plan_within = lambda n: xform.plan_names(
+        gradient, WS, X, policy=xform.policies.budget(n), free=False
+    )
+    first = plan_within(24 * MIB)
+    again = plan_within(24 * MIB)
+    assert first.compiles > again.compiles == 0
+    assert (first.names, first.compiled_bytes) == (again.names, again.compiled_bytes)
+
+
+def test_another_function_with_the_same_forward_pass_is_planned_for_itself() -> None:
+    """Its second half saves everything under each policy."""
+
+    def gradient(ws, x, policy):
+        layer = jax.checkpoint(block, policy=policy)
+        other = jax.checkpoint(block, policy=jax.checkpoint_policies.everything_saveable)
+
+        def loss(ws):
+            first, second = (jax.tree.map(lambda w: w[i : i + 3], ws) for i in (0, 3))  # noqa: B023
+            y = lax.scan(lambda x, w: (layer(x, w), None), x, first)[0]
+            return jnp.mean(lax.scan(lambda x, w: (other(x, w), None), y, second)[0] ** 2)
+
+        return jax.grad(loss)(ws)
+
+    plan = xform.plan_names(gradient, WS, X, policy="budget:1GiB", free=False)
+    assert plain_bytes(gradient, plan.checkpoint_policy()) == plan.compiled_bytes

@@ -6,7 +6,11 @@ the user's function, decides what each policy saves.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +20,8 @@ from xform._jax import JaxprEqn, jit, name_p
 from xform.errors import WrongArgument
 from xform.interpret.cost import aval_bytes, equation_flops, flops
 from xform.introspection.callables import definition_site, function_name
-from xform.memory.compilation import Compilation, compile_for, trace_for
+from xform.introspection.modules import is_array_or_type
+from xform.memory.compilation import compile_for, trace_for
 from xform.memory.lowering import is_jitted
 from xform.memory.targets import Target
 from xform.names.name_set import NamedValue, NameSet, WeighedNames
@@ -27,9 +32,11 @@ from xform.planner.device import current_device
 from xform.planner.simulate.liveness import simulate
 from xform.planner.simulate.profiles import backend_profile
 from xform.policies import TAG
+from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import Program, program
 from xform.program.source import frame
 from xform.registry.table import traits
+from xform.storage.bounded_cache import BoundedCache
 from xform.transforms.planning_task import overwritten
 
 # The XLA pass that undoes `jax.checkpoint` in unrolled code on a CPU, and the option that turns
@@ -53,6 +60,18 @@ class _RecordingPolicy:
         return True
 
 
+@dataclasses.dataclass
+class _Known:
+    """What this process knows about one program: costs and compiled bytes by the saved names."""
+
+    weighed: dict[NameSet, WeighedNames] = dataclasses.field(default_factory=dict)
+    compiled: dict[NameSet, float] = dataclasses.field(default_factory=dict)
+
+
+# For each live function: by its program, the types of its arguments, target and compiler options.
+_KNOWN: weakref.WeakKeyDictionary[Any, BoundedCache[Any, _Known]] = weakref.WeakKeyDictionary()
+
+
 class PlainStep:
     """A function under plain JAX, whose parameter `policy_argument` takes a checkpoint policy.
 
@@ -67,6 +86,8 @@ class PlainStep:
     Attributes:
       name: the name of the function.
       values: its named values in remat regions, in the order of the program.
+      everything: its costs if its remat regions save everything.
+      compile_seconds: the wall time of each compilation.
     """
 
     def __init__(
@@ -82,27 +103,48 @@ class PlainStep:
         self._policy_argument, self._target = policy_argument, target
         self._donate, self._options = tuple(donate), dict(options)
         recorder = _RecordingPolicy()
-        self._everything, _ = self._trace(recorder)
-        self._check(recorder)
-        found = _named_values(self._everything)
+        recorded, _ = self._trace(recorder)
+        self._check(recorder, recorded)
+        found = _named_values(recorded)
         self.values = tuple(
             NamedValue(n, sum(size for size, _ in found[n]), found[n][0][1])
             for n in recorder.names
             if n in found
         )
+        everything = self._trace(jax.checkpoint_policies.everything_saveable)
+        self._everything = everything[0]
+        self.everything = self._weighed(NameSet(), *everything)
+        program_key = (
+            fingerprint(self._everything),
+            text_of(list(map(_type, jax.tree.leaves(args)))),
+        )
+        key = *program_key, policy_argument, target.name, self._donate, str(options)
+        known = _KNOWN.setdefault(f, BoundedCache(4))
+        self._known = known[key] = known.get(key, _Known())
+        self.compile_seconds: list[float] = []
 
-    def compile(self, names: NameSet) -> Compilation:
-        """Compile the program under the policy of some names."""
-        f, keywords = self._under(names.policy())
-        return compile_for(f, self._args, keywords, self._target, donate_argnums=self._donate)
+    def compiled_bytes(self, names: NameSet) -> float:
+        """Return the compiled bytes under the policy of some names, on each device.
+
+        They are infinite if the compiler refuses the program without telling its size. A process
+        compiles each program once.
+        """
+        if names not in self._known.compiled:
+            f, keywords = self._under(names.policy())
+            start = time.perf_counter()
+            compiled = compile_for(
+                f, self._args, keywords, self._target, donate_argnums=self._donate
+            )
+            self.compile_seconds.append(time.perf_counter() - start)
+            total = compiled.total_bytes
+            self._known.compiled[names] = math.inf if total is None else total
+        return self._known.compiled[names]
 
     def weigh(self, names: NameSet) -> WeighedNames:
         """Trace the program under the policy of some names, and simulate its peak."""
-        return self._weighed(names, *self._trace(names.policy()))
-
-    def weigh_everything(self) -> WeighedNames:
-        """Return the costs of the program if its remat regions save everything."""
-        return self._weighed(NameSet(), *self._trace(jax.checkpoint_policies.everything_saveable))
+        if names not in self._known.weighed:
+            self._known.weighed[names] = self._weighed(names, *self._trace(names.policy()))
+        return self._known.weighed[names]
 
     def may_offload(self, names: NameSet) -> bool:
         """Return whether the link to the host carries the offloaded values in time.
@@ -164,7 +206,7 @@ class PlainStep:
             return run, {}
         return jit(run, donate_argnums=self._donate, compiler_options=self._options), {}
 
-    def _check(self, recorder: _RecordingPolicy) -> None:
+    def _check(self, recorder: _RecordingPolicy, prog: Program) -> None:
         """Raise WrongArgument if the program has no remat region, or no named value in one."""
         if recorder.names:
             return
@@ -177,7 +219,7 @@ class PlainStep:
                 "in the function under jax.checkpoint, name the values that are worth saving, such "
                 "as results of matrix products: h = jax.ad_checkpoint.checkpoint_name(x @ w, 'h')",
             )
-        others = any(is_remat_region(e) or _is_differentiated(e) for e in _nested(self._everything))
+        others = any(is_remat_region(e) or _is_differentiated(e) for e in _nested(prog))
         raise WrongArgument(
             request,
             "its remat regions do not get this policy"
@@ -188,6 +230,13 @@ class PlainStep:
             f"policy={self._policy_argument}), and differentiate with jax.grad. If a library marks "
             f"the layers: jax.grad(xform.passes.RegionPolicy({self._policy_argument})(loss))",
         )
+
+
+def _type(x: Any) -> Any:
+    """Return the type and the sharding of an array; any other argument itself."""
+    if is_array_or_type(x):
+        return x.shape, str(x.dtype), getattr(x, "sharding", None)
+    return x
 
 
 def _is_differentiated(eqn: JaxprEqn) -> bool:

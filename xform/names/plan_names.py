@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -94,7 +93,8 @@ def plan_names(
 
     Cost: with k names that matter, at most 2 k + 2^k traces of `f` if k is at most 4, else about
     k^2 / 2 + 2 k; with a link to the host, up to k more for each set on the Pareto front. About
-    log2(k) + 4 compilations, and those of `xform.jit` for the free plan.
+    log2(k) + 4 compilations, and those of `xform.jit` for the free plan. A process weighs and
+    compiles each set of a program once.
 
     >>> from jax.ad_checkpoint import checkpoint_name
     >>> def layer(x, w):
@@ -115,24 +115,21 @@ def plan_names(
     donate = positions(numbers(donate_argnums, "plan_names", "donate_argnums"), len(args), request)
     with progress_line.show(f"planning the named values of {function_name(f)}"):
         step = PlainStep(f, args, policy_argument, parsed, donate, compiler_options or {})
-        weighed = explore(step.values, step.weigh, step.may_offload)
-        search = _NameSearch(step, budget)
-        chosen = search.run(weighed)
-        everything = step.weigh_everything()
-        spent = time.perf_counter() - start - sum(search.seconds)
+        chosen = _search(step, budget)
+        compiling = sum(step.compile_seconds)
         plan = NamePlan(
             function=step.name,
             policy=policy_name(budget),
             target=parsed.name,
             names=chosen.names,
             values=step.values,
-            compiled_bytes=int(search.bytes_of(chosen)),
+            compiled_bytes=int(step.compiled_bytes(chosen.names)),
             recompute_flops=chosen.recompute_flops,
-            compiles=len(search.seconds),
-            seconds=spent,
-            compile_seconds=sum(search.seconds),
+            compiles=len(step.compile_seconds),
+            seconds=time.perf_counter() - start - compiling,
+            compile_seconds=compiling,
             nothing=step.weigh(NameSet()),
-            everything=everything,
+            everything=step.everything,
             budget_bytes=budget.bytes,
             no_free_plan="it was not asked for",
         )
@@ -145,66 +142,44 @@ def plan_names(
         return dataclasses.replace(plan, free=other, no_free_plan="")
 
 
-class _NameSearch:
-    """The search for the set of names that recomputes least and fits a budget.
+def _search(step: PlainStep, budget: Budget) -> WeighedNames:
+    """Return the set of names of least work whose compiled program fits the budget.
 
-    Attributes:
-      seconds: the wall time of each compilation.
+    The compiler first measures sets on the simulated Pareto front, then a few that recompute less
+    and nearly fit.
+
+    Raises:
+      BudgetInfeasible: no set that was compiled fits.
     """
+    weighed = explore(step.values, step.weigh, step.may_offload)
+    front, nothing = pareto(weighed), step.weigh(NameSet())
+    ladder = front if nothing in front else [*front, nothing]
+    size = lambda each: step.compiled_bytes(each.names)
+    chosen = first_within(budget, [ladder], size, _remedy(step))
+    scale, misses = size(chosen) / max(chosen.simulated_bytes, 1), 0
+    for each in weighed:
+        if each.work >= chosen.work or misses == _MAX_MISSES:
+            break
+        if each in front or scale * each.simulated_bytes > _NEAR * budget.bytes:
+            continue
+        if size(each) <= budget.bytes:
+            return each
+        misses += 1
+    return chosen
 
-    def __init__(self, step: PlainStep, budget: Budget):
-        self._step, self._budget = step, budget
-        self._compiled = dict[NameSet, float]()
-        self.seconds: list[float] = []
 
-    def run(self, weighed: Sequence[WeighedNames]) -> WeighedNames:
-        """Return the set of least work whose compiled program fits.
-
-        `weighed` are the sets to choose from, in the order of their work. The compiler first
-        measures sets on the simulated Pareto front, then a few that recompute less and nearly fit.
-
-        Raises:
-          BudgetInfeasible: no set that was compiled fits.
-        """
-        front = pareto(weighed)
-        nothing = next(each for each in weighed if each.names == NameSet())
-        ladder = front if nothing in front else [*front, nothing]
-        chosen = first_within(self._budget, [ladder], self.bytes_of, self._remedy())
-        scale = self.bytes_of(chosen) / max(chosen.simulated_bytes, 1)
-        misses = 0
-        for each in weighed:
-            if each.work >= chosen.work or misses == _MAX_MISSES:
-                break
-            if each.names in self._compiled:
-                continue
-            if scale * each.simulated_bytes > _NEAR * self._budget.bytes:
-                continue
-            if self.bytes_of(each) <= self._budget.bytes:
-                return each
-            misses += 1
-        return chosen
-
-    def bytes_of(self, weighed: WeighedNames) -> float:
-        """Return the compiled bytes under a set; infinite if the compiler refuses the program."""
-        if weighed.names not in self._compiled:
-            start = time.perf_counter()
-            total = self._step.compile(weighed.names).total_bytes
-            self.seconds.append(time.perf_counter() - start)
-            self._compiled[weighed.names] = math.inf if total is None else total
-        return self._compiled[weighed.names]
-
-    def _remedy(self) -> str:
-        """Return what to do if no set of names fits."""
-        option = (
-            f"if the layers are unrolled, pass compiler_options={KEEPS_REGIONS}: XLA on a CPU "
-            "undoes jax.checkpoint in unrolled code; "
-            if self._step.is_undone
-            else ""
-        )
-        return (
-            f"{option}raise the budget, donate arguments that are not read later, make the batch "
-            "or the sequence smaller, or use xform.jit, whose plans are not restricted to names"
-        )
+def _remedy(step: PlainStep) -> str:
+    """Return what to do if no set of names fits."""
+    option = (
+        f"if the layers are unrolled, pass compiler_options={KEEPS_REGIONS}: XLA on a CPU undoes "
+        "jax.checkpoint in unrolled code; "
+        if step.is_undone
+        else ""
+    )
+    return (
+        f"{option}raise the budget, donate arguments that are not read later, make the batch or "
+        "the sequence smaller, or use xform.jit, whose plans are not restricted to names"
+    )
 
 
 def _budget(policy: Any, target: Target, request: str) -> Budget:
