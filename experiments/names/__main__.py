@@ -44,16 +44,17 @@ HEAD = [
 ]
 
 
-def options_of(model: Model, target: str) -> dict[str, str]:
-    """Return the compiler options: XLA on a CPU must not undo `jax.checkpoint` if unrolled."""
+def options_of(model: Model, target: str) -> dict[str, Any]:
+    """Return options of `jax.jit`: XLA on a CPU must not undo `jax.checkpoint` if unrolled."""
     undone = model.unrolled and target == "cpu"
-    return {"xla_disable_hlo_passes": "cse_barrier_expander"} if undone else {}
+    kept = {"compiler_options": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
+    return kept if undone else {}
 
 
 def plain_bytes(model: Model, policy: Any, target: str) -> int:
     """Return the compiled bytes of the program under a policy, as a site would compile it."""
     run = functools.partial(model.site or model.gradient, policy=policy)
-    run = jax.jit(run, compiler_options=options_of(model, target) or None)
+    run = jax.jit(run, **options_of(model, target))
     if target != "cpu":
         return xform.memory_analysis(run, *model.args, target=target).total_bytes or 0
     figures: Any = run.lower(*model.args).compile().memory_analysis()
@@ -76,7 +77,7 @@ def rows_of(name: str, target: str) -> list[list[str]]:
         model.gradient,
         *model.args,
         target=target,
-        compiler_options=options_of(model, target),
+        **options_of(model, target),
     )
     least = plain_bytes(model, jax.checkpoint_policies.nothing_saveable, target)
     most = names_of(policy="budget:1TiB", free=False).compiled_bytes

@@ -14,9 +14,11 @@ import xform
 from models.nets.gpt2 import GPT2, GPT2Config
 from models.nets.llama import Llama, LlamaConfig
 
-WIDTH, DEPTH, BATCH, LENGTH = 256, 8, 8, 256
+WIDTH, BATCH, LENGTH = 256, 8, 256
+DEPTH = 8  # scanned layers
+UNROLLED_DEPTH = 4
 SIZES: dict[str, Any] = {
-    "vocab": 512, "context": LENGTH, "width": WIDTH, "depth": DEPTH, "heads": 4,
+    "vocab": 512, "context": LENGTH, "width": WIDTH, "heads": 4,
 }  # fmt: skip
 TOKENS = jax.ShapeDtypeStruct((BATCH, LENGTH + 1), jnp.int32)
 # Makes a gradient whose remat regions have a policy.
@@ -65,7 +67,9 @@ def decoder(kind: type, config: Callable[..., Any], unrolled: bool) -> Model:
 
     def made(policy: Any) -> tuple[Callable[..., Any], Any]:
         def build() -> Any:
-            model = kind(config(remat=policy, scan_layers=not unrolled), rngs=nnx.Rngs(0))
+            depth = UNROLLED_DEPTH if unrolled else DEPTH
+            options = {"remat": policy, "scan_layers": not unrolled, "depth": depth}
+            model = kind(config(**options), rngs=nnx.Rngs(0))
             for layer in model.layers.each if unrolled else [model.layers.each]:
                 with_names(layer)
             return model

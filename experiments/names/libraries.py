@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.names.decoders import BATCH, DEPTH, LENGTH, WIDTH, Model
+from experiments.names.decoders import BATCH, DEPTH, LENGTH, UNROLLED_DEPTH, WIDTH, Model
 
 X = jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), jnp.float32)
 
@@ -80,7 +80,7 @@ class EquinoxBlock(eqx.Module):
 
 def equinox() -> Model:
     """Return a stack of Equinox layers, unrolled, with `eqx.filter_checkpoint`."""
-    keys = jax.random.split(jax.random.key(0), DEPTH)
+    keys = jax.random.split(jax.random.key(0), UNROLLED_DEPTH)
     blocks = eqx.filter_eval_shape(lambda: [EquinoxBlock(key) for key in keys])
 
     def gradient(blocks: Any, x: Any, policy: Any) -> Any:
@@ -110,7 +110,7 @@ def haiku() -> Model:
 
     def model(policy: Any) -> Any:
         def run(x: jax.Array) -> jax.Array:
-            for _ in range(DEPTH):
+            for _ in range(UNROLLED_DEPTH):
                 x = hk.remat(block, policy=policy)(x)
             return jnp.mean(x**2)
 

@@ -77,7 +77,7 @@ def planned(request):
     budgets = [round(least + share * (most - least)) for share in (0.1, 0.5, 1.0)]
     plans = [
         xform.plan_names(f, WS, X, policy=xform.policies.budget(n), free=False,
-                         compiler_options=options)
+                         compiler_options=options or None)
         for n in budgets
     ]  # fmt: skip
     return f, options, budgets, plans
@@ -145,6 +145,8 @@ def test_a_jitted_step_with_an_optimizer_and_donation() -> None:
     jitted = jax.jit(step, static_argnames="policy", donate_argnums=(0, 1))
     again = xform.plan_names(jitted, WS, WS, X, policy="budget:24MiB", free=False)
     assert (plan.names, plan.compiled_bytes) == (again.names, again.compiled_bytes)
+    with pytest.raises(WrongArgument, match=r"give the options to jax\.jit"):
+        xform.plan_names(jitted, WS, WS, X, policy="budget:24MiB", donate_argnums=0)
 
 
 def test_a_budget_that_no_set_fits_names_the_lowest_peak() -> None:

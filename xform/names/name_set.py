@@ -144,10 +144,12 @@ def _add_greedily(names: Sequence[str], cost: Callable[[Iterable[str]], WeighedN
     while rest := [n for n in names if n not in chosen]:
         before = cost(chosen)
 
-        def flops_per_byte(name: str, before: WeighedNames = before) -> float:
+        def flops_per_byte(name: str, before: WeighedNames = before) -> tuple[float, int]:
             after = cost(before.names.saved | {name})
             spared = before.recompute_flops - after.recompute_flops
-            return spared / max(after.simulated_bytes - before.simulated_bytes, 1)
+            size = max(after.simulated_bytes - before.simulated_bytes, 1)
+            # Of names that spare about as much for each byte, the smallest comes first.
+            return float(f"{spared / size:.1e}"), -size
 
         chosen |= {max(rest, key=flops_per_byte)}
 

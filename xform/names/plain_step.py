@@ -80,8 +80,7 @@ class PlainStep:
       args: its arguments, as arrays or types.
       policy_argument: the name of its parameter that takes the policy of its remat regions.
       target: the target to compile for.
-      donate: positions of the donated arguments.
-      options: compiler options, as for `jax.jit`.
+      options: the options of `jax.jit`, for a function that is not jitted yet.
 
     Attributes:
       name: the name of the function.
@@ -96,12 +95,11 @@ class PlainStep:
         args: Sequence[Any],
         policy_argument: str,
         target: Target,
-        donate: Sequence[int],
         options: Mapping[str, Any],
     ):
         self.name, self._f, self._args = function_name(f), f, args
         self._policy_argument, self._target = policy_argument, target
-        self._donate, self._options = tuple(donate), dict(options)
+        self._options = dict(options)
         recorder = _RecordingPolicy()
         recorded, _ = self._trace(recorder)
         self._check(recorder, recorded)
@@ -118,7 +116,7 @@ class PlainStep:
             fingerprint(self._everything),
             text_of(list(map(_type, jax.tree.leaves(args)))),
         )
-        key = *program_key, policy_argument, target.name, self._donate, str(options)
+        key = *program_key, policy_argument, target.name, str(options)
         known = _KNOWN.setdefault(f, BoundedCache(4))
         self._known = known[key] = known.get(key, _Known())
         self.compile_seconds: list[float] = []
@@ -132,9 +130,7 @@ class PlainStep:
         if names not in self._known.compiled:
             f, keywords = self._under(names.policy())
             start = time.perf_counter()
-            compiled = compile_for(
-                f, self._args, keywords, self._target, donate_argnums=self._donate
-            )
+            compiled = compile_for(f, self._args, keywords, self._target)
             self.compile_seconds.append(time.perf_counter() - start)
             total = compiled.total_bytes
             self._known.compiled[names] = math.inf if total is None else total
@@ -172,7 +168,8 @@ class PlainStep:
     @property
     def _has_option(self) -> bool:
         """Whether a compiler option keeps XLA from undoing `jax.checkpoint` on a CPU."""
-        return _UNDOING_PASS in str(self._options.get(_DISABLED, ""))
+        options = self._options.get("compiler_options") or {}
+        return _UNDOING_PASS in str(options.get(_DISABLED, ""))
 
     def _offloaded_bytes(self, names: NameSet) -> int:
         return sum(v.bytes for v in self.values if v.name in names.offloaded)
@@ -192,7 +189,7 @@ class PlainStep:
     def _trace(self, policy: Any) -> tuple[Program, Any]:
         """Return the program under a policy, and which outputs overwrite a donated argument."""
         f, keywords = self._under(policy)
-        trace = trace_for(f, self._args, keywords, self._target, self._donate)
+        trace = trace_for(f, self._args, keywords, self._target)
         prog = program(trace.jaxpr)
         return prog, overwritten(trace, prog)
 
@@ -202,9 +199,7 @@ class PlainStep:
         if is_jitted(self._f):
             return self._f, keywords
         run = functools.wraps(self._f)(functools.partial(self._f, **keywords))
-        if not self._options:
-            return run, {}
-        return jit(run, donate_argnums=self._donate, compiler_options=self._options), {}
+        return (jit(run, **self._options) if self._options else run), {}
 
     def _check(self, recorder: _RecordingPolicy, prog: Program) -> None:
         """Raise WrongArgument if the program has no remat region, or no named value in one."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from xform.errors import WrongArgument, XformError
 from xform.everywhere import install
-from xform.introspection.callables import function_name
+from xform.introspection.callables import definition_site, function_name
+from xform.memory.lowering import is_jitted
 from xform.memory.targets import Target, parse_target
 from xform.names.name_plan import NamePlan
 from xform.names.name_set import NameSet, WeighedNames, explore, pareto
@@ -22,7 +23,7 @@ from xform.policies.combined import open_regions
 from xform.steps.jit import jit
 from xform.steps.plan import StepPlan
 from xform.terminal import progress_line
-from xform.transforms.function import Tree, numbers, positions
+from xform.transforms.function import Tree
 from xform.transforms.planning_task import check_step
 from xform.transforms.within import first_within
 
@@ -37,9 +38,8 @@ def plan_names(
     policy: Any,
     policy_argument: str = "policy",
     target: str | None = None,
-    donate_argnums: int | Sequence[int] = (),
-    compiler_options: Mapping[str, Any] | None = None,
     free: bool = True,
+    **options: Any,
 ) -> NamePlan:
     """Choose the named values that every remat region saves, so that `f` fits a number of bytes.
 
@@ -64,21 +64,21 @@ def plan_names(
     recomputes least is chosen.
 
     Args:
-      f: a gradient or a training step. It differentiates with JAX's transforms.
+      f: a gradient or a training step. It differentiates with JAX's transforms. It may be a
+        function of `jax.jit` with the policy as a static argument.
       *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
       policy: a budget of the peak, such as "budget:6GiB", or "auto", the memory of the target. It
         limits the arguments, outputs and temporary memory of `f` on each device.
       policy_argument: the name of the parameter of `f` that takes the policy.
       target: the device to plan and compile for, such as "cpu" or "gpu:h100", attached or not; None
         is JAX's default backend.
-      donate_argnums: positions of the arguments whose memory the compiled function may reuse.
-      compiler_options: options of the compiler, as for `jax.jit`. With JAX 0.10.2, XLA on a CPU
-        undoes `jax.checkpoint` in unrolled layers, and then no set of names saves memory. The
-        option `{"xla_disable_hlo_passes": "cse_barrier_expander"}` prevents this. Scanned layers
-        do not need it.
       free: whether to make the free plan too, for comparison: the plan of `xform.jit` within the
         same budget, which decides about each value of the whole program. For this, JAX's transforms
         are replaced for a moment, as by `xform.install`.
+      **options: the options of `jax.jit`, such as `donate_argnums` and `in_shardings`, if `f` is
+        not jitted. With JAX 0.10.2, XLA on a CPU undoes `jax.checkpoint` in unrolled layers, and
+        then no set of names saves memory. The option `compiler_options={"xla_disable_hlo_passes":
+        "cse_barrier_expander"}` prevents this. Scanned layers do not need it.
 
     Returns:
       A `NamePlan`. It prints as a table of the names, with the compiled bytes, the recomputed FLOPs
@@ -88,8 +88,8 @@ def plan_names(
     Raises:
       BudgetInfeasible: no set of names that was compiled fits. The error's `floor_bytes` is the
         lowest peak that was found.
-      WrongArgument: `f` has no remat region that gets the policy, or no named value in one; or
-        `policy` is not a budget of the peak.
+      WrongArgument: `f` has no remat region that gets the policy, or no named value in one;
+        `policy` is not a budget of the peak; or options are given for a jitted `f`.
 
     Cost: with k names that matter, at most 2 k + 2^k traces of `f` if k is at most 4, else about
     k^2 / 2 + 2 k; with a link to the host, up to k more for each set on the Pareto front. About
@@ -112,9 +112,15 @@ def plan_names(
     request = f"plan_names of {function_name(f)}"
     budget = _budget(policy, parsed, request)
     check_step(f, args, policy_argument, 0, False, "plan_names")
-    donate = positions(numbers(donate_argnums, "plan_names", "donate_argnums"), len(args), request)
+    if options and is_jitted(f):
+        raise WrongArgument(
+            f"{request} with {', '.join(options)}",
+            "the function is jitted already, so it has options of its own",
+            definition_site(f),
+            "give the options to jax.jit, or pass the function without jax.jit",
+        )
     with progress_line.show(f"planning the named values of {function_name(f)}"):
-        step = PlainStep(f, args, policy_argument, parsed, donate, compiler_options or {})
+        step = PlainStep(f, args, policy_argument, parsed, options)
         chosen = _search(step, budget)
         compiling = sum(step.compile_seconds)
         plan = NamePlan(
@@ -136,7 +142,7 @@ def plan_names(
         if not free:
             return plan
         try:
-            other = _free_plan(f, args, policy_argument, budget, target, donate)
+            other = _free_plan(f, args, policy_argument, budget, target, options)
         except XformError as error:
             return dataclasses.replace(plan, no_free_plan=error.problem)
         return dataclasses.replace(plan, free=other, no_free_plan="")
@@ -203,7 +209,7 @@ def _free_plan(
     policy_argument: str,
     budget: Budget,
     target: str | None,
-    donate: Sequence[int],
+    options: Mapping[str, Any],
 ) -> StepPlan:
     """Return the plan of `xform.jit` for `f` within the budget, with its remat regions opened.
 
@@ -212,6 +218,4 @@ def _free_plan(
     """
     run = functools.wraps(f)(functools.partial(f, **{policy_argument: save_nothing}))
     with install():
-        return (
-            jit(run, open_regions(budget), target=target, donate_argnums=donate).lower(*args).plan
-        )
+        return jit(run, open_regions(budget), target=target, **options).lower(*args).plan
