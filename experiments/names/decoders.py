@@ -16,7 +16,7 @@ from models.nets.llama import Llama, LlamaConfig
 
 WIDTH, BATCH, LENGTH = 256, 8, 256
 DEPTH = 8  # scanned layers
-UNROLLED_DEPTH = 4
+UNROLLED_DEPTH = 3
 SIZES: dict[str, Any] = {
     "vocab": 512, "context": LENGTH, "width": WIDTH, "heads": 4,
 }  # fmt: skip

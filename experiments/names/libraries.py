@@ -80,7 +80,7 @@ class EquinoxBlock(eqx.Module):
 
 def equinox() -> Model:
     """Return a stack of Equinox layers, unrolled, with `eqx.filter_checkpoint`."""
-    keys = jax.random.split(jax.random.key(0), UNROLLED_DEPTH)
+    keys = [*jax.random.split(jax.random.key(0), UNROLLED_DEPTH)]
     blocks = eqx.filter_eval_shape(lambda: [EquinoxBlock(key) for key in keys])
 
     def gradient(blocks: Any, x: Any, policy: Any) -> Any:
