@@ -12,14 +12,12 @@ import xform
 from tests.parameters import slow
 from xform.interpret.checkpoints import (
     _distance,
-    _known_distance,
     in_lanes,
     known_length_trail,
     run_and_store,
     run_backward,
-    slot_of_each_step,
-    steps_run,
 )
+from xform.interpret.slots import _known_distance, slot_of_each_step, steps_run
 
 LENGTHS = (*range(12), 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 333)
 

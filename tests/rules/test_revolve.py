@@ -14,8 +14,9 @@ import xform
 from tests.emitted import emitted
 from tests.reference import close
 from xform.errors import NotDifferentiable
-from xform.interpret.checkpoints import steps_run
+from xform.interpret.cost import program_flops
 from xform.interpret.joint import analyze
+from xform.interpret.slots import steps_run
 from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision, decision_of
@@ -115,6 +116,20 @@ def test_states_and_work_of_a_uniform_chain_are_those_of_revolve(snapshots) -> N
     # The first forward pass is no recompute. Each step is recomputed for its backward step.
     again = steps_run(17, snapshots) - 16 + 17
     assert recompute_flops(how) == again * 2 * math.prod((*X.shape, 6))
+
+
+def test_the_flops_of_the_program_count_every_recomputed_step() -> None:
+    def chain(w, x):
+        return jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=170)[0])
+
+    work, planned = [], []
+    for snapshots in (1, 4, 40):
+        got, how = gradient(chain, snapshots, (W, X))
+        work.append(program_flops(got, W, X))
+        planned.append(recompute_flops(how))
+    forward_and_backward = 170 * 3 * 2 * math.prod((*X.shape, 6))
+    for found, recomputed in zip(work, planned, strict=True):
+        assert 1 < found / (forward_and_backward + recomputed) < 1.3  # the rest is elementwise
 
 
 def test_what_is_compiled_does_not_grow_with_the_steps() -> None:

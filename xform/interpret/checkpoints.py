@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import itertools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,8 +32,10 @@ import numpy as np
 from jax import lax
 
 from xform._jax import zeros
+from xform.interpret.cost import iterations_scope
 from xform.interpret.lanes import any_alive, predicate, select_alive, store_slice
 from xform.interpret.node import gather
+from xform.interpret.slots import recomputed_steps, slot_of_each_step
 from xform.program.arithmetic import Value
 from xform.program.ir import Mask
 
@@ -180,6 +180,7 @@ def run_backward(
     pull: Pull,
     cts: States,
     sums: States,
+    length: int | None = None,
 ) -> tuple[States, States]:
     """Run the backward pass of a loop, from the last step to the first.
 
@@ -194,12 +195,14 @@ def run_backward(
         and new sums.
       cts: the cotangents of the final state.
       sums: the initial sums, zeros. Each cotangent of a constant is a sum over all steps.
+      length: the number of steps, if it is known. Its stored states are then at the optimal steps.
 
     Returns:
       The cotangents of the first state, and the sums over all steps.
     """
     n = trail.steps.shape[0] - 1
     slot_indices = trail.slot_indices
+    recomputed = None if length is None else recomputed_steps(length, n)
 
     # In these loops `end` is the number of steps whose backward pass has not run yet.
     def advance_and_store(s: Any) -> Any:
@@ -211,7 +214,8 @@ def run_backward(
             i, x = s
             return lax.add(i, np.int32(1)), step(i, x)
 
-        i, x = lax.while_loop(lambda s: lax.lt(s[0], target), advance, (i, x))
+        with iterations_scope(recomputed):
+            i, x = lax.while_loop(lambda s: lax.lt(s[0], target), advance, (i, x))
         slot = _get(slot_indices, filled)
         slots = [store_slice(s, v, slot) for s, v in zip(slots, x, strict=True)]
         return i, end, lax.add(filled, np.int32(1)), _put(steps, i, filled), x, slots
@@ -243,7 +247,8 @@ def run_backward(
                 advance_and_store,
                 (i, end, filled, steps, [_get(v, slot) for v in slots], slots),
             )
-        return lax.while_loop(last_is_on_top, go_back, (end, filled, steps, slots, *rest))
+        with iterations_scope(length):
+            return lax.while_loop(last_is_on_top, go_back, (end, filled, steps, slots, *rest))
 
     start = trail.count, trail.filled, trail.steps, trail.slots, last, cts, sums
     *_, cts, sums = lax.while_loop(
@@ -290,54 +295,6 @@ def in_lanes(
         return select_alive(alive, new_cts, cts), list(map(lax.add, sums, terms))
 
     return step_alive_lanes, pull_alive_lanes
-
-
-@functools.lru_cache(maxsize=64)
-def slot_of_each_step(length: int, n: int) -> np.ndarray:
-    """Return the slot in which a loop of known length stores the state before each step.
-
-    Slots 0 to n - 1 keep their state for the backward pass. Each other state goes to the extra slot
-    n, where the next one overwrites it.
-    """
-    indices = np.full(length, n, np.int32)
-    i, free = 0, n
-    while free and i < length:
-        indices[i] = n - free
-        free -= 1
-        i += _known_distance(length - i, free) if length - i > 1 else 1
-    return indices
-
-
-def _known_distance(length: int, free: int) -> int:
-    """Compute `_distance` for Python integers; `length` is greater than 1."""
-    if not free:
-        return length - 1
-    runs = _least_runs(length, free + 1)
-    return min(math.comb(free + runs, free + 1), length - math.comb(free + runs - 1, free))
-
-
-def _least_runs(length: int, n: int) -> int:
-    """Return the least t such that t runs of each step suffice for the backward pass, with n slots.
-
-    The loop has `length` steps.
-    """
-    return next(t for t in itertools.count() if math.comb(n + t, n) >= length)
-
-
-def steps_run(length: int, n: int) -> int:
-    """Return how many steps a loop runs in both passes together, with n slots at the best places.
-
-    Only the steps that compute states count: those of the forward pass except the last, and those
-    that the backward pass recomputes. Griewank and Walther, 2000, section 2.
-
-    >>> from xform.interpret.checkpoints import steps_run
-    >>> steps_run(1000, 44)
-    1954
-    """
-    if length < 2:
-        return 0
-    runs = _least_runs(length, n)
-    return runs * length - math.comb(n + runs, n + 1)
 
 
 def known_length_trail(length: int, n: int, slots: States) -> Trail:

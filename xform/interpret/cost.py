@@ -12,7 +12,7 @@ if the types of the values tell how they are sharded.
 | reduction, cumulative sum | 1 per input element |
 | dot, convolution | 2 per multiply-add; the taps of a window that fall on padding do not count |
 | scan | length x body |
-| while | condition and body once: the trip count is not known |
+| while | condition and body once: the trip count is not known, but for loops that xform makes (`iterations_scope`) |
 | cond | the most expensive branch |
 | jit, remat, custom rules | the body |
 | shard_map | body x number of devices that it is mapped over |
@@ -22,7 +22,9 @@ if the types of the values tell how they are sharded.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,8 @@ from xform.passes.structured import called_body
 from xform.program.hijax import is_differentiable_hitype
 from xform.program.ir import Program, program
 from xform.registry.table import traits
+
+_ITERATIONS = re.compile(r"xform\(iterations_(\d+)\)")
 
 
 def aval_bytes(aval: Any) -> int:
@@ -114,6 +118,21 @@ def device_flops(eqn: JaxprEqn) -> float:
     The work is divided by the largest number of shards among the inputs and outputs.
     """
     return equation_flops(eqn) / max(_shards(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
+def iterations_scope(n: int | None) -> contextlib.AbstractContextManager[None]:
+    """Return a context that says how often the body of the `while` loop that is bound in it runs.
+
+    It counts all runs in one run of the program, also if the loop is inside another one. None says
+    nothing.
+    """
+    return contextlib.nullcontext() if n is None else jax.named_scope(f"xform(iterations_{n})")
+
+
+def iterations_of(eqn: JaxprEqn) -> int:
+    """Return how often the body of a `while` loop runs, by its `iterations_scope`; else 1."""
+    found = _ITERATIONS.search(str(eqn.source_info.name_stack).rpartition("/")[2])
+    return int(found[1]) if found else 1
 
 
 # Helpers for the FLOP counts in the rules of primitives.

@@ -21,10 +21,11 @@ from jax import lax
 
 from xform._jax import Var, cotangent_aval
 from xform.interpret import emit
-from xform.interpret.checkpoints import States, known_length_trail, run_backward, slot_of_each_step
+from xform.interpret.checkpoints import States, known_length_trail, run_backward
 from xform.interpret.joint import Schedule
 from xform.interpret.lanes import forward_only, store_slice
 from xform.interpret.node import gather, present_mask, spread
+from xform.interpret.slots import slot_of_each_step
 from xform.program.arithmetic import Value, instantiate
 from xform.program.ir import Mask
 from xform.program.source import frame
@@ -116,7 +117,8 @@ def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[
 
     trail = known_length_trail(length, n, slots)
     read_next = (False,) * sum(stored)  # `pull` reads no part of the state after a step
-    cts, accumulators = run_backward(trail, [], read_next, step, pull, cts, [*sums, *stacks])
+    cts, accumulators = run_backward(trail, [], read_next, step, pull, cts, [*sums, *stacks],
+                                     length)  # fmt: skip
     where = frame(node.eqn)
     results = [*accumulators[:n_sums], *cts, *accumulators[n_sums:]]
     return node.as_results([forward_only(ct, where) for ct in results], on)

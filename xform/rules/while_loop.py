@@ -22,7 +22,7 @@ from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS, States, in_lanes, run_and_store, run_backward
-from xform.interpret.cost import flops
+from xform.interpret.cost import flops, iterations_of
 from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import forward_only, while_loop
@@ -388,8 +388,10 @@ class _WhileNode(Node):
 
 
 def _flops(eqn: JaxprEqn) -> int:
-    """Return the FLOPs of one iteration: the trip count is unknown."""
-    return sum(flops(program(eqn.params[k])) for k in ("cond_jaxpr", "body_jaxpr"))
+    """Return the FLOPs of all iterations if xform made the loop, else of one."""
+    return iterations_of(eqn) * sum(
+        flops(program(eqn.params[k])) for k in ("cond_jaxpr", "body_jaxpr")
+    )
 
 
 _WHILE = declare(While, "while", "structured", (), Traits(foldable=False, flops=_flops),

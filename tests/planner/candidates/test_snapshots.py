@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tests.planner.candidates.test_whole import ENDS, right
-from xform.interpret.checkpoints import steps_run
+from xform.interpret.slots import steps_run
 from xform.planner.candidates.snapshots import snapshot_candidates
 from xform.planner.costs.outcome import recompute_flops, residual_bytes, saved_bytes
 from xform.planner.problem import Problem

@@ -11,10 +11,10 @@ forward pass, and `join_p` in the backward pass.
 from __future__ import annotations
 
 from xform._jax import JaxprEqn
-from xform.interpret.checkpoints import steps_run
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, fork_p, gather, join_p, user_equation
+from xform.interpret.slots import recomputed_steps
 from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible
 from xform.planner.costs.saved_values import device_bytes, expand_token, saved_values
@@ -62,7 +62,7 @@ def _restart_flops(node: Node, schedule: Schedule) -> int:
         for e in live(joint.forward, values, effects=False)
         if not fusible(e)
     )
-    extra_steps = steps_run(node.iterations, schedule.snapshots) - max(node.iterations - 1, 0)
+    extra_steps = recomputed_steps(node.iterations, schedule.snapshots)
     first = node.first_carry
     stored_carries = gather(joint.inputs[first:], node.stacked_inputs([schedule])[first:])
     next_carry = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
