@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+import xform
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.interpret.cost import equation_flops
@@ -112,6 +113,20 @@ def test_branches_are_numbered_and_names_are_the_users() -> None:
     assert branches == {"[0]", "[1]"}
     assert len(named) <= 1
     assert all("test_rows.py" in r.where for r in rows)
+
+
+def test_a_value_has_the_name_that_the_user_gave() -> None:
+    def f(w, x):
+        step = lambda h, w: (checkpoint_name(jnp.sin(h @ w), "mlpwi_0") @ w.T, None)
+        return jnp.sum(lax.scan(step, x, w)[0])
+
+    w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+    keep = jax.checkpoint_policies.save_only_these_names("mlpwi_0")
+    plan = xform.plan(f, w, x, policy=keep, verify=False)
+    values = [r.value for r in plan if r.operation == "name 'mlpwi_0'"]
+    assert values
+    assert all(value.startswith("scan.") and "/mlpwi_0." in value for value in values)
+    assert plan.explain(values[0]) == plan.explain("mlpwi_0")
 
 
 def test_what_is_sent_says_so() -> None:

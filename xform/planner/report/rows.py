@@ -28,8 +28,9 @@ class PlanRow:
 
     Attributes:
       value: its name in the plan, such as `scan.4/dot_general.17`: the loops and calls around it,
-        its operation, and the index of the operation in the program. `carry.0` is the first part
-        of a loop's state.
+        its operation, and the index of the operation in the program. `scan.4/mlp.17` is a value
+        that the user named "mlp" by `checkpoint_name`, and `carry.0` the first part of a loop's
+        state.
       decision: "SAVE", "RECOMPUTE" or "OFFLOAD".
       shape: the shape in one iteration.
       dtype: the dtype.
@@ -81,7 +82,7 @@ def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> I
     saved = set(schedule.saved)
     for i, eqn in enumerate(schedule.joint.forward):
         node = eqn.params["node"] if eqn.primitive is fork_p else None
-        name = f"{path}{(node.eqn if node else eqn).primitive.name}.{i}"
+        name = f"{path}{_users_name(eqn) or (node.eqn if node else eqn).primitive.name}.{i}"
         for v in eqn.outvars[: -1 if node else None]:
             if v in saved:
                 decision = "OFFLOAD" if v in schedule.offloaded else "SAVE"
@@ -121,10 +122,8 @@ def _node_rows(node: Node, schedules: Sequence[Schedule], name: str, loops: tupl
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,
          flops: int) -> PlanRow:  # fmt: skip
     """Return the row of the value `v`, which `eqn` computes. `flops` are its marginal FLOPs."""
-    equation = user_equation(eqn)
-    operation = equation.primitive.name
-    if equation.primitive is name_p and not equation.params["name"].startswith(TAG):
-        operation = f"name '{equation.params['name']}'"
+    given = _users_name(eqn)
+    operation = f"name '{given}'" if given else user_equation(eqn).primitive.name
     return PlanRow(
         name,
         decision,
@@ -137,6 +136,13 @@ def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...]
         why,
         flops,
     )
+
+
+def _users_name(eqn: JaxprEqn) -> str:
+    """Return the name that the user gave by `checkpoint_name`; "" if `eqn` gives none."""
+    equation = user_equation(eqn)
+    name = str(equation.params["name"]) if equation.primitive is name_p else ""
+    return "" if name.startswith(TAG) else name
 
 
 class _MarginalFlops:
