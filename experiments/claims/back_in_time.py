@@ -11,7 +11,7 @@ import xform
 from experiments.claims.claim import Claim, Finding, spread
 from experiments.planner.zoo import lstm
 from experiments.timing import paired
-from xform.interpret.checkpoints import steps_run
+from xform.interpret.slots import steps_run
 
 STEPS = (100, 1000, 10_000)
 SHARE = 0.05

@@ -18,8 +18,8 @@ from experiments.planner.run import block
 from experiments.planner.zoo import conv, normed
 from experiments.report import write_table
 from tests.interpret.test_checkpoints import fewest
-from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, analyze
+from xform.interpret.slots import steps_run
 from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.cuts.fit import propose_by_prices
 from xform.planner.decide import best_of_proposals, schedule

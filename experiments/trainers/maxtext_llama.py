@@ -5,11 +5,12 @@ import os
 import runpy
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
+import maxtext
+
 POLICY = os.environ.get("REMAT_POLICY", "minimal")
-package = Path(find_spec("maxtext").origin).parent
+package = Path(maxtext.__file__).parent
 folder = Path(tempfile.mkdtemp())
 settings = {
     "run_name": "t", "base_output_directory": folder / "out", "metrics_file": folder / "metrics",
