@@ -63,8 +63,9 @@ def run(trainer: str, under: list[str]) -> dict[str, Any]:
                           env=environment, capture_output=True, text=True, check=False)  # fmt: skip
     losses = [float(x) for line in done.stdout.splitlines() if line.startswith("loss")
               for x in NUMBER.findall(line)]  # fmt: skip
-    rows = [m.groupdict() for m in map(ROW.fullmatch, done.stderr.splitlines()) if m]
-    return {"exit": done.returncode, "losses": losses, "rows": rows, "errors": done.stderr[-2000:],
+    errors = done.stderr.replace(f"{sources}{os.sep}", "")
+    rows = [m.groupdict() for m in map(ROW.fullmatch, errors.splitlines()) if m]
+    return {"exit": done.returncode, "losses": losses, "rows": rows, "errors": errors[-2000:],
             "seconds": time.perf_counter() - start}  # fmt: skip
 
 

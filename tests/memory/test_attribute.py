@@ -170,3 +170,21 @@ def test_a_fusion_without_a_name_is_what_is_within_it() -> None:
     module = xform.memory_analysis(step, f32(64, 64), f32(8, 64)).assignment.module
     nameless = [i for i in module.instructions.values() if i.opcode == "fusion" and not i.op_name]
     assert all(module.named(i) == "" or "/" in module.named(i) for i in nameless)
+
+
+def test_gradients_of_layers_whose_axis_is_not_the_first_are_gradients() -> None:
+    """MaxText's parameters have the axis of layers second. Its loop needs that axis first."""
+
+    def loss(w, x):
+        layer = lambda h, w: (jnp.tanh(h @ w["a"]) @ w["b"], None)
+        layers = jax.tree.map(lambda v: jnp.moveaxis(v, 1, 0), w)
+        return jnp.sum(jax.lax.scan(layer, x, layers)[0] ** 2)
+
+    def step(w, x):
+        grads = xform.grad(loss)(w, x)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+        return jax.tree.map(lambda w, g: w - g / norm, w, grads)
+
+    report = xform.memory_analysis(step, {"a": f32(64, 6, 96), "b": f32(96, 6, 64)}, f32(8, 64))
+    gradients = [row for row in report.peak if row.category == "gradient"]
+    assert sum(row.bytes for row in gradients) >= 2 * 4 * 64 * 6 * 96

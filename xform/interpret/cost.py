@@ -120,7 +120,7 @@ def device_flops(eqn: JaxprEqn) -> float:
     return equation_flops(eqn) / max(_shards(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
-def iterations_scope(n: int | None) -> contextlib.AbstractContextManager[None]:
+def iterations_scope(n: int | None) -> contextlib.AbstractContextManager[Any]:
     """Return a context that says how often the body of the `while` loop that is bound in it runs.
 
     It counts all runs in one run of the program, also if the loop is inside another one. None says

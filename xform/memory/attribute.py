@@ -9,10 +9,10 @@ first rule that applies decides:
   `argument`. A donated argument that holds an output at the end is one row, with the category of
   the argument;
 - `constant`: constants, which the total does not count;
-- `gradient`: the backward pass computed the value, and it has the shape of an argument (of a
-  `parameter`, if the caller named any). No other operation of the backward pass reads it, except to
-  add to it in place, to convert it, or to sum it over the devices. An output whose memory holds
-  such a value at the peak is a `gradient` too;
+- `gradient`: the backward pass computed the value, and it has the axes of an argument (of a
+  `parameter`, if the caller named any), in any order. No other operation of the backward pass reads
+  it, except to add to it in place, to convert it, or to sum it over the devices. An output whose
+  memory holds such a value at the peak is a `gradient` too;
 - `output`: any other result of the program;
 - `recompute`: computed by a recomputed operation of the forward pass;
 - `activation`: computed by the forward pass and read by the backward pass or by a recomputed
@@ -292,8 +292,8 @@ class _BufferAttribution:
 
     def _is_gradient(self, chunk: MemoryChunk, buffer: Buffer, maker: Instruction) -> bool:
         """Return whether a value is a parameter's gradient, complete or still accumulating."""
-        shape = self._float_shape(buffer.instruction, buffer.index)
-        if self._pass_name(maker) != "backward" or shape not in self._parameter_shapes:
+        sizes = self._float_sizes(buffer.instruction, buffer.index)
+        if self._pass_name(maker) != "backward" or sizes not in self._parameter_sizes:
             return False
         in_chunk = {b.instruction for b, _ in chunk.buffers}
         readers = [
@@ -323,18 +323,26 @@ class _BufferAttribution:
         return {*self._parameter_ids.values()}
 
     @cached_property
-    def _parameter_shapes(self) -> set[tuple[int, ...]]:
-        """Shapes of the floating-point parameters; of all such arguments, if none is named so."""
+    def _parameter_sizes(self) -> set[tuple[int, ...]]:
+        """Sorted sizes of the axes of each floating-point parameter.
+
+        If no argument is named a parameter, every floating-point argument counts as one.
+        """
         ids = self._parameter_ids
         named = {n for n, a in self._arguments.items() if a.category == "parameter"}
         parameters = [a.parameter for a in self._assignment.allocations if a.parameter]
-        shapes = (self._float_shape(ids[n], i) for n, i in parameters if not named or n in named)
-        return {shape for shape in shapes if shape is not None}
+        sizes = (self._float_sizes(ids[n], i) for n, i in parameters if not named or n in named)
+        return {axes for axes in sizes if axes is not None}
 
-    def _float_shape(self, instruction: int, index: Index) -> tuple[int, ...] | None:
-        """Return the shape of a value; None if its dtype is not floating or complex."""
+    def _float_sizes(self, instruction: int, index: Index) -> tuple[int, ...] | None:
+        """Return the sorted sizes of a value's axes; None if it is not floating or complex.
+
+        A loop over layers may need the axis of layers first, and the parameter may have it
+        elsewhere. Its gradient then has the parameter's axes in another order.
+        """
         shape = self._module.instructions[instruction].shape.at(index)
-        return shape.dims if shape.dtype.startswith(("f", "bf", "c")) else None
+        is_float = shape.dtype.startswith(("f", "bf", "c"))
+        return tuple(sorted(n for n in shape.dims if n != 1)) if is_float else None
 
     def _step(self, instruction: Instruction) -> int:
         """Return the step at which an instruction runs; after all steps if it has none."""
