@@ -96,7 +96,7 @@ def rows_of(name: str, target: str) -> list[list[str]]:
             f"{plain / MIB:.2f}",
             f"{plain / plan.compiled_bytes - 1:+.2%}",
             f"{plan.recompute_flops / GFLOP:.2f}",
-            f"{(free.compiled_bytes or 0) / MIB:.2f}" if free else plan.no_free_plan[:60],
+            f"{(free.compiled_bytes or 0) / MIB:.2f}" if free else "none fits",
             f"{free.recompute_flops / GFLOP:.2f}" if free else "",
             f"{plan.compiles} + {free.compiles if free else 0}",
             f"{seconds:.0f}",
