@@ -136,7 +136,10 @@ class Pareto:
             "planned in": lambda p: human_seconds(p.seconds),
         }
         if self.compiled:
-            texts["compiled in"] = lambda p: human_seconds(p.compile_seconds)
+            # Empty if the program of this point was compiled for another point before.
+            texts["compiled in"] = lambda p: (
+                human_seconds(p.compile_seconds) if p.compile_seconds else ""
+            )
         if any(p.slices for p in self.points):
             texts["slices"] = lambda p: ", ".join(map(str, p.slices))
         if any(p.offloaded_bytes for p in self.points):
