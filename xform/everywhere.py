@@ -22,9 +22,9 @@ from xform.introspection.loaded import loaded_modules
 from xform.jacobians import jacobian as jacobians
 from xform.policies import parse
 from xform.policies.budgets import bounds_peak
-from xform.steps.derivatives import in_step
 from xform.steps.plan import StepPlan
 from xform.transforms import checkpoint, forward, jacobian, reverse
+from xform.transforms.decisions import in_step
 
 Transform = Callable[..., Any]
 

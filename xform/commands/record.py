@@ -36,10 +36,10 @@ from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, policy_name, save_everything
 from xform.program.frameworks import is_framework
 from xform.program.source import frame
-from xform.steps.derivatives import Decisions, in_step
 from xform.steps.plan import StepPlan
 from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
+from xform.transforms.decisions import Decisions, in_step
 
 # The transforms that return a function, which does the work when it is called. The other
 # transforms, such as `vjp`, do the work themselves.

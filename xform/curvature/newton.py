@@ -245,7 +245,7 @@ def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, scalars: tuple[
 
         return step
 
-    result = run_within(policy, step_by_policy, [*leaves, *given])
+    result = run_within(caller, policy, step_by_policy, [*leaves, *given])
     return dataclasses.replace(result, step=unwrap(result.step))
 
 

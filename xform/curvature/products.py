@@ -124,4 +124,4 @@ def _product(caller: str, matrix: Matrix, primals: Any, tangents: Any, policy: A
 
         return product
 
-    return unwrap(run_within(policy, product_by_policy, leaves))
+    return unwrap(run_within(caller, policy, product_by_policy, leaves))

@@ -214,7 +214,7 @@ def hessian_spectrum(
 
         return quadratures
 
-    nodes, weights = run_within(policy, quadratures_by_policy, [key, *leaves])
+    nodes, weights = run_within(caller, policy, quadratures_by_policy, [key, *leaves])
     return Spectrum(nodes, weights, n)
 
 

@@ -106,7 +106,7 @@ def hutchinson(
     def estimate_by_policy(policy: Any) -> Any:
         return lambda key, *flat: _estimate(curvature, tree.unflatten(flat), policy, key, samples)
 
-    return run_within(policy, estimate_by_policy, [key, *leaves])
+    return run_within("hutchinson", policy, estimate_by_policy, [key, *leaves])
 
 
 def _estimate(curvature: Matrix, primals: tuple[Tree, ...], policy: Any, key: Value, samples: int

@@ -24,8 +24,8 @@ from xform.steps.jit import jit
 from xform.steps.plan import StepPlan
 from xform.terminal import progress_line
 from xform.transforms.function import Tree
+from xform.transforms.ladder import first_within
 from xform.transforms.planning_task import check_step
-from xform.transforms.within import first_within
 
 # After the search, sets of names that recompute less are compiled too, if their simulated bytes
 # are at most the budget times _NEAR, until _MAX_MISSES of them do not fit.

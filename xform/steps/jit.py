@@ -28,7 +28,6 @@ from xform.policies.budgets import Budget, bounds_peak
 from xform.policies.regions import regions_of
 from xform.program.source import user_stacklevel
 from xform.steps.call import StaticArguments, shardings
-from xform.steps.derivatives import Decisions, Seen, in_step_with_budget
 from xform.steps.outside import with_outside_bytes
 from xform.steps.plan import StepPlan
 from xform.steps.planned import LoweredStep, PlannedStep
@@ -36,6 +35,7 @@ from xform.steps.program import Args, CompiledStep, Kwargs, NotPlanned, StepProg
 from xform.steps.search import StepSearch, plans_of
 from xform.steps.stored import load_plan, plan_file, save_plan
 from xform.storage.bounded_cache import BoundedCache
+from xform.transforms.decisions import Decisions, Seen, in_step_with_budget
 
 
 def jit(

@@ -10,7 +10,7 @@ from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies.budgets import Regions
 from xform.program.ir import program
-from xform.steps.derivatives import Seen
+from xform.transforms.decisions import Seen
 from xform.transforms.planning_task import overwritten
 
 

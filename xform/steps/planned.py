@@ -9,9 +9,9 @@ from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory.report import MemoryReport
-from xform.steps.derivatives import Decisions
 from xform.steps.plan import StepPlan
 from xform.steps.program import CompiledStep
+from xform.transforms.decisions import Decisions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

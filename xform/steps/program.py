@@ -18,7 +18,7 @@ from xform.memory.compilation import Compilation, compilation_of, compile_for, t
 from xform.memory.executable import executable_answer
 from xform.memory.targets import Target
 from xform.planner.planning import use_default_policy
-from xform.steps.derivatives import Decisions, Seen, follow, in_step
+from xform.transforms.decisions import Decisions, Seen, follow, in_step
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]

@@ -12,29 +12,21 @@ from xform.errors import BudgetInfeasible
 from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
-from xform.planner.candidate import Candidate
-from xform.planner.compiler import Compiler
+from xform.planner.describe import plan_of_candidate
 from xform.planner.plan.plan import Plan
-from xform.planner.plan_program import (
-    default_plan,
-    plan_program,
-    search_by_simulation,
-    search_with_compiler,
-)
+from xform.planner.plan_program import plan_program
+from xform.planner.plan_several import plan_several
 from xform.planner.problem import Problem
-from xform.planner.search_several import search_several
-from xform.planner.search_several_slices import search_several_slices
 from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
 from xform.program.source import user_stacklevel
-from xform.steps.derivatives import Candidates, Decisions
 from xform.steps.gathers import gathers_more
 from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed
 from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, human_seconds
-from xform.transforms.plan import plan_of_candidate
+from xform.transforms.decisions import Candidates, Decisions
 
 _LISTED = 3
 
@@ -121,22 +113,10 @@ class StepSearch:
 
     def _search(self, default: Candidates) -> Candidates:
         """The plans that recompute least within the budget; without `verify`, by simulation."""
-        if not self.budget.verify:
-            return {
-                k: search_by_simulation(p, self.budget, default[k])
-                for k, p in self.problems.items()
-            }
-        if len(self.problems) == 1:
-            ((key, problem),) = self.problems.items()
-            one = lambda candidate: _known(self._measure_one(key, candidate))
-            compiler = Compiler(problem, one, object())  # equal to no other: `tried` is the memory
-            return {key: search_with_compiler(problem, self.budget, default[key], compiler)}
         if self.problems:
-            if self.budget.slices:
-                return search_several_slices(
-                    self.problems, self.budget, default, default_plan, self._measure
-                )
-            return search_several(self.problems, self.budget, default, self._measure)
+            return plan_several(self.problems, self.budget, default, self._measure)
+        if not self.budget.verify:
+            return {}
         if (size := self._measure(default)) <= self.budget.bytes:
             return default
         raise BudgetInfeasible(
@@ -149,18 +129,14 @@ class StepSearch:
             int(size),
         )
 
-    def _measure_one(self, key: str, candidate: Candidate) -> float:
-        """Bytes of the step under the plan of its one derivative.
+    def _measure(self, candidates: Candidates) -> float:
+        """Bytes of the step that is compiled under some plans; infinite if they are unknown.
 
         Without `slices`, a refusal names the bytes of a program in slices. That program is compiled
         only if there is time left, and it is never chosen.
         """
-        if self.budget.slices or not candidate.slices:
-            return self._measure({key: candidate})
-        return math.inf if self._is_late() else self._compile({key: candidate}, False).size
-
-    def _measure(self, candidates: Candidates) -> float:
-        """Bytes of the step that is compiled under some plans; infinite if they are unknown."""
+        if not self.budget.slices and any(c.slices for c in candidates.values()):
+            return math.inf if self._is_late() else self._compile(candidates, False).size
         return self._try(candidates).size
 
     def _try(self, candidates: Candidates) -> _Tried:
@@ -280,12 +256,7 @@ def plans_of(
     """A `Plan` of each derivative in a step; `policy` is the name of the policy that chose them."""
     return {
         k: plan_of_candidate(
-            f"a derivative in {step}", "the whole step", problems[k], policy, c, target
+            f"a derivative in {step}", "the whole step", problems[k], policy, c, target.name
         )
         for k, c in candidates.items()
     }
-
-
-def _known(size: float) -> int | None:
-    """A number of bytes as a Compiler takes it: None if it is not known."""
-    return None if size == math.inf else int(size)

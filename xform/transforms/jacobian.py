@@ -240,7 +240,7 @@ def hvp(
         return product(None, primals, tangents)
     leaves, tree = jax.tree.flatten((primals, tangents))
     run_under = lambda policy: lambda *flat: product(policy, *tree.unflatten(flat))
-    return run_within(policy, run_under, leaves)
+    return run_within("hvp", policy, run_under, leaves)
 
 
 def _basis(tree: Tree) -> Tree:

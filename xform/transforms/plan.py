@@ -8,22 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xform.interpret.cost import flops
 from xform.introspection.callables import function_name
-from xform.memory.targets import Target, parse_target
+from xform.memory.targets import parse_target
 from xform.planner.bound import least_flops
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.costs.outcome import recompute_flops, residual_bytes
+from xform.planner.describe import plan_of_candidate
 from xform.planner.device import resolve_fit
-from xform.planner.plan.decision import decision_of
 from xform.planner.plan.plan import Plan
-from xform.planner.plan.record import record
 from xform.planner.plan_program import plan_program
-from xform.planner.problem import Problem
-from xform.planner.report.rows import rows_of
-from xform.planner.search_slices import sliced_regions
-from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Fit
 from xform.policies.regions import regions_of
@@ -123,7 +116,7 @@ def plan(
 
         def uncompiled_plan(candidate: Candidate) -> Plan:
             return plan_of_candidate(
-                task.name, task.derivative, task.problem, name, candidate, parsed
+                task.name, task.derivative, task.problem, name, candidate, parsed.name
             )
 
         def measure(candidate: Candidate) -> int | None:
@@ -153,39 +146,3 @@ def plan(
         return finished_plan(candidate, compiler.seconds, compiles=compiler.compiles,
                              refused=size == math.inf,
                              compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
-
-
-def plan_of_candidate(
-    function: str,
-    derivative: str,
-    problem: Problem,
-    policy: str,
-    candidate: Candidate,
-    target: Target,
-) -> Plan:
-    """The `Plan` of a candidate, with simulated bytes; its compiled bytes are not set.
-
-    `derivative` describes what is compiled, and `policy` names the policy.
-    """
-    chosen = candidate.schedule
-    changes = {"regions": candidate.regions, "slices": candidate.slices}
-    simulated = liveness(chosen, target.backend)
-    return Plan(
-        function=function,
-        derivative=derivative,
-        policy=policy,
-        target=target.name,
-        rows=tuple(rows_of(chosen)),
-        saved_bytes=residual_bytes(chosen),
-        forward_flops=flops(problem.program),
-        recompute_flops=recompute_flops(chosen),
-        predicted_bytes=simulated.total_bytes + problem.outside_bytes,
-        compiled_bytes=None,
-        compiles=0,
-        live=simulated.live,
-        saved=simulated.saved,
-        record=record(
-            decision_of(chosen), chosen.joint, candidate.shapes, candidate.regions, candidate.slices
-        ),
-        sliced_regions=sliced_regions(dataclasses.replace(problem, **changes)),
-    )

@@ -1,30 +1,126 @@
-"""Compile several variants of a computation, and take the first whose bytes fit a budget.
+"""Compute something that takes several derivatives, within a budget of its whole compiled program.
 
-It is for derivatives that no single plan covers, such as a product with a Hessian. A variant is one
-of several ways to compute the same values: a policy, or a choice of the caller.
+A product with a Hessian, for example, is a derivative of a derivative. Its budget limits the peak
+memory of the whole product. The plans of the derivatives in it are searched as those of a step.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
 from xform._jax import jit, staging
 from xform.errors import BudgetInfeasible
-from xform.planner.device import resolve_fit
-from xform.policies import min_cut, parse, save_nothing
+from xform.planner.describe import plan_of_candidate
+from xform.planner.device import current_device, resolve_fit
+from xform.planner.plan_program import plan_program
+from xform.planner.plan_several import plan_several
+from xform.planner.search_several import Candidates
+from xform.planner.simulate.liveness import liveness, simulate
+from xform.policies import min_cut, parse
 from xform.policies.budgets import Budget
-from xform.program.ir import evaluate, lift_constants, trace
+from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
+from xform.transforms.decisions import Decisions, Seen, decide_by
 
-Variant = TypeVar("Variant")
+
+def run_within(
+    caller: str, policy: Any, run: Callable[[Any], Callable[..., Any]], args: Sequence[Any]
+) -> Any:
+    """Return `run(policy)(*args)`; for a budget of the peak, under plans that keep the budget.
+
+    Args:
+      caller: the name of the public function, for messages.
+      policy: a policy, or a budget of the peak of the whole computation.
+      run: returns the function of `args` whose derivatives have the policy that `run` is given.
+      args: arrays.
+
+    Raises:
+      BudgetInfeasible: the computation exceeds the budget under all plans that were tried.
+
+    Cost: under a budget, at most eight compilations. The computation is compiled even outside
+    `jit`, because operation by operation it would not fit.
+    """
+    policy = resolve_fit(parse(policy))
+    if not isinstance(policy, Budget) or policy.of != "peak":
+        return run(policy)(*args)
+    with progress_line.show(f"planning {caller}"):
+        decisions = _search(_Traceable(caller, run, args), policy)
+
+    def chosen(*args: Any) -> Any:
+        with decide_by(decisions):
+            return run(decisions)(*args)
+
+    return (chosen if staging() else jit(chosen))(*args)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traceable:
+    """A computation that is traced and compiled under different plans of its derivatives."""
+
+    name: str
+    run: Callable[[Any], Callable[..., Any]]
+    args: Sequence[Any]
+
+    def trace(self, decisions: Decisions, seen: Seen | None = None) -> Program:
+        """Trace it; the derivatives that it takes are added to `seen`."""
+        flat = lambda *xs: jax.tree.leaves(self.run(decisions)(*xs))
+        with decide_by(decisions, seen):
+            return lift_constants(trace(flat, *self.args))[0]
+
+
+def _search(computation: _Traceable, budget: Budget) -> Decisions:
+    """Return plans of all derivatives in a computation under which it keeps the budget."""
+    default = dataclasses.replace(min_cut, regions=budget.regions)
+    unplanned = Decisions(default, {}, retrace=True, has_budget=True)
+    seen: Seen = {}
+    whole = computation.trace(unplanned, seen)
+    if not seen:
+        _check_without_derivatives(computation.name, budget, _bytes_of(whole))
+        return unplanned
+    device = current_device()
+    inner = (liveness(plan.schedule, device.backend).total_bytes for _, plan in seen.values())
+    outside = simulate(whole, device.backend).total_bytes - max(inner)
+    problems = {
+        key: dataclasses.replace(problem, outside_bytes=outside, regions=budget.regions)
+        for key, (problem, _) in seen.items()
+    }
+
+    def planned(candidates: Candidates) -> Decisions:
+        name = f"a derivative in {computation.name}"
+        plans = {
+            k: plan_of_candidate(name, computation.name, problems[k], "", c, device.backend)
+            for k, c in candidates.items()
+        }
+        return Decisions(default, plans, complete=True, has_budget=True)
+
+    measure = lambda candidates: _bytes_of(computation.trace(planned(candidates)))
+    start = {key: plan_program(problem, default) for key, problem in problems.items()}
+    return planned(plan_several(problems, budget, start, measure))
+
+
+def _check_without_derivatives(name: str, budget: Budget, size: float) -> None:
+    """Raise BudgetInfeasible if a computation without derivatives exceeds the budget."""
+    if size > budget.bytes:
+        raise BudgetInfeasible(
+            f"policy={budget!r} of {name}",
+            f"it takes {human_bytes(int(size))} (compiled)"
+            if size < math.inf
+            else "the compiler refuses the program, because it does not fit the device",
+            "",
+            "raise the budget or make the batch smaller",
+            int(size) if size < math.inf else 0,
+        )
+
+
+def _bytes_of(prog: Program) -> float:
+    """Return the compiled bytes of a program."""
+    return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)
 
 
 def compiled_bytes(run: Callable[..., Any], avals: Sequence[Any]) -> float:
@@ -41,83 +137,3 @@ def compiled_bytes(run: Callable[..., Any], avals: Sequence[Any]) -> float:
         return math.inf
     ends = reported.argument_size_in_bytes + reported.output_size_in_bytes
     return ends + reported.temp_size_in_bytes - reported.alias_size_in_bytes
-
-
-def first_within(budget: Budget, ladders: Iterable[Sequence[Variant]],
-                 bytes_of: Callable[[Variant], float], remedy: str) -> Variant:  # fmt: skip
-    """Return the first variant that fits a budget.
-
-    Args:
-      budget: the budget of the peak.
-      ladders: lists of variants, in order of rising work. In a list, each variant takes fewer bytes
-        than the one before. The last one is compiled first. If it fits, bisection finds the first
-        variant of this list that fits.
-      bytes_of: the compiled bytes of a variant.
-      remedy: the remedy in the error.
-
-    Raises:
-      BudgetInfeasible: no variant fits.
-    """
-    floor, compiles = math.inf, itertools.count(1)
-
-    def size(variant: Variant) -> float:
-        progress_line.update(f"compiling variant {next(compiles)}")
-        return bytes_of(variant)
-
-    with progress_line.show("choosing a variant that fits the budget"):
-        for ladder in ladders:
-            least = size(ladder[-1])
-            floor = min(floor, least)
-            if least <= budget.bytes:
-                first = bisect.bisect_left(
-                    ladder[:-1], True, key=lambda variant: size(variant) <= budget.bytes
-                )
-                return ladder[first]
-    known = floor < math.inf
-    raise BudgetInfeasible(
-        f"policy={budget!r}",
-        f"the lowest peak found takes {human_bytes(int(floor))} (compiled): arguments, outputs and "
-        "temporary memory"
-        if known
-        else "the compiler refused every program that was tried, because none fits the device",
-        "",
-        remedy,
-        int(floor) if known else 0,
-    )
-
-
-def reverse_policies(budget: Budget) -> Iterator[Any]:
-    """Yield policies to try under a budget of the peak, in order of rising work.
-
-    They are for a derivative of several parts. Each part gets a half or a quarter of the budget.
-    """
-    yield None
-    yield min_cut
-    for share in (2, 4):
-        yield dataclasses.replace(budget, bytes=budget.bytes // share, verify=False)
-    yield save_nothing
-
-
-def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> Any:
-    """Return `run(policy)(*args)`; for a budget of the peak, under the first policy that fits it.
-
-    `run` returns the function of `args` under a policy. Under a budget the function is compiled
-    even outside `jit`, because operation by operation it would not fit.
-    """
-    policy = resolve_fit(parse(policy))
-    if not isinstance(policy, Budget) or policy.of != "peak":
-        return run(policy)(*args)
-
-    def bytes_of(policy: Any) -> float:
-        flat = lambda *xs: jax.tree.leaves(run(policy)(*xs))
-        try:
-            prog, _ = lift_constants(trace(flat, *args))
-        except BudgetInfeasible:  # raised for a smaller budget of one part
-            return math.inf
-        return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)
-
-    remedy = "raise the budget, make the batch smaller, or use xform.remat on the largest part"
-    chosen = run(
-        first_within(policy, ([each] for each in reverse_policies(policy)), bytes_of, remedy)
-    )
-    return (chosen if staging() else jit(chosen))(*args)

@@ -1,7 +1,6 @@
-"""The derivatives that a step takes, and the plans that they follow when the step is traced.
+"""The derivatives that a computation takes, and the plans that they follow when it is traced.
 
-A step is traced once for each set of plans. The plans are in a context that is part of the keys of
-JAX's caches. So jitted functions inside the step are traced again under other plans.
+A training step, or a product with a Hessian, is traced once for each set of plans.
 """
 
 from __future__ import annotations
@@ -82,7 +81,18 @@ def derivative_key(problem: Problem) -> str:
 
 @contextlib.contextmanager
 def follow(decisions: Decisions, seen: Seen | None = None) -> Generator[None]:
-    """A context for traces: derivatives without a policy of their own follow `decisions`.
+    """A context for traces of a step: derivatives without a policy of their own follow `decisions`.
+
+    It is `decide_by`, and makes `decisions` the default policy. The default policy is part of the
+    keys of JAX's caches. So jitted functions inside the step are traced again under other plans.
+    """
+    with decide_by(decisions, seen), use_default_policy(decisions):
+        yield
+
+
+@contextlib.contextmanager
+def decide_by(decisions: Decisions, seen: Seen | None = None) -> Generator[None]:
+    """A context for traces: derivatives whose policy is `decisions` follow its plans.
 
     The derivatives of functions that are traced inside are added to `seen`, by their keys, in the
     order of the trace.
@@ -109,7 +119,7 @@ def follow(decisions: Decisions, seen: Seen | None = None) -> Generator[None]:
             seen.setdefault(key, (problem, chosen))
         return chosen
 
-    with use_planner(planner), use_default_policy(decisions):
+    with use_planner(planner):
         yield
 
 
