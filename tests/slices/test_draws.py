@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import xform
+from tests.sharding import mesh
 from xform.program.ir import Program, trace
 from xform.slices.draws import draw_slice, draws_each_element
 from xform.slices.opened import opened
@@ -68,3 +71,39 @@ def test_a_loss_with_dropout_in_slices() -> None:
     got = jax.jit(xform.grad(loss, policy=plan))(*args)
     want = jax.jit(jax.grad(loss))(*args)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, want)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_draws_on_a_mesh(kind: Any) -> None:
+    """Types over Explicit axes say how a draw is sharded, and a slice of it would not be."""
+    where = mesh(kind, data=1, model=1)
+    with jax.set_mesh(where):
+        key = jax.device_put(jax.random.key(0), NamedSharding(where, P()))
+        (eqn,) = draws(lambda k: jax.random.uniform(k, (4, 3)), key)
+    assert draws_each_element(eqn) == (kind == AxisType.Auto)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="a mesh of eight devices")
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_step_with_dropout_on_auto_axes(devices: int) -> None:
+    where = mesh(AxisType.Auto, data=devices)
+    rows, whole = (NamedSharding(where, P(*spec)) for spec in (("data",), ()))
+
+    def loss(ws: Any, x: Any, key: Any) -> Any:
+        h = jnp.tanh(x @ ws[0])
+        h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), 2 * h, 0)
+        return jnp.mean((h @ ws[1]) ** 2)
+
+    random = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(random.normal(size=shape) / 8, "float32")
+    args = (normal(16, 512), normal(512, 16)), normal(devices * 4096, 16), jax.random.key(1)
+    options: Any = {"in_shardings": (whole, rows, whole), "out_shardings": whole}
+    plain = jax.jit(jax.value_and_grad(loss), **options)
+    figures: Any = plain.lower(*args).compile().memory_analysis()
+    ends = figures.argument_size_in_bytes + figures.output_size_in_bytes
+    budget = xform.policies.budget(ends + figures.temp_size_in_bytes // 3, slices=True)
+    step = xform.jit(xform.value_and_grad(loss), budget, **options)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+                 step(*args), plain(*args))  # fmt: skip
+    (plan,) = step.plan
+    assert plan.slices

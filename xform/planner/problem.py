@@ -61,7 +61,7 @@ class Problem:
 
         Its remat regions are dissolved if they are "open", and some regions run in slices.
         """
-        return in_slices(self.unsliced, self.slices)
+        return in_slices(self.unsliced, self.slices, self.wanted)
 
     @property
     def unsliced(self) -> Program:

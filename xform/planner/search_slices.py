@@ -253,7 +253,8 @@ def _with_fewest_slices(
 
 def sliced_regions(problem: Problem) -> tuple[str, ...]:
     """Return a text for each region of a program that runs in slices."""
-    return tuple(map(describe, regions_of_slices(problem.unsliced, problem.slices)))
+    regions = regions_of_slices(problem.unsliced, problem.slices, problem.wanted)
+    return tuple(describe(region, problem.wanted) for region in regions)
 
 
 def _with_slices(error: BudgetInfeasible, problem: Problem) -> BudgetInfeasible:

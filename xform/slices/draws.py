@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType
 
 from xform._jax import JaxprEqn, jax_primitives
 
@@ -28,15 +29,19 @@ def draws_each_element(eqn: JaxprEqn) -> bool:
         return False
     avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     key, bits = avals
-    if key.shape or key.dtype.name != "key<fry>" or not _on_no_mesh(key, bits):
+    if key.shape or key.dtype.name != "key<fry>" or not _types_without_shards(key, bits):
         return False
     few = math.prod(eqn.params["shape"]) < 2**32  # the number of an element has 32 bits
     return few and eqn.params["bit_width"] == 32
 
 
-def _on_no_mesh(*avals: Any) -> bool:
-    """Return whether no value is on a mesh by its type."""
-    return all(aval.sharding.mesh.empty for aval in avals)
+def _types_without_shards(*avals: Any) -> bool:
+    """Return whether types say nothing about shards: they have no mesh, or all its axes are Auto.
+
+    Over `Auto` axes the compiler shards the draw of a slice as it shards its readers.
+    """
+    meshes = [aval.sharding.mesh for aval in avals]
+    return all(kind == AxisType.Auto for mesh in meshes for kind in mesh.axis_types or ())
 
 
 def draw_slice(

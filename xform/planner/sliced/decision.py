@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from xform.errors import OtherProgram
 from xform.interpret.cost import shape
 from xform.planner.sliced.loss import loss_position, run_loss_in_slices
-from xform.program.ir import Program
+from xform.program.ir import Mask, Program
 from xform.program.source import frame
 from xform.slices.decision import SlicedValue, Slices
 from xform.slices.opened import opened
@@ -15,28 +16,31 @@ from xform.slices.region import Region, find_region
 from xform.slices.rewrite import with_loop
 
 
-def in_slices(prog: Program, slices: Slices) -> Program:
+def in_slices(prog: Program, slices: Slices, wanted: Mask | None = None) -> Program:
     """Return a program with some of its regions in slices, one decision after the other.
+
+    `wanted` are the outputs whose derivatives are wanted; None: all.
 
     Raises:
       OtherProgram: a decision is not for this program.
     """
     if not slices:
         return prog
-    key = "in slices", slices
+    key = "in slices", slices, wanted
     if key not in prog.cache:
-        region = _region(in_slices(prog, slices[:-1]), slices[-1])
-        prog.cache[key] = with_loop(region, run_loss_in_slices)
+        region = _region(in_slices(prog, slices[:-1], wanted), slices[-1])
+        run = functools.partial(run_loss_in_slices, wanted=wanted)
+        prog.cache[key] = with_loop(region, run)
     return prog.cache[key]
 
 
-def regions_of_slices(prog: Program, slices: Slices) -> list[Region]:
-    """Return the region of each decision.
+def regions_of_slices(prog: Program, slices: Slices, wanted: Mask) -> list[Region]:
+    """Return the region of each decision. `wanted` is as in `in_slices`.
 
     Raises:
       OtherProgram: a decision is not for this program.
     """
-    return [_region(in_slices(prog, slices[:i]), slices[i]) for i in range(len(slices))]
+    return [_region(in_slices(prog, slices[:i], wanted), slices[i]) for i in range(len(slices))]
 
 
 def _region(prog: Program, decision: SlicedValue) -> Region:
@@ -59,7 +63,7 @@ def _region(prog: Program, decision: SlicedValue) -> Region:
     )
 
 
-def describe(region: Region) -> str:
+def describe(region: Region, wanted: Mask) -> str:
     """Describe a region for users: how many slices, of what, where, and what each slice computes.
 
     For example "16 slices of axis 0 of f32[4096,16384] (dot_general at train.py:12; value and
@@ -68,7 +72,7 @@ def describe(region: Region) -> str:
     operation = region.source.primitive.name
     aval: Any = region.start.aval
     how = "its body is recomputed in the backward pass"
-    if loss_position(region) is not None:
+    if loss_position(region, wanted) is not None:
         how = "value and gradient in one loop"
     return (
         f"{region.n} slices of axis {region.axis} of {aval.str_short(short_dtypes=True)} "

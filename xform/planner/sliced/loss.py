@@ -8,6 +8,10 @@ pullback multiplies these gradients by the cotangent.
 
 This rule is a `custom_jvp`, so the region also has tangents and higher derivatives, by JAX and by
 xform.
+
+Other outputs may leave the region too, such as the logits that a loss returns besides its value.
+No output of the program whose derivative is wanted depends on them outside the region. Their
+tangents are those of the loop itself. A gradient does not need them, so they are dead code there.
 """
 
 from __future__ import annotations
@@ -20,11 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import SymbolicZero, is_zero, tangent_aval
+from xform._jax import SymbolicZero, Var, is_zero, tangent_aval
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.cost import size
 from xform.interpret.joint import Schedule, analyze
+from xform.interpret.jvp import jvp
 from xform.planner.decide import schedule
 from xform.planner.device import current_device
 from xform.policies import min_cut
@@ -46,16 +51,18 @@ from xform.slices.slicing import SCATTERS
 Value = Any
 
 
-def run_loss_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value]
-                       ) -> list[Value]:  # fmt: skip
+def run_loss_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value],
+                       wanted: Mask | None = None) -> list[Value]:  # fmt: skip
     """Run a region as a loop over slices; if it computes a loss, with the rule of this file.
 
     Args:
       region: the region.
       sliced: the values of `region.sliced`.
       full: the values of `region.full`.
+      wanted: the outputs of the region's program whose derivatives are wanted; None: all.
     """
-    if loss_position(region) is None:
+    loss = loss_position(region, wanted)
+    if loss is None:
         return run_in_slices(region, sliced, full)
     n = len(sliced)
 
@@ -65,45 +72,79 @@ def run_loss_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[V
 
     def push(primals: Sequence[Value], tangents: Sequence[Value]) -> tuple[Any, Any]:
         active = tuple(not is_zero(dx) for dx in tangents)
-        ys, gradients = value_and_gradients(region, primals[:n], primals[n:], active)
-        return tuple(ys), _tangents(region, ys, gradients, gather(tangents, active))
+        ys, gradients = value_and_gradients(region, loss, primals[:n], primals[n:], active)
+        dys = _other_tangents(region, loss, primals, tangents)
+        dys[loss] = _tangent_of_loss(ys[loss], gradients, gather(tangents, active))
+        zero = lambda y: SymbolicZero(tangent_aval(jax.typeof(y)))
+        return tuple(ys), tuple(
+            zero(y) if dy is None else dy for y, dy in zip(ys, dys, strict=True)
+        )
 
     run.defjvp(push, symbolic_zeros=True)
     return list(run(*sliced, *full))
 
 
-def _tangents(region: Region, ys: Sequence[Value], gradients: Sequence[Value],
-              dxs: Sequence[Value]) -> tuple[Value, ...]:  # fmt: skip
-    """Return the tangents of the outputs: products of gradients and tangents for the loss."""
-    dys: list[Value] = [SymbolicZero(tangent_aval(jax.typeof(y))) for y in ys]
-    if dxs:
-        loss = loss_position(region)
-        assert loss is not None
-        y = ys[loss]
-        terms = [jnp.sum(g * dx, dtype=g.dtype) for g, dx in zip(gradients, dxs, strict=True)]
-        total = sum(lax.convert_element_type(term, y.dtype) for term in terms)
-        dys[loss] = lax.reshape(total, y.shape)
-    return tuple(dys)
+def _tangent_of_loss(y: Value, gradients: Sequence[Value], dxs: Sequence[Value]) -> Value | None:
+    """Return the tangent of a loss, the sum of the products of gradients and tangents."""
+    if not dxs:
+        return None
+    terms = [jnp.sum(g * dx, dtype=g.dtype) for g, dx in zip(gradients, dxs, strict=True)]
+    total = sum(lax.convert_element_type(term, y.dtype) for term in terms)
+    return lax.reshape(total, y.shape)
 
 
-def loss_position(region: Region) -> int | None:
+def _other_tangents(region: Region, loss: int, primals: Sequence[Value], tangents: Sequence[Value]
+                    ) -> list[Value | None]:  # fmt: skip
+    """Return the tangents of the outputs besides the loss; None is a tangent that is zero."""
+    others = tuple(on and i != loss for i, on in enumerate(_differentiable_outputs(region)))
+    if not any(others):
+        return [None] * len(others)
+    n = len(region.sliced)
+    loop = trace(lambda *xs: run_in_slices(region, xs[:n], xs[n:]), *primals)
+    dxs = [None if is_zero(dx) else dx for dx in tangents]
+    _, dys = jvp(loop, primals, dxs, wanted=others)
+    return [dy if on else None for dy, on in zip(dys, others, strict=True)]
+
+
+def loss_position(region: Region, wanted: Mask | None = None) -> int | None:
     """Return the position of the output of a region that is a loss.
 
-    That is a sum with one element, and the only output that a derivative can reach. None if there
-    is no such output, or if an input is complex. It is also None if another output adds to a value
-    in place, which one slice alone does not compute.
+    That is a sum with one element, and the only output that a derivative can reach from which a
+    `wanted` output of the program is computed (None: any output). None if there is no such output,
+    or if an input is complex. It is also None if another output adds to a value in place, which one
+    slice alone does not compute.
     """
     if any(e.primitive.name in SCATTERS and s.summed for e, s in region.equations):
         return None
     prog = slice_program(region)
-    active = tuple(map(differentiable, prog.in_avals))
+    active = map(differentiable, prog.in_avals)
     if any(jnp.issubdtype(a.dtype, np.complexfloating) for a in gather(prog.in_avals, active)):
         return None
-    reached = [i for i, on in enumerate(path(prog, active).outputs) if on]
+    used = _used_for(region, wanted)
+    reached = [i for i, on in enumerate(_differentiable_outputs(region))
+               if on and region.outputs[i][0] in used]  # fmt: skip
     if len(reached) != 1:
         return None
     y, slicing, axis = region.outputs[reached[0]]
     return reached[0] if axis is None and slicing.summed and size(y) == 1 else None
+
+
+def _differentiable_outputs(region: Region) -> Mask:
+    """Return which outputs of a region depend differentiably on its inputs."""
+    prog = slice_program(region)
+    return path(prog, tuple(map(differentiable, prog.in_avals))).outputs
+
+
+def _used_for(region: Region, wanted: Mask | None) -> set[Any]:
+    """Return the values from which equations outside a region compute the `wanted` outputs."""
+    prog = region.program
+    outputs = prog.outputs if wanted is None else gather(prog.outputs, wanted)
+    used = {v for v in outputs if isinstance(v, Var)}
+    for i in range(len(prog.equations) - 1, -1, -1):
+        eqn = prog.equations[i]
+        if i not in region.members and not used.isdisjoint(eqn.outvars):
+            used.update(v for v in eqn.invars if isinstance(v, Var))
+    return used
 
 
 def slice_program(region: Region) -> Program:
@@ -128,15 +169,14 @@ def _plan_of_slice(prog: Program, active: Mask, wanted: Mask) -> Schedule:
     return schedule(analyze(prog, active, wanted), min_cut, current_device().backend)
 
 
-def value_and_gradients(region: Region, sliced: Sequence[Value], full: Sequence[Value],
+def value_and_gradients(region: Region, loss: int, sliced: Sequence[Value], full: Sequence[Value],
                         active: Mask) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """Run the loop; return the outputs of a region, and the gradients of its loss.
+    """Run the loop; return the outputs of a region, and the gradients of the output `loss`.
 
     There is one gradient for each active input, of `sliced` first and then of `full`. Gradients
     that are sums over the slices are added in float32 if their type is narrower.
     """
-    loss, prog = loss_position(region), slice_program(region)
-    assert loss is not None
+    prog = slice_program(region)
     wanted = tuple(i == loss for i in range(len(region.outputs)))
     planned = _plan_of_slice(prog, (False, *active), wanted)
     inputs = SlicedInputs(sliced, [axis for _, axis in region.sliced], region.n)
