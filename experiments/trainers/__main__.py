@@ -25,7 +25,7 @@ STEPS = 4
 # Parts of the bytes that the step takes without a budget.
 BUDGETS = (0.9, 0.8)
 # The same for budgets with slices, of the trainers that are run with them.
-SLICED, SLICES_BUDGETS = ("flax_gemma", "flax_lm1b"), (0.6,)
+SLICED, SLICES_BUDGETS = ("flax_gemma", "flax_lm1b"), (0.8,)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 PLANNED = re.compile(
     r"planned step: (?P<step>\S+), .* (?P<size>\S+ \S+) on each device, .*?(?P<n>\d+) programs?"

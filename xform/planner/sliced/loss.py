@@ -117,7 +117,7 @@ def loss_position(region: Region, wanted: Mask | None = None) -> int | None:
     if any(e.primitive.name in SCATTERS and s.summed for e, s in region.equations):
         return None
     prog = slice_program(region)
-    active = map(differentiable, prog.in_avals)
+    active = tuple(map(differentiable, prog.in_avals))
     if any(jnp.issubdtype(a.dtype, np.complexfloating) for a in gather(prog.in_avals, active)):
         return None
     used = _used_for(region, wanted)
