@@ -1,9 +1,10 @@
 """Choose the line of a model among the Python frames of an operation.
 
-An operation has many frames: those of JAX, of the framework that a layer is written in, of the
-model, and of the script that runs the model. The model's line tells the most. It is often in an
+An operation has many frames. They are in JAX, in the framework that a layer is written in, in the
+model, and in the script that runs the model. The model's line tells the most. It is often in an
 installed package: MaxText is one. So where a file is installed does not matter. Only these files
 are not the model's: JAX, xform, Python's standard library, and the frameworks in `_FRAMEWORKS`.
+Libraries that convert arrays to NumPy's, such as SciPy, are among them.
 
 A framework's own layers, losses and solvers are not the model's line either. All models share the
 line in `flax.linen.Dense`, and the line that calls the layer tells which layer it is. But if a
@@ -49,13 +50,19 @@ _FRAMEWORKS = {
                         r"src/(trainers|backend/jax/trainer)"),
     "keras_hub": _Framework("src/(layers|models)/"),
     "lineax": _Framework(_EVERY_FILE),
+    "matplotlib": _Framework(),
     "numpy": _Framework(),
     "numpyro": _Framework(_EVERY_FILE),
     "optax": _Framework(_EVERY_FILE),
     "optimistix": _Framework(_EVERY_FILE),
+    "pandas": _Framework(),
     "qwix": _Framework(),
     "rlax": _Framework(_EVERY_FILE),
+    "scipy": _Framework(),
+    "sklearn": _Framework(),
+    "tensorflow": _Framework(),
     "tensorflow_probability": _Framework(_EVERY_FILE),
+    "torch": _Framework(),
 }  # fmt: skip
 _INSTALLED = re.compile(rf"[/\\](?:site|dist)-packages[/\\]({'|'.join(_FRAMEWORKS)})[/\\]")
 
@@ -68,8 +75,8 @@ def line_of_model(frames: Iterable[tuple[str, str]]) -> str:
         frames of JAX, xform and Python's standard library.
 
     Returns:
-      The innermost line outside of frameworks. If there is none inside of a framework's training
-      loop, the innermost line of a framework's layer; else the innermost line.
+      The innermost line outside of frameworks. If a framework's training loop calls the model and
+      has no such line inside, the innermost line of a framework's layer; else the innermost line.
 
     >>> from xform.program.frameworks import line_of_model
     >>> layer = ("/lib/site-packages/flax/linen/linear.py", "linear.py:271")
