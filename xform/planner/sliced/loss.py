@@ -109,10 +109,10 @@ def _other_tangents(region: Region, loss: int, primals: Sequence[Value], tangent
 def loss_position(region: Region, wanted: Mask | None = None) -> int | None:
     """Return the position of the output of a region that is a loss.
 
-    That is a sum with one element, and the only output that a derivative can reach from which a
-    `wanted` output of the program is computed (None: any output). None if there is no such output,
-    or if an input is complex. It is also None if another output adds to a value in place, which one
-    slice alone does not compute.
+    That is a sum with one element. Equations outside the region compute `wanted` outputs of the
+    program (None: all outputs) from it, and from no other output that a derivative can reach. None
+    if there is no such output, or if an input is complex. It is also None if another output adds to
+    a value in place, which one slice alone does not compute.
     """
     if any(e.primitive.name in SCATTERS and s.summed for e, s in region.equations):
         return None
@@ -136,7 +136,7 @@ def _differentiable_outputs(region: Region) -> Mask:
 
 
 def _used_for(region: Region, wanted: Mask | None) -> set[Any]:
-    """Return the values from which equations outside a region compute the `wanted` outputs."""
+    """Return the values that equations outside a region need to compute the `wanted` outputs."""
     prog = region.program
     outputs = prog.outputs if wanted is None else gather(prog.outputs, wanted)
     used = {v for v in outputs if isinstance(v, Var)}
