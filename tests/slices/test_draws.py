@@ -53,17 +53,22 @@ def test_which_draws_can_be_sliced() -> None:
         assert not draws_each_element(eqn), name
 
 
-def test_a_loss_with_dropout_in_slices() -> None:
-    """The bits of all rows would take 8 MiB."""
+def loss(ws: Any, x: Any, key: Any) -> Any:
+    """Two layers with dropout between them."""
+    h = jnp.tanh(x @ ws[0])
+    h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), 2 * h, 0)
+    return jnp.mean((h @ ws[1]) ** 2)
 
-    def loss(ws: Any, x: Any, key: Any) -> Any:
-        h = jnp.tanh(x @ ws[0])
-        h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), 2 * h, 0)
-        return jnp.mean((h @ ws[1]) ** 2)
 
+def arguments(rows: int) -> tuple[Any, ...]:
     random = np.random.default_rng(0)
     normal = lambda *shape: jnp.asarray(random.normal(size=shape) / 8, "float32")
-    args = (normal(16, 512), normal(512, 16)), normal(4096, 16), jax.random.key(1)
+    return (normal(16, 512), normal(512, 16)), normal(rows, 16), jax.random.key(1)
+
+
+def test_a_loss_with_dropout_in_slices() -> None:
+    """The bits of all rows would take 8 MiB."""
+    args = arguments(4096)
     plan = xform.plan(loss, *args, policy=f"slices:budget:{MIB}")
     assert plan.slices
     assert plan.compiled_bytes is not None
@@ -88,15 +93,7 @@ def test_draws_on_a_mesh(kind: Any) -> None:
 def test_a_step_with_dropout_on_auto_axes(devices: int) -> None:
     where = mesh(AxisType.Auto, data=devices)
     rows, whole = (NamedSharding(where, P(*spec)) for spec in (("data",), ()))
-
-    def loss(ws: Any, x: Any, key: Any) -> Any:
-        h = jnp.tanh(x @ ws[0])
-        h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), 2 * h, 0)
-        return jnp.mean((h @ ws[1]) ** 2)
-
-    random = np.random.default_rng(0)
-    normal = lambda *shape: jnp.asarray(random.normal(size=shape) / 8, "float32")
-    args = (normal(16, 512), normal(512, 16)), normal(devices * 4096, 16), jax.random.key(1)
+    args = arguments(devices * 4096)
     options: Any = {"in_shardings": (whole, rows, whole), "out_shardings": whole}
     plain = jax.jit(jax.value_and_grad(loss), **options)
     figures: Any = plain.lower(*args).compile().memory_analysis()

@@ -176,9 +176,9 @@ def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
     if region is None:
         return None
     joined = [y for y, _, output_axis in region.outputs if output_axis is not None]
-    if joined and any(_is_number(*output) for output in region.outputs):
+    if joined and any(is_number(*output) for output in region.outputs):
         loss = _grown(prog, v, axis, n, joined)
-        if loss is not None and len(loss.outputs) == 1 and _is_number(*loss.outputs[0]):
+        if loss is not None and len(loss.outputs) == 1 and is_number(*loss.outputs[0]):
             return loss
     return region
 
@@ -193,6 +193,6 @@ def _grown(prog: Program, v: Var, axis: int, n: int, forward: Collection[Var] = 
     return Region(prog, v, axis, n, axes, members)
 
 
-def _is_number(y: Var, slicing: Slicing, axis: int | None) -> bool:
+def is_number(y: Var, slicing: Slicing, axis: int | None) -> bool:
     """Return whether an output of a region is a sum with one element."""
     return axis is None and slicing.summed and size(y) == 1

@@ -27,7 +27,6 @@ from jax import lax
 from xform._jax import SymbolicZero, Var, is_zero, tangent_aval
 from xform.interpret import emit
 from xform.interpret.activity import path
-from xform.interpret.cost import size
 from xform.interpret.joint import Schedule, analyze
 from xform.interpret.jvp import jvp
 from xform.planner.decide import schedule
@@ -44,7 +43,7 @@ from xform.slices.loop import (
     run_in_slices,
     run_slice,
 )
-from xform.slices.region import Region
+from xform.slices.region import Region, is_number
 from xform.slices.resize import CurrentSlice, resized
 from xform.slices.slicing import SCATTERS
 
@@ -125,8 +124,7 @@ def loss_position(region: Region, wanted: Mask | None = None) -> int | None:
                if on and region.outputs[i][0] in used]  # fmt: skip
     if len(reached) != 1:
         return None
-    y, slicing, axis = region.outputs[reached[0]]
-    return reached[0] if axis is None and slicing.summed and size(y) == 1 else None
+    return reached[0] if is_number(*region.outputs[reached[0]]) else None
 
 
 def _differentiable_outputs(region: Region) -> Mask:
