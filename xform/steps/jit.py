@@ -23,12 +23,13 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.device import resolve_fit
 from xform.planner.planning import use_default_policy
+from xform.planner.problem import Problem
 from xform.policies import min_cut, parse, policy_name
-from xform.policies.budgets import Budget, bounds_peak
+from xform.policies.budgets import Budget, Regions, bounds_peak
 from xform.policies.regions import regions_of
+from xform.program.ir import program
 from xform.program.source import user_stacklevel
 from xform.steps.call import StaticArguments, shardings
-from xform.steps.outside import with_outside_bytes
 from xform.steps.plan import StepPlan
 from xform.steps.planned import LoweredStep, PlannedStep
 from xform.steps.program import Args, CompiledStep, Kwargs, NotPlanned, StepProgram
@@ -36,6 +37,8 @@ from xform.steps.search import StepSearch, plans_of
 from xform.steps.stored import load_plan, plan_file, save_plan
 from xform.storage.bounded_cache import BoundedCache
 from xform.transforms.decisions import Decisions, Seen, in_step_with_budget
+from xform.transforms.outside import with_outside_bytes
+from xform.transforms.planning_task import overwritten
 
 
 def jit(
@@ -227,7 +230,7 @@ class JitStep:
         policy, target = decisions.default, self._target
 
         def plan() -> StepPlan:
-            problems = with_outside_bytes(seen, traced, target, regions_of(policy))
+            problems = self._problems(seen, traced, regions_of(policy))
             candidates = {k: candidate for k, (_, candidate) in seen.items()}
             name = policy_name(policy)
             plans = plans_of(candidates, problems, self._name, name, target)
@@ -238,6 +241,13 @@ class JitStep:
             return self._planned_step(decisions, plan, compile_, args, kwargs)
         compiled = self._program.compile(decisions, args, kwargs)
         return self._planned_step(decisions, plan, lambda: compiled, args, kwargs)
+
+    def _problems(self, seen: Seen, traced: Any, regions: Regions) -> dict[str, Problem]:
+        """The derivatives that a trace met, with the bytes that the step holds outside of them."""
+        whole = program(traced.jaxpr)
+        return with_outside_bytes(
+            seen, whole, self._target.backend, regions, overwritten(traced, whole)
+        )
 
     def _search(self, policy: Budget, args: Args, kwargs: Kwargs, start: float,
                 compile_seconds: list[float]) -> PlannedStep:  # fmt: skip
@@ -258,7 +268,7 @@ class JitStep:
             total = followed.compiled.compilation.total_bytes
             if total is not None and total <= policy.bytes:
                 return followed
-        problems = with_outside_bytes(seen, traced, self._target, policy.regions)
+        problems = self._problems(seen, traced, policy.regions)
         search = StepSearch(self._program, args, kwargs, policy, problems, self._time_limit,
                             start, compile_seconds)  # fmt: skip
         plan, decisions, compiled = search.run()

@@ -20,13 +20,13 @@ from xform.planner.device import current_device, resolve_fit
 from xform.planner.plan_program import plan_program
 from xform.planner.plan_several import plan_several
 from xform.planner.search_several import Candidates
-from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import min_cut, parse
 from xform.policies.budgets import Budget
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
 from xform.transforms.decisions import Decisions, Seen, decide_by
+from xform.transforms.outside import with_outside_bytes
 
 
 def run_within(
@@ -84,12 +84,7 @@ def _search(computation: _Traceable, budget: Budget) -> Decisions:
         _check_without_derivatives(computation.name, budget, _bytes_of(whole))
         return unplanned
     device = current_device()
-    inner = (liveness(plan.schedule, device.backend).total_bytes for _, plan in seen.values())
-    outside = simulate(whole, device.backend).total_bytes - max(inner)
-    problems = {
-        key: dataclasses.replace(problem, outside_bytes=outside, regions=budget.regions)
-        for key, (problem, _) in seen.items()
-    }
+    problems = with_outside_bytes(seen, whole, device.backend, budget.regions)
 
     def planned(candidates: Candidates) -> Decisions:
         name = f"a derivative in {computation.name}"
