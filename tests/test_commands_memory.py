@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from xform import commands
-from xform.errors import MissingExtra, WrongArgument
+from xform.errors import BudgetInfeasible, MissingExtra, WrongArgument
 from xform.introspection import packages
 from xform.memory import targets
 
@@ -74,6 +74,28 @@ def test_a_report_as_json_picture_and_page(model: Path) -> None:
     data = json.loads(commands.run([*command, "--json"]))
     assert data["alias_bytes"] == 64 * 64 * 4
     assert data["argument_bytes"] == (64 * 64 + 32 * 64) * 4
+
+
+def test_a_peak_that_grew_fails(model: Path) -> None:
+    command = ["memory", "small:loss", "--policy", "min_cut,save_nothing"]
+    assert commands.run([*command, "--save", "peaks.json"]).endswith("wrote peaks.json")
+    text, status = commands.answer([*command, "--against", "peaks.json"])
+    assert (status, text.count("the total unchanged")) == (0, 2)
+    source = (model / "small.py").read_text()
+    (model / "small.py").write_text(source.replace("batch: int = 64", "batch: int = 128"))
+    del sys.modules["small"]
+    text, status = commands.answer([*command, "--against", "peaks.json", "--tolerance", "5%"])
+    assert status == 3
+    assert text.count("more than the accepted") == 2
+    assert "small.py:6 (loss)" in text
+
+
+def test_a_budget_that_nothing_fits_has_no_peak_to_save(model: Path) -> None:
+    with pytest.raises(BudgetInfeasible, match="a peak that does not exist"):
+        commands.run(
+            ["memory", "small:loss", "--policy", "min_cut,budget:1KiB", "--save", "a.json"]
+        )
+    assert not (model / "a.json").exists()
 
 
 def test_several_policies_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:

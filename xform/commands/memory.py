@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import xform
 from xform.commands.compare import compare_policies
@@ -11,10 +14,18 @@ from xform.commands.reports import (
     add_outputs,
     add_policies,
     add_targets,
+    file,
     options,
     render,
 )
+from xform.errors import BudgetInfeasible
+from xform.memory.report import MemoryReport
+from xform.memory.saved_peaks import growth, save_peaks
+from xform.terminal.text import human_bytes
 from xform.transforms.policy_report import report_on
+
+# The exit status if the peak grew.
+GREW = 3
 
 
 def run(args: argparse.Namespace) -> str:
@@ -24,9 +35,23 @@ def run(args: argparse.Namespace) -> str:
     --policy, the function is a loss, and its value_and_grad is compiled under the policy. With
     --policy-argument too, it is a training step, which gets the policy as that argument. The first
     lines of the report say what was compiled. Several policies or targets are compared in a table.
+
+    --save writes the bytes at the peak to a small file, and --against compares with such a file: it
+    exits with 3 if a total grew by more than --tolerance, and prints the lines that grew.
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
-        return render(compare_policies(args), args)
+        comparison = compare_policies(args)
+        if args.save or args.against:
+            for entry in comparison:
+                if entry.report is None:
+                    raise BudgetInfeasible(
+                        f"policy {entry.policy} on {entry.target}",
+                        f"the lowest peak found is {human_bytes(entry.floor_bytes)}", "",
+                        "raise the budget: a peak that does not exist cannot be compared",
+                        floor_bytes=entry.floor_bytes,
+                    )  # fmt: skip
+        reports = [entry.report for entry in comparison if entry.report]
+        return _render(comparison, reports, args)
     function, (target,) = read_function(args), args.target
     if args.policy:
         report = report_on(
@@ -45,7 +70,22 @@ def run(args: argparse.Namespace) -> str:
         if function.policy_argument is None:
             compiled = "its value_and_grad (a training step needs --policy-argument too)"
         note = f"with --policy min_cut: {compiled}\n{note}".strip()
-    return render(function.with_note(report, note), args)
+    return _render(function.with_note(report, note), [report], args)
+
+
+def _render(result: Any, reports: Sequence[MemoryReport], args: argparse.Namespace) -> str:
+    """Return the text of a command: with --against the comparison with the saved peaks."""
+    parts: list[str] = []
+    if args.against:
+        found = growth(args.against, *reports, tolerance=args.tolerance)
+        args.status = GREW if any(one.exceeds for one in found) else 0
+        parts += map(str, found)
+    else:
+        parts.append(render(result, args))
+    if args.save:
+        save_peaks(args.save, *reports)
+        parts.append(f"wrote {args.save}")
+    return "\n".join(parts)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,3 +94,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_policies(parser, None)
     add_targets(parser)
     add_outputs(parser)
+    parser.add_argument("--save", type=file, metavar="FILE",
+                        help="write the bytes at the peak to this JSON file")  # fmt: skip
+    parser.add_argument("--against", type=Path, metavar="FILE",
+                        help="compare with a file that --save wrote, instead of printing the "
+                        "report")  # fmt: skip
+    parser.add_argument("--tolerance", default="2%", metavar="2%",
+                        help="the growth that is accepted, as a share or as bytes such as 10MiB "
+                        "(default: 2%%)")  # fmt: skip

@@ -1,4 +1,4 @@
-"""`xform.memory`: the largest batch that fits a device, and why a function does not fit.
+"""`xform.memory`: the largest batch that fits, why a function does not fit, and growth of a peak.
 
 `xform.memory_analysis` and `xform.fits` return the memory report of one compiled function.
 """
@@ -6,16 +6,18 @@
 import importlib as _importlib
 import typing as _typing
 
-__all__ = ["max_batch", "why_oom"]
+__all__ = ["growth", "max_batch", "save_peaks", "why_oom"]
 
 if _typing.TYPE_CHECKING:
     from xform.memory.capacity import max_batch, why_oom
+    from xform.memory.saved_peaks import growth, save_peaks
 else:
 
     def __getattr__(name: str) -> _typing.Any:
         """Import a function on first use: the planner needs other modules of this package first."""
         if name in __all__:
-            return getattr(_importlib.import_module("xform.memory.capacity"), name)
+            module = "capacity" if name in ("max_batch", "why_oom") else "saved_peaks"
+            return getattr(_importlib.import_module(f"xform.memory.{module}"), name)
         raise AttributeError(f"module 'xform.memory' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
