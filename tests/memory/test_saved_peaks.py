@@ -9,7 +9,7 @@ import pytest
 
 import xform
 from xform.errors import WrongArgument
-from xform.memory.saved_peaks import Growth, Peak, growth, save_peaks
+from xform.memory.saved_peaks import PeakGrowth, Peak, growth, save_peaks
 
 F32 = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 
@@ -95,12 +95,12 @@ def test_a_peak_that_was_not_saved_is_named(report, tmp_path) -> None:
 def test_a_program_that_the_compiler_refuses_has_grown(report) -> None:
     before = Peak.of(report)
     refused = dataclasses.replace(before, sizes=dict.fromkeys(before.sizes))
-    found = Growth(before, refused, 10**9, {})
+    found = PeakGrowth(before, refused, 10**9, {})
     assert found.exceeds
     assert "the compiler refused the program" in str(found)
 
 
 def test_another_version_of_jax_is_named(report) -> None:
     after = Peak.of(report)
-    found = Growth(dataclasses.replace(after, jax="0.9"), after, 0, {})
+    found = PeakGrowth(dataclasses.replace(after, jax="0.9"), after, 0, {})
     assert f"saved with JAX 0.9, now {jax.__version__}" in str(found)

@@ -67,7 +67,7 @@ class Peak:
 
 
 @dataclasses.dataclass(frozen=True)
-class Growth:
+class PeakGrowth:
     """A saved peak beside the peak of today. Prints as tables.
 
     Attributes:
@@ -150,7 +150,7 @@ def save_peaks(path: str | os.PathLike[str], *reports: MemoryReport) -> None:
 
 
 def growth(path: str | os.PathLike[str], *reports: MemoryReport, tolerance: str | float = "2%"
-           ) -> list[Growth]:  # fmt: skip
+           ) -> list[PeakGrowth]:  # fmt: skip
     """Compare reports with the peaks that `save_peaks` wrote.
 
     Args:
@@ -160,14 +160,14 @@ def growth(path: str | os.PathLike[str], *reports: MemoryReport, tolerance: str 
         "10MiB".
 
     Returns:
-      A `Growth` for each report.
+      A `PeakGrowth` for each report.
 
     Raises:
       WrongArgument: the file cannot be read or holds no peaks, or none of a report's function,
         target and policy; or the tolerance is neither a share nor bytes.
     """
     asked, saved = f"comparing with {path}", {p.key: p for p in _load(path)}
-    found: list[Growth] = []
+    found: list[PeakGrowth] = []
     for report in reports:
         after = Peak.of(report)
         if (before := saved.get(after.key)) is None:
@@ -177,7 +177,7 @@ def growth(path: str | os.PathLike[str], *reports: MemoryReport, tolerance: str 
             )  # fmt: skip
         where = {_place(row): f"{row.operation} at {row.where}" for row in report.peak if row.where}
         allowed = _allowed(tolerance, before.sizes["total"] or 0)
-        found.append(Growth(before, after, allowed, where))
+        found.append(PeakGrowth(before, after, allowed, where))
     return found
 
 
