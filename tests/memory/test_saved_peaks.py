@@ -9,7 +9,7 @@ import pytest
 
 import xform
 from xform.errors import WrongArgument
-from xform.memory.saved_peaks import PeakGrowth, Peak, growth, save_peaks
+from xform.memory.saved_peaks import Peak, PeakGrowth, growth, save_peaks
 
 F32 = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 
