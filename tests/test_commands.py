@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import xform
@@ -181,6 +182,35 @@ def test_errors_of_the_users_code_say_which_line(model: Path) -> None:
         commands.run(["plan", "missing:f"])
     with pytest.raises(FailedFunction, match=r"TypeError: data type.*\n.*written\.py"):
         commands.run(["plan", "written:loss", "--dtype", "apples"])
+
+
+def test_the_line_of_an_error_may_be_in_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is the innermost one outside of frameworks, wherever its file is installed."""
+    package = tmp_path / "lib" / "site-packages"
+    package.mkdir(parents=True)
+    (package / "installed_loss.py").write_text(
+        "import flax.linen as nn\n\n\ndef f(x):\n    return nn.Dense(3.5).init(x, x)\n"
+    )
+    monkeypatch.syspath_prepend(package)
+    (tmp_path / "script.py").write_text(
+        "import jax.numpy as jnp\nimport installed_loss\n\n\n"
+        "def loss(x):\n    return installed_loss.f(x)\n\n\n"
+        "def inputs():\n    return (jnp.ones(4),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FailedFunction) as e:
+        commands.run(["residuals", "script:loss"])
+    assert f"  where:   {package / 'installed_loss.py'}:5 (f)\n" in str(e.value)
+
+
+def test_an_error_of_a_library_that_xform_calls_has_no_line() -> None:
+    with pytest.raises(np.linalg.LinAlgError) as e:
+        np.linalg.inv(np.ones((2, 3)))
+    assert e.value.__traceback__ is not None
+    within_numpy = e.value.__traceback__.tb_next
+    assert commands._user_line(e.value.with_traceback(within_numpy)) == ""
 
 
 @pytest.mark.usefixtures("model")

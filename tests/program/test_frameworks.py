@@ -1,6 +1,6 @@
 """The line of a model: in a script, in an installed package, and never a framework's own."""
 
-import importlib
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import xform
-from xform.program.frameworks import is_framework, line_of_model
+from xform.program.frameworks import is_framework, is_library, line_of_model
 
 DENSE, MODULE = "flax/linen/linear.py", "flax/linen/module.py"
 KERAS = "keras/src/layers/core/dense.py", "keras/src/layers/layer.py", "keras/src/models/model.py"
@@ -37,6 +37,19 @@ FIT = "keras/src/backend/jax/trainer.py"
 def test_the_line(frames: list[str], found: str, folder: str) -> None:
     full = lambda path: path if path.startswith("/") else f"/lib/{folder}/{path}"
     assert line_of_model((full(path), path) for path in frames) == found
+
+
+@pytest.mark.parametrize("module", [jax, xform, importlib, importlib.metadata])
+def test_libraries(module) -> None:
+    assert is_library(module.__file__)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_a_package_beside_the_standard_library_is_no_part_of_it(folder: str) -> None:
+    standard = Path(importlib.__file__).parent.parent
+    assert is_library(str(standard / "json" / "decoder.py"))
+    assert not is_library(str(standard / folder / "maxtext" / "train.py"))
+    assert not is_library("/me/train.py")
 
 
 def test_a_framework_is_found_where_it_was_imported_from(tmp_path, monkeypatch) -> None:

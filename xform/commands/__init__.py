@@ -20,23 +20,19 @@ import inspect
 import os
 import pkgutil
 import sys
-import sysconfig
 import traceback
 from typing import Any
 
 import jax
 
 from xform.errors import FailedFunction, WrongArgument, XformError
+from xform.program.frameworks import is_framework, is_library, line_of_model
 from xform.terminal.quiet import hide_stderr
 
 _MODULES = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
 COMMANDS: dict[str, Any] = {
     m.__name__.rpartition(".")[2].replace("_", "-"): m for m in _MODULES if hasattr(m, "run")
 }
-
-# Beginnings of the file names of code that is not the user's: xform, Python, generated code.
-_NOT_USER_CODE = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-           sysconfig.get_path("stdlib") + os.sep, "<")  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -138,13 +134,17 @@ def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str | None]
 
 
 def _user_line(error: BaseException) -> str:
-    """Return the line of the user's code that raised an error; "" if other code raised it."""
+    """Return the line of the user's code that raised an error; "" if other code raised it.
+
+    It may be in an installed package (`program/frameworks.py`).
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_NOT_USER_CODE)]
-    own = [f for f in own if f"{os.sep}site-packages{os.sep}" not in f.filename]
-    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else ""
+    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    own = [f for f in frames if not (is_library(f.filename) or f.filename.startswith("<"))]
+    if all(is_framework(f.filename) for f in own):  # xform called it, not the user's code
+        return ""
+    return line_of_model((f.filename, f"{f.filename}:{f.lineno} ({f.name})") for f in own)
 
 
 def _check_returned_arrays(error: Exception, args: argparse.Namespace) -> None:

@@ -9,26 +9,16 @@ Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-import jax
-
 from xform.memory.proto import Message
-from xform.program.frameworks import line_of_model
+from xform.program.frameworks import is_library, line_of_model
 
 # The position of an element in a (nested) tuple; () for the whole value.
 Index = tuple[int, ...]
-
-# Stack frames in these folders are never shown: JAX, xform, and Python's standard library.
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)), sysconfig.__file__)
-)
 
 # XLA's PrimitiveType enumeration, from 1, in the short names that JAX prints.
 _DTYPE_NAMES = """
@@ -274,7 +264,7 @@ class Module:
         if instruction.frame:
             return self._frames.line_of_model(instruction.frame)
         path, line = instruction._file
-        return f"{path}:{line}" if path and not path.startswith(_LIBRARIES) else ""
+        return f"{path}:{line}" if path and not is_library(path) else ""
 
 
 class _Frames:
@@ -299,7 +289,7 @@ class _Frames:
             location, frame = self._frames[frame - 1]
             file, function, line = self._locations[location - 1]
             path = self._files[file - 1]
-            if not path.startswith(_LIBRARIES):
+            if not is_library(path):
                 name = self._functions[function - 1].rpartition(".")[2]
                 yield path, f"{path}:{line} ({name})"
 

@@ -21,6 +21,8 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import jax
+
 
 class _Framework(NamedTuple):
     """Files of a framework, as regular expressions of paths in its folder.
@@ -45,6 +47,7 @@ _FRAMEWORKS = {
     "flax": _Framework(r"(linen|nnx/nn)/(?!module|transforms)"),
     "haiku": _Framework(r"_src/(?!module|transform|stateful|lift|layer_stack|base)"),
     "jax": _Framework(),
+    "jaxlib": _Framework(),
     "jaxtyping": _Framework(),
     "keras": _Framework(r"src/(layers|losses|optimizers)/(?!layer\.py)",
                         r"src/(trainers|backend/jax/trainer)"),
@@ -64,6 +67,12 @@ _FRAMEWORKS = {
     "tensorflow_probability": _Framework(_EVERY_FILE),
     "torch": _Framework(),
 }  # fmt: skip
+
+# The folders of xform, JAX and Python's standard library.
+_XFORM = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_JAX = os.path.dirname(os.path.abspath(jax.__file__ or "")) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INSTALLED_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]")
 _INSTALLED = re.compile(rf"[/\\](?:site|dist)-packages[/\\]({'|'.join(_FRAMEWORKS)})[/\\]")
 
 
@@ -96,6 +105,23 @@ def line_of_model(frames: Iterable[tuple[str, str]]) -> str:
         if not layer and re.match(framework.layers, inside):
             layer = line
     return layer or first
+
+
+def is_library(path: str) -> bool:
+    """Return whether a file is part of xform, JAX or Python's standard library.
+
+    Without a virtual environment, packages are installed in a folder inside the standard library's.
+    They are no part of it.
+
+    >>> from xform.program.frameworks import is_library
+    >>> is_library(jax.__file__), is_library("/me/train.py")
+    (True, False)
+    """
+    if path.startswith((_XFORM, _JAX)):
+        return True
+    return path.startswith(_STANDARD_LIBRARY) and not _INSTALLED_PACKAGE.match(
+        path, len(_STANDARD_LIBRARY)
+    )
 
 
 def is_framework(path: str) -> bool:

@@ -13,18 +13,14 @@ import re
 import sys
 from typing import Any
 
-import jax
-
 from xform._jax import JaxprEqn, source_info_util
-from xform.program.frameworks import line_of_model
+from xform.program.frameworks import is_library, line_of_model
 
 # What follows the file in the text of a frame.
 _AFTER_FILE = re.compile(r"(?::\d+)+ \(.*\)$")
 
-_XFORM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
 # Hide frames of xform from error messages and HLO metadata.
-source_info_util.register_exclusion(_XFORM)
+source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def source(eqn: JaxprEqn, outer: Any):
@@ -77,30 +73,20 @@ def user_stacklevel() -> int:
     """Return the `stacklevel` of a warning that shall name the user's line."""
     current: Any = sys._getframe(1)
     level = 1
-    while current.f_back and current.f_code.co_filename.startswith(_LIBRARIES):
+    while current.f_back and is_library(current.f_code.co_filename):
         current, level = current.f_back, level + 1
     return level
 
 
 def _running_line() -> str:
-    """Return `file:line (function)` of the innermost frame on Python's stack outside `_LIBRARIES`.
+    """Return `file:line (function)` of the innermost frame on Python's stack outside libraries.
 
+    The libraries are xform, JAX and Python's standard library.
     It is found even if JAX's traceback, which is cut where a trace begins, has no such frame.
     """
     current: Any = sys._getframe()
-    while current and current.f_code.co_filename.startswith(_LIBRARIES):
+    while current and is_library(current.f_code.co_filename):
         current = current.f_back
     if not current:
         return ""
     return f"{current.f_code.co_filename}:{current.f_lineno} ({current.f_code.co_name})"
-
-
-# The folders of xform, JAX and Python's standard library.
-_LIBRARIES = tuple(
-    folder + os.sep
-    for folder in (
-        _XFORM,
-        os.path.dirname(os.path.abspath(jax.__file__ or "")),
-        os.path.dirname(os.path.abspath(os.__file__)),
-    )
-)
