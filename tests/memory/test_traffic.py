@@ -73,3 +73,15 @@ def test_what_a_loop_stacks_is_written_once() -> None:
     stack = 64 * 1024 * 4
     # Initial zeros, sine and cosine read and written, slices read and placed; and counters.
     assert 3 * stack <= report.moved_bytes <= 7.1 * stack
+
+
+def test_a_loop_that_recomputes_its_states_moves_more_bytes_than_one_that_saves_all() -> None:
+    x = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+
+    def loss(x: jax.Array) -> jax.Array:
+        step = lambda h, _: (jnp.sin(h + jnp.roll(h, 1)), None)
+        return jnp.sum(jax.lax.scan(step, x, None, length=40)[0])
+
+    few_states = xform.policies.budget(12 * 64 * 32 * 4, of="saved")
+    moved = lambda policy: xform.memory_analysis(xform.grad(loss, policy=policy), x).moved_bytes
+    assert moved(few_states) > moved("save_everything")

@@ -131,8 +131,18 @@ def iterations_scope(n: int | None) -> contextlib.AbstractContextManager[Any]:
 
 def iterations_of(eqn: JaxprEqn) -> int:
     """Return how often the body of a `while` loop runs, by its `iterations_scope`; else 1."""
-    found = _ITERATIONS.search(str(eqn.source_info.name_stack).rpartition("/")[2])
-    return int(found[1]) if found else 1
+    return iterations_in(str(eqn.source_info.name_stack)) or 1
+
+
+def iterations_in(scopes: str) -> int | None:
+    """Return the number of the innermost of some scopes, if it is an `iterations_scope`; else None.
+
+    >>> from xform.interpret.cost import iterations_in
+    >>> iterations_in("layers/xform(iterations_12)")
+    12
+    """
+    found = _ITERATIONS.search(scopes.rpartition("/")[2])
+    return int(found[1]) if found else None
 
 
 # Helpers for the FLOP counts in the rules of primitives.

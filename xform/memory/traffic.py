@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from xform.interpret.cost import iterations_in
 from xform.memory.hlo import Instruction, Module, Shape
 
 # Instructions that count no bytes: they name values, contain other instructions, or make values
@@ -98,8 +99,18 @@ def _run_counts(module: Module) -> Iterator[tuple[Instruction, int]]:
         for i in module.computations[computation].instructions:
             yield i, times
             if i.opcode in _RUNS_OTHERS:
-                inner_times = times * (module.trips(i) if i.opcode == "while" else 1)
+                inner_times = times * (_iterations(module, i) if i.opcode == "while" else 1)
                 stack.extend((c, inner_times) for c in i.called)
+
+
+def _iterations(module: Module, loop: Instruction) -> int:
+    """Return how often the body of a loop runs for each run of the code around it.
+
+    For a loop that restores states of another loop (`interpret/checkpoints.py`), the compiler does
+    not know the number. The name of the loop tells it.
+    """
+    scopes, _, _ = loop.op_name.rpartition("/")
+    return iterations_in(scopes) or module.trips(loop)
 
 
 def _instruction_bytes(module: Module, i: Instruction) -> int:
