@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -11,7 +12,8 @@ Value = TypeVar("Value")
 class BoundedCache(dict[Key, Value]):
     """A dict that keeps only the `max_entries` entries whose keys were added last.
 
-    Setting a key again does not make it newer, and reading does not either.
+    Setting a key again does not make it newer, and reading does not either. Every method that adds
+    entries keeps the bound.
 
     >>> from xform.storage.bounded_cache import BoundedCache
     >>> cache = BoundedCache(2)
@@ -29,3 +31,20 @@ class BoundedCache(dict[Key, Value]):
         super().__setitem__(key, value)
         if len(self) > self.max_entries:
             del self[next(iter(self))]
+
+    def setdefault(self, key: Key, default: Value) -> Value:
+        """Return the value of a key; if it has none, set it to `default` first."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, entries: Mapping[Key, Value] | Iterable[tuple[Key, Value]]
+    ) -> None:
+        """Set each of these entries, in their order."""
+        for key, value in dict(entries).items():
+            self[key] = value
+
+    def __ior__(self, entries: Any) -> BoundedCache[Key, Value]:
+        self.update(entries)
+        return self
