@@ -109,3 +109,15 @@ def test_a_function_without_a_derivative_to_plan() -> None:
     w = jnp.ones((8, 8))
     got = xform.hvp(constant, (w,), (w,), policy=policies.budget("1 MiB"))
     assert not got.any()
+
+
+def test_an_array_that_is_the_point_and_the_direction_counts_once() -> None:
+    w, x = jnp.ones((256, 256)) / 256, jnp.ones((16, 256)) / 16
+    f = lambda w: jnp.sum(jnp.sin(x @ w) ** 2)
+    with pytest.raises(BudgetInfeasible) as same:
+        xform.hvp(f, (w,), (w,), policy=policies.budget("1 KiB"))
+    with pytest.raises(BudgetInfeasible) as other:
+        xform.hvp(f, (w,), (w + 0,), policy=policies.budget("1 KiB"))
+    assert same.value.floor_bytes == other.value.floor_bytes - w.nbytes
+    got = xform.hvp(f, (w,), (w,), policy=policies.budget(same.value.floor_bytes))
+    np.testing.assert_allclose(got, xform.hvp(f, (w,), (w,)), rtol=1e-5)

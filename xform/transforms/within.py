@@ -49,14 +49,23 @@ def run_within(
     policy = resolve_fit(parse(policy))
     if not isinstance(policy, Budget) or policy.of != "peak":
         return run(policy)(*args)
+    # An array that is several arguments, as the point and the direction of a product, is in memory
+    # once.
+    arrays = list({id(x): x for x in args}.values())
+    positions = {id(x): i for i, x in enumerate(arrays)}
+    order = [positions[id(x)] for x in args]
+
+    def run_of_arrays(policy: Any) -> Callable[..., Any]:
+        return lambda *arrays: run(policy)(*(arrays[i] for i in order))
+
     with progress_line.show(f"planning {caller}"):
-        decisions = _search(_Traceable(caller, run, args), policy)
+        decisions = _search(_Traceable(caller, run_of_arrays, arrays), policy)
 
-    def chosen(*args: Any) -> Any:
+    def chosen(*arrays: Any) -> Any:
         with decide_by(decisions):
-            return run(decisions)(*args)
+            return run_of_arrays(decisions)(*arrays)
 
-    return (chosen if staging() else jit(chosen))(*args)
+    return (chosen if staging() else jit(chosen))(*arrays)
 
 
 @dataclasses.dataclass(frozen=True)
