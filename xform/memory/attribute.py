@@ -11,8 +11,8 @@ first rule that applies decides:
 - `constant`: constants, which the total does not count;
 - `gradient`: the backward pass computed the value, and it has the axes of an argument (of a
   `parameter`, if the caller named any), in any order. No other operation of the backward pass reads
-  it, except to add to it in place, to convert it, or to sum it over the devices. An output whose
-  memory holds such a value at the peak is a `gradient` too;
+  it, except to add to it in place, to convert it, or to sum it over the devices. Such a value times
+  a number, or clipped, is a `gradient` too, and so is an output whose memory holds one at the peak;
 - `output`: any other result of the program;
 - `recompute`: computed by a recomputed operation of the forward pass;
 - `activation`: computed by the forward pass and read by the backward pass or by a recomputed
@@ -36,8 +36,9 @@ from typing import Any
 
 from xform.interpret.emit import pass_name
 from xform.memory.buffers import COUNTED, DEVICE, Assignment, Buffer, MemoryChunk
-from xform.memory.dataflow import DataFlow
+from xform.memory.dataflow import DataFlow, ValueId
 from xform.memory.hlo import Index, Instruction
+from xform.memory.scaled import ScaledCopies
 from xform.terminal.text import shorten_place
 
 FRAGMENTATION = "fragmentation"
@@ -194,6 +195,7 @@ class _BufferAttribution:
         self._assignment, self._module = assignment, assignment.module
         self._arguments = arguments
         self._flow = DataFlow(assignment.module)
+        self._copies = ScaledCopies(assignment.module)
 
     def rows(self) -> list[BufferRow]:
         """Return all rows, largest first."""
@@ -282,7 +284,7 @@ class _BufferAttribution:
             return "constant"
         reader_passes = [self._pass_name(reader) for reader in self._readers(buffer)]
         maker_pass = self._pass_name(maker)
-        if self._is_gradient(chunk, buffer, maker):
+        if self._is_gradient(buffer, maker):
             return "gradient"
         if chunk.allocation.kind == "output":
             return "gradient" if self._is_gradient_at_peak(chunk) else "output"
@@ -290,25 +292,44 @@ class _BufferAttribution:
             return maker_pass
         return "activation" if not maker_pass and any(reader_passes) else "temporary"
 
-    def _is_gradient(self, chunk: MemoryChunk, buffer: Buffer, maker: Instruction) -> bool:
-        """Return whether a value is a parameter's gradient, complete or still accumulating."""
-        sizes = self._float_sizes(buffer.instruction, buffer.index)
-        if self._pass_name(maker) != "backward" or sizes not in self._parameter_sizes:
+    def _is_gradient(self, buffer: Buffer, maker: Instruction) -> bool:
+        """Return whether a value is a parameter's gradient: accumulating, complete or scaled."""
+        value = buffer.instruction, buffer.index
+        if self._is_derivative(value, maker):
+            return True
+        source = self._copies.source(*value)
+        if source == value or any(self._pass_name(reader) for reader in self._readers(buffer)):
             return False
-        in_chunk = {b.instruction for b, _ in chunk.buffers}
+        return self._is_derivative(source, self._flow.origin(*source))
+
+    def _is_derivative(self, value: ValueId, maker: Instruction) -> bool:
+        """Return whether the backward pass computed a value as the gradient of a parameter."""
+        is_of_parameter = self._float_sizes(*value) in self._parameter_sizes
+        if self._pass_name(maker) != "backward" or not is_of_parameter:
+            return False
+        in_chunk = self._in_same_chunk.get(value, ())
         readers = [
             reader
-            for reader in self._readers(buffer)
+            for reader in self._flow.readers([value])
             if self._pass_name(reader) and reader.id not in in_chunk
         ]
         return all(operation_name(r) in _PASSES_ON or r.opcode in _PASSES_ON for r in readers)
+
+    @cached_property
+    def _in_same_chunk(self) -> dict[ValueId, set[int]]:
+        """For each value with memory, the ids of the instructions whose results share its chunk."""
+        found: dict[ValueId, set[int]] = {}
+        for chunk in self._assignment.chunks:
+            ids = {b.instruction for b, _ in chunk.buffers}
+            found.update(((b.instruction, b.index), ids) for b, _ in chunk.buffers)
+        return found
 
     def _is_gradient_at_peak(self, chunk: MemoryChunk) -> bool:
         """Return whether an output's memory holds a gradient at the peak, as an update in place."""
         peak = self._assignment.peak_step
         at_peak = [b for b, born in chunk.buffers if born <= peak]
         return bool(at_peak) and self._is_gradient(
-            chunk, at_peak[-1], self._flow.origin(at_peak[-1].instruction, at_peak[-1].index)
+            at_peak[-1], self._flow.origin(at_peak[-1].instruction, at_peak[-1].index)
         )
 
     @cached_property
