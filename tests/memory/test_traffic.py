@@ -85,3 +85,24 @@ def test_a_loop_that_recomputes_its_states_moves_more_bytes_than_one_that_saves_
     few_states = xform.policies.budget(12 * 64 * 32 * 4, of="saved")
     moved = lambda policy: xform.memory_analysis(xform.grad(loss, policy=policy), x).moved_bytes
     assert moved(few_states) > moved("save_everything")
+
+
+@pytest.mark.parametrize("policy", ["save_nothing", "save_everything"])
+def test_collectives_for_recomputed_operations_are_counted_apart(policy: str) -> None:
+    """The compiler inserts them, because the sum over the sharded axis of `w` is recomputed."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    at = lambda *spec: jax.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=at(None, "x"))
+    w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=at("x"))
+    whole = lambda y: jax.lax.with_sharding_constraint(y, at())
+    layer = lambda w, x: jnp.sin(jnp.sin(whole(x @ w)))
+    loss = lambda w, x: jnp.sum(jax.checkpoint(layer)(w, x) ** 3)
+    if policy == "save_everything":
+        loss = lambda w, x: jnp.sum(layer(w, x) ** 3)
+    report = xform.memory_analysis(xform.value_and_grad(loss, policy=policy), w, x)
+    (reduced,) = [c for c in report.collectives if c.kind == "all-reduce"]
+    again = policy == "save_nothing"
+    assert (reduced.count, reduced.repeated) == ((2, 1) if again else (1, 0))
+    assert reduced.repeated_bytes == again * 16 * 64 * 4
+    assert ("for recomputed operations" in str(report)) == again
+    assert report.to_dict()["collectives"][0]["repeated"] == again

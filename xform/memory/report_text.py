@@ -75,7 +75,8 @@ def _work_lines(report: Any) -> Iterator[list[str]]:
     if report.seconds is not None:
         yield ["step", human_seconds(report.seconds), "an estimate, by the roofline"]
     for c in report.collectives:
-        yield [c.kind, human_bytes(c.bytes), f"{c.count} times"]
+        repeated = f", {c.repeated} for recomputed operations" if c.repeated else ""
+        yield [c.kind, human_bytes(c.bytes), f"{c.count} times{repeated}"]
     yield ["compile", f"{report.compile_seconds:.2f} s", ""]
 
 

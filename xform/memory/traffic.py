@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 
 from xform.interpret.cost import iterations_in
+from xform.interpret.emit import pass_name
 from xform.memory.hlo import Instruction, Module, Shape
 
 # Instructions that count no bytes: they name values, contain other instructions, or make values
@@ -31,6 +33,8 @@ _COLLECTIVES = (
 )  # fmt: skip
 # Collectives whose results are parts of other devices, as they are.
 _GATHERS = ("all-gather", "all-to-all", "ragged-all-to-all")
+# The name of an operation that XLA merged from two.
+_MERGED = re.compile(r"(^|/)\([^()]*:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +45,16 @@ class Collective:
       kind: its name in HLO, such as `all-reduce`.
       count: how often it runs in one run of the program, with trip counts.
       bytes: bytes of its results on each device, over all of these times.
+      repeated: how many of these times it is for recomputed operations, by the name of the
+        operation that it was made for. One that the forward pass shares does not count.
+      repeated_bytes: bytes of these.
     """
 
     kind: str
     count: int
     bytes: int
+    repeated: int = 0
+    repeated_bytes: int = 0
 
 
 def moved_bytes(module: Module) -> int:
@@ -55,14 +64,24 @@ def moved_bytes(module: Module) -> int:
 
 def collectives(module: Module) -> tuple[Collective, ...]:
     """Return the communication between devices in one run, by kind."""
-    totals: dict[str, list[int]] = {}  # runs and bytes
+    totals: dict[str, list[int]] = {}  # runs and bytes, of all and of those that are repeated
     for i, times in _run_counts(module):
         kind = i.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
-            total = totals.setdefault(kind, [0, 0])
-            size = _shape_bytes(_exchanged(i))
-            total[0], total[1] = total[0] + times, total[1] + times * size
+            total = totals.setdefault(kind, [0, 0, 0, 0])
+            amounts = times, times * _shape_bytes(_exchanged(i))
+            repeated = amounts if _is_repeated(module.named(i)) else ()
+            for k, n in enumerate((*amounts, *repeated)):
+                total[k] += n
     return tuple(Collective(kind, *totals[kind]) for kind in sorted(totals))
+
+
+def _is_repeated(name: str) -> bool:
+    """Return whether an operation with this `op_name` belongs to a recompute alone.
+
+    XLA writes `scope/(a:b)` for an operation that it merged from `scope/a` and `scope/b`.
+    """
+    return pass_name(name) == "recompute" and not _MERGED.search(name)
 
 
 def gathered_sizes(module: Module) -> set[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from xform.planner.plan.decision import decision_of
 from xform.planner.plan.plan import Plan
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
+from xform.planner.report.collectives import repeated_collectives
 from xform.planner.report.rows import rows_of
 from xform.planner.search_slices import sliced_regions
 from xform.planner.simulate.liveness import liveness
@@ -55,4 +56,5 @@ def plan_of_candidate(
             decision_of(chosen), chosen.joint, candidate.shapes, candidate.regions, candidate.slices
         ),
         sliced_regions=sliced_regions(dataclasses.replace(problem, **changes)),
+        repeated_collectives=repeated_collectives(chosen),
     )

@@ -26,6 +26,7 @@ from xform.interpret.joint import Joint
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.record import Record
 from xform.planner.plan.stored import read_plan_data
+from xform.planner.report.collectives import RepeatedCollective
 from xform.planner.report.picture import draw_live_bytes
 from xform.planner.report.rows import PlanRow
 from xform.planner.shape import Shape
@@ -75,6 +76,9 @@ class Plan:
       compile_seconds: the time of the compilations; 0 if the plan was read from a file.
       derivative: the function that is compiled, for example "grad by argument 0".
       sliced_regions: a text for each region that runs in slices: how many, of what, and where.
+      repeated_collectives: the collectives of the forward pass that the backward pass runs again.
+        Only those that the program contains are known, such as `psum` in a `shard_map`. For sharded
+        arrays the compiler inserts others, which `MemoryReport.collectives` counts.
 
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
     >>> w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
@@ -103,6 +107,7 @@ class Plan:
     compile_seconds: float = 0.0
     derivative: str = ""
     sliced_regions: tuple[str, ...] = ()
+    repeated_collectives: tuple[RepeatedCollective, ...] = ()
 
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
@@ -267,6 +272,7 @@ class Plan:
             f"plan of {self.function}, {self.policy}, on {self.target}",
             table,
             *self.sliced_regions,
+            *map(str, self.repeated_collectives),
             f"{human_bytes(self.saved_bytes)} saved{offloaded}, "
             f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}",
             self.summary,
