@@ -43,5 +43,6 @@ def test_setdefault_keeps_the_value_and_the_age_of_a_key() -> None:
     cache: BoundedCache[str, int] = BoundedCache(2)
     cache.update({"old": 1, "new": 2})
     assert cache.setdefault("old", 3) == 1
+    assert cache.setdefault("old") == 1
     cache["newest"] = 4
     assert cache == {"new": 2, "newest": 4}

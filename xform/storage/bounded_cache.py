@@ -32,9 +32,7 @@ class BoundedCache(dict[Key, Value]):
         if len(self) > self.max_entries:
             del self[next(iter(self))]
 
-    def setdefault(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, key: Key, default: Value
-    ) -> Value:
+    def setdefault(self, key: Key, default: Any = None) -> Any:
         """Return the value of a key; if it has none, set it to `default` first."""
         if key not in self:
             self[key] = default
