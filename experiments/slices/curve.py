@@ -1,4 +1,4 @@
-"""Draw peak memory against recomputed work for GPT-2 124M, with plans in slices."""
+"""Draw peak memory against recomputed work for two language models, with plans in slices."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import matplotlib.pyplot as plt
 import optax
 from flax import nnx
 
 import xform
+from experiments.unmodified.programs import lm1b
 from models.nets.presets import PRESETS, abstract
 
 HERE = Path(__file__).parent
 
 
-def program(preset: str, batch: int) -> tuple[Any, tuple[Any, ...]]:
-    """Return the loss of a language model with all its logits, and the types of its arguments."""
-    config = PRESETS[preset]
+def gpt2(batch: int = 8) -> tuple[Any, tuple[Any, ...]]:
+    """Return the loss of GPT-2 124M with all its logits, and the types of its arguments."""
+    config = PRESETS["gpt2-124m"]
     graphdef, params, rest = nnx.split(abstract(config), nnx.Param, ...)
 
     def gpt2(params: Any, tokens: Any) -> Any:
@@ -31,16 +33,22 @@ def program(preset: str, batch: int) -> tuple[Any, tuple[Any, ...]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sources", type=Path, required=True, help="the folder with Flax's code")
     parser.add_argument("--target", default="gpu:h100", help="the device to plan for")
-    parser.add_argument("--preset", default="gpt2-124m")
     parser.add_argument("--points", type=int, default=8)
     parser.add_argument("--out", type=Path, default=HERE / "curve.png")
     options = parser.parse_args()
-    f, args = program(options.preset, batch=8)
-    curve = xform.pareto(f, *args, target=options.target, points=options.points, verify=False,
-                         slices=True)  # fmt: skip
-    print(curve)
-    curve.plot(options.out)
+    figure, axes = plt.subplots(1, 2, figsize=(13, 4.8), dpi=110, layout="constrained")
+    for title, (f, args), ax in (
+        ("GPT-2 124M", gpt2(), axes[0]),
+        ("Flax lm1b", lm1b(options.sources), axes[1]),
+    ):
+        curve = xform.pareto(f, *args, target=options.target, points=options.points, verify=False,
+                             slices=True)  # fmt: skip
+        print(curve, flush=True)
+        curve.draw(ax)
+        ax.set_title(f"{title} on {options.target}", loc="left")
+    figure.savefig(options.out)
 
 
 if __name__ == "__main__":

@@ -65,3 +65,12 @@ def test_labels_that_would_cover_each_other_are_one(tmp_path, monkeypatch) -> No
               for name, size in (("a", 100), ("b", 101), ("c", 300))]  # fmt: skip
     Pareto("loss", "cpu", True, tuple(points)).plot(tmp_path / "curve.png")
     assert [t.get_text() for t in figures[0].axes[0].texts] == ["a\nb", "c"]
+
+
+def test_two_curves_are_drawn_in_one_figure() -> None:
+    figure = picture.new_figure("test", 8, 4)
+    for ax in figure.subplots(1, 2):
+        CURVE.draw(ax)
+    left, right = figure.axes
+    assert [len(ax.lines) for ax in (left, right)] == [2, 2]
+    assert left.get_title(loc="left") == "loss on cpu"

@@ -80,12 +80,17 @@ class Pareto:
         return dataclasses.asdict(self)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the curve, a second one for plans with slices, and a cross for each stock policy.
-
-        A plan that offloads values to the host has a ring. The suffix of `path` chooses the format:
-        PNG, SVG or PDF.
-        """
+        """Draw the curve as a picture. The suffix of `path` chooses the format: PNG, SVG or PDF."""
         figure, ax = new_axes("Pareto.plot")
+        self.draw(ax)
+        save_figure(figure, "Pareto.plot", path)
+
+    def draw(self, ax: Any) -> None:
+        """Draw the curve on `ax`, the Axes of a matplotlib figure.
+
+        Plans with slices have a curve of their own, and each stock policy is a cross. A plan that
+        offloads values to the host has a ring.
+        """
         kinds = {"budgets": (BLUE, "o-"), "in slices": (PURPLE, "s-"),
                  "stock policies": (ORANGE, "x")}  # fmt: skip
         for label, (color, style) in kinds.items():
@@ -110,7 +115,6 @@ class Pareto:
         ax.set_xlim(left=0)
         if self.points:
             ax.legend(frameon=False)
-        save_figure(figure, "Pareto.plot", path)
 
     def _stock_labels(self) -> list[list[ParetoPoint]]:
         """Return the stock policies in groups; those whose labels would overlap share a group."""
