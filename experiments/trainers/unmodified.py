@@ -27,6 +27,7 @@ TRAINERS = {
     "flax_gemma": "flax",
     "equinox_rnn": "equinox",
     "haiku_transformer": "haiku",
+    "kauldron_mnist": "kauldron",
 }
 # Environments with the checkouts of other programs beside them, in `sources`.
 ENVIRONMENTS = Path(os.environ.get("XFORM_TRAINERS", ROOT / "build" / "trainers"))
