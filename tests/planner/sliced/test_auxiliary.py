@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import xform
-from xform.planner.sliced.loss import loss_position
+from xform.errors import NotDifferentiable
+from xform.planner.sliced.loss import _tangents_of_pullback, loss_position
 from xform.program.ir import trace
 from xform.slices.candidates import choices
 from xform.slices.opened import opened
@@ -102,3 +103,43 @@ def test_a_value_that_reads_the_logits_outside_is_no_loss_in_slices() -> None:
     found = [loss_position(c.regions[-1], (True, False)) for c in choices(prog)]
     assert any(position is not None for position in found)
     assert all(loss_position(c.regions[-1]) is None for c in choices(prog))
+
+
+@jax.custom_vjp
+def cross_entropy(logits: Any, y: Any) -> Any:
+    return jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
+
+
+cross_entropy.defvjp(
+    lambda logits, y: (cross_entropy(logits, y), (jax.nn.softmax(logits), y)),
+    lambda kept, ct: (ct[:, None] * (kept[0] - jax.nn.one_hot(kept[1], WORDS)), None),
+)
+
+
+def with_a_rule_of_its_own(w: Any, h: Any, y: Any) -> Any:
+    """A loss as MaxText's: it has a `custom_vjp`, and returns metrics that depend on it."""
+    losses = cross_entropy(h @ w, y)
+    return jnp.mean(losses), {"total": jnp.sum(losses)}
+
+
+def test_a_loss_without_forward_mode_runs_in_slices_and_returns_metrics() -> None:
+    f, args = with_a_rule_of_its_own, data()
+    plan = sliced_plan(f)
+    assert "value and gradient in one loop" in plan.sliced_regions[0]
+    want = jax.value_and_grad(f, (0, 1), has_aux=True)
+    ours = xform.value_and_grad(f, (0, 1), has_aux=True, policy=half(want))
+    for lib in (jax.jit, lambda g: g):
+        close(lib(ours)(*args), want(*args))
+    in_slices = lambda w: xform.grad(f, has_aux=True, policy=plan)(w, *args[1:])[1]["total"]
+    with pytest.raises(NotDifferentiable, match="custom_vjp"):
+        jax.jit(lambda w: xform.jvp(in_slices, (w,), (w,)))(args[0])
+
+
+def test_tangents_of_a_pullback_can_be_transposed() -> None:
+    f = lambda w, h: [jnp.sin(w) * h.sum(), jnp.cos(w @ w), jnp.sum(w**2)]
+    w, h = jnp.arange(9.0).reshape(3, 3) / 9, jnp.ones(4)
+    wanted = (True, False, True)
+    tangents = lambda dw: _tangents_of_pullback(trace(f, w, h), wanted, [w, h], [dw, None], "here")
+    cts = [jnp.full((3, 3), 2.0), jnp.zeros((3, 3)), jnp.float32(3)]
+    (ours,) = xform.linear_transpose(tangents, w)(cts)
+    close(ours, jax.vjp(f, w, h)[1](cts)[0])

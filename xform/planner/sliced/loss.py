@@ -25,15 +25,18 @@ import numpy as np
 from jax import lax
 
 from xform._jax import SymbolicZero, Var, is_zero, tangent_aval
+from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Schedule, analyze
 from xform.interpret.jvp import jvp
+from xform.interpret.pullback import pullback
 from xform.planner.decide import schedule
 from xform.planner.device import current_device
 from xform.policies import min_cut
 from xform.program.arithmetic import differentiable, instantiate
 from xform.program.ir import Mask, Program, gather, spread, trace
+from xform.rules.custom import refuse_push
 from xform.slices.loop import (
     SlicedInputs,
     SlicedOutput,
@@ -101,8 +104,27 @@ def _other_tangents(region: Region, loss: int, primals: Sequence[Value], tangent
     n = len(region.sliced)
     loop = trace(lambda *xs: run_in_slices(region, xs[:n], xs[n:]), *primals)
     dxs = [None if is_zero(dx) else dx for dx in tangents]
-    _, dys = jvp(loop, primals, dxs, wanted=others)
+    try:
+        _, dys = jvp(loop, primals, dxs, wanted=others)
+    except NotDifferentiable as error:  # it has a `custom_vjp`, so only reverse mode
+        dys = _tangents_of_pullback(loop, others, primals, dxs, error.where)
     return [dy if on else None for dy, on in zip(dys, others, strict=True)]
+
+
+def _tangents_of_pullback(prog: Program, wanted: Mask, primals: Sequence[Value],
+                          dxs: Sequence[Value], where: str) -> list[Value]:  # fmt: skip
+    """Return tangents of a program without forward mode.
+
+    They can be transposed, by the pullback. Evaluating them is an error, which names `where`.
+    """
+    active = tuple(dx is not None for dx in dxs)
+
+    def pull(primals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
+        _, pull_all = pullback(prog, active, wanted, primals)
+        return instantiate(pull_all(spread(gather(cts, wanted), wanted)), primals)
+
+    outputs = [jnp.zeros(a.shape, a.dtype) for a in prog.out_avals]
+    return refuse_push(outputs, primals, pull, dxs, where)[1]
 
 
 def loss_position(region: Region, wanted: Mask | None = None) -> int | None:
