@@ -161,6 +161,35 @@ def test_random_numbers_of_several_keys_are_drawn_before() -> None:
     assert not names(region) & {"random_bits", "threefry2x32"}
 
 
+def scanned_layers(ws: Any, keys: Any, x: Any) -> Any:
+    """Each layer reads a random key: it scales all rows by one number."""
+
+    def layer(h: Any, w_key: Any) -> tuple[Any, None]:
+        w, key = w_key
+        return jnp.tanh(h @ w) * (1 + jax.random.uniform(key, w.shape[1:])), None
+
+    return jnp.sum(lax.scan(layer, x, (ws, keys))[0] ** 2)
+
+
+def test_a_loop_with_random_keys_is_a_member() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    region = around_largest(scanned_layers, f32(3, 4, 4), keys, f32(64, 4))
+    assert "scan" in names(region)
+    assert leaves(region) == [((), None)]
+
+
+def test_a_gradient_through_a_loop_with_random_keys() -> None:
+    keys, x = jax.random.split(jax.random.key(0), 3), jnp.ones((256, 32))
+    args = jax.random.normal(jax.random.key(1), (3, 32, 32)), keys, x
+    policy = xform.policies.budget("300 kB", slices=True)
+    plan = xform.plan(scanned_layers, *args, policy=policy)
+    assert plan.sliced_regions
+    assert plan.recompute_flops == 0
+    want = jax.jit(jax.grad(scanned_layers))(*args)
+    got = jax.jit(xform.grad(scanned_layers, policy=plan))(*args)
+    assert jnp.allclose(got, want, rtol=1e-4, atol=1e-4 * float(jnp.abs(want).max()))
+
+
 def test_it_is_linear_in_the_equations_and_allocates_no_values() -> None:
     def f(h: Any, w: Any) -> Any:
         for _ in range(300):

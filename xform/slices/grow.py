@@ -131,7 +131,7 @@ class Growth:
     def _slicing(self, i: int, operands: Axes, results: Axes) -> Slicing | None:
         """Return how an equation runs if these operands and results are sliced."""
         eqn = self.prog.equations[i]
-        if i in self._kept_out or not slicing.may_be_sliced(eqn):
+        if i in self._kept_out or not slicing.may_be_sliced(eqn, has_body(eqn)):
             return None
         found = slicing_of(eqn, operands, results, self.n, self._rules)
         return None if found is None or (found.summed and not self.with_sums) else found

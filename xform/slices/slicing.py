@@ -51,18 +51,20 @@ class Slicing(NamedTuple):
     summed: bool = False
 
 
-def may_be_sliced(eqn: JaxprEqn) -> bool:
+def may_be_sliced(eqn: JaxprEqn, has_body: bool = False) -> bool:
     """Return whether a sliced region may contain an equation of this kind.
 
     It may not if the equation has side effects or communicates, or if the compiler cannot analyze
     it. Of equations with random numbers, only some draws may be sliced. Values within a `shard_map`
-    are not sliced, and neither are random keys.
+    are not sliced, and neither are random keys. An equation that has a body may read such values in
+    full, because each equation of the body is checked.
     """
     if draws_each_element(eqn):
         return True
     known = traits(eqn.primitive)
     unsafe = known.random or known.collective or known.foreign or has_effects(eqn)
-    return not unsafe and not any(map(_is_unsliceable, (*eqn.invars, *eqn.outvars)))
+    values = eqn.outvars if has_body else (*eqn.invars, *eqn.outvars)
+    return not unsafe and not any(map(_is_unsliceable, values))
 
 
 def _is_unsliceable(v: Any) -> bool:
