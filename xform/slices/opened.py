@@ -15,6 +15,7 @@ from xform.passes.dce import live
 from xform.passes.inline import inline_bodies
 from xform.passes.structured import called_body, has_shardings, is_remat_region, plain_call_body
 from xform.program.ir import Atom, Program
+from xform.slices.batched_indices import with_batched_indices
 
 _KEY = "opened remat regions"
 
@@ -42,7 +43,7 @@ def opened(prog: Program) -> Program:
     program.
     """
     if "opened" not in prog.cache:
-        prog.cache["opened"] = _opened(inline_bodies(prog, _call_body))
+        prog.cache["opened"] = _opened(with_batched_indices(inline_bodies(prog, _call_body)))
     return prog.cache["opened"]
 
 
@@ -57,6 +58,7 @@ def _opened(prog: Program) -> Program:
             parts.append(([eqn], None, ()))
             continue
         inlined = inline_bodies(Program((), (), (eqn,), tuple(eqn.outvars)), _body)
+        inlined = with_batched_indices(inlined)
         consts.update(inlined.consts)
         names.update(zip(eqn.outvars, inlined.outputs, strict=True))
         parts.append((inlined.equations, eqn, inlined.outputs))

@@ -1,0 +1,121 @@
+"""Measure one cell of `run.py` in this process, and print its figures as JSON."""
+
+from __future__ import annotations
+
+import json
+import site
+import sys
+import time
+from typing import Any
+
+import jax
+
+import xform
+from experiments.trainers.cells import CELLS, Cell
+from experiments.trainers.maxtext_step import Step
+from xform.errors import BudgetInfeasible
+from xform.interpret.cost import flops
+from xform.program.ir import program
+
+# The bars: how much of the work of `full` may be recomputed within its bytes, how much of the
+# temporary bytes of `minimal` a step without their policies may take, and how much more work.
+HALF, SHARE, MORE = 0.5, 0.7, 0.05
+LISTED = 3
+Figures = dict[str, Any]
+
+
+def step_of(cell: Cell, remat: str) -> Step:
+    """Return the trainer's step under one of its own policies."""
+    dtype = "float32" if cell.target.startswith("cpu") else "bfloat16"
+    return Step(**cell.settings, dtype=dtype, remat_policy=remat)
+
+
+def theirs(cell: Cell, remat: str) -> Figures:
+    """Compile the trainer's step under plain JAX."""
+    step = step_of(cell, remat)
+    with step.on_mesh():
+        jitted = jax.jit(step.run, **step.options)
+        report = xform.memory_analysis(jitted, *step.args, target=target_of(cell))
+        work = flops(program(jitted.trace(*step.args).jaxpr))
+    return {"total": report.total_bytes, "temp": report.temp_bytes, "flops": work}
+
+
+def everything_saved(cell: Cell) -> int:
+    """Return the FLOPs of the step under plain JAX if nothing is recomputed."""
+    step = step_of(cell, "full")
+    run = lambda *args: step.under(*args, policy=jax.checkpoint_policies.everything_saveable)
+    with step.on_mesh():
+        return flops(program(jax.jit(run, **step.options).trace(*step.args).jaxpr))
+
+
+def ours(cell: Cell, budget: int) -> Figures:
+    """Compile the trainer's step within a budget of xform, with slices and with regions opened."""
+    step, start = step_of(cell, "full"), time.perf_counter()
+    policy = xform.policies.open_regions(xform.policies.budget(budget, slices=True))
+    xform.install()
+    try:
+        with step.on_mesh():
+            jitted = xform.jit(step.run, policy, target=target_of(cell), **step.options)
+            try:
+                lowered = jitted.lower(*step.args)
+            except BudgetInfeasible as error:
+                return {"floor": error.floor_bytes, "problem": error.problem}
+            work = flops(program(jitted.trace(*step.args).jaxpr))
+    finally:
+        xform.uninstall()
+    plan, report = lowered.plan, lowered.memory_analysis()
+    rows = sorted(report.peak, key=lambda row: -row.bytes)[:LISTED]
+    return {
+        "total": report.total_bytes, "temp": report.temp_bytes, "flops": work,
+        "recomputed": sum(p.recompute_flops for p in plan.plans.values()),
+        "compiles": plan.compiles, "seconds": time.perf_counter() - start,
+        "slices": [text for p in plan.plans.values() for text in p.sliced_regions],
+        "largest": [(row.bytes, row.name, row.where) for row in rows],
+    }  # fmt: skip
+
+
+def target_of(cell: Cell) -> str | None:
+    """Return the name of an absent target; None for the CPU of this process."""
+    return None if cell.target == "cpu" else cell.target
+
+
+def say(*words: object) -> None:
+    """Print a line of progress."""
+    print(*words, file=sys.stderr, flush=True)
+
+
+def measure(cell: Cell) -> Figures:
+    """Return all figures of a cell.
+
+    The budget of `minimal`, and the one without their policies, are searched only if the plan for
+    the first budget does not keep their bars already.
+    """
+    found: Figures = {"jax": jax.__version__, "everything": everything_saved(cell)}
+    for remat in ("full", "minimal"):
+        found[remat] = theirs(cell, remat)
+        say(cell.name, remat, found[remat])
+    full, minimal = found["full"], found["minimal"]
+    outside = full["total"] - full["temp"]
+    first = outside + int(cell.share_of_full * full["temp"])
+    found["at full"] = ours(cell, first)
+    say(cell.name, "at full", found["at full"])
+    for name, share in (("at minimal", 1.0), ("alone", SHARE)):
+        budget = outside + int(share * minimal["temp"])
+        plan = found["at full"]
+        if plan.get("total", budget + 1) <= budget and plan["recomputed"] == 0:
+            found[name] = plan
+        else:
+            found[name] = ours(cell, budget)
+            say(cell.name, name, found[name])
+    return found
+
+
+def main() -> None:
+    figures = json.dumps(measure(CELLS[sys.argv[1]]))
+    for folder in site.getsitepackages():
+        figures = figures.replace(f"{folder}/", "")
+    print(figures)
+
+
+if __name__ == "__main__":
+    main()
