@@ -1,4 +1,4 @@
-"""The steps of other people's trainers whose remat policies `run.py` compares with xform's plans."""
+"""The steps of other people's trainers whose remat policies `run.py` compares with xform."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GEMMA = {
     "use_post_attn_norm": True, "use_post_ffw_norm": True,
 }  # fmt: skip
 EXPERTS = {
-    "decoder_block": "mixtral", "num_experts": 4, "num_experts_per_tok": 2, "base_moe_mlp_dim": 1024,
-    "sparse_matmul": False, "megablox": False, "capacity_factor": 1.25,
+    "decoder_block": "mixtral", "num_experts": 4, "num_experts_per_tok": 2,
+    "base_moe_mlp_dim": 1024, "sparse_matmul": False, "megablox": False, "capacity_factor": 1.25,
 }  # fmt: skip
 # Proportions of a trained model of 1.1 billion parameters, for eight devices.
 REALISTIC = {
@@ -63,9 +63,10 @@ def _cells() -> list[Cell]:
     models = {"Llama": LLAMA, "Gemma": GEMMA, "mixture of experts": EXPERTS}
     small = [Cell("MaxText", model, "small", given, 1, target)
              for model, given in models.items() for target in one]  # fmt: skip
-    large = [Cell("MaxText", model, "realistic", REALISTIC | given | LARGE.get(model, {}), 8, target)
-             for model, given in models.items() for target in eight]  # fmt: skip
-    return [*small, *large]
+    large = [Cell("MaxText", name, "realistic", REALISTIC | given | LARGE.get(name, {}), 8, target)
+             for name, given in models.items() for target in eight]  # fmt: skip
+    tunix = [Cell("Tunix", "Llama", "small", {}, 1, target) for target in one]
+    return [*small, *tunix, *large]
 
 
 CELLS = {cell.name: cell for cell in _cells()}

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 import xform
+from experiments.trainers import maxtext_step, tunix_step
 from experiments.trainers.cells import CELLS, Cell
-from experiments.trainers.maxtext_step import Step
 from xform.errors import BudgetInfeasible
 from xform.interpret.cost import flops
 from xform.program.ir import program
@@ -24,10 +24,12 @@ LISTED = 3
 Figures = dict[str, Any]
 
 
-def step_of(cell: Cell, remat: str) -> Step:
+def step_of(cell: Cell, remat: str) -> Any:
     """Return the trainer's step under one of its own policies."""
+    if cell.trainer == "Tunix":
+        return tunix_step.Step(remat_policy=remat)
     dtype = "float32" if cell.target.startswith("cpu") else "bfloat16"
-    return Step(**cell.settings, dtype=dtype, remat_policy=remat)
+    return maxtext_step.Step(**cell.settings, dtype=dtype, remat_policy=remat)
 
 
 def theirs(cell: Cell, remat: str) -> Figures:
@@ -42,8 +44,10 @@ def theirs(cell: Cell, remat: str) -> Figures:
 
 def everything_saved(cell: Cell) -> int:
     """Return the FLOPs of the step under plain JAX if nothing is recomputed."""
-    step = step_of(cell, "full")
-    run = lambda *args: step.under(*args, policy=jax.checkpoint_policies.everything_saveable)
+    step = step_of(cell, "minimal")
+    run = step.run
+    if cell.trainer == "MaxText":  # its policies all recompute something
+        run = lambda *args: step.under(*args, policy=jax.checkpoint_policies.everything_saveable)
     with step.on_mesh():
         return flops(program(jax.jit(run, **step.options).trace(*step.args).jaxpr))
 

@@ -65,8 +65,9 @@ def cells(cell: Cell, found: dict[str, Any]) -> list[str]:
         "floor" not in alone and alone["flops"] <= 1.05 * base,
     ]
     misses = [f for f, kept in zip((at_full, at_minimal, alone), met, strict=True) if not kept]
-    blame = "" if not misses else misses[0].get("problem") or "; ".join(
-        f"{size / MIB:.1f} MiB {name} at {where}" for size, name, where in misses[0]["largest"])  # fmt: skip
+    largest = misses[0].get("largest", ()) if misses else ()
+    buffers = "; ".join(f"{size / MIB:.1f} MiB {name} at {where}" for size, name, where in largest)
+    blame = misses[0].get("problem", buffers) if misses else ""
     sliced = {text.partition(" (")[0] for text in at_full.get("slices", ())}
     return [
         f"{cell.trainer}, {cell.model}, {cell.size}", cell.target, figures(full), figures(minimal),

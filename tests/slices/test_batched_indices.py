@@ -42,6 +42,8 @@ BATCHED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 OTHERS: dict[str, Callable[..., Any]] = {
     "some rows": lambda x, i, y: x[jnp.arange(4)[:, None], i[:4]],
     "reversed": lambda x, i, y: x[rows()[::-1][:, None], i],
+    "a count in two axes": lambda x, i, y: x[:2, 0][rows().reshape(2, 4) // 4, i[:2, :1] % 4],
+    "split": lambda x, i, y: x[:2].reshape(2, 4, -1)[rows().reshape(2, 4), i[:2, :1]],
     "shifted": lambda x, i, y: x[rows()[:, None] + 1, i],
     "one number": lambda x, i, y: x[jnp.arange(1)[:, None], i],
     "small integers": lambda x, i, y: jnp.tile(x, (40, 1, 1))[
@@ -55,9 +57,9 @@ def inlined(f: Callable[..., Any]) -> Program:
 
 def batches(prog: Program) -> list[tuple[int, ...]]:
     """Return the batch axes of the gathers and scatters of a program."""
-    numbers = [e.params["dimension_numbers"] for e in prog.equations
-               if e.primitive.name == "gather" or e.primitive.name.startswith("scatter")]  # fmt: skip
-    return [d.operand_batching_dims for d in numbers]
+    names = ("gather", "scatter")
+    found = [e for e in prog.equations if e.primitive.name.startswith(names)]
+    return [e.params["dimension_numbers"].operand_batching_dims for e in found]
 
 
 @pytest.mark.parametrize("name", BATCHED)

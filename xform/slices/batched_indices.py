@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Var
+from xform._jax import JaxprEqn, Literal
 from xform.interpret.cost import shape
 from xform.passes.builder import Builder
 from xform.program.ir import Atom, Program, trace
+from xform.registry.table import traits
 
-_NAMES = {"gather", "scatter", *(f"scatter-{f}" for f in ("add", "sub", "mul", "min", "max"))}
-# Primitives whose result is their only operand, as far as integers are concerned.
-_COPIES = {"convert_element_type", "sharding_constraint", "copy", "optimization_barrier"}
 Producer = Mapping[Any, JaxprEqn]
 
 
@@ -35,7 +33,7 @@ def with_batched_indices(prog: Program) -> Program:
     >>> from xform.slices.batched_indices import with_batched_indices
     >>> f = lambda x, i: [x.at[jnp.arange(4), i].get(mode="clip")]
     >>> prog = with_batched_indices(trace(f, jnp.ones((4, 8)), jnp.zeros(4, int)))
-    >>> (gather,) = [e for e in prog.equations if e.primitive.name == "gather"]
+    >>> (gather,) = [e for e in prog.equations if e.primitive is jax.lax.gather_p]
     >>> gather.params["dimension_numbers"].operand_batching_dims
     (0,)
     """
@@ -52,15 +50,21 @@ def with_batched_indices(prog: Program) -> Program:
     return build.program()
 
 
+def _gathers(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is a gather."""
+    return isinstance(eqn.params.get("dimension_numbers"), lax.GatherDimensionNumbers)
+
+
 def _has_indices(eqn: JaxprEqn) -> bool:
     """Return whether an equation is a gather or a scatter."""
-    return eqn.primitive.name.replace("_", "-") in _NAMES
+    scatter = lax.ScatterDimensionNumbers
+    return _gathers(eqn) or isinstance(eqn.params.get("dimension_numbers"), scatter)
 
 
 def _columns(eqn: JaxprEqn, producer: Producer) -> list[Any]:
     """Return the arrays whose concatenation along the last axis are the indices, one per column."""
     made = _made(eqn.invars[1], producer)
-    if made is None or made.primitive.name != "concatenate":
+    if made is None or made.primitive is not lax.concatenate_p:
         return []
     last = len(shape(eqn.invars[1])) - 1
     if made.params["dimension"] != last or any(shape(v)[last] != 1 for v in made.invars):
@@ -79,14 +83,15 @@ def _batched(eqn: JaxprEqn, columns: list[Any], producer: Producer) -> dict[int,
     The operand has the same length along the axis that the column indexes, and windows have size 1.
     """
     d, x = eqn.params["dimension_numbers"], shape(eqn.invars[0])
-    gathers = eqn.primitive.name == "gather"
+    gathers = _gathers(eqn)
     indexed = d.start_index_map if gathers else d.scatter_dims_to_operand_dims
     dropped = d.collapsed_slice_dims if gathers else d.inserted_window_dims
     used = set(d.start_indices_batching_dims if gathers else d.scatter_indices_batching_dims)
     found: dict[int, int] = {}
     for k, column in enumerate(columns):
         axis = _counts_along(column, producer)
-        if axis is None or axis in used or len(found) == len(columns) - 1:
+        last = len(shape(column)) - 1
+        if axis is None or axis == last or axis in used or len(found) == len(columns) - 1:
             continue
         if indexed[k] in dropped and x[indexed[k]] == shape(column)[axis]:
             found[k] = axis
@@ -99,24 +104,25 @@ def _counts_along(v: Atom, producer: Producer) -> int | None:
     eqn = _made(v, producer)
     if eqn is None:
         return None
-    name = eqn.primitive.name
-    if name == "iota":
+    if eqn.primitive is lax.iota_p:
         axis = eqn.params["dimension"]
         return axis if _holds(v, shape(v)[axis]) else None
-    if name in _COPIES and len(eqn.invars) == 1:
+    copies = traits(eqn.primitive).identity or eqn.primitive is lax.convert_element_type_p
+    if copies and len(eqn.invars) == 1:
         axis = _counts_along(eqn.invars[0], producer)
         return axis if axis is not None and _holds(v, shape(v)[axis]) else None
-    if name == "broadcast_in_dim":
+    if eqn.primitive is lax.broadcast_in_dim_p:
         axis = _counts_along(eqn.invars[0], producer)
-        end = None if axis is None else eqn.params["broadcast_dimensions"][axis]
-        same = end is not None and shape(v)[end] == shape(eqn.invars[0])[axis]
-        return end if same else None
-    if name == "reshape":
+        if axis is None:
+            return None
+        end = eqn.params["broadcast_dimensions"][axis]
+        return end if shape(v)[end] == shape(eqn.invars[0])[axis] else None
+    if eqn.primitive is lax.reshape_p:
         axis = _counts_along(eqn.invars[0], producer)
-        before, after = shape(eqn.invars[0]), shape(v)
-        alone = lambda sizes: [i for i, n in enumerate(sizes) if n > 1]
-        return alone(after)[0] if axis is not None and alone(before) == [axis] else None
-    if name == "select_n" and len(eqn.invars) == 3:
+        long_axes = lambda v: [i for i, n in enumerate(shape(v)) if n > 1]
+        ends = long_axes(v)
+        return ends[0] if long_axes(eqn.invars[0]) == [axis] and len(ends) == 1 else None
+    if eqn.primitive is lax.select_n_p and len(eqn.invars) == 3:
         return _of_normalized(eqn, producer)
     return None
 
@@ -131,7 +137,7 @@ def _of_normalized(eqn: JaxprEqn, producer: Producer) -> int | None:
     """Return the axis of an index whose negative numbers count from the end: it has none."""
     test, kept, _ = eqn.invars
     compared = _made(test, producer)
-    if compared is None or compared.primitive.name != "lt" or compared.invars[0] is not kept:
+    if compared is None or compared.primitive is not lax.lt_p or compared.invars[0] is not kept:
         return None
     zero = compared.invars[1]
     if not isinstance(zero, Literal) or zero.val != 0:
@@ -142,7 +148,7 @@ def _of_normalized(eqn: JaxprEqn, producer: Producer) -> int | None:
 def _with_batches(eqn: JaxprEqn, columns: list[Any], batched: dict[int, int], build: Builder
                   ) -> JaxprEqn:  # fmt: skip
     """Return a gather or scatter with batch axes in place of some columns of its indices."""
-    d, gathers = eqn.params["dimension_numbers"], eqn.primitive.name == "gather"
+    d, gathers = eqn.params["dimension_numbers"], _gathers(eqn)
     kept = [v for k, v in enumerate(columns) if k not in batched]
     (indices,) = kept if len(kept) == 1 else build.splice(_joined(kept), kept)
     indexed = d.start_index_map if gathers else d.scatter_dims_to_operand_dims
