@@ -166,6 +166,8 @@ class Schedule:
         the parts of the loop's state that the backward part reads.
       decided_per_value: whether a policy decided about each value alone; otherwise a minimum cut or
         an integer program decided about all values together.
+      gradients_first: whether a cotangent waits for the gradients that are complete, between the
+        layers of a whole function (`interpret.gradients_first`).
     """
 
     joint: Joint
@@ -179,6 +181,7 @@ class Schedule:
     plan_other: Callable[[Joint], Schedule]
     snapshots: int | None = None
     decided_per_value: bool = False
+    gradients_first: bool = False
     cache: dict[Any, Any] = dataclasses.field(default_factory=BoundedCache, repr=False)
 
     @cached_property

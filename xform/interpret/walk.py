@@ -21,6 +21,7 @@ from typing import Any
 from xform._jax import JaxprEqn, Var
 from xform.interpret.barrier import Where
 from xform.interpret.draws import find_draw_waits
+from xform.interpret.gradients_first import with_gradients_first
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.must_materialize import must_materialize
 from xform.interpret.node import fork_p, gather, join_p, spread
@@ -134,6 +135,8 @@ def backward(schedule: Schedule, back_end: BackEnd, kept: Sequence[Any], args: S
     env.update(zip(joint.seeds, seeds, strict=True))
     waits = find_waits(schedule, whole, together) if together or whole else {}
     to_memory = must_materialize(schedule) if waits and back_end.staged else {}
+    if schedule.gradients_first and together and whole and back_end.staged:
+        waits = with_gradients_first(schedule, waits)
     if together and whole and back_end.staged:
         to_memory = shared_values(schedule) | to_memory
     walk = _ScheduleWalk(schedule, back_end, env, schedule.inner if together else ())

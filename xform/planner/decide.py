@@ -110,6 +110,14 @@ def _plan(joint: Joint, policy: Any, context: _Context) -> Schedule:
 
 def _plan_uncached(joint: Joint, policy: Any, context: _Context) -> Schedule:
     """Return the same as `_plan`, without a cache."""
+    decided = _decided(joint, policy, context)
+    if context.backend != "gpu" or joint.push or decided.gradients_first:
+        return decided
+    return dataclasses.replace(decided, gradients_first=True, cache=BoundedCache())
+
+
+def _decided(joint: Joint, policy: Any, context: _Context) -> Schedule:
+    """Return the Schedule under any policy, without its barriers between layers."""
     if isinstance(policy, Budget):
         region_policy(policy)  # raises WrongArgument for a budget of the peak
         return _best_of_proposals(joint, propose_within(policy), context)
