@@ -26,12 +26,13 @@ from xform.introspection.callables import argument_names, check_callable, functi
 from xform.introspection.modules import is_array_or_type
 from xform.program.arithmetic import differentiable
 from xform.program.ir import gather
+from xform.terminal.notebook import Result
 from xform.transforms.check import check_output, check_scalar
 from xform.transforms.function import function_call, positions, trace_function
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ComputationalGraph:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ComputationalGraph(Result):
     """A computational graph at a point: print it, or use `to_dict`, `to_dot` or `save_html`.
 
     Attributes:
@@ -80,8 +81,6 @@ class ComputationalGraph:
 
     def __str__(self) -> str:
         return self.text()
-
-    __repr__ = __str__
 
     def text(self, rows: int | None = 200, lines: bool = False) -> str:
         """Format the graph as a table with one line for each value.

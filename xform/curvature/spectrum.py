@@ -33,13 +33,14 @@ from xform.curvature.vectors import (
 from xform.errors import WrongArgument
 from xform.planner.report.picture import BLUE, new_axes, save_figure
 from xform.program.arithmetic import Value
+from xform.terminal.notebook import Result
 from xform.transforms.function import Tree
 from xform.transforms.within import run_within
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Spectrum:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Spectrum(Result):
     """An estimate of the eigenvalue density of a symmetric matrix.
 
     Attributes:

@@ -13,6 +13,7 @@ from xform.diagnosis import page, plot
 from xform.diagnosis.nonfinite import Origin
 from xform.diagnosis.row import LayerHealth
 from xform.storage.files import atomic_write
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, shorten_place
 
 # With more rows than this, only the rows at fault, rows near them, and the first and last are
@@ -22,8 +23,8 @@ _HEAD = ["layer", "activation", "gradient", "grad/weight", "update/weight", "gai
          "dead", "saturated", "cosine", "verdict", "where"]  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report(Result):
     """The health of the layers of a loss. It prints as a table and iterates over rows.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import Literal
 from xform.fused.plan import UpdatePlan
 from xform.fused.step import Step
 from xform.interpret.cost import aval_bytes, shape
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes
 
 Place = Literal["backward loop", "after the backward loop", "backward pass"]
@@ -32,8 +33,8 @@ class UpdateRow:
     reason: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class UpdateReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class UpdateReport(Result):
     """Where a step updates its parameters; its text is a table.
 
     Attributes:

@@ -17,6 +17,7 @@ from xform.jacobians.chain import ChainLink, Order, Product, Sweep, forward_orde
 from xform.jacobians.choice import Choice
 from xform.jacobians.segments import Segment
 from xform.program.source import frame
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
 
 
@@ -57,8 +58,8 @@ class EvaluationStep:
     bytes: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Explanation:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation(Result):
     """How `xform.jacobian` evaluates a Jacobian, and why: print it.
 
     Attributes:

@@ -21,6 +21,7 @@ from xform.memory.batch import Argnums, resizer_by_axis, resizer_by_inputs
 from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
 from xform.terminal import progress_line
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes
 
 MOST_COMPILES = 8
@@ -28,8 +29,8 @@ MOST_COMPILES = 8
 _ROUNDING_BYTES = 2**30 // 100
 
 
-@dataclasses.dataclass(frozen=True)
-class LargestBatch:
+@dataclasses.dataclass(frozen=True, repr=False)
+class LargestBatch(Result):
     """The largest batch that fits a target. Prints a line for each batch that was tried.
 
     Attributes:
@@ -53,6 +54,11 @@ class LargestBatch:
     def compiles(self) -> int:
         """The number of batches that were tried."""
         return len(self.tried)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the largest batch, the bytes of all batches and the report as plain data."""
+        return {"size": self.size, "of": self.of, "tried": dict(self.tried),
+                "proven": self.over is not None, "report": self.fits.to_dict()}  # fmt: skip
 
     def __str__(self) -> str:
         # Every tried batch up to `size` fits, and every larger one does not.
@@ -235,8 +241,8 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     return Reason(target_report, report)
 
 
-@dataclasses.dataclass(frozen=True)
-class Reason:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Reason(Result):
     """Why a function does not fit. Prints the verdict and a report with its advice.
 
     Attributes:
@@ -247,6 +253,14 @@ class Reason:
 
     target_report: MemoryReport
     report: MemoryReport
+
+    def heading(self) -> str:
+        """Return the verdict."""
+        return self.target_report.compilation.verdict()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict and the report as plain data."""
+        return {"verdict": self.heading(), "report": self.report.to_dict()}
 
     def __str__(self) -> str:
         compilation = self.target_report.compilation

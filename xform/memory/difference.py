@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes
 
 # The kinds of bytes in a report, in printing order.
@@ -13,8 +14,8 @@ KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "vm
 LINES = 12
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Difference(Result):
     """Two `MemoryReport`s, `one` and `other`, side by side. Prints as tables."""
 
     one: Any
@@ -31,6 +32,17 @@ class Difference:
         left, right = ({g.name: g.bytes for g in r.group_by(key)} for r in (self.one, self.other))
         changes = [(k, left.get(k, 0), right.get(k, 0)) for k in {*left, *right}]
         return sorted(changes, key=lambda r: (-abs(r[1] - r[2]), r[0]))
+
+    def heading(self) -> str:
+        """Return which reports are compared, and the change of the total."""
+        one, other = self.one.total_bytes, self.other.total_bytes
+        return f"{self.one.heading()}, and {self.other.heading()}" + (
+            "" if one is None or other is None else f": {_table_row('', one, other)[-1]}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both reports as plain data."""
+        return {"one": self.one.to_dict(), "other": self.other.to_dict()}
 
     def __str__(self) -> str:
         policy = lambda r: f", {r.description.policy}" if r.description.policy else ""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -26,6 +25,8 @@ from xform.memory.plot import draw
 from xform.memory.report_text import report_text
 from xform.memory.roles import role
 from xform.memory.traffic import Collective, collectives, moved_bytes
+from xform.terminal.notebook import Result
+from xform.terminal.text import human_bytes
 
 # Fields of a `Description` in the report's plain data.
 _DESCRIPTION = ("compiled", "transform", "policy", "code", "given", "planned", "note")
@@ -50,8 +51,8 @@ class BufferGroup:
     count: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MemoryReport:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MemoryReport(Result):
     """Memory of one compiled function on each device.
 
     It prints as tables, plots, and writes an HTML page. Iterating over it yields the buffers that
@@ -311,10 +312,6 @@ class MemoryReport:
             "buffers": [row.to_dict() for row in self.buffers],
         }
 
-    def to_json(self) -> str:
-        """Return the whole report as JSON."""
-        return json.dumps(self.to_dict())
-
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Plot the live bytes over the program and the buffers at the peak, as PNG, SVG or PDF.
 
@@ -343,6 +340,10 @@ class MemoryReport:
             raise WrongArgument(f"diff({other!r})", "it is not a MemoryReport", "",
                                 "give the result of xform.memory_analysis")  # fmt: skip
         return Difference(self, other)
+
+    def heading(self) -> str:
+        """Return the function, the target and the total bytes."""
+        return f"{self.function} on {self.target}, {human_bytes(self.total_bytes)}"
 
     def __str__(self) -> str:
         return report_text(self)

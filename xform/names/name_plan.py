@@ -9,11 +9,12 @@ from typing import Any
 from xform.names.name_set import NamedValue, NameSet, WeighedNames
 from xform.names.trainers import maxtext_settings, tunix_settings
 from xform.steps.plan import StepPlan
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, shorten_place
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class NamePlan:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class NamePlan(Result):
     """Which named values the remat regions of a program save, offload and recompute.
 
     `xform.plan_names` makes it. The choice is the same in every region, such as every layer. The

@@ -21,6 +21,7 @@ from xform.errors import WrongArgument
 from xform.sparse import greedy, symmetric
 from xform.sparse.forest import Forest, forest
 from xform.sparse.pattern import Pattern
+from xform.terminal.notebook import Result
 
 JACOBIAN = ("auto", "column", "row", "bidirectional")
 HESSIAN = ("auto", "star", "acyclic", "column")
@@ -29,8 +30,8 @@ ORDERS = ("best", "natural", "largest_first", "smallest_last", "saturation")
 _THRESHOLDS = 12
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Coloring:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Coloring(Result):
     """Colours of the columns and rows of a sparse matrix of shape `[m, n]`.
 
     There is one product with the matrix for each colour. The other factor is the sum of the unit

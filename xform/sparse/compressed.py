@@ -26,13 +26,14 @@ from xform.sparse.detection import derivative_matrix, not_sparse
 from xform.sparse.forest import solve_forest
 from xform.sparse.pattern import Pattern, pattern_of
 from xform.storage.bounded_cache import BoundedCache
+from xform.terminal.notebook import Result
 from xform.transforms.forward import jvp
 from xform.transforms.function import partial, positions
 from xform.transforms.reverse import grad, vjp
 
 
-@dataclasses.dataclass(frozen=True)
-class PatternAndColoring:
+@dataclasses.dataclass(frozen=True, repr=False)
+class PatternAndColoring(Result):
     """The pattern and the colouring of a matrix, for some argument types.
 
     Attributes:

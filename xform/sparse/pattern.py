@@ -12,10 +12,11 @@ from scipy import sparse
 
 from xform.errors import WrongArgument
 from xform.sparse.picture import dots, draw
+from xform.terminal.notebook import Result
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pattern:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pattern(Result):
     """The elements of a matrix that may be nonzero, in row-major order.
 
     There is a row for each element of the output and a column for each element of the input, leaf

@@ -14,13 +14,14 @@ from xform.errors import WrongArgument
 from xform.planner.plan.plan import Plan
 from xform.policies import min_cut
 from xform.storage.files import atomic_write
+from xform.terminal.notebook import Result
 from xform.terminal.text import human_bytes, human_flops, planning_times
 
 _FORMAT = "xform step plan 1"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class StepPlan:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class StepPlan(Result):
     """The plan of a step: one plan for each derivative that the step takes without `policy=`.
 
     `xform.jit` makes it, see `.plan` there. It prints as the tables of its plans, and iterates over
@@ -94,13 +95,17 @@ class StepPlan:
             )
         return "\n".join(texts)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, as JSON. `StepPlan.load(path)` reads it."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data. The times of planning are left out."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del data["seconds"], data["compile_seconds"]
         data["plans"] = {key: plan.to_dict() for key, plan in self.plans.items()}
+        return {"format": _FORMAT, **data}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, as JSON. `StepPlan.load(path)` reads it."""
         with atomic_write(path) as partial:
-            partial.write_text(json.dumps({"format": _FORMAT, **data}, indent=1) + "\n")
+            partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> StepPlan:

@@ -24,6 +24,7 @@ from xform.memory.targets import parse_target
 from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
 from xform.policies import min_cut, parse, policy_name
 from xform.terminal import progress_line
+from xform.terminal.notebook import Result
 from xform.terminal.text import (
     BYTES,
     FLOPS,
@@ -63,8 +64,8 @@ class Entry:
     floor_bytes: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison(Result):
     """The reports of several policies on several targets, as a table, a plot or an HTML page.
 
     Attributes:
@@ -133,6 +134,12 @@ class Comparison:
         ax.set_xlim(0, 1.05 * max(sizes, default=0) / size_scale or 1)
         ax.legend(frameon=False, loc="upper left")
         save_figure(figure, "Comparison.plot", path)
+
+    def heading(self) -> str:
+        """Return the function, the policies and the targets."""
+        policies, targets = (", ".join(dict.fromkeys(names)) for names in
+                             ([e.policy for e in self], [e.target for e in self]))  # fmt: skip
+        return f"{self.function} under {policies}, on {targets}"
 
     def __str__(self) -> str:
         head = ["policy", "target", "total", "temp", "head-room", "FLOPs", "step (estimate)"]

@@ -32,6 +32,9 @@ from xform.transforms.prefix import flags
 
 Tree = Any
 
+# Of more types than these, a text has the number only.
+_MOST_TYPES = 6
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionCall:
@@ -122,6 +125,16 @@ class Signature:
     def is_scalar(self) -> bool:
         """Whether the output is one scalar."""
         return [a.shape for a in self.out_avals] == [()]
+
+    @property
+    def input_types(self) -> str:
+        """The types of the primals, as text."""
+        return _types_text(self.primal_avals)
+
+    @property
+    def output_types(self) -> str:
+        """The types of the output, as text."""
+        return _types_text(self.out_avals)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -340,3 +353,11 @@ def partial(
     bound.__name__ = function_name(f)
     vars(bound)["__wrapped__"] = f  # so that messages name the line of `f`
     return take_static_out_of_modules(bound, [args[i] for i in at], is_inexact_array)
+
+
+def _types_text(avals: Sequence[Any]) -> str:
+    """Return types as text; of many, their number."""
+    if len(avals) > _MOST_TYPES:
+        return f"({len(avals)} arrays)"
+    texts = [a.str_short(short_dtypes=True) for a in avals]
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"

@@ -158,6 +158,10 @@ class Pullback:
             self._residuals = split_residuals(arrays, self._primals, self.in_tree)
         return self._residuals
 
+    def __repr__(self) -> str:
+        of = self._signature
+        return f"<pullback of {of.name}: {of.output_types} -> {of.input_types}>"
+
     @property
     def in_tree(self) -> Any:
         """The tree of the arguments."""
@@ -279,6 +283,10 @@ class Pushforward(LinearMap):
     Attributes:
       out_nzs: a tree like the output: whether each leaf depends on the differentiated arguments.
     """
+
+    def __repr__(self) -> str:
+        of = self._signature
+        return f"<pushforward of {of.name}: {of.input_types} -> {of.output_types}>"
 
     @property
     def out_nzs(self) -> Any:

@@ -35,13 +35,14 @@ from xform.policies.budgets import Regions
 from xform.policies.vocabulary import PREFIXES
 from xform.slices.decision import SlicedValue, Slices
 from xform.storage.files import atomic_write
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes, human_flops, planning_times, shorten_place
 
 _FORMAT = "xform plan 6"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Plan(Result):
     """Which values the backward pass of a function saves, recomputes and offloads.
 
     `xform.plan` makes plans. A plan prints as a table and iterates over the rows of the table.

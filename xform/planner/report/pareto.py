@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xform.planner.report.picture import BLUE, GREY, ORANGE, PURPLE, new_axes, save_figure
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # In the plot, the labels of points that are closer than this fraction of both axes would overlap.
@@ -50,8 +51,8 @@ class ParetoPoint:
         object.__setattr__(self, "slices", tuple(self.slices))  # JSON has lists
 
 
-@dataclasses.dataclass(frozen=True)
-class Pareto:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Pareto(Result):
     """The curve of peak bytes against recomputed FLOPs, and the stock policies for comparison.
 
     It prints as a table and iterates over its points.

@@ -17,6 +17,7 @@ from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, user_equation
 from xform.planner.costs.saved_values import SavedValue, saved_values
 from xform.program.source import frame
+from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes, shorten_place
 
 
@@ -71,8 +72,8 @@ class Residual:
         return {**dataclasses.asdict(self), "trips": self.trips, "total_bytes": self.total_bytes}
 
 
-@dataclasses.dataclass(frozen=True)
-class ResidualTable:
+@dataclasses.dataclass(frozen=True, repr=False)
+class ResidualTable(Result):
     """The values that are held for a backward pass. It prints as a table.
 
     Attributes:

@@ -1,0 +1,83 @@
+"""`Result`: the base class of results that show themselves in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xform.errors import MissingExtra
+
+# The text keeps its columns. If it is wider than the page, it scrolls.
+_TEXT = "overflow-x: auto; line-height: 1.35; white-space: pre; margin: 0"
+
+
+class Result:
+    """A result with a text for terminals, HTML for notebooks, and plain data.
+
+    A subclass defines `__str__`. If it also defines `plot(path)`, a notebook shows that picture
+    under the text. A dataclass must be declared with `repr=False`.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
+
+    def to_json(self) -> str:
+        """Return the result as JSON. Arrays become lists; NaN and infinity become null."""
+        return json.dumps(_plain(self.to_dict()), allow_nan=False)
+
+    def heading(self) -> str:
+        """Return one line that says which result this is."""
+        return str(self).strip().partition("\n")[0]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.heading()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the text and the picture, for Jupyter."""
+        return f'<pre style="{_TEXT}">{html.escape(str(self))}</pre>{self._picture()}'
+
+    def _picture(self) -> str:
+        """Return the picture as SVG, or "" if there is none or matplotlib is not installed."""
+        plot: Any = getattr(self, "plot", None)
+        if plot is None:
+            return ""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "picture.svg"
+            try:
+                plot(path)
+            except MissingExtra:
+                return ""
+            text = path.read_text(encoding="utf-8")
+        return f'<div style="max-width: 900px">{_scalable(text[text.index("<svg") :])}</div>'
+
+
+def _scalable(svg: str) -> str:
+    """Return a picture that becomes as wide as the page has room for."""
+    head, end, rest = svg.partition(">")
+    return f'{head} style="max-width: 100%; height: auto"{end}{rest}'
+
+
+def _plain(data: Any) -> Any:
+    """Return data that JSON can hold."""
+    match data:
+        case np.ndarray() | np.generic():
+            return _plain(data.tolist())
+        case Mapping():
+            return {str(k): _plain(v) for k, v in data.items()}
+        case str() | bool() | int() | None:
+            return data
+        case float():
+            return data if math.isfinite(data) else None
+        case Sequence() | set() | frozenset():
+            return [_plain(v) for v in data]
+        case _:
+            return _plain(np.asarray(data)) if hasattr(data, "__array__") else str(data)
