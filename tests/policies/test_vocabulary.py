@@ -143,6 +143,7 @@ def what(policy: Any) -> Any:
     return policy.rows if isinstance(policy, xform.Plan) else policy
 
 
+@pytest.mark.filterwarnings("ignore:.*which no value has")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_each_text_means_its_policy(name: str, quick_compilation: None) -> None:
     for text, policy in POLICIES.items():
@@ -181,6 +182,7 @@ def test_the_other_functions_that_take_a_text(text: str) -> None:
         assert both == policies.save_from_both_policies(policy, policies.save_dots)
 
 
+@pytest.mark.filterwarnings("ignore:.*which no value has")
 def test_a_text_is_echoed_as_it_was_typed() -> None:
     for text in POLICIES:
         assert policy_name(policies.parse(text)) == text

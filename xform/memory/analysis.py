@@ -6,18 +6,21 @@ The device need not be attached to this machine. `compilation.py` compiles, and 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
-from xform.introspection.callables import check_callable
+from xform.introspection.callables import check_callable, function_name
 from xform.memory.compilation import Compilation, compile_for
 from xform.memory.description import Description, describe, short
 from xform.memory.report import MemoryReport
+from xform.planner.planning import current_planner, use_planner
 from xform.policies.budgets import bytes_of
+from xform.policies.unused_names import warn_of_unused_names
 
 
 def memory_analysis(
@@ -72,8 +75,9 @@ def memory_analysis(
     (262144, 262144, 33554432)
     """
     check_callable(f, "memory_analysis")
-    compilation = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
-                              donate_argnums=donate_argnums)  # fmt: skip
+    with _warnings_of_unused_names(function_name(f)):
+        compilation = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
+                                  donate_argnums=donate_argnums)  # fmt: skip
     if capacity is not None:
         n = bytes_of(capacity, f"capacity={capacity!r}")
         device = dataclasses.replace(compilation.target.device, capacity_bytes=n)
@@ -113,6 +117,19 @@ _REPLICATED = (
     "no argument is sharded over the mesh, so each device holds a full copy of every argument: "
     "give in_specs, or on the command line --in-specs x=data"
 )
+
+
+@contextlib.contextmanager
+def _warnings_of_unused_names(name: str) -> Generator[None]:
+    """A context for traces of a function: a derivative whose policy has unused names warns."""
+    planner = current_planner()
+
+    def plan(problem: Any, policy: Any, compiler: Any) -> Any:
+        warn_of_unused_names(policy, problem.marked, f"a derivative in {name}")
+        return planner(problem, policy, compiler)
+
+    with use_planner(plan):
+        yield
 
 
 def _has_mesh(x: Any) -> bool:

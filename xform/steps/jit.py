@@ -27,6 +27,7 @@ from xform.planner.problem import Problem
 from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Regions, bounds_peak
 from xform.policies.regions import regions_of
+from xform.policies.unused_names import warn_of_unused_names
 from xform.program.ir import program
 from xform.program.source import user_stacklevel
 from xform.steps.call import StaticArguments, shardings
@@ -213,6 +214,8 @@ class JitStep:
         if not bounds_peak(policy):
             decisions = Decisions(policy, {}, retrace=True)
             traced, seen = self._program.trace(decisions, args, kwargs)
+            for problem, _ in seen.values():
+                warn_of_unused_names(policy, problem.marked, f"a derivative in {self._name}")
             return self._apply(decisions, traced, seen, args, kwargs)
         start, compile_seconds = time.perf_counter(), list[float]()
         search = lambda: self._search(policy, args, kwargs, start, compile_seconds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -30,7 +31,10 @@ from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import ResidualTable, residuals_of
 from xform.policies import min_cut, parse, policy_name
+from xform.policies.per_value import NamePolicy
+from xform.policies.unused_names import warn_of_unused_names
 from xform.program.ir import Program
+from xform.program.source import user_stacklevel
 from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
     Function,
@@ -90,8 +94,13 @@ def residuals(
     """
     by = parse(min_cut if policy is None else policy)
     at = derivative_at("residuals", f, args, argnums, has_aux)
+    warn_of_unused_names(by, at.problem.marked, at.name)
     title = f"kept for the backward pass of {at.name}, {policy_name(resolve_fit(by))}"
-    return residuals_of(at.planned(by).schedule, at.inputs, title)
+    table = residuals_of(at.planned(by).schedule, at.inputs, title)
+    if isinstance(by, NamePolicy) and by.offloaded and not table.offloaded_bytes:
+        warnings.warn(f"{policy_name(by)} offloads nothing: the backward pass of {at.name} reads "
+                      "no value with these names", stacklevel=user_stacklevel())  # fmt: skip
+    return table
 
 
 class FlatArguments:
