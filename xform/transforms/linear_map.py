@@ -139,12 +139,8 @@ class Pullback:
     """
 
     def __init__(self, signature: Signature, runner: LinearRunner, arrays: Any, primals: Primals):
-        self._signature, self._runner, self._arrays, self._primals = (
-            signature,
-            runner,
-            arrays,
-            primals,
-        )
+        self._signature, self._runner = signature, runner
+        self._arrays, self._primals = arrays, primals
         self._residuals: PullbackResiduals | None = None
         self._logs = False
         if not all(primals.saveable):
