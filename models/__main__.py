@@ -6,12 +6,13 @@ import importlib
 import os
 import sys
 
+import models
 from models.errors import InputError
 
 COMMANDS = {
     "data": "tokenize documents once, for use in many runs",
     "train": "train a model, or continue a training run",
-    "sample": "generate text with a trained model",
+    "generate": "generate text with a trained model",
     "export": "write a trained model to a folder, for `transformers` or as a JAX function",
     "demo": "train a small GPT-2 in a few minutes: memory table, training, a sample, plots",
 }
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
     """
     name, *rest = arguments or ["--help"]
     if name not in COMMANDS:
-        print("usage: python -m models COMMAND [--help]\n")
+        print(f"usage: {models.PROGRAM} COMMAND [--help]\n")
         print("\n".join(f"  {command:8} {about}" for command, about in COMMANDS.items()))
         return 0 if name in ("--help", "-h") else INPUT_ERROR
     try:
@@ -39,13 +40,13 @@ def main(arguments: list[str]) -> int:
         return INTERRUPTED
 
 
-def script() -> int:
-    """Run the command of `sys.argv` and return the exit code.
+def script(arguments: list[str] | None = None) -> int:
+    """Run a command, by default that of `sys.argv`, and return the exit code.
 
     A failed write to standard output becomes one line on standard error and exit code 2.
     """
     try:
-        code = main(sys.argv[1:])
+        code = main(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except OSError as error:
         code = INPUT_ERROR

@@ -72,7 +72,11 @@ def test_what_is_in_them(built: tuple[Path, Path]) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
     files = {str(p.relative_to(ROOT)) for p in (ROOT / "xform").rglob("*") if p.is_file()}
     files = {name for name in files if "__pycache__" not in name}
-    assert {name for name in packed if not re.match(r"jax_xform-[^/]*dist-info/", name)} == files
+    trainer = {f"xform_trainer/{p.relative_to(ROOT)}" for p in (ROOT / "models").rglob("*")
+               if p.is_file() and "__pycache__" not in p.parts}  # fmt: skip
+    assert {name for name in packed if not re.match(r"jax_xform-[^/]*dist-info/", name)} == (
+        files | trainer
+    )
     with tarfile.open(source) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     assert files < names
@@ -111,6 +115,26 @@ def test_what_is_missing_is_named_as_an_extra_of_ours(installed: Path, tmp_path:
         code = f"import xform\ntry: xform.{module}\nexcept ImportError as e: print(e)"
         told = said(installed / "python", "-c", code, where=tmp_path).stdout
         assert f"pip install 'jax-xform[{extra}]'" in told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_trainer_says_what_it_needs(installed: Path, tmp_path: Path) -> None:
+    command = [installed / "xform", "train", "--steps", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=HERE, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'jax-xform[train]'" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_trainer_trains_where_it_is_installed(built: tuple[Path, Path], tmp_path: Path) -> None:
+    bin = made(tmp_path / "env")
+    pip(bin, f"{built[0]}[train]")
+    said(bin / "xform", "train", "--preset", "tiny", "--steps", "2", "--out", "run", where=tmp_path)
+    done = said(bin / "xform", "generate", "--run", "run", "--length", "10", where=tmp_path)
+    assert done.stdout.strip()
+    assert "xform_trainer/models/nets/" in (tmp_path / "run/plan.json").read_text()
 
 
 @pytest.mark.slow

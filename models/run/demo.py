@@ -20,14 +20,15 @@ import optax
 from flax import nnx
 from rich.panel import Panel
 
+import models
 import xform
 from models.data.tokenizer import load_tokenizer
 from models.errors import InputError
 from models.nets.presets import TRAINED, abstract, parameter_count
 from models.run.flags import Parser
+from models.run.generate import GenerationOptions, texts
 from models.run.memory_table import measure, table
 from models.run.plots import plot_losses, plot_memory, plot_peaks
-from models.run.sample import SampleOptions, texts
 from models.settings import replaced, setting
 from models.train.display import Output
 from models.train.folder import LOG, PLAN, TOKENIZER
@@ -78,7 +79,7 @@ def peaks(run: TextRun, plan: xform.Plan) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Measure, train, sample from and plot a small GPT-2 within a memory budget."""
-    parser = Parser(prog="python -m models demo", description=main.__doc__)
+    parser = Parser(prog=f"{models.PROGRAM} demo", description=main.__doc__)
     parser.add_settings(Demo())
     demo = replaced(Demo(), parser.parse(arguments), by_flag=True)
     console = Output()
@@ -104,7 +105,7 @@ def main(arguments: list[str]) -> int:
             outcome = train(run, console)
         except InputError as error:
             raise InputError(
-                f"{error} (options that the demo lacks are options of python -m models train)"
+                f"{error} (options that the demo lacks are options of {models.PROGRAM} train)"
             ) from None
         records = read_records(run.out / LOG)
         tokenizer = load_tokenizer(run.out / TOKENIZER)
@@ -121,7 +122,7 @@ def main(arguments: list[str]) -> int:
         f" {outcome.step} steps ({validated[-1] / validated[0]:.0%})."
     )
     model = nnx.merge(nnx.graphdef(abstract(MODEL)), outcome.state.params)
-    (text,) = texts(model, SampleOptions(temperature=0.7, length=150), tokenizer)
+    (text,) = texts(model, GenerationOptions(temperature=0.7, length=150), tokenizer)
     console.print(Panel(text, title="sample", highlight=False))
 
     count = parameter_count(model) / 1e6

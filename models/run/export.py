@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+import models
 from models.data.extras import optional_module
 from models.errors import InputError
 from models.nets import exported, huggingface
@@ -20,7 +21,7 @@ class ExportOptions:
     """Settings of the command `export`."""
 
     run: Path = setting(
-        Path("runs/tiny"), "Folder of a run, the --out of `python -m models train`."
+        Path("runs/tiny"), f"Folder of a run, the --out of `{models.PROGRAM} train`."
     )
     to: Path = setting(Path("exported"), "Folder to create.")
     format: str = setting(
@@ -39,7 +40,7 @@ class ExportOptions:
 
 def main(arguments: list[str]) -> int:
     """Write the model of a run's newest checkpoint to a folder."""
-    parser = Parser(prog="python -m models export", description=main.__doc__)
+    parser = Parser(prog=f"{models.PROGRAM} export", description=main.__doc__)
     parser.add_settings(ExportOptions())
     options = replaced(ExportOptions(), parser.parse(arguments), by_flag=True)
     try:

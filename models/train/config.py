@@ -13,6 +13,7 @@ import grain
 import jax
 from jax.sharding import Sharding
 
+import models
 import xform
 from models.data.batches import Share
 from models.nets.presets import TRAINED
@@ -69,9 +70,9 @@ class RunConfig(abc.ABC):
     data: tuple[str, ...] = setting(
         (),
         "Data to train on. For text: a text, JSON lines, Parquet or Arrow file, a folder of them,"
-        " or a folder of `python -m models data`; repeat the flag for several, with PATH=0.7 to set"
-        " a weight. For pictures: a folder. For series: a .npy file. The default is the source of"
-        " Python's standard library, or generated pictures or series.",
+        f" or a folder of `{models.PROGRAM} data`; repeat the flag for several, with PATH=0.7 to"
+        " set a weight. For pictures: a folder. For series: a .npy file. The default is the source"
+        " of Python's standard library, or generated pictures or series.",
         change="free",
     )
     policy: str = setting(

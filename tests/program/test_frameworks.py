@@ -3,6 +3,7 @@
 import importlib.metadata
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 import xform
 from xform.program.frameworks import is_framework, is_library, line_of_model
+from xform.program.source import frame
 
 DENSE, MODULE = "flax/linen/linear.py", "flax/linen/module.py"
 KERAS = "keras/src/layers/core/dense.py", "keras/src/layers/layer.py", "keras/src/models/model.py"
@@ -110,3 +112,11 @@ def test_the_line_calls_the_layer_of_a_framework(model) -> None:
     found = {r.where for r in rows if r.category in ("activation", "gradient")}
     assert any(where.startswith("installed_model/layers.py:1") for where in found)
     assert not any("flax/" in where for where in found)
+
+
+def test_the_lines_of_a_folder_beside_xform_are_shown() -> None:
+    file = Path(xform.__file__).parent.parent / "xform_app" / "model.py"
+    names: dict[str, Any] = {"jnp": jnp}
+    exec(compile("def f(x):\n    return jnp.sin(x)", str(file), "exec"), names)
+    (eqn,) = jax.make_jaxpr(names["f"])(1.0).eqns
+    assert frame(eqn).startswith(f"{file}:2")

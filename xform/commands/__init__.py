@@ -6,6 +6,8 @@ A command's file defines two functions:
 - `run(args)` takes the parsed options and returns the text to print. It may set `args.status`, the
   exit status. Its docstring is the command's help.
 
+The commands of the trainer (`trainer.py`) have a command line of their own.
+
 The command is named like its file, with `-` for `_`. A new file is a new command. Options that
 several commands share are in `function.py` (a function, its inputs and a policy), `transform.py`
 and `reports.py` (devices and output files).
@@ -25,6 +27,7 @@ from typing import Any
 
 import jax
 
+from xform.commands import trainer
 from xform.errors import FailedFunction, WrongArgument, XformError
 from xform.program.frameworks import is_framework, is_library, line_of_model
 from xform.terminal.quiet import hide_stderr
@@ -46,6 +49,12 @@ def main(argv: list[str] | None = None) -> int:
       argv: the words after `python -m xform`; None for the command line of this process.
     """
     words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in trainer.COMMANDS:
+        try:
+            return trainer.main(words)
+        except XformError as error:
+            print(error, file=sys.stderr)
+            return 1
     if words[:1] != ["run"]:  # the program that `run` runs initializes JAX itself
         with contextlib.suppress(RuntimeError), hide_stderr():
             jax.devices()
@@ -84,6 +93,8 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
         )  # fmt: skip
         module.arguments(sub)
         sub.set_defaults(run=module.run, parser=sub)
+    for name, about in trainer.COMMANDS.items():  # `main` runs them
+        commands.add_parser(name, help=about)
     args, rest = parser.parse_known_args(argv)
     if rest and not hasattr(args, "options"):
         args.parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -69,7 +69,7 @@ _FRAMEWORKS = {
 }  # fmt: skip
 
 # The folders of xform, JAX and Python's standard library.
-_XFORM = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+XFORM = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _JAX = os.path.dirname(os.path.abspath(jax.__file__ or "")) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]")
@@ -117,7 +117,7 @@ def is_library(path: str) -> bool:
     >>> is_library(jax.__file__), is_library("/me/train.py")
     (True, False)
     """
-    if path.startswith((_XFORM, _JAX)):
+    if path.startswith((XFORM, _JAX)):
         return True
     return path.startswith(_STANDARD_LIBRARY) and not _INSTALLED_PACKAGE.match(
         path, len(_STANDARD_LIBRARY)

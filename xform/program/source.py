@@ -8,19 +8,19 @@ model's line, for reports and error messages.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 from typing import Any
 
 from xform._jax import JaxprEqn, source_info_util
-from xform.program.frameworks import is_library, line_of_model
+from xform.program.frameworks import XFORM, is_library, line_of_model
 
 # What follows the file in the text of a frame.
 _AFTER_FILE = re.compile(r"(?::\d+)+ \(.*\)$")
 
-# Hide frames of xform from error messages and HLO metadata.
-source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Hide frames of xform from error messages and HLO metadata. XFORM ends in a separator, so
+# the frames of a folder `xform_app` beside it are shown.
+source_info_util.register_exclusion(XFORM)
 
 
 def source(eqn: JaxprEqn, outer: Any):

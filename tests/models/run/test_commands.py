@@ -39,7 +39,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("train", "sample", "export", "demo"):
+    for command in ("train", "generate", "export", "demo"):
         with pytest.raises(SystemExit) as ended:
             main([command, "--help"])
         assert ended.value.code == 0
@@ -223,7 +223,7 @@ def test_train_resume_and_sample(text: Path, capsys: pytest.CaptureFixture[str])
     def draw(temperature: float) -> str:
         capsys.readouterr()
         flags = ["--run", str(out), "--length", "20", "--temperature", str(temperature)]
-        assert main(["sample", *flags]) == 0
+        assert main(["generate", *flags]) == 0
         return capsys.readouterr().out
 
     assert draw(0) == draw(0)
@@ -231,12 +231,12 @@ def test_train_resume_and_sample(text: Path, capsys: pytest.CaptureFixture[str])
     assert draw(1.0) != draw(0)
 
 
-def test_train_and_sample_by_words(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_and_generate_by_words(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--data", "text", "--tokenizer", "bpe:280", "--steps", 1, "--vocab-multiple", 128]
     assert train(*flags, "--out", "run") == 0
     assert read_config(Path("run/config.toml").read_text(), "run").model.vocab == 384
     capsys.readouterr()
-    assert main(["sample", "--run", "run", "--length", "20", "--temperature", "0"]) == 0
+    assert main(["generate", "--run", "run", "--length", "20", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.startswith("def ")
 
 
@@ -269,7 +269,7 @@ def test_sampling_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--prompt", "\udcff"], "which is not UTF-8"),
         (["--temperature", "-1"], "must be at least 0"),
     ):
-        assert main(["sample", *flags]) == 2
+        assert main(["generate", *flags]) == 2
         said = capsys.readouterr().err
         assert complaint in said
         assert said.count("\n") == 1

@@ -57,7 +57,7 @@ def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[
     np.testing.assert_allclose(said(images[:1]), expected[:1], rtol=1e-5, atol=1e-6)
     capsys.readouterr()
     for arguments, complaint in (
-        (["sample", "--run", "run"], "sample needs a model of text, but the run in run is on"),
+        (["generate", "--run", "run"], "generate needs a model of text, but the run in run is on"),
         (["export", "--run", "run", "--to", "x"], "--format huggingface needs a model of text"),
     ):
         assert main(arguments) == 2

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import models
 from models.__main__ import main
 from models.errors import InputError
 from models.nets.presets import TRAINED
 from models.run import data as data_command
-from models.run import demo, export, sample
+from models.run import demo, export, generate
 from models.run.flags import Parser
 from models.run.train import configured, parser
 from models.train import loop
@@ -185,7 +186,13 @@ def test_a_preset_refuses_each_other_kind_of_data(preset: str, every_data: Path)
 # Options that a message advises are options of the command that says it.
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-COMMANDS = {"train": None, "data": data_command, "sample": sample, "export": export, "demo": demo}
+COMMANDS = {
+    "train": None,
+    "data": data_command,
+    "generate": generate,
+    "export": export,
+    "demo": demo,
+}
 
 
 def options_of(name: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -208,9 +215,14 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     scopes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     first = [n.body[0] for n in ast.walk(tree) if isinstance(n, scopes) and n.body]
-    docs = {id(e.value) for e in first if isinstance(e, ast.Expr)}
+    formatted = [n for n in ast.walk(tree) if isinstance(n, ast.JoinedStr)]
+    left_out = {id(e.value) for e in first if isinstance(e, ast.Expr)}
+    left_out |= {id(part) for node in formatted for part in ast.walk(node)}
+    for node in formatted:
+        yield node.lineno, ast.unparse(node).replace("{models.PROGRAM}", models.PROGRAM)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in left_out:
             yield node.lineno, node.value
 
 

@@ -1,4 +1,4 @@
-"""Generate text with a trained model: `python -m models sample --run FOLDER --prompt TEXT`."""
+"""Generate text with a trained model: `python -m models generate --run FOLDER --prompt TEXT`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import models
 from models.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from models.errors import InputError
 from models.nets.generate import Draw, generate
@@ -19,11 +20,11 @@ BYTES = Bytes()
 
 
 @dataclasses.dataclass(frozen=True)
-class SampleOptions:
+class GenerationOptions:
     """Settings of the command `sample`."""
 
     run: Path = setting(
-        Path("runs/tiny"), "Folder of a run, the --out of `python -m models train`."
+        Path("runs/tiny"), f"Folder of a run, the --out of `{models.PROGRAM} train`."
     )
     prompt: str = setting("def ", "Text to continue.")
     length: int = setting(400, "Number of tokens to generate.", least=1, most=10**9)
@@ -41,7 +42,7 @@ class SampleOptions:
     seed: int = setting(0, "Random seed.", least=0, most=LARGEST_SEED)
 
 
-def texts(model: Any, options: SampleOptions, tokenizer: Tokenizer = BYTES) -> list[str]:
+def texts(model: Any, options: GenerationOptions, tokenizer: Tokenizer = BYTES) -> list[str]:
     """Return the prompt with each of its continuations, which may span several documents."""
     prompt = tokenizer.prompt(options.prompt)
     # The model's vocabulary may be larger than the tokenizer's.
@@ -53,12 +54,12 @@ def texts(model: Any, options: SampleOptions, tokenizer: Tokenizer = BYTES) -> l
 
 def main(arguments: list[str]) -> int:
     """Continue a prompt with the newest checkpoint of a run."""
-    parser = Parser(prog="python -m models sample", description=main.__doc__)
-    parser.add_settings(SampleOptions())
-    options = replaced(SampleOptions(), parser.parse(arguments), by_flag=True)
+    parser = Parser(prog=f"{models.PROGRAM} generate", description=main.__doc__)
+    parser.add_settings(GenerationOptions())
+    options = replaced(GenerationOptions(), parser.parse(arguments), by_flag=True)
     if not options.prompt:
         raise InputError("--prompt needs at least one character")
-    file, model = options.run / TOKENIZER, load_text_model(options.run, "sample")
+    file, model = options.run / TOKENIZER, load_text_model(options.run, "generate")
     tokenizer = load_tokenizer(file) if file.exists() else BYTES
     print("\n\n".join(texts(model, options, tokenizer)))
     return 0
