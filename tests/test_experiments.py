@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 # Files that run somebody's trainer when they are imported.
 TRAINERS = {
     "equinox_rnn.py", "flax_gemma.py", "flax_lm1b.py", "flax_mnist.py", "flax_seq2seq.py",
-    "haiku_transformer.py",
+    "haiku_transformer.py", "kauldron_mnist.py", "keras_gpt.py", "maxtext_llama.py",
+    "tunix_llama.py",
 }  # fmt: skip
 FILES = sorted(p for p in (ROOT / "experiments").rglob("*.py") if p.name not in TRAINERS)
 
