@@ -62,7 +62,7 @@ class Peak:
 
     @property
     def key(self) -> str:
-        """The function, target and policy, by which a peak is found in a file."""
+        """The function, target and policy as text. A file has at most one peak for each."""
         return f"{self.function} on {self.target}" + (f", {self.policy}" if self.policy else "")
 
 
@@ -110,7 +110,7 @@ class PeakGrowth:
         return "\n".join(lines)
 
     def _table(self) -> str:
-        """Return the kinds of bytes and the lines that changed, those that grew most first."""
+        """Return the kinds of bytes and the lines that changed. What grew most comes first."""
         both = lambda name: {k: (getattr(self.before, name).get(k) or 0,
                                  getattr(self.after, name).get(k) or 0)
                              for k in {**getattr(self.before, name),
