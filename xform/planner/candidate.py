@@ -27,14 +27,17 @@ class Candidate:
         program (`loops.py`).
       regions: "open" if remat regions are dissolved, "marked" if they are left as marked.
       slices: the regions of the program that run in slices.
+      flops_in_slices: FLOPs that slices of losses recompute for their own backward passes.
     """
 
     schedule: Schedule
     shapes: Shapes
     regions: Regions = "marked"
     slices: Slices = ()
+    flops_in_slices: int = 0
 
     @property
     def work(self) -> tuple[int, int]:
         """Recomputed FLOPs, then bytes sent to the host. Candidates are ordered by this pair."""
-        return recompute_flops(self.schedule), offloaded_bytes(self.schedule)
+        flops = recompute_flops(self.schedule) + self.flops_in_slices
+        return flops, offloaded_bytes(self.schedule)

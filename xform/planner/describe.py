@@ -6,7 +6,7 @@ import dataclasses
 
 from xform.interpret.cost import flops
 from xform.planner.candidate import Candidate
-from xform.planner.costs.outcome import recompute_flops, residual_bytes
+from xform.planner.costs.outcome import residual_bytes
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.plan import Plan
 from xform.planner.plan.record import record
@@ -46,7 +46,7 @@ def plan_of_candidate(
         rows=tuple(rows_of(chosen)),
         saved_bytes=residual_bytes(chosen),
         forward_flops=flops(problem.program),
-        recompute_flops=recompute_flops(chosen),
+        recompute_flops=candidate.work[0],
         predicted_bytes=simulated.total_bytes + problem.outside_bytes,
         compiled_bytes=None,
         compiles=0,

@@ -159,8 +159,9 @@ class Front:
 
     def _by_work(self) -> Iterator[Candidate]:
         """Yield all plans in the order of their recomputed FLOPs."""
-        regions, slices = self._problem.regions, self._problem.slices
-        as_written = [Candidate(schedule, {}, regions, slices) for schedule in self._as_written()]
+        problem = self._problem
+        changes: Any = problem.regions, problem.slices, problem.flops_in_slices
+        as_written = [Candidate(schedule, {}, *changes) for schedule in self._as_written()]
         unchanged = iter(sorted((*as_written, *stock_candidates(self._problem)), key=_work))
         if not loops(self._problem.program):
             yield from unchanged

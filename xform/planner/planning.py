@@ -16,7 +16,6 @@ import jax
 
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.costs.outcome import recompute_flops
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.policies import Policy, min_cut
@@ -99,7 +98,7 @@ def measure_planning() -> Generator[PlanningCost]:
             cost.compiles += compiler.compiles
             cost.compile_seconds += compiler.seconds
         cost.plans += 1
-        cost.flops += recompute_flops(chosen.schedule)
+        cost.flops += chosen.work[0]
         return chosen
 
     with use_planner(measured_planner):

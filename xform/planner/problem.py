@@ -11,6 +11,7 @@ the regions, or dissolve them first.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,7 @@ from xform.planner.decide import schedule
 from xform.planner.device import Device, current_device
 from xform.planner.loops import Shapes, reshape_loops
 from xform.planner.simulate.liveness import liveness
-from xform.planner.sliced.decision import in_slices
+from xform.planner.sliced.decision import flops_in_slices, in_slices
 from xform.policies.budgets import Regions
 from xform.program.ir import Mask, Program
 from xform.slices.decision import Slices
@@ -68,6 +69,11 @@ class Problem:
         """The same program without slices."""
         return OpenRegions().program(self.marked) if self.regions == "open" else self.marked
 
+    @functools.cached_property
+    def flops_in_slices(self) -> int:
+        """FLOPs that slices of losses recompute for their own backward passes."""
+        return flops_in_slices(self.unsliced, self.slices, self.wanted)
+
     @property
     def link(self) -> HostLink | None:
         """The link to the host; None if it is unknown or values may not be offloaded."""
@@ -90,7 +96,7 @@ class Problem:
     def candidate(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Candidate:
         """Return a Candidate: the Schedule under a policy, and how the program was changed."""
         schedule = self.schedule(policy, shapes)
-        return Candidate(schedule, dict(shapes), self.regions, self.slices)
+        return Candidate(schedule, dict(shapes), self.regions, self.slices, self.flops_in_slices)
 
     def peak(self, schedule: Schedule) -> int:
         """Return the simulated peak bytes of a Schedule: arguments, outputs, temporary values."""

@@ -7,7 +7,9 @@ the peaks of their default plans are simulated. Then the search tries, in this o
 1. Regions that recompute nothing: losses, whose value and gradient are computed in one loop. The
    ones with the lowest peaks are compiled. If one fits, it gets the fewest slices that fit.
 2. Plans that save less, for the program without slices and for those of step 1. The programs whose
-   smallest plans have the lowest simulated peaks are searched like any program.
+   smallest plans have the lowest simulated peaks are searched like any program. The slices of a
+   loss may save less for their own backward passes. Of a plan of the first kind and one of the
+   second, the one that recomputes less is chosen.
 3. Regions that are recomputed in the backward pass, one more in each round. Again those with the
    lowest peaks are compiled, and the smallest program is searched.
 
@@ -26,6 +28,8 @@ from xform.planner.candidate import Candidate
 from xform.planner.front import front
 from xform.planner.problem import Problem
 from xform.planner.sliced.decision import describe, regions_of_slices
+from xform.planner.sliced.loss import loss_position
+from xform.planner.sliced.slice_plan import fewer_saved_bytes
 from xform.policies import Budget
 from xform.slices.candidates import RegionChoice, choices, fewest_slices
 from xform.slices.decision import decision_for
@@ -60,12 +64,19 @@ class _Proposal:
       bytes_of: returns the bytes of a plan of a derivative.
       choice: the region that was sliced last, with several numbers of slices; None if there is no
         region in slices.
+      scale: compiled bytes over simulated bytes, of a similar program.
     """
 
     problem: Problem
     candidate: Candidate
     bytes_of: BytesOf
     choice: RegionChoice | None = None
+    scale: float = 1.0
+
+    @property
+    def expected(self) -> float:
+        """The simulated peak, scaled."""
+        return self.scale * self.peak
 
     @functools.cached_property
     def peak(self) -> int:
@@ -123,10 +134,18 @@ def search_slices(
     free = [p for p in proposals if p.candidate.work <= default.work][:_COMPILED]
     if (fitting := _first_fit(free, limit)) is not None:
         return _with_fewest_slices(start, fitting, default_of, limit)
+    saving = _with_less_saved(start, free, default_of)
+    least_work = sorted((p for p in saving if p.expected <= limit), key=lambda p: p.candidate.work)
+    fitting = _first_fit(least_work[:_COMPILED], limit)
     bases = sorted([start, *free], key=lambda p: p.floor)[:_SEARCHED]
     for i, base in enumerate(bases):
-        if (i == 0 or base.floor <= _NEAR * limit) and (found := searched(base)):
-            return found
+        wanted = base.floor <= limit if fitting else i == 0 or base.floor <= _NEAR * limit
+        if wanted and (found := searched(base)):
+            return min(found, fitting.candidate if fitting else found, key=lambda c: c.work)
+    if fitting is not None:
+        return fitting.candidate
+    if saving and (found := searched(min(saving, key=lambda p: p.expected))):
+        return found
     base = min((start, *free), key=lambda p: p.bytes)
     for _ in range(_ROUNDS):
         if base is not start:
@@ -214,10 +233,14 @@ def _proposals(base: _Proposal, default_of: PlanProblem) -> list[_Proposal]:
 
 
 def _proposal(
-    base: _Proposal, default_of: PlanProblem, choice: RegionChoice | None, region: Region
-) -> _Proposal:
-    """Return the program with one more region in slices, under its default plan."""
-    slices = (*base.problem.slices, decision_for(region))
+    base: _Proposal, default_of: PlanProblem, choice: RegionChoice | None, region: Region,
+    saved_bytes: int | None = None,
+) -> _Proposal:  # fmt: skip
+    """Return the program with one more region in slices, under its default plan.
+
+    `saved_bytes` is as in `SlicedValue`.
+    """
+    slices = (*base.problem.slices, decision_for(region, saved_bytes))
     problem = dataclasses.replace(base.problem, slices=slices)
     return _Proposal(problem, default_of(problem), base.bytes_of, choice)
 
@@ -225,6 +248,24 @@ def _proposal(
 def _first_fit(proposals: Iterable[_Proposal], limit: int) -> _Proposal | None:
     """Return the first proposal within `limit` bytes; None if no proposal is."""
     return next((p for p in proposals if p.bytes <= limit), None)
+
+
+def _with_less_saved(
+    start: _Proposal, free: Iterable[_Proposal], default_of: PlanProblem
+) -> list[_Proposal]:
+    """Return programs whose slices save less for their own backward passes.
+
+    `free` are losses in slices that recompute nothing and do not fit. Each keeps its slices.
+    """
+    made: list[_Proposal] = []
+    for p in free:
+        assert p.choice is not None
+        region = p.choice.regions[-1]
+        loss = loss_position(region, start.problem.wanted)
+        for saved in [] if loss is None else fewer_saved_bytes(region, loss):
+            less = _proposal(start, default_of, p.choice, region, saved)
+            made.append(dataclasses.replace(less, scale=p.bytes / p.peak))
+    return made
 
 
 def _with_fewest_slices(
@@ -254,7 +295,8 @@ def _with_fewest_slices(
 def sliced_regions(problem: Problem) -> tuple[str, ...]:
     """Return a text for each region of a program that runs in slices."""
     regions = regions_of_slices(problem.unsliced, problem.slices, problem.wanted)
-    return tuple(describe(region, problem.wanted) for region in regions)
+    return tuple(describe(region, problem.wanted, decision.saved_bytes)
+                 for region, decision in zip(regions, problem.slices, strict=True))  # fmt: skip
 
 
 def _with_slices(error: BudgetInfeasible, problem: Problem) -> BudgetInfeasible:

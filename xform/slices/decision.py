@@ -17,19 +17,22 @@ class SlicedValue(NamedTuple):
         input of the program, -1 and its position.
       axis: the axis of the value that is sliced.
       n: the number of slices.
+      saved_bytes: the most bytes that a slice of a loss saves for its own backward pass; None: what
+        a minimum cut saves.
     """
 
     equation: int
     result: int
     axis: int
     n: int
+    saved_bytes: int | None = None
 
 
 Slices = tuple[SlicedValue, ...]
 
 
-def decision_for(region: Region) -> SlicedValue:
-    """Return the decision to run a region in slices."""
+def decision_for(region: Region, saved_bytes: int | None = None) -> SlicedValue:
+    """Return the decision to run a region in slices. `saved_bytes` is as in `SlicedValue`."""
     made = producers(region.program).get(region.start)
     place = made or (-1, region.program.inputs.index(region.start))
-    return SlicedValue(*place, region.axis, region.n)
+    return SlicedValue(*place, region.axis, region.n, saved_bytes)

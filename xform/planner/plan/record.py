@@ -55,7 +55,7 @@ class Record:
     decisions: tuple[dict[str, Any], ...]
     loops: dict[str, Any]
     regions: Regions = "marked"
-    slices: tuple[tuple[int, ...], ...] = ()
+    slices: tuple[tuple[int | None, ...], ...] = ()
 
     def decision(self, joint: Joint, plan_text: str) -> Decision:
         """Return the Decision for a Joint; `plan_text` names the plan in errors.
@@ -71,7 +71,7 @@ def record(
     joint: Joint,
     shapes: Mapping[int, Shape],
     regions: Regions = "marked",
-    slices: Sequence[Sequence[int]] = (),
+    slices: Sequence[Sequence[int | None]] = (),
 ) -> Record:
     """Return the Record of a Decision for a Joint.
 

@@ -8,12 +8,14 @@ from typing import Any
 from xform.errors import OtherProgram
 from xform.interpret.cost import shape
 from xform.planner.sliced.loss import loss_position, run_loss_in_slices
+from xform.planner.sliced.slice_plan import recomputed_in_slices
 from xform.program.ir import Mask, Program
 from xform.program.source import frame
 from xform.slices.decision import SlicedValue, Slices
 from xform.slices.opened import opened
 from xform.slices.region import Region, find_region
 from xform.slices.rewrite import with_loop
+from xform.terminal.text import human_bytes
 
 
 def in_slices(prog: Program, slices: Slices, wanted: Mask | None = None) -> Program:
@@ -29,7 +31,8 @@ def in_slices(prog: Program, slices: Slices, wanted: Mask | None = None) -> Prog
     key = "in slices", slices, wanted
     if key not in prog.cache:
         region = _region(in_slices(prog, slices[:-1], wanted), slices[-1])
-        run = functools.partial(run_loss_in_slices, wanted=wanted)
+        saved = slices[-1].saved_bytes
+        run = functools.partial(run_loss_in_slices, wanted=wanted, saved_bytes=saved)
         prog.cache[key] = with_loop(region, run)
     return prog.cache[key]
 
@@ -41,6 +44,20 @@ def regions_of_slices(prog: Program, slices: Slices, wanted: Mask) -> list[Regio
       OtherProgram: a decision is not for this program.
     """
     return [_region(in_slices(prog, slices[:i], wanted), slices[i]) for i in range(len(slices))]
+
+
+def flops_in_slices(prog: Program, slices: Slices, wanted: Mask) -> int:
+    """Return the FLOPs that the slices of losses recompute for their own backward passes.
+
+    Those of a minimum cut are not counted: it recomputes nothing that XLA does not fuse.
+    """
+    total = 0
+    for region, decision in zip(regions_of_slices(prog, slices, wanted), slices, strict=True):
+        if decision.saved_bytes is not None:
+            loss = loss_position(region, wanted)
+            assert loss is not None
+            total += recomputed_in_slices(region, loss, decision.saved_bytes)
+    return total
 
 
 def _region(prog: Program, decision: SlicedValue) -> Region:
@@ -63,8 +80,10 @@ def _region(prog: Program, decision: SlicedValue) -> Region:
     )
 
 
-def describe(region: Region, wanted: Mask) -> str:
+def describe(region: Region, wanted: Mask, saved_bytes: int | None) -> str:
     """Describe a region for users: how many slices, of what, where, and what each slice computes.
+
+    `saved_bytes` is that of its `SlicedValue`.
 
     For example "16 slices of axis 0 of f32[4096,16384] (dot_general at train.py:12; value and
     gradient in one loop)".
@@ -74,6 +93,8 @@ def describe(region: Region, wanted: Mask) -> str:
     how = "its body is recomputed in the backward pass"
     if loss_position(region, wanted) is not None:
         how = "value and gradient in one loop"
+        if saved_bytes is not None:
+            how += f", each slice saves at most {human_bytes(saved_bytes)}"
     return (
         f"{region.n} slices of axis {region.axis} of {aval.str_short(short_dtypes=True)} "
         f"({operation} at {region.where}; {how})"

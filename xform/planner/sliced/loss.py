@@ -28,12 +28,9 @@ from xform._jax import SymbolicZero, Var, is_zero, tangent_aval
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.activity import path
-from xform.interpret.joint import Schedule, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
-from xform.planner.decide import schedule
-from xform.planner.device import current_device
-from xform.policies import min_cut
+from xform.planner.sliced.slice_plan import plan_of_slice, slice_program
 from xform.program.arithmetic import differentiable, instantiate
 from xform.program.ir import Mask, Program, gather, spread, trace
 from xform.rules.custom import refuse_push
@@ -44,17 +41,17 @@ from xform.slices.loop import (
     outputs_after,
     region_outputs,
     run_in_slices,
-    run_slice,
 )
 from xform.slices.region import Region, is_number
-from xform.slices.resize import CurrentSlice, resized
+from xform.slices.resize import CurrentSlice
 from xform.slices.slicing import SCATTERS
 
 Value = Any
 
 
 def run_loss_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value],
-                       wanted: Mask | None = None) -> list[Value]:  # fmt: skip
+                       wanted: Mask | None = None, saved_bytes: int | None = None
+                       ) -> list[Value]:  # fmt: skip
     """Run a region as a loop over slices; if it computes a loss, with the rule of this file.
 
     Args:
@@ -62,6 +59,8 @@ def run_loss_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[V
       sliced: the values of `region.sliced`.
       full: the values of `region.full`.
       wanted: the outputs of the region's program whose derivatives are wanted; None: all.
+      saved_bytes: the most bytes that a slice of a loss saves for its own backward pass; None: what
+        a minimum cut saves.
     """
     loss = loss_position(region, wanted)
     if loss is None:
@@ -74,7 +73,9 @@ def run_loss_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[V
 
     def push(primals: Sequence[Value], tangents: Sequence[Value]) -> tuple[Any, Any]:
         active = tuple(not is_zero(dx) for dx in tangents)
-        ys, gradients = value_and_gradients(region, loss, primals[:n], primals[n:], active)
+        ys, gradients = value_and_gradients(
+            region, loss, primals[:n], primals[n:], active, saved_bytes
+        )
         dys = _other_tangents(region, loss, primals, tangents)
         dys[loss] = _tangent_of_loss(ys[loss], gradients, gather(tangents, active))
         zero = lambda y: SymbolicZero(tangent_aval(jax.typeof(y)))
@@ -167,38 +168,18 @@ def _used_for(region: Region, wanted: Mask | None) -> set[Any]:
     return used
 
 
-def slice_program(region: Region) -> Program:
-    """Return the program of one slice, with the number of the slice as its first input."""
-    n = len(region.sliced)
-    if "program" not in region.cache:
-        number = jax.ShapeDtypeStruct((), np.int32)
-        avals: list[tuple[Any, int]] = [(v.aval, axis) for v, axis in region.sliced]
-        cut = [a.update(shape=resized(a.shape, axis, region.n), weak_type=False)
-               for a, axis in avals]  # fmt: skip
-        full = [v.aval for v in region.full]
-
-        def run(number: Value, *inputs: Value) -> list[Value]:
-            return run_slice(region, inputs[:n], inputs[n:], CurrentSlice(number, region.n))
-
-        region.cache["program"] = trace(run, number, *cut, *full)
-    return region.cache["program"]
-
-
-def _plan_of_slice(prog: Program, active: Mask, wanted: Mask) -> Schedule:
-    """Return which values of a slice are saved for its own backward pass: a minimum cut of it."""
-    return schedule(analyze(prog, active, wanted), min_cut, current_device().backend)
-
-
 def value_and_gradients(region: Region, loss: int, sliced: Sequence[Value], full: Sequence[Value],
-                        active: Mask) -> tuple[list[Value], list[Value]]:  # fmt: skip
+                        active: Mask, saved_bytes: int | None = None
+                        ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """Run the loop; return the outputs of a region, and the gradients of the output `loss`.
 
     There is one gradient for each active input, of `sliced` first and then of `full`. Gradients
-    that are sums over the slices are added in float32 if their type is narrower.
+    that are sums over the slices are added in float32 if their type is narrower. A slice saves at
+    most `saved_bytes` for its own backward pass; None: what a minimum cut saves.
     """
     prog = slice_program(region)
     wanted = tuple(i == loss for i in range(len(region.outputs)))
-    planned = _plan_of_slice(prog, (False, *active), wanted)
+    planned = plan_of_slice(prog, (False, *active), wanted, saved_bytes)
     inputs = SlicedInputs(sliced, [axis for _, axis in region.sliced], region.n)
     outputs = region_outputs(region, full)
     axes = [*(axis for _, axis in region.sliced), *[None] * len(full)]
