@@ -91,6 +91,16 @@ CHANGED = {
                    "plan.record.decisions[0].offloaded.0 is ['device'], not two memories"),
     "a loop of no trips": (put("record", "loops", to={"0": [[0]]}),
                            "plan.record.loops.0 is [(0,)], not positive trip counts"),
+    "slices of four numbers": (put("record", "slices", to=[[0, 0, 0, 2]]),
+                               "plan.record.slices[0] is [0, 0, 0, 2], not four numbers, and a "
+                               "number or null"),
+    "slices without an axis": (put("record", "slices", to=[[0, 0, None, 2, 8]]),
+                               "plan.record.slices[0] is [0, 0, None, 2, 8], not four numbers, and "
+                               "a number or null"),
+    "one slice": (put("record", "slices", to=[[0, 0, 0, 1, None]]),
+                  "plan.record.slices[0] is [0, 0, 0, 1, None], not at least two slices"),
+    "negative bytes": (put("record", "slices", to=[[0, 0, 0, 2, -8]]),
+                       "plan.record.slices[0] refers to -8, which is negative"),
 }  # fmt: skip
 
 

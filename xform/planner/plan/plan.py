@@ -137,7 +137,8 @@ class Plan(Result):
     @property
     def slices(self) -> Slices:
         """The regions of the program that run in slices."""
-        return tuple(SlicedValue(*numbers) for numbers in self.record.slices)
+        slices: Any = self.record.slices
+        return tuple(SlicedValue(*numbers) for numbers in slices)
 
     def decide(self, joint: Joint) -> Decision:
         """Return the decisions of the plan for the values of a Joint.

@@ -105,10 +105,9 @@ def _check_record(record: Record, place: str) -> None:
         positive = decision.snapshots is None or decision.snapshots > 0
         _expect(positive, f"{row_place}.snapshots", decision.snapshots, "a positive number")
     for i, numbers in enumerate(record.slices):
-        at = f"{place}.slices[{i}]"
-        _expect(len(numbers) == 5, at, list(numbers), "four numbers, and a number or null")
-        known = [n for n in numbers if n is not None]
-        _expect(None not in numbers[:4], at, list(numbers), "four numbers, and a number or null")
+        at, known = f"{place}.slices[{i}]", [n for n in numbers if n is not None]
+        complete = len(numbers) == 5 and None not in numbers[:4]
+        _expect(complete, at, list(numbers), "four numbers, and a number or null")
         _check_indices(known, None, at, "positions")
         _expect(known[3] > 1, at, list(numbers), "at least two slices")
     shapes = read_plan_data(dict[str, tuple[tuple[int, ...], ...]], record.loops, f"{place}.loops")
