@@ -255,17 +255,18 @@ def _with_less_saved(
 ) -> list[_Proposal]:
     """Return programs whose slices save less for their own backward passes.
 
-    `free` are losses in slices that recompute nothing and do not fit. Each keeps its slices.
+    `free` are programs in slices that recompute nothing and do not fit. The smallest keeps its
+    slices. There are none if its region is no loss.
     """
-    made: list[_Proposal] = []
-    for p in free:
-        assert p.choice is not None
-        region = p.choice.regions[-1]
-        loss = loss_position(region, start.problem.wanted)
-        for saved in [] if loss is None else fewer_saved_bytes(region, loss):
-            less = _proposal(start, default_of, p.choice, region, saved)
-            made.append(dataclasses.replace(less, scale=p.bytes / p.peak))
-    return made
+    base = min(free, key=lambda p: p.bytes, default=start)
+    if base.choice is None:
+        return []
+    region = base.choice.regions[-1]
+    if (loss := loss_position(region, start.problem.wanted)) is None:
+        return []
+    made = [_proposal(start, default_of, base.choice, region, saved)
+            for saved in fewer_saved_bytes(region, loss)]  # fmt: skip
+    return [dataclasses.replace(p, scale=base.bytes / base.peak) for p in made]
 
 
 def _with_fewest_slices(

@@ -24,8 +24,9 @@ from xform.slices.region import Region
 from xform.slices.resize import CurrentSlice, resized
 
 Value = Any
-# Each number of saved bytes that is tried is at most this part of the one before.
-_STEP = 0.7
+# How many numbers of saved bytes are tried, and the lowest of them but the last, as a part of what
+# a minimum cut saves.
+_NUMBERS, _LOWEST = 6, 1 / 64
 
 
 def slice_program(region: Region) -> Program:
@@ -67,16 +68,15 @@ def fewer_saved_bytes(region: Region, loss: int) -> list[int]:
     They fall. The last one is the fewest that a plan saves. `loss` is the position of the region's
     loss.
     """
-    found: list[int] = []
-    size = saved_bytes(_plan_of_loss(region, loss, None))
+    most = saved_bytes(_plan_of_loss(region, loss, None))
     try:
         _plan_of_loss(region, loss, 0)
         least = 0
     except BudgetInfeasible as error:
         least = error.floor_bytes
-    while (size := int(size * _STEP)) > least:
-        found.append(size)
-    return [*found, least]
+    lowest = max(least / max(most, 1), _LOWEST)
+    numbers = {int(most * lowest ** (k / _NUMBERS)) for k in range(1, _NUMBERS)}
+    return sorted({n for n in numbers if least < n < most} | {least}, reverse=True)
 
 
 def recomputed_in_slices(region: Region, loss: int, most_saved: int | None) -> int:
