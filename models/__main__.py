@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-import models
+from models import program
 from models.errors import InputError
 
 COMMANDS = {
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     """
     name, *rest = arguments or ["--help"]
     if name not in COMMANDS:
-        print(f"usage: {models.PROGRAM} COMMAND [--help]\n")
+        print(f"usage: {program.NAME} COMMAND [--help]\n")
         print("\n".join(f"  {command:8} {about}" for command, about in COMMANDS.items()))
         return 0 if name in ("--help", "-h") else INPUT_ERROR
     try:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import models
+from models import program
 from xform import commands
 from xform.commands import trainer
 
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "PROGRAM", models.PROGRAM)
+    monkeypatch.setattr(program, "NAME", program.NAME)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 

@@ -53,6 +53,7 @@ def test_equal_by_value_hashable_and_frozen(name: str) -> None:
     assert repr(one).isprintable()
 
 
+@pytest.mark.filterwarnings("ignore:.*(which no value has|offloads nothing)")
 @pytest.mark.parametrize("name", MADE)
 def test_a_copied_policy_does_the_same(name: str) -> None:
     f = lambda x: jnp.sum(jnp.sin(checkpoint_name(jnp.sin(jnp.outer(x, x) @ x), "a")))

@@ -19,7 +19,7 @@ import grain
 import jax
 import numpy as np
 
-import models
+from models import program
 from models.data.batches import ALONE, Share, Source, batches, mixed, spread
 from models.data.documents import COLUMN, is_plain
 from models.data.files import STANDARD_LIBRARY, files_of, readable
@@ -197,7 +197,7 @@ def _from_bytes(path: Path | None, name: str, without: Path | None) -> Corpus:
         if (size := sum(file.stat().st_size for file in files)) > machine_memory() // 2:
             raise InputError(
                 f"{name} has {size} bytes, more than half of this machine's memory of"
-                f" {machine_memory()}: tokenize it first with: {models.PROGRAM} data"
+                f" {machine_memory()}: tokenize it first with: {program.NAME} data"
             )
         text = b"".join(file.read_bytes() for file in files)
     if not text:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-import models
+from models import program
 from models.data.documents import COLUMN
 from models.data.prepare import SHARD, VALIDATION, prepare
 from models.errors import InputError
@@ -40,7 +40,7 @@ class DataOptions:
 
 def main(arguments: list[str]) -> int:
     """Tokenize documents into a folder for `train --data`."""
-    parser = Parser(prog=f"{models.PROGRAM} data", description=main.__doc__)
+    parser = Parser(prog=f"{program.NAME} data", description=main.__doc__)
     parser.add_settings(DataOptions())
     options = replaced(DataOptions(), parser.parse(arguments), by_flag=True)
     if options.out is None:
@@ -62,5 +62,5 @@ def main(arguments: list[str]) -> int:
         table.add_row(part, *numbers, f"{count.bytes / count.tokens:.2f}")
     console = Output()
     console.print(table)
-    console.print(f"train on it: {models.PROGRAM} train --data {options.out}", markup=False)
+    console.print(f"train on it: {program.NAME} train --data {options.out}", markup=False)
     return 0

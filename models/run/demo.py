@@ -20,8 +20,8 @@ import optax
 from flax import nnx
 from rich.panel import Panel
 
-import models
 import xform
+from models import program
 from models.data.tokenizer import load_tokenizer
 from models.errors import InputError
 from models.nets.presets import TRAINED, abstract, parameter_count
@@ -79,7 +79,7 @@ def peaks(run: TextRun, plan: xform.Plan) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Measure, train, sample from and plot a small GPT-2 within a memory budget."""
-    parser = Parser(prog=f"{models.PROGRAM} demo", description=main.__doc__)
+    parser = Parser(prog=f"{program.NAME} demo", description=main.__doc__)
     parser.add_settings(Demo())
     demo = replaced(Demo(), parser.parse(arguments), by_flag=True)
     console = Output()
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
             outcome = train(run, console)
         except InputError as error:
             raise InputError(
-                f"{error} (options that the demo lacks are options of {models.PROGRAM} train)"
+                f"{error} (options that the demo lacks are options of {program.NAME} train)"
             ) from None
         records = read_records(run.out / LOG)
         tokenizer = load_tokenizer(run.out / TOKENIZER)

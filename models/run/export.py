@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-import models
+from models import program
 from models.data.extras import optional_module
 from models.errors import InputError
 from models.nets import exported, huggingface
@@ -20,9 +20,7 @@ from models.settings import replaced, setting
 class ExportOptions:
     """Settings of the command `export`."""
 
-    run: Path = setting(
-        Path("runs/tiny"), f"Folder of a run, the --out of `{models.PROGRAM} train`."
-    )
+    run: Path = setting(Path("runs/tiny"), f"Folder of a run, the --out of `{program.NAME} train`.")
     to: Path = setting(Path("exported"), "Folder to create.")
     format: str = setting(
         "huggingface",
@@ -40,7 +38,7 @@ class ExportOptions:
 
 def main(arguments: list[str]) -> int:
     """Write the model of a run's newest checkpoint to a folder."""
-    parser = Parser(prog=f"{models.PROGRAM} export", description=main.__doc__)
+    parser = Parser(prog=f"{program.NAME} export", description=main.__doc__)
     parser.add_settings(ExportOptions())
     options = replaced(ExportOptions(), parser.parse(arguments), by_flag=True)
     try:

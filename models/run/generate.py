@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import models
+from models import program
 from models.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from models.errors import InputError
 from models.nets.generate import Draw, generate
@@ -23,9 +23,7 @@ BYTES = Bytes()
 class GenerationOptions:
     """Settings of the command `sample`."""
 
-    run: Path = setting(
-        Path("runs/tiny"), f"Folder of a run, the --out of `{models.PROGRAM} train`."
-    )
+    run: Path = setting(Path("runs/tiny"), f"Folder of a run, the --out of `{program.NAME} train`.")
     prompt: str = setting("def ", "Text to continue.")
     length: int = setting(400, "Number of tokens to generate.", least=1, most=10**9)
     samples: int = setting(1, "Number of continuations, generated together.", least=1, most=10**6)
@@ -54,7 +52,7 @@ def texts(model: Any, options: GenerationOptions, tokenizer: Tokenizer = BYTES) 
 
 def main(arguments: list[str]) -> int:
     """Continue a prompt with the newest checkpoint of a run."""
-    parser = Parser(prog=f"{models.PROGRAM} generate", description=main.__doc__)
+    parser = Parser(prog=f"{program.NAME} generate", description=main.__doc__)
     parser.add_settings(GenerationOptions())
     options = replaced(GenerationOptions(), parser.parse(arguments), by_flag=True)
     if not options.prompt:

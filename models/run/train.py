@@ -9,8 +9,8 @@ import jax
 from flax import nnx
 from rich.console import Console
 
-import models
 import xform
+from models import program
 from models.errors import InputError
 from models.nets.huggingface import load
 from models.nets.presets import abstract, parameter_count
@@ -41,7 +41,7 @@ SIGNALLED = 128  # added to the number of a signal in the exit code
 
 def parser() -> Parser:
     """Make the parser of the command."""
-    flags = Parser(prog=f"{models.PROGRAM} train", description=ABOUT)
+    flags = Parser(prog=f"{program.NAME} train", description=ABOUT)
     flags.add_argument(
         "--config", metavar="FILE", help="TOML file with settings, such as config.toml of a run"
     )

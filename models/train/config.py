@@ -13,8 +13,8 @@ import grain
 import jax
 from jax.sharding import Sharding
 
-import models
 import xform
+from models import program
 from models.data.batches import Share
 from models.nets.presets import TRAINED
 from models.settings import setting
@@ -70,7 +70,7 @@ class RunConfig(abc.ABC):
     data: tuple[str, ...] = setting(
         (),
         "Data to train on. For text: a text, JSON lines, Parquet or Arrow file, a folder of them,"
-        f" or a folder of `{models.PROGRAM} data`; repeat the flag for several, with PATH=0.7 to"
+        f" or a folder of `{program.NAME} data`; repeat the flag for several, with PATH=0.7 to"
         " set a weight. For pictures: a folder. For series: a .npy file. The default is the source"
         " of Python's standard library, or generated pictures or series.",
         change="free",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-import models
+from models import program
 from models.data.batches import Share
 from models.data.corpus import Corpus, load_corpus, rows_dtype
 from models.data.sources import vocabulary
@@ -33,7 +33,7 @@ class TextRun(RunConfig):
     tokenizer: str | None = setting(
         None,
         "bytes, bpe:8192 to train a tokenizer of that size, or the path of a tokenizer.json. The"
-        f" default is the tokenizer of a folder of `{models.PROGRAM} data`, else bytes.",
+        f" default is the tokenizer of a folder of `{program.NAME} data`, else bytes.",
         change="never",
     )
     vocab_multiple: int = setting(

@@ -12,6 +12,7 @@ FILES = sorted((ROOT / "models").rglob("*.py"))
 LEVEL = {
     "errors": 0,
     "machine": 0,
+    "program": 0,
     "settings": 1,
     "nets": 2,
     "data": 2,

@@ -44,6 +44,7 @@ def test_a_minimum_cut_saves_no_more_than_jax(name: str) -> None:
     assert ours <= sum(a.size * a.dtype.itemsize for a, why in jaxs if "argument" not in why)
 
 
+@pytest.mark.filterwarnings("ignore:.*which no value has")
 def test_the_saved_sets_of_named_policies() -> None:
     def f(x):
         h = checkpoint_name(jnp.sin(jnp.outer(x, x) @ x), "h")

@@ -67,12 +67,14 @@ def check(seed: int) -> None:
             assert np.allclose(a / scale, b / scale, rtol=0, atol=1e-12, equal_nan=True), policy
 
 
+@pytest.mark.filterwarnings("ignore:.*which no value has")
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("seed", QUICK)
 def test_a_plan_never_changes_a_value(seed: int) -> None:
     check(seed)
 
 
+@pytest.mark.filterwarnings("ignore:.*which no value has")
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("seed", SLOW)

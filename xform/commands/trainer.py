@@ -51,6 +51,6 @@ def main(words: Sequence[str]) -> int:
         raise MissingExtra(asked, "this installation has no folder `models`", "",
                            "install a wheel of xform, or work in a checkout")  # fmt: skip
     sys.path.insert(0, str(folder))
-    package: Any = importlib.import_module("models")
-    package.PROGRAM = "xform"
+    program: Any = importlib.import_module("models.program")
+    program.NAME = "xform"
     return importlib.import_module("models.__main__").script(list(words))

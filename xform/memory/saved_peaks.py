@@ -131,6 +131,13 @@ def save_peaks(path: str | os.PathLike[str], *reports: MemoryReport) -> None:
 
     The file is written completely or not at all.
 
+    Args:
+      path: the file.
+      *reports: reports of `memory_analysis`, each of another function, target or policy.
+
+    Returns:
+      None.
+
     Raises:
       FileNotWritten: the file cannot be written.
 
@@ -165,6 +172,15 @@ def growth(path: str | os.PathLike[str], *reports: MemoryReport, tolerance: str 
     Raises:
       WrongArgument: the file cannot be read or holds no peaks, or none of a report's function,
         target and policy; or the tolerance is neither a share nor bytes.
+
+    >>> import tempfile
+    >>> square = lambda x: x @ x
+    >>> report = lambda n: xform.memory_analysis(square, jax.ShapeDtypeStruct((n, n), jnp.float32))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     xform.memory.save_peaks(f"{folder}/peaks.json", report(64))
+    ...     (found,) = xform.memory.growth(f"{folder}/peaks.json", report(128))
+    >>> found.exceeds, found.bytes
+    (True, 98304)
     """
     asked, saved = f"comparing with {path}", {p.key: p for p in _load(path)}
     found: list[PeakGrowth] = []

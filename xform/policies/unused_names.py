@@ -10,7 +10,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, jaxprs_of, name_p
 from xform.policies.per_value import TAG, EitherPolicy, NamePolicy
-from xform.program.ir import Program
+from xform.program.ir import Program, program
 from xform.program.source import frame, user_stacklevel
 from xform.terminal.text import shorten_place
 
@@ -56,7 +56,7 @@ def _all_equations(equations: Any) -> Iterator[JaxprEqn]:
     for eqn in equations:
         yield eqn
         for jaxpr in jaxprs_of(eqn):
-            yield from _all_equations(jaxpr.eqns)
+            yield from _all_equations(program(jaxpr).equations)
 
 
 def names_in(policy: Any) -> frozenset[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import models
+from models import program
 from models.__main__ import main
 from models.errors import InputError
 from models.nets.presets import TRAINED
@@ -219,7 +219,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     left_out = {id(e.value) for e in first if isinstance(e, ast.Expr)}
     left_out |= {id(part) for node in formatted for part in ast.walk(node)}
     for node in formatted:
-        yield node.lineno, ast.unparse(node).replace("{models.PROGRAM}", models.PROGRAM)
+        yield node.lineno, ast.unparse(node).replace("{program.NAME}", program.NAME)
     for node in ast.walk(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text and id(node) not in left_out:
