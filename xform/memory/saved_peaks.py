@@ -129,7 +129,8 @@ class PeakGrowth:
 def save_peaks(path: str | os.PathLike[str], *reports: MemoryReport) -> None:
     """Write the peaks of reports to a JSON file, for `growth` to compare with later.
 
-    The file is written completely or not at all.
+    It has the bytes of each kind, and of each operation at the peak. The file is written completely
+    or not at all.
 
     Args:
       path: the file.
