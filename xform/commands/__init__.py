@@ -49,16 +49,13 @@ def main(argv: list[str] | None = None) -> int:
       argv: the words after `python -m xform`; None for the command line of this process.
     """
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in trainer.COMMANDS:
-        try:
-            return trainer.main(words)
-        except XformError as error:
-            print(error, file=sys.stderr)
-            return 1
-    if words[:1] != ["run"]:  # the program that `run` runs initializes JAX itself
+    of_trainer = bool(words) and words[0] in trainer.COMMANDS
+    if not of_trainer and words[:1] != ["run"]:  # these programs initialize JAX themselves
         with contextlib.suppress(RuntimeError), hide_stderr():
             jax.devices()
     try:
+        if of_trainer:
+            return trainer.main(words)
         text, status = answer(argv)
     except XformError as error:
         print(error, file=sys.stderr)

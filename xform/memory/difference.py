@@ -37,7 +37,7 @@ class Difference(Result):
         """Return which reports are compared, and the change of the total."""
         one, other = self.one.total_bytes, self.other.total_bytes
         return f"{self.one.heading()}, and {self.other.heading()}" + (
-            "" if one is None or other is None else f": {_table_row('', one, other)[-1]}"
+            "" if one is None or other is None else f": {table_row('', one, other)[-1]}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,17 +48,17 @@ class Difference(Result):
         policy = lambda r: f", {r.description.policy}" if r.description.policy else ""
         names = [f"{r.function} on {r.target}{policy(r)}" for r in (self.one, self.other)]
         sizes = lambda kind: tuple(getattr(r, f"{kind}_bytes") for r in (self.one, self.other))
-        lines = [["", *names, "change"], *(_table_row(kind, *sizes(kind)) for kind in KINDS)]
+        lines = [["", *names, "change"], *(table_row(kind, *sizes(kind)) for kind in KINDS)]
         parts = [columns(lines, right=(1, 2, 3))]
         for key in ("category", "where"):
             if rows := [r for r in self.rows(key) if r[1] != r[2]][:LINES]:
-                lines = [[key, *names, "change"], *(_table_row(*r) for r in rows)]
+                lines = [[key, *names, "change"], *(table_row(*r) for r in rows)]
                 parts.append(columns(lines, right=(1, 2, 3)))
         return "\n\n".join(parts)
 
 
-def _table_row(name: str, a: int | None, b: int | None) -> list[str]:
-    """Return a printed row: a name, bytes in both reports, and the change from `a` to `b`."""
+def table_row(name: str, a: int | None, b: int | None) -> list[str]:
+    """Return a printed row: a name, bytes before and after, and the change from `a` to `b`."""
     change = human_bytes(None)
     if a is not None and b is not None:
         change = f"{'-' if b < a else '+'}{human_bytes(abs(b - a))}"

@@ -19,14 +19,12 @@ from typing import Any
 import jax
 
 from xform.errors import WrongArgument
-from xform.memory.difference import KINDS
+from xform.memory.difference import KINDS, LINES, table_row
 from xform.memory.report import MemoryReport
 from xform.storage.files import atomic_write
 from xform.terminal.text import byte_count, columns, human_bytes
 
 _FORMAT = "xform peaks 1"
-# The most lines in a printed table.
-_LINES = 12
 # The line and the column in `file.py:12:4 (function)`.
 _NUMBERS = re.compile(r"(?::\d+)+(?= \(|$)")
 
@@ -120,9 +118,7 @@ class PeakGrowth:
                    if pair[0] != pair[1]]  # fmt: skip
         changed.sort(key=lambda row: (row[1] - row[2], row[0]))
         head = ["", "before", "now", "change"]
-        rows = [[name, human_bytes(a), human_bytes(b),
-                 f"{'+' if b > a else '-'}{human_bytes(abs(b - a))}"]
-                for name, a, b in (*kinds, *changed[:_LINES])]  # fmt: skip
+        rows = [table_row(*row) for row in (*kinds, *changed[:LINES])]
         return columns([head, *rows], right=(1, 2, 3))
 
 

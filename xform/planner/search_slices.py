@@ -256,7 +256,7 @@ def _with_less_saved(
     """Return programs whose slices save less for their own backward passes.
 
     `free` are programs in slices that recompute nothing and do not fit. The smallest keeps its
-    slices. There are none if its region is no loss.
+    slices. If its region is no loss, the list is empty.
     """
     base = min(free, key=lambda p: p.bytes, default=start)
     if base.choice is None:

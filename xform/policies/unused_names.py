@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, jaxprs_of, name_p
@@ -27,26 +27,27 @@ def warn_of_unused_names(policy: Any, prog: Program, name: str) -> None:
       name: its name, for the warning.
     """
     equations = list(_all_equations(prog.equations))
-    known = {str(e.params["name"]): frame(e) for e in reversed(equations) if e.primitive is name_p}
-    asked = [(policy, f"the policy of {name}", "")]
-    for eqn in equations:
-        if (own := eqn.params.get("policy")) is not None:
-            asked.append((own, "the policy of a remat region", frame(eqn)))
-    for own, whose, where in dict.fromkeys((p, w, line) for p, w, line in asked if _hashable(p)):
-        unused = sorted(names_in(own) - known.keys())
-        if not unused:
-            continue
-        place = f" at {shorten_place(where)}" if where else ""
-        plural = "s" * (len(unused) > 1)
-        warnings.warn(f"{whose}{place} has the name{plural} {', '.join(map(repr, unused))}, which "
-                      f"no value has. {_listed(known)}", stacklevel=user_stacklevel())  # fmt: skip
+    named = [e for e in equations if e.primitive is name_p]
+    known = {str(e.params["name"]) for e in named}
+    texts: dict[str, None] = {}  # equal regions are one text
+    for own, region in ((policy, None), *((e.params.get("policy"), e) for e in equations)):
+        if unused := sorted(names_in(own) - known):
+            where = "" if region is None else frame(region)
+            whose = name if region is None else "a remat region"
+            place = f" at {shorten_place(where)}" if where else ""
+            plural = "s" * (len(unused) > 1)
+            texts[f"the policy of {whose}{place} has the name{plural} "
+                  f"{', '.join(map(repr, unused))}, which no value has"] = None  # fmt: skip
+    for text in texts:
+        warnings.warn(f"{text}. {_listed(named)}", stacklevel=user_stacklevel())
 
 
-def _listed(known: dict[str, str]) -> str:
+def _listed(named: Sequence[JaxprEqn]) -> str:
     """Return a sentence with the names of a program and their lines."""
-    if not known:
+    if not named:
         return "No value has a name: give names by jax.ad_checkpoint.checkpoint_name"
-    texts = [f"{n!r} ({shorten_place(line)})" for n, line in sorted(known.items())]
+    places = {str(e.params["name"]): shorten_place(frame(e)) for e in reversed(named)}
+    texts = [f"{n!r} ({place})" for n, place in sorted(places.items())]
     more = f" and {len(texts) - _MOST_NAMES} more" if len(texts) > _MOST_NAMES else ""
     return f"The names are {', '.join(texts[:_MOST_NAMES])}{more}"
 
@@ -79,12 +80,3 @@ def names_in(policy: Any) -> frozenset[str]:
         elif callable(part):
             found |= names_in(part)
     return frozenset(found)
-
-
-def _hashable(policy: Any) -> bool:
-    """Return whether a policy can be a key."""
-    try:
-        hash(policy)
-    except TypeError:
-        return False
-    return True

@@ -81,8 +81,8 @@ def user_stacklevel() -> int:
 def _running_line() -> str:
     """Return `file:line (function)` of the innermost frame on Python's stack outside libraries.
 
-    The libraries are xform, JAX and Python's standard library.
-    It is found even if JAX's traceback, which is cut where a trace begins, has no such frame.
+    The libraries are xform, JAX and Python's standard library. The frame is found even if JAX's
+    traceback, which is cut where a trace begins, has no such frame.
     """
     current: Any = sys._getframe()
     while current and is_library(current.f_code.co_filename):

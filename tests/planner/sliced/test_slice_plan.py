@@ -1,4 +1,4 @@
-"""What the slices of a loss save for their own backward passes: less, within a smaller budget."""
+"""The slices of a loss save less for their own backward passes if the budget is smaller."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ from xform.slices.region import Region
 from xform.slices.resize import CurrentSlice, resized
 
 Value = Any
-# How many numbers of saved bytes are tried, and the lowest of them but the last, as a part of what
-# a minimum cut saves.
+# How many numbers of saved bytes are tried, and the lowest but one, relative to a minimum cut.
 _NUMBERS, _LOWEST = 6, 1 / 64
 
 
