@@ -21,9 +21,9 @@ RESULTS, PLOTS = HERE / "results.json", HERE / "plots"
 # In the order of the table.
 MODULES = (
     "gradient_cost", "jacobian_cost", "chains", "stability", "hessian_products", "worked_graphs",
-    "kinks", "hand_written", "training_memory", "activations", "scaling", "resnet", "relu",
-    "every_k", "placement", "batch_and_time", "offload", "back_in_time", "ode_adjoints", "depth",
-    "remedies", "define_by_run", "compositions",
+    "inner_values", "kinks", "hand_written", "hand_written_networks", "training_memory",
+    "activations", "scaling", "resnet", "relu", "every_k", "placement", "batch_and_time", "offload",
+    "back_in_time", "ode_adjoints", "depth", "remedies", "define_by_run", "compositions",
 )  # fmt: skip
 
 
