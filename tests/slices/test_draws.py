@@ -26,7 +26,8 @@ MIB = 2**20
 def test_the_slices_of_a_draw_are_the_draw(sizes: tuple[int, ...], axis: int, n: int) -> None:
     key, length = jax.random.key(7), sizes[axis] // n
     whole = jax.random.bits(key, (*sizes[:axis], n * length, *sizes[axis + 1 :]))
-    draw = jax.jit(lambda i: draw_slice(whole.shape, key, axis, i * length, length))
+    place = lambda at: lambda i: i + jnp.uint32(at * length)
+    draw = jax.jit(lambda at: draw_slice(whole.shape, key, axis, place(at), length))
     parts = [draw(jnp.int32(i))[0] for i in range(n)]
     np.testing.assert_array_equal(np.concatenate(parts, axis), whole)
 

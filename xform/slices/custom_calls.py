@@ -21,20 +21,27 @@ Value = Any
 class SlicedBody:
     """A function of the number of a slice and of that slice of its inputs.
 
+    Args:
+      prog: the program of the function.
+      slices: how it runs in slices.
+      parts: the number of slices, and that of shards, as in `CurrentSlice`.
+      run: runs it on a slice.
+
     Attributes:
       slices: how the program of the function runs in slices.
     """
 
-    def __init__(self, prog: Program, slices: BodySlices, n: int, run: Callable[..., list[Value]]):
-        self.slices, self._prog, self._n, self._run = slices, prog, n, run
+    def __init__(self, prog: Program, slices: BodySlices, parts: tuple[int, ...],
+                 run: Callable[..., list[Value]]):  # fmt: skip
+        self.slices, self._prog, self._parts, self._run = slices, prog, parts, run
 
     def __call__(self, number: Value, values: Sequence[Value]) -> list[Value]:
         """Return this slice of the outputs."""
-        return self._run(self._prog, self.slices, values, number, self._n)
+        return self._run(self._prog, self.slices, values, number, self._parts)
 
     def __fingerprint__(self) -> Any:
         """Return what decides about the outputs."""
-        return fingerprint(self._prog), self._n, self.slices.inputs, self.slices.outputs
+        return fingerprint(self._prog), self._parts, self.slices.inputs, self.slices.outputs
 
 
 def call_custom_jvp(eqn: JaxprEqn, bodies: Sequence[SlicedBody], number: Value,

@@ -9,7 +9,7 @@ part of the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,15 +45,15 @@ def _types_without_shards(*avals: Any) -> bool:
 
 
 def draw_slice(
-    sizes: Sequence[int], key: Value, axis: int, offset: Value, length: int
+    sizes: Sequence[int], key: Value, axis: int, place: Callable[[Value], Value], length: int
 ) -> list[Value]:
-    """Draw the bits of `length` indices of an axis, from an offset on.
+    """Draw the bits of `length` indices of an axis.
 
     Args:
       sizes: the shape of the whole draw.
       key: the key.
       axis: the axis along which the draw is sliced.
-      offset: the first index on that axis.
+      place: returns where indices of the slice are on that axis.
       length: the number of indices.
     """
     part = tuple(length if i == axis else size for i, size in enumerate(sizes))
@@ -62,7 +62,7 @@ def draw_slice(
         stride = math.prod(sizes[i + 1 :])
         index = lax.broadcasted_iota(jnp.uint32, part, i)
         if i == axis:
-            index = index + lax.convert_element_type(offset, "uint32")
+            index = place(index)
         number = number + index * jnp.uint32(stride)
     words = [lax.broadcast(word, part) for word in jax.random.key_data(key)]
     first, second = jax_primitives.threefry2x32_p.bind(*words, jnp.zeros(part, "uint32"), number)

@@ -37,12 +37,12 @@ def run_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value]
       sliced: the values of `region.sliced`.
       full: the values of `region.full`.
     """
-    inputs = SlicedInputs(sliced, [axis for _, axis in region.sliced], region.n)
+    inputs = SlicedInputs(sliced, region)
     outputs = region_outputs(region, full)
     added = [i for i, out in enumerate(outputs) if out.kind == "added in place"]
 
     def step(carry: list[Value], x: tuple[Value, list[Value]]) -> tuple[list[Value], list[Value]]:
-        at = CurrentSlice(x[0], region.n)
+        at = CurrentSlice(x[0], region.n, region.shards)
         sums = {region.outputs[i][0]: carry[i] for i in added}
         values = run_slice(region, inputs.slices(at, x[1]), full, at, sums)
         return outputs_after(outputs, carry, values, at)
@@ -83,11 +83,12 @@ class SlicedInputs:
         None for any other input.
     """
 
-    def __init__(self, values: Sequence[Value], axes: Sequence[int], n: int):
-        self._values, self._axes = [jnp.asarray(x) for x in values], axes
+    def __init__(self, values: Sequence[Value], region: Region):
+        self._values = [jnp.asarray(x) for x in values]
+        self._axes = [axis for _, axis in region.sliced]
         self.scanned = [
-            _stack_of_slices(x, axis, n) if _is_stack(jax.typeof(x), axis) else None
-            for x, axis in zip(self._values, axes, strict=True)
+            _stack_of_slices(x, axis, region.n) if _is_stack(jax.typeof(x), axis, region) else None
+            for x, axis in zip(self._values, self._axes, strict=True)
         ]
 
     def slices(self, at: CurrentSlice, scanned: Sequence[Value]) -> list[Value]:
@@ -96,9 +97,14 @@ class SlicedInputs:
         return [at.cut(x, axis) if part is None else part for x, axis, part in triples]
 
 
-def _is_stack(aval: Any, axis: int) -> bool:
+def _is_stack(aval: Any, axis: int, region: Region) -> bool:
     """Return whether the slices of a value follow each other in memory."""
-    return first_axis(aval.shape, axis) and not mesh_axes(aval, axis)
+    return first_axis(aval.shape, axis) and not _in_shards(aval, axis, region)
+
+
+def _in_shards(aval: Any, axis: int, region: Region) -> bool:
+    """Return whether each slice of a value has a part of several shards."""
+    return region.shards > 1 or bool(mesh_axes(aval, axis))
 
 
 def _stack_of_slices(x: Value, axis: int, n: int) -> Value:
@@ -119,7 +125,8 @@ class SlicedOutput:
 
     Kind = Literal["stacked", "written", "in shards", "sum", "added in place", "same"]
 
-    def __init__(self, aval: Any, axis: SlicedAxis, kind: Kind, start: Value = None, n: int = 1):
+    def __init__(self, aval: Any, axis: SlicedAxis, kind: Kind, start: Value = None,
+                 region: Region | None = None):  # fmt: skip
         self._aval, self._axis, self.kind = aval, axis, kind
         dtype = sum_dtype(aval.dtype) if kind in ("sum", "added in place") else aval.dtype
         self.start: Value = None
@@ -131,7 +138,8 @@ class SlicedOutput:
             self.start = zeros(aval.update(dtype=dtype, weak_type=False))
         if kind == "in shards":
             assert axis is not None
-            self.start = split(self.start, axis, n)
+            assert region is not None
+            self.start = split(self.start, axis, region.n, region.shards)
 
     def after(self, carried: Value, value: Value, at: CurrentSlice) -> tuple[Value, Value]:
         """Return the carried value after a slice with this value, and the value to stack."""
@@ -146,7 +154,7 @@ class SlicedOutput:
             return lax.dynamic_update_slice_in_dim(carried, value, offset, self._axis), None
         if self.kind == "in shards":
             assert self._axis is not None
-            part, place = split(value, self._axis, 1), self._axis + 1
+            part, place = split(value, self._axis, 1, at.shards), self._axis + 1
             return lax.dynamic_update_slice_in_dim(carried, part, at.number, place), None
         return value, None
 
@@ -160,10 +168,10 @@ class SlicedOutput:
         return lax.convert_element_type(carried, self._aval.dtype)
 
 
-def joined_along(aval: Any, axis: int, n: int) -> SlicedOutput:
-    """Return an output whose `n` slices are joined along an axis."""
-    if mesh_axes(aval, axis):
-        return SlicedOutput(aval, axis, "in shards", n=n)
+def joined_along(aval: Any, axis: int, region: Region) -> SlicedOutput:
+    """Return an output of a region whose slices are joined along an axis."""
+    if _in_shards(aval, axis, region):
+        return SlicedOutput(aval, axis, "in shards", region=region)
     return SlicedOutput(aval, axis, "stacked" if first_axis(aval.shape, axis) else "written")
 
 
@@ -177,7 +185,7 @@ def _output(region: Region, full: dict[Var, Value], y: Var, slicing: Slicing, ax
             ) -> SlicedOutput:  # fmt: skip
     """Return the kind of an output of a region, and the value that the loop starts with."""
     if axis is not None:
-        return joined_along(y.aval, axis, region.n)
+        return joined_along(y.aval, axis, region)
     if not slicing.summed:
         return SlicedOutput(y.aval, None, "same")
     (eqn,) = [e for e, _ in region.equations if y in e.outvars]

@@ -18,7 +18,7 @@ from xform.slices.grow import grow, producers, slicing_of
 from xform.slices.joined_sums import joined_sums
 from xform.slices.nested import has_body
 from xform.slices.opened import closed
-from xform.slices.shards import shard_length
+from xform.slices.shards import constrained_shards, shard_length
 from xform.slices.slicing import Slicing, divides
 
 
@@ -33,6 +33,8 @@ class Region:
       n: the number of slices.
       axes: the axis of each value that the region computes in slices.
       members: the equations of the region, by position in the program, and how each runs.
+      shards: over how many shards the axis is sharded by constraints, see `constrained_shards`.
+        Each slice has a part of each shard.
       cache: data that is derived from the region.
     """
 
@@ -42,12 +44,14 @@ class Region:
     n: int
     axes: dict[Var, int]
     members: dict[int, Slicing]
+    shards: int = 1
     cache: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], repr=False)
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         made = producers(self.program).get(self.start)
         made = made or self.program.inputs.index(self.start)
-        return fingerprint(self.program), made, self.axis, self.n, (*self.members.items(),)
+        numbers = self.axis, self.n, self.shards
+        return fingerprint(self.program), made, *numbers, (*self.members.items(),)
 
     @property
     def equations(self) -> list[tuple[JaxprEqn, Slicing]]:
@@ -110,15 +114,15 @@ class Region:
 
         If `n` is a multiple of this region's number, no larger region has `n` slices.
         """
-        if not all(_runs_in(eqn, slicing, n) for eqn, slicing in self.equations):
+        if not all(_runs_in(eqn, slicing, n * self.shards) for eqn, slicing in self.equations):
             return None
-        return Region(self.program, self.start, self.axis, n, self.axes, self.members)
+        return dataclasses.replace(self, n=n, cache={})
 
     def in_closed_program(self) -> Region:
         """Return the same region in the program whose other remat regions are closed again."""
         prog, positions = closed(self.program, self.members)
         members = {positions[i]: slicing for i, slicing in self.members.items()}
-        return Region(prog, self.start, self.axis, self.n, self.axes, members)
+        return dataclasses.replace(self, program=prog, members=members, cache={})
 
     @property
     def size(self) -> int:
@@ -153,7 +157,8 @@ def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
       v: a value of it.
       axis: the axis of the value.
       n: the number of slices. It must divide the length of every sliced axis, within a shard if the
-        axis is sharded over devices. So an equation with another length is not part of the region.
+        axis is sharded over devices, by its type or by a sharding constraint. So an equation with
+        another length is not part of the region.
 
     Returns:
       The region; None if no equation computes the value in slices, or reads it in slices. If slices
@@ -172,6 +177,22 @@ def find_region(prog: Program, v: Var, axis: int, n: int) -> Region | None:
     """
     if n < 2 or shard_length(v, axis) % n:
         return None
+    region = _largest(prog, v, axis, n)
+    shards = 1 if region is None else _constrained_shards(region)
+    if shards > 1:
+        region = _largest(prog, v, axis, n * shards)
+    return region and dataclasses.replace(region, n=n, shards=shards, cache={})
+
+
+def _constrained_shards(region: Region) -> int:
+    """Return over how many shards the constraints of a region put the sliced axis."""
+    axes = ((eqn, slicing.results[0]) for eqn, slicing in region.equations)
+    shards = (constrained_shards(eqn, axis) for eqn, axis in axes if axis is not None)
+    return max(shards, default=1)
+
+
+def _largest(prog: Program, v: Var, axis: int, n: int) -> Region | None:
+    """Return the largest region, without regard to sharding constraints."""
     region = _grown(prog, v, axis, n)
     if region is None:
         return None

@@ -48,20 +48,31 @@ _CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 
 
 class CurrentSlice(NamedTuple):
-    """One slice: its number, which may be traced, of `n`."""
+    """One slice: its number, which may be traced, of `n`.
+
+    `shards` is the number of shards of each sliced axis that types do not tell. The slice has a
+    part of each shard.
+    """
 
     number: Value
     n: int
+    shards: int = 1
 
     def offset(self, size: int) -> Value:
         """Return the first index of the slice on an axis of length `size`."""
-        return self.number * (size // self.n)
+        return self.number * (size // (self.n * self.shards))
+
+    def place(self, i: Value, size: int) -> Value:
+        """Return where the indices `i` of the slice are on the whole axis, of length `size`."""
+        part, shard = size // (self.n * self.shards), size // self.shards
+        start = lax.convert_element_type(self.offset(size), i.dtype)
+        return i + start if self.shards == 1 else i + start + i // part * (shard - part)
 
     def cut(self, x: Value, axis: int) -> Value:
         """Return this slice of a value; of each of its shards, if the axis is sharded."""
         size = x.shape[axis]
-        if mesh_axes(jax.typeof(x), axis):
-            parts = split(x, axis, self.n)
+        if self.shards > 1 or mesh_axes(jax.typeof(x), axis):
+            parts = split(x, axis, self.n, self.shards)
             return merge(lax.dynamic_slice_in_dim(parts, self.number, 1, axis + 1), axis)
         return lax.dynamic_slice_in_dim(x, self.offset(size), size // self.n, axis)
 
@@ -89,7 +100,8 @@ def run_on_slice(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: Cur
         assert axis is not None
         size = shape(eqn.outvars[0])[axis]
         with source(eqn, outer), eqn.ctx.manager:
-            return draw_slice(eqn.params["shape"], args[0], axis, at.offset(size), size // at.n)
+            place = functools.partial(at.place, size=size)
+            return draw_slice(eqn.params["shape"], args[0], axis, place, size // at.n)
     if eqn.primitive is iota_p and axis == params["dimension"]:
         return _numbers(eqn, params, at, outer)
     results = bind(eqn.replace(params=params), args, outer)
@@ -104,13 +116,13 @@ def resized(sizes: Sequence[int], axis: SlicedAxis, n: int) -> tuple[int, ...]:
 
 
 def _numbers(eqn: JaxprEqn, params: Params, at: CurrentSlice, outer: Any) -> list[Value]:
-    """Return the slice of an iota along its own dimension: its numbers start at an offset.
+    """Return the slice of an iota along its own dimension: the numbers of its places.
 
     The numbers are added as integers: a narrow float could not hold every number exactly.
     """
     dtype, size = params["dtype"], params["shape"][params["dimension"]] * at.n
     (numbers,) = bind(eqn.replace(params={**params, "dtype": np.dtype(np.int32)}), (), outer)
-    return [lax.convert_element_type(numbers + at.offset(size).astype(np.int32), dtype)]
+    return [lax.convert_element_type(at.place(numbers, size), dtype)]
 
 
 def _terms(eqn: JaxprEqn, args: Sequence[Value], outer: Any) -> list[Value]:
@@ -176,7 +188,8 @@ def _bodies(
     eqn: JaxprEqn, slicing: Slicing, at: CurrentSlice
 ) -> Sequence[tuple[Program, BodySlices]]:
     """Return the bodies of an equation and how they run in slices."""
-    found = bodies_of(eqn, by_position(slicing.operands), by_position(slicing.results), at.n)
+    found = bodies_of(eqn, by_position(slicing.operands), by_position(slicing.results),
+                      at.n * at.shards)  # fmt: skip
     assert found is not None, eqn
     assert found.slicing == slicing, eqn
     return found.parts
@@ -219,10 +232,10 @@ def _custom(
     at: CurrentSlice,
 ) -> list[Value]:  # fmt: skip
     """Call a function with a custom rule by `call`; all its bodies run on the same slice."""
-    run = lambda prog, slices, values, number, n: run_body(
-        prog, slices, values, CurrentSlice(number, n)
+    run = lambda prog, slices, values, number, parts: run_body(
+        prog, slices, values, CurrentSlice(number, *parts)
     )
-    bodies = [SlicedBody(*part, at.n, run) for part in _bodies(eqn, slicing, at)]
+    bodies = [SlicedBody(*part, at[1:], run) for part in _bodies(eqn, slicing, at)]
     return call(eqn, bodies, at.number, args)
 
 

@@ -4,7 +4,8 @@ A type says along which mesh axes a value is sharded, if these are `Explicit`. A
 length `L` with `d` shards is sliced within each shard: slice `i` of `n` consists of part `i` of
 every shard. So it has the indices `s * L/d + i * L/(d*n) + j` for every shard `s`, and `L/(d*n)`
 numbers `j`. To make it, the axis is split into axes of lengths `d`, `n` and `L/(d*n)`, and the
-second one is sliced. Types do not tell how values are sharded over `Auto` axes.
+second one is sliced. Types do not tell how values are sharded over `Auto` axes. There the sharding
+constraints of the program tell it (`with_sharding_constraint`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import jax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from xform._jax import JaxprEqn, primitive_named
 from xform.interpret.cost import shape
 
 Value = Any
+_CONSTRAINT = primitive_named("sharding_constraint")
 
 
 def mesh_axes(aval: Any, axis: int) -> tuple[str, ...]:
@@ -34,6 +37,21 @@ def mesh_axes(aval: Any, axis: int) -> tuple[str, ...]:
 def shards(aval: Any, axis: int) -> int:
     """Return the number of shards along an axis of a type."""
     return math.prod(aval.sharding.mesh.shape[name] for name in mesh_axes(aval, axis))
+
+
+def constrained_shards(eqn: JaxprEqn, axis: int) -> int:
+    """Return over how many shards a sharding constraint puts an axis; 1 for other equations.
+
+    Only `Auto` axes of a mesh count. Types have the others.
+    """
+    sharding = eqn.params.get("sharding")
+    if eqn.primitive is not _CONSTRAINT or not isinstance(sharding, NamedSharding):
+        return 1
+    part = dict(enumerate(sharding.spec)).get(axis)
+    names: Any = part if isinstance(part, tuple) else (part,)
+    known = mesh_axes(eqn.outvars[0].aval, axis)
+    sizes = sharding.mesh.shape
+    return math.prod(sizes[name] for name in names if name in sizes and name not in known)
 
 
 def shard_length(v: Any, axis: int) -> int:
@@ -68,10 +86,13 @@ def partitions(aval: Any) -> tuple[Any, ...]:
     return tuple(part or None for part in parts)
 
 
-def split(x: Value, axis: int, n: int) -> Value:
-    """Split a sharded axis into three: the shards, `n` slices, and the rest of each slice."""
+def split(x: Value, axis: int, n: int, auto: int = 1) -> Value:
+    """Split a sharded axis into three: the shards, `n` slices, and the rest of each slice.
+
+    `auto` is the number of shards that the type does not tell.
+    """
     aval = jax.typeof(x)
-    sizes, spec, d = aval.shape, partitions(aval), shards(aval, axis)
+    sizes, spec, d = aval.shape, partitions(aval), auto * shards(aval, axis)
     lengths = d, n, sizes[axis] // (d * n)
     return reshape(x, (*sizes[:axis], *lengths, *sizes[axis + 1 :]),
                    *spec[: axis + 1], None, None, *spec[axis + 1 :])  # fmt: skip

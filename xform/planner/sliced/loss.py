@@ -180,19 +180,19 @@ def value_and_gradients(region: Region, loss: int, sliced: Sequence[Value], full
     prog = slice_program(region)
     wanted = tuple(i == loss for i in range(len(region.outputs)))
     planned = plan_of_slice(prog, (False, *active), wanted, saved_bytes)
-    inputs = SlicedInputs(sliced, [axis for _, axis in region.sliced], region.n)
+    inputs = SlicedInputs(sliced, region)
     outputs = region_outputs(region, full)
     axes = [*(axis for _, axis in region.sliced), *[None] * len(full)]
     pairs = gather([*zip((*sliced, *full), axes, strict=True)], active)
     of_inputs = [
         SlicedOutput(jax.typeof(x), None, "sum") if axis is None
-        else joined_along(jax.typeof(x), axis, region.n)
+        else joined_along(jax.typeof(x), axis, region)
         for x, axis in pairs
     ]  # fmt: skip
     both = [*outputs, *of_inputs]
 
     def step(carry: list[Value], x: tuple[Value, list[Value]]) -> tuple[list[Value], list[Value]]:
-        at = CurrentSlice(x[0], region.n)
+        at = CurrentSlice(x[0], region.n, region.shards)
         args = [at.number, *inputs.slices(at, x[1]), *full]
         ys, saved = emit.forward(planned, args)
         cts = [jnp.ones_like(ys[loss])]

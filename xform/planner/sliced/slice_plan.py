@@ -39,7 +39,8 @@ def slice_program(region: Region) -> Program:
         full = [v.aval for v in region.full]
 
         def run(number: Value, *inputs: Value) -> list[Value]:
-            return run_slice(region, inputs[:n], inputs[n:], CurrentSlice(number, region.n))
+            at = CurrentSlice(number, region.n, region.shards)
+            return run_slice(region, inputs[:n], inputs[n:], at)
 
         region.cache["program"] = trace(run, number, *cut, *full)
     return region.cache["program"]
