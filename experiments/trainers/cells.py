@@ -66,7 +66,8 @@ def _cells() -> list[Cell]:
     large = [Cell("MaxText", name, "realistic", REALISTIC | given | LARGE.get(name, {}), 8, target)
              for name, given in models.items() for target in eight]  # fmt: skip
     tunix = [Cell("Tunix", "Llama", "small", {}, 1, target) for target in one]
-    return [*small, *tunix, *large]
+    keras = [Cell("Keras", "GPT", "small", {}, 1, target) for target in one]
+    return [*small, *tunix, *keras, *large]
 
 
 CELLS = {cell.name: cell for cell in _cells()}

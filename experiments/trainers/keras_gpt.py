@@ -15,11 +15,11 @@ LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY, BATCH = 4, 64, 4, 64, 128, 8
 class Block(layers.Layer):
     """A block of a GPT: causal attention and a perceptron, each with its residual connection."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, width=WIDTH, heads=HEADS, **kwargs):
         super().__init__(**kwargs)
         self.norms = layers.LayerNormalization(), layers.LayerNormalization()
-        self.attention = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)
-        self.up, self.down = layers.Dense(4 * WIDTH, activation="gelu"), layers.Dense(WIDTH)
+        self.attention = layers.MultiHeadAttention(heads, width // heads)
+        self.up, self.down = layers.Dense(4 * width, activation="gelu"), layers.Dense(width)
 
     def build(self, shape):
         """Create the weights."""
@@ -27,7 +27,7 @@ class Block(layers.Layer):
             norm.build(shape)
         self.attention.build(shape, shape)
         self.up.build(shape)
-        self.down.build((*shape[:-1], 4 * WIDTH))
+        self.down.build((*shape[:-1], 4 * shape[-1]))
         super().build(shape)
 
     def call(self, x):
@@ -45,23 +45,29 @@ class Printer(keras.callbacks.Callback):
         print(f"loss {batch} {float(logs['loss'])!r}", flush=True)
 
 
-def model() -> keras.Model:
-    """Return a GPT that maps tokens to logits."""
-    tokens = keras.Input((TOKENS,), dtype="int32")
-    x = layers.Embedding(VOCABULARY, WIDTH)(tokens)
-    x = x + layers.Embedding(TOKENS, WIDTH)(ops.arange(TOKENS))
-    for _ in range(LAYERS):
-        x = Block()(x)
-    return keras.Model(tokens, layers.Dense(VOCABULARY)(layers.LayerNormalization()(x)))
+def model(width=WIDTH, tokens=TOKENS, vocabulary=VOCABULARY) -> keras.Model:
+    """Return a GPT that maps tokens to logits, compiled with an optimizer and a loss."""
+    inputs = keras.Input((tokens,), dtype="int32")
+    x = layers.Embedding(vocabulary, width)(inputs)
+    x = x + layers.Embedding(tokens, width)(ops.arange(tokens))
+    for i in range(LAYERS):
+        x = Block(width, name=f"block_{i}")(x)
+    gpt = keras.Model(inputs, layers.Dense(vocabulary)(layers.LayerNormalization()(x)))
+    gpt.compile(
+        optimizer=keras.optimizers.AdamW(1e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return gpt
 
 
-keras.utils.set_random_seed(0)
-text = np.random.default_rng(0).integers(VOCABULARY, size=(BATCH * int(sys.argv[2]), TOKENS + 1))
-gpt = model()
-gpt.compile(
-    optimizer=keras.optimizers.AdamW(1e-3),
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-)
-gpt.fit(
-    text[:, :-1], text[:, 1:], batch_size=BATCH, shuffle=False, verbose=0, callbacks=[Printer()]
-)
+def main() -> None:
+    keras.utils.set_random_seed(0)
+    sizes = BATCH * int(sys.argv[2]), TOKENS + 1
+    text = np.random.default_rng(0).integers(VOCABULARY, size=sizes)
+    model().fit(
+        text[:, :-1], text[:, 1:], batch_size=BATCH, shuffle=False, verbose=0, callbacks=[Printer()]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 import xform
-from experiments.trainers import maxtext_step, tunix_step
+from experiments.trainers import keras_step, maxtext_step, tunix_step
 from experiments.trainers.cells import CELLS, Cell
 from xform.errors import BudgetInfeasible
 from xform.interpret.cost import flops
@@ -26,8 +26,8 @@ Figures = dict[str, Any]
 
 def step_of(cell: Cell, remat: str) -> Any:
     """Return the trainer's step under one of its own policies."""
-    if cell.trainer == "Tunix":
-        return tunix_step.Step(remat_policy=remat)
+    if cell.trainer != "MaxText":
+        return {"Tunix": tunix_step, "Keras": keras_step}[cell.trainer].Step(remat_policy=remat)
     dtype = "float32" if cell.target.startswith("cpu") else "bfloat16"
     return maxtext_step.Step(**cell.settings, dtype=dtype, remat_policy=remat)
 
