@@ -17,18 +17,21 @@ class Board:
     """A writer of TensorBoard events.
 
     In a resumed run, events that an earlier process wrote for steps later than `after` are hidden.
+
+    Attributes:
+      events: the writer of the package.
     """
 
     def __init__(self, folder: Path, *, after: int | None) -> None:
         first = 0 if after is None else after + 1
-        self._writer = check_writer().SummaryWriter(str(folder), purge_step=first)
+        self.events = check_writer().SummaryWriter(str(folder), purge_step=first)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write each float of a record as a scalar at its step."""
         for name, value in record.items():
             if name != "step" and isinstance(value, float):
-                self._writer.add_scalar(name, value, record["step"])
+                self.events.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         """Write pending events and close the file."""
-        self._writer.close()
+        self.events.close()

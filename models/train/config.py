@@ -125,8 +125,9 @@ class RunConfig(abc.ABC):
     )
     health_every: int = setting(
         0,
-        "Number of steps between health reports (statistics of each layer's activations and"
-        " gradients, in health.jsonl); 0 for none. A step with a report uses the default policy.",
+        "Number of steps between health reports (statistics of each layer's activations, gradients"
+        " and updates, in health.jsonl), which also alert; 0 for none. A step with a report uses"
+        " the default policy.",
         least=0,
         change="free",
     )

@@ -100,16 +100,18 @@ def train(
         sealed = None if start.meta is None else start.meta.get("log")
         path = run.out / folder.LOG if first else None
         log = opened.enter_context(contextlib.closing(Log(path, after=after, sealed=sealed)))
-        if first and run.tensorboard:
-            log.add_writer(Board(run.out / folder.BOARD, after=after))
+        board = Board(run.out / folder.BOARD, after=after) if first and run.tensorboard else None
+        if board is not None:
+            log.add_writer(board)
         path = run.out / folder.HEALTH if first and run.health_every else None
-        health_log = opened.enter_context(contextlib.closing(Log(path, after=after)))
+        if path is not None and after is None and path.exists():
+            folder.set_aside(path)
         with display, Stop(display.say) as stop:
             if origin is not None:
                 log.write(step=0, **{"from": origin.name})
             if start.changes:
                 log.write(step=start.step, override=start.changes)
-            health = Health(run, mesh, health_log, log, display)
+            health = Health(run, mesh, path, after, log, display, board)
             out_of_time = lambda: time.perf_counter() - started > run.max_seconds
             loop = _Loop(run, data, start, planned, store, log, display, mesh, health)
             stopped = lambda: stop.signal is not None or display.failure is not None

@@ -131,14 +131,14 @@ class Diagnosis:
         """
         return sorted({w for row in self.rows for w in row.layer.weights})
 
-    def value_and_grad(self, params: Tree, batch: Tree, key: Value, policy: Any = None
-                       ) -> tuple[Any, Tree, Readings]:  # fmt: skip
+    def value_and_grad(self, params: Tree, batch: Tree, key: Value | None = None,
+                       policy: Any = None) -> tuple[Any, Tree, Readings]:  # fmt: skip
         """Return the loss, its gradient with respect to `params`, and the readings. May be jitted.
 
         Args:
           params: parameters, of the types that the constructor got.
           batch: a batch, of the types that the constructor got.
-          key: the random key for the power iterations.
+          key: the random key for the power iterations; None: `jax.random.key(0)`.
           policy: which values are saved for the backward pass: a policy of `xform.policies` or
             `jax.checkpoint_policies`, or its text, such as "save_dots"; None: the default of
             `xform.grad`.
@@ -148,6 +148,7 @@ class Diagnosis:
           loss and its auxiliary output.
         """
         leaves, batch_leaves = self._params.flatten_up_to(params), self._batch.flatten_up_to(batch)
+        key = jax.random.key(0) if key is None else key
 
         def loss(leaves: list[Value], sinks: list[Value]) -> tuple[Value, list[Value]]:
             args = [*self._constants, *leaves, *batch_leaves]

@@ -59,11 +59,15 @@ class Writer:
     def __init__(self, folder: str, purge_step: int) -> None:
         self.folder, self.purge_step = folder, purge_step
         self.scalars: list[tuple[str, float, int]] = []
+        self.texts: list[tuple[str, str, int]] = []
         self.closed = False
         self.made.append(self)
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         self.scalars.append((name, value, step))
+
+    def add_text(self, name: str, text: str, step: int) -> None:
+        self.texts.append((name, text, step))
 
     def close(self) -> None:
         self.closed = True
@@ -85,6 +89,16 @@ def test_events_are_the_numbers_of_the_log(tmp_path: Path, monkeypatch: pytest.M
         if name != "step"
     ]
     assert first.scalars + second.scalars == logged
+
+
+def test_health_goes_to_the_same_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Writer]()
+    monkeypatch.setattr(Writer, "made", made)
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
+    quiet(run(tmp_path, optim=SHORT, tensorboard=True, health_every=2))
+    names = {name for name, _, step in made[0].scalars if step == 2}
+    assert "loss" in names
+    assert "health/activation/embed.embedding" in names
 
 
 def test_events_without_the_package_are_one_line(
