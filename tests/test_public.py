@@ -26,7 +26,7 @@ MODULES = {
     "adjoints": {"graph", "name", "partials"},
     "curvature": {"fisher_vp", "ggnvp", "hessian_spectrum", "hutchinson", "natural_gradient_step",
                   "newton_step"},
-    "memory": {"growth", "max_batch", "save_peaks", "why_oom"},
+    "memory": {"compare_with_device", "growth", "max_batch", "save_peaks", "why_oom"},
     "policies": {"checkpoints_per_while_loop"},
     "sparse": {"hessian", "jacobian", "laplacian", "sparsity"},
     **{name: set[str]() for name in ("equinox", "errors", "extend", "flax", "passes", "rules",
