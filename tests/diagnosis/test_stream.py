@@ -100,7 +100,9 @@ def test_an_alert_comes_once_with_layer_and_line() -> None:
 def test_a_growing_activation_is_compared_with_reports_before() -> None:
     stream, alerts = stream_of(limits=AlertLimits(gradient_growth=None))
     for step in range(3):
-        write(stream, step)
+        assert not write(
+            stream, step, jax.tree.map(lambda w: 2.5 * w, PARAMS) if step == 1 else PARAMS, 1e-9
+        )
     write(stream, 3, jax.tree.map(lambda w: 2.5 * w, PARAMS), rate=1e-9)
     (alert,) = alerts
     assert (alert.cause, alert.layers) == ("growing activation", ("head", "layers.3"))

@@ -17,7 +17,10 @@ def test_arrays_are_named_by_their_line() -> None:
         return jax.block_until_ready(jnp.ones((16, 16)))
 
     def large():
-        return [jax.block_until_ready(jnp.ones((64, 64))) for _ in range(3)]
+        made = []
+        for _ in range(3):
+            made.append(jax.block_until_ready(jnp.ones((64, 64))))
+        return made
 
     before = held_arrays()
     arrays = small(), large()

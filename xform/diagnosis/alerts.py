@@ -16,6 +16,8 @@ RowKey = tuple[int, str]
 Sizes = Mapping[RowKey, tuple[float, float]]
 
 
+# With fewer reports before, no size is usual: many activations grow at the start of training.
+_LEAST_REPORTS = 3
 _CLIP = "lower the learning rate, clip gradients, or skip updates that are not finite"
 
 
@@ -141,7 +143,7 @@ def _beyond_limits(rows: Sequence[LayerHealth], earlier: Sequence[Sizes], limits
             continue
         yield from _updates(row, limits)
         before = [sizes[key] for sizes in earlier if (key := key_of(row)) in sizes]
-        if not before:
+        if len(before) < min(_LEAST_REPORTS, limits.window):
             continue
         for i, (name, now, limit, remedy) in enumerate((
             ("activation", row.activation, limits.activation_growth,

@@ -58,13 +58,13 @@ class HealthHistory(Result):
     >>> diagnosis = Diagnosis(loss, w, x)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     stream = HealthStream(diagnosis, f"{folder}/health.jsonl", every=10)
-    ...     for i, scale in ((0, 1), (10, 2), (20, 90)):
+    ...     for i, scale in ((0, 1), (10, 2), (20, 2), (30, 90)):
     ...         value, grads, readings = diagnosis.value_and_grad(scale * w, x)
     ...         alerts = stream.write(i, value, readings)
     ...     history = HealthHistory.load(f"{folder}/health.jsonl")
-    step 20: growing activation at w (...): its activation is 90, 60 times its median before ...
+    step 30: growing activation at w (...): its activation is 90, 45 times its median before ...
     >>> history.layers[0].numbers["activation"]
-    (1.0, 2.0, 90.0)
+    (1.0, 2.0, 2.0, 90.0)
     """
 
     steps: tuple[int, ...]
