@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+# The bars: how much of the work of `full` may be recomputed within its bytes, how much of the
+# temporary bytes of `minimal` a step without their policies may take, and how much more work.
+HALF, SHARE, MORE = 0.5, 0.7, 0.05
 # Settings of MaxText. Its Llama is in `maxtext_step.py`.
 LLAMA = {"decoder_block": "llama2"}
 GEMMA = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report import keep, known, replace, table
-from experiments.trainers.cells import CELLS, Cell
+from experiments.trainers.cells import CELLS, HALF, MORE, Cell
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "remat.json"
@@ -60,9 +60,9 @@ def cells(cell: Cell, found: dict[str, Any]) -> list[str]:
     mine = lambda f: refused(f) if "floor" in f else (
         f"{f['temp'] / MIB:.1f}, {f['recomputed'] / GFLOP:.1f}")  # fmt: skip
     met = [
-        "floor" not in at_full and at_full["recomputed"] <= 0.5 * work(full) * GFLOP,
+        "floor" not in at_full and at_full["recomputed"] <= HALF * work(full) * GFLOP,
         "floor" not in at_minimal and at_minimal["recomputed"] == 0,
-        "floor" not in alone and alone["flops"] <= 1.05 * base,
+        "floor" not in alone and alone["flops"] <= (1 + MORE) * base,
     ]
     misses = [f for f, kept in zip((at_full, at_minimal, alone), met, strict=True) if not kept]
     largest = misses[0].get("largest", ()) if misses else ()
