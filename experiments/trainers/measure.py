@@ -6,6 +6,7 @@ import json
 import site
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -118,7 +119,7 @@ def measure(cell: Cell) -> Figures:
 
 def main() -> None:
     figures = json.dumps(measure(CELLS[sys.argv[1]]))
-    for folder in site.getsitepackages():
+    for folder in (*site.getsitepackages(), Path.cwd()):
         figures = figures.replace(f"{folder}/", "")
     print(figures)
 
