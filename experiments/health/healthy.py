@@ -39,22 +39,27 @@ class Trained:
 
 
 @functools.cache
-def _compiled(name: str) -> tuple[Preset, Diagnosis, Callable[..., Any], Any]:
+def compiled(name: str) -> tuple[Preset, Diagnosis, Callable[..., Any], Any]:
+    """Return a preset, its diagnosis, its step with readings, and the optimizer.
+
+    The step takes parameters, state, batch, and a factor of the updates.
+    """
     preset, key = PRESETS[name](), jax.random.key(0)
     of = Diagnosis(preset.loss, preset.init(key), preset.batch(key))
     adam = optax.adam(preset.rate)
 
-    def step(params: Any, state: Any, batch: Any) -> Any:
+    def step(params: Any, state: Any, batch: Any, factor: Any = 1.0) -> Any:
         value, grads, read = of.value_and_grad(params, batch, key)
         moves, state = adam.update(grads, state, params)
-        return optax.apply_updates(params, moves), state, value, read
+        after = optax.apply_updates(params, jax.tree.map(lambda x: factor * x, moves))
+        return after, state, value, of.updated(read, params, after)
 
     return preset, of, jax.jit(step, compiler_options=FAST), adam
 
 
 def train(name: str, seed: int, steps: int = STEPS) -> Trained:
     """Train a preset on new batches, and diagnose it at the first and the last step."""
-    preset, of, step, adam = _compiled(name)
+    preset, of, step, adam = compiled(name)
     key = jax.random.key(seed)
     params = preset.init(key)
     state, losses, readings = adam.init(params), list[float](), list[Any]()
