@@ -60,6 +60,7 @@ from jax.extend.core.primitives import (
     iota_p,
     jit_p,
     name_p,
+    ppermute_p,
     reshape_p,
     scan_p,
     transpose_p,
@@ -82,11 +83,11 @@ __all__ = [
     "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation", "has_effects",
     "hlo_text", "iota_p", "is_bookkeeping", "is_inlined", "is_jaxpr", "is_reference", "is_zero",
     "itemsize", "jax_primitives", "jaxpr_and_consts", "jaxprs_of", "jit", "jit_p", "linear_part",
-    "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "primitive_named",
-    "primitives", "pull_custom_vjp", "registered_names", "reshape_p", "scan_counts", "scan_p",
-    "set_current_trace", "source_info_util", "staging", "tangent_aval", "trace_of",
-    "trace_to_jaxpr", "tracer_of_type", "transpose_p", "unwrapped", "while_p", "with_metadata",
-    "zeros",
+    "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "ppermute_p",
+    "primitive_named", "primitives", "pull_custom_vjp", "registered_names", "reshape_p",
+    "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tangent_aval",
+    "trace_of", "trace_to_jaxpr", "tracer_of_type", "transpose_p", "unwrapped", "while_p",
+    "with_metadata", "zeros",
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer

@@ -17,12 +17,21 @@ methods replace the two equations, so the user's program contains neither.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Primitive, ShapedArray, Trace, Tracer, cotangent_aval, tangent_aval
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    ShapedArray,
+    Trace,
+    Tracer,
+    Var,
+    cotangent_aval,
+    tangent_aval,
+)
 from xform.interpret.logs import log_without
 from xform.program.arithmetic import Value, instantiate
 from xform.program.fingerprint import fingerprint, parameters_text
@@ -135,6 +144,7 @@ class Node(abc.ABC):
     loop: ClassVar[bool] = False  # whether it is a loop, so a recompute runs all its iterations
     policy: Any = None  # the policy of a remat region
     region: ClassVar[bool] = False  # whether it is a remat region: its own policy decides inside
+    moved: Mapping[Var, JaxprEqn] = {}  # parts of a loop's carry, with the equations that move them
 
     def __init__(self, eqn: JaxprEqn, joints: Sequence[Joint], seeded: Mask, results: Mask,
                  push: bool):  # fmt: skip
@@ -213,6 +223,17 @@ class Node(abc.ABC):
     def hoisted_values(self, schedule: Any) -> Mask:
         """Which saved values of a nested schedule the token holds once, not for each iteration."""
         return (False,) * len(schedule.saved)
+
+    def moved_back(self, schedule: Any) -> Mask:
+        """Which inputs of a loop's body the backward part moves back between devices.
+
+        They are parts of the carry. The token holds only their last values.
+        """
+        return (False,) * len(schedule.reads)
+
+    def moved_outputs(self) -> Mask:
+        """Which outputs of a loop's body are such a part of the carry, in the next iteration."""
+        return (False,) * len(self.joints[0].outputs)
 
     def token_values(self, schedule: Any) -> Sequence[Any]:
         """Return the saved values of a nested schedule that the token holds."""

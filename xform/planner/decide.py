@@ -44,7 +44,7 @@ from xform.planner.schedule import Inner, schedule_by_decision, schedule_by_poli
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, min_cut, parse, save_everything
 from xform.policies.regions import region_policy
-from xform.program.ir import Mask, seldom_collected
+from xform.program.ir import Mask, gather, seldom_collected
 from xform.program.source import frame
 from xform.storage.bounded_cache import BoundedCache
 
@@ -56,7 +56,8 @@ class _Context:
     Attributes:
       backend: the backend that the plan is for if the Joint is a whole function; None if it is
         inside another Joint.
-      available: which inputs the backward pass can read without saving them; None means all.
+      available: which inputs, and then which outputs, the backward pass can read without saving
+        them; None means all inputs and no outputs.
     """
 
     backend: str | None
@@ -85,7 +86,8 @@ def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
         everything that the backward pass reads is saved.
       backend: the backend, such as "cpu", if the Joint is a whole function, whose loops are not
         recomputed; None if it is inside another Joint.
-      available: which inputs the backward pass can read without saving them; None: all.
+      available: which inputs, and then which outputs, the backward pass can read without saving
+        them; None: all inputs and no outputs.
 
     Raises:
       BudgetInfeasible: no plan fits a budget.
@@ -287,7 +289,7 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
     if isinstance(policy, MinCut | Decision):
         if node.eqn.primitive is while_p:
             return _save_all_reads(node)  # its steps run backward one by one, and free their values
-        available = available_inputs(node) if isinstance(policy, MinCut) else None
+        available = available_values(node) if isinstance(policy, MinCut) else None
         return tuple(schedule(j, policy, available=available) for j in node.joints)
     context = _Context(None if node.region else backend, None)
     return tuple(_plan(j, policy, context) for j in node.joints)
@@ -298,18 +300,20 @@ def _save_all_reads(node: Node) -> tuple[Schedule, ...]:
     return tuple(schedule(j) for j in node.joints)
 
 
-def available_inputs(node: Node) -> Mask | None:
-    """Return which inputs of a loop's body can be read without storing them in each iteration.
+def available_values(node: Node) -> Mask | None:
+    """Return which values of a loop's body can be read without storing them in each iteration.
 
-    These are the scanned inputs and the constants. The carry must be stored. None: the node is not
-    a loop.
+    These are the scanned inputs, the constants, and a carry that only moves between devices. Other
+    carries must be stored. The mask has the inputs and then the outputs of the body. None: the node
+    is not a loop.
     """
     if not node.loop:
         return None
     (joint,) = node.joints
     all_inputs = (True,) * len(joint.inputs)
     reads_all = Schedule(joint, (), {}, (), frozenset(), all_inputs, {}, {}, schedule)
-    return tuple(not stored for stored in node.stacked_inputs([reads_all]))
+    stored = node.stacked_inputs([reads_all])
+    return (*(not on for on in stored), *node.moved_outputs())
 
 
 def _nodes(joint: Joint) -> Iterator[tuple[Any, Node]]:
@@ -325,8 +329,10 @@ def _save_prices(joint: Joint, policy: MinCut, inner: Inner, available: Mask | N
     TPU rounds to 16 bits cost half their bytes. Tokens cost the bytes of the values that they stand
     for.
     """
-    inputs = zip(joint.inputs, available or (True,) * len(joint.inputs), strict=True)
-    sizes = {v: 0 if is_available else aval_bytes(v.aval) for v, is_available in inputs}
+    available = available or (True,) * len(joint.inputs) + (False,) * len(joint.outputs)
+    inputs, outputs = available[: len(joint.inputs)], available[len(joint.inputs) :]
+    sizes = {v: aval_bytes(v.aval) * (not on) for v, on in zip(joint.inputs, inputs, strict=True)}
+    sizes |= dict.fromkeys(gather(joint.outputs, outputs), 0)
     if policy.bottleneck_stride:
         narrow = bottlenecks(joint)[policy.bottleneck_stride - 1 :: policy.bottleneck_stride]
         sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)

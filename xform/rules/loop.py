@@ -7,13 +7,12 @@ the backward passes from the token and the *seeds* (the cotangents of the output
 `linearize` the tangents of the inputs). To pull cotangents, the second scan runs in the direction
 opposite to the first; to push tangents, it runs in the same direction.
 
-Constants, scanned inputs, carries that never change and loop-invariant values are not stacked. If
-the schedule stores only some states of the loop, both scans are those of `revolve`.
+Constants, scanned inputs, carries that never change and loop-invariant values are not stacked. Nor
+are carries that the loop only moves between devices: the second scan moves them back
+(`moved_carry`). If the schedule stores only some states of the loop, both scans are those of
+`revolve`.
 
-A carry that starts from a constant may become active in a later iteration. So the active carries
-are found by iteration: the set grows until it no longer changes. The same holds for the carries
-that get a cotangent. The base classes `Structured` and `Node` describe the methods
-(`xform.interpret.node`).
+The base classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, cotangent_aval, has_effects, scan_counts
+from xform._jax import JaxprEqn, Var, cotangent_aval, has_effects
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
@@ -35,48 +34,12 @@ from xform.interpret.node import Node, Schedules, Structured, gather, present_ma
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, add, instantiate
 from xform.program.equation import scan_options
-from xform.program.ir import Atom, Mask, Program, program, union
+from xform.program.ir import Atom, Mask, program, union
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.rules import revolve
-
-
-class _Body:
-    """A scan's body, and the positions of its constants, carries and scanned inputs."""
-
-    def __init__(self, eqn: JaxprEqn):
-        self.prog: Program = program(eqn.params["jaxpr"])
-        self.n_consts, self.n_carry = scan_counts(eqn.params)
-
-    def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Split values into constants, carries and scanned inputs."""
-        first_scanned = self.n_consts + self.n_carry
-        carry = list(values[self.n_consts : first_scanned])
-        return list(values[: self.n_consts]), carry, list(values[first_scanned:])
-
-    def active(self, active: Mask) -> tuple[Mask, Mask]:
-        """Return the inputs and outputs that are active in some iteration."""
-        while True:
-            outs = path(self.prog, active).outputs
-            consts, carry, scanned = self.parts(active)
-            grown = union(carry, outs[: self.n_carry])
-            if grown == tuple(carry):
-                return active, (*grown, *outs[self.n_carry :])
-            active = (*consts, *grown, *scanned)
-
-    def wanted(self, active: Mask, wanted: Mask) -> Mask:
-        """Return the outputs of the body that have a cotangent in some iteration.
-
-        `active` are the inputs of the scan that are differentiated, `wanted` its outputs that have
-        a cotangent.
-        """
-        active, outs = self.active(active)
-        while True:
-            _, carry, _ = self.parts(path(self.prog, active, wanted).inputs)
-            grown = (*union(wanted[: self.n_carry], carry), *wanted[self.n_carry :])
-            if grown == wanted:
-                return tuple(w and o for w, o in zip(wanted, outs, strict=True))
-            wanted = grown
+from xform.rules.moved_carry import move_back, moved_carries
+from xform.rules.scan_body import ScanBody
 
 
 class HasCotangent(NamedTuple):
@@ -100,17 +63,17 @@ class Scan(Structured):
     """The rule of `lax.scan`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return _Body(eqn).active(active)[1]
+        return ScanBody(eqn).active(active)[1]
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        body = _Body(eqn)
+        body = ScanBody(eqn)
         body_wanted = body.wanted(active, wanted)
         consts, _, scanned = body.parts(path(body.prog, body.active(active)[0], body_wanted).inputs)
         inputs = (*consts, *body_wanted[: body.n_carry], *scanned)
         return tuple(a and b for a, b in zip(inputs, active, strict=True))
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        body = _Body(eqn)
+        body = ScanBody(eqn)
         n_carry = body.n_carry
         _, outputs = body.active(tuple(dx is not None for dx in dxs))
         stacked = zip(outputs[n_carry:], wanted[n_carry:], strict=True)
@@ -131,7 +94,7 @@ class Scan(Structured):
         return [*state[0], *out[0]], [*state[1], *out[1]]
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        body = _Body(eqn)
+        body = ScanBody(eqn)
         body_wanted = body.wanted(active, wanted)
         joint = analyze(body.prog, body.active(active)[0], body_wanted, push)
         joint = check_carried_dtypes(eqn, joint, body.n_consts + body.n_carry)
@@ -146,11 +109,12 @@ class _ScanNode(Node):
       carried: which carries have a tangent or cotangent that the second scan carries.
       unchanging: the inputs of the body that have the same value in every iteration.
       invariant: the forward values that are the same in every iteration.
+      moved: the carries that an iteration only moves to other devices, with the equations that do.
     """
 
     loop = True
 
-    def __init__(self, eqn: JaxprEqn, body: _Body, joint: Joint, active: Mask, wanted: Mask,
+    def __init__(self, eqn: JaxprEqn, body: ScanBody, joint: Joint, active: Mask, wanted: Mask,
                  body_wanted: Mask, push: bool):  # fmt: skip
         self.body, self.joint = body, joint
         self.iterations, self.options = eqn.params["length"], scan_options(eqn.params)
@@ -175,6 +139,8 @@ class _ScanNode(Node):
         returned = [v for v, out in zip(carry, joint.outputs[:n_carry], strict=True) if v is out]
         self.unchanging = {*consts, *returned}
         self.invariant = self._invariant_values()
+        pairs = zip(carry, joint.outputs[:n_carry], strict=True)
+        self.moved = {} if push else moved_carries(pairs, joint.producer)
 
     def _invariant_values(self) -> set[Var]:
         values = {*self.unchanging, *(v for v, _ in self.joint.program.consts)}
@@ -195,29 +161,47 @@ class _ScanNode(Node):
 
     def stacked_inputs(self, schedules: Schedules) -> Mask:
         _, carry, _ = self.body.parts(self.joint.inputs)
-        changing = {v for v in carry if v not in self.unchanging}
+        moved = self.moved if schedules[0].snapshots is None else {}
+        changing = {v for v in carry if v not in self.unchanging and v not in moved}
         inputs = zip(self.joint.inputs, self._needs(schedules[0]), strict=True)
         return tuple(on and v in changing for v, on in inputs)
 
     def stored_states(self, schedules: Schedules) -> list[int]:
         slots = schedules[0].snapshots
-        return [
-            (self.iterations if slots is None else slots + 1) * on
-            for on in self.stacked_inputs(schedules)
-        ]
+        states = self.iterations if slots is None else slots + 1
+        pairs = zip(self.stacked_inputs(schedules), self.moved_back(schedules[0]), strict=True)
+        return [states * stacked + moved for stacked, moved in pairs]
 
     def token_values(self, schedule: Schedule) -> tuple[Var, ...]:
         return schedule.saved if schedule.snapshots is None else ()
 
     def reads(self, schedules: Schedules) -> Mask:
-        needs = self._needs(schedules[0])
-        return tuple(
-            a and not b for a, b in zip(needs, self.stacked_inputs(schedules), strict=True)
-        )
+        in_token = union(self.stacked_inputs(schedules), self.moved_back(schedules[0]))
+        return tuple(a and not b for a, b in zip(self._needs(schedules[0]), in_token, strict=True))
 
     def hoisted_values(self, schedule: Schedule) -> Mask:
-        """Which saved values are loop-invariant."""
-        return tuple(v in self.invariant for v in schedule.saved)
+        """Which saved values are loop-invariant, or the last of those that are moved back."""
+        once = self.invariant | self._moved_saves(schedule).keys()
+        return tuple(v in once for v in schedule.saved)
+
+    def moved_back(self, schedule: Schedule) -> Mask:
+        if schedule.snapshots is not None or not self.moved:
+            return (False,) * len(self.joint.inputs)
+        read_after = self._moved_saves(schedule).values()
+        inputs = zip(self.joint.inputs, self._needs(schedule), strict=True)
+        return tuple(v in self.moved and (on or v in read_after) for v, on in inputs)
+
+    def moved_outputs(self) -> Mask:
+        after = {eqn.outvars[0] for eqn in self.moved.values()}
+        return tuple(isinstance(v, Var) and v in after for v in self.joint.outputs)
+
+    def _moved_saves(self, schedule: Schedule) -> dict[Var, Var]:
+        """Return the saved values that are a moved carry in the next iteration, with that carry."""
+        if schedule.snapshots is not None or not self.moved:
+            return {}
+        after = {eqn.outvars[0]: v for v, eqn in self.moved.items()}
+        saved = set(schedule.saved) - schedule.offloaded.keys()
+        return {v: carry for v, carry in after.items() if v in saved}
 
     def dependent_results(self, given: Mask) -> Mask:
         return tuple(gather(self.has_cotangent(given).inputs, self.results))
@@ -244,13 +228,17 @@ class _ScanNode(Node):
         if schedule.snapshots is not None:
             return revolve.forward(self, schedule, schedule.snapshots, xs, used)
         is_hoisted = self.hoisted_values(schedule)
+        moved_saves = self._moved_saves(schedule)
+        _, moved, _ = self.body.parts(self.moved_back(schedule))
+        invariant = [v for v in gather(schedule.saved, is_hoisted) if v not in moved_saves]
         hoisted = emit.values_by_variable(
-            schedule, gather(schedule.saved, is_hoisted), dict(zip(joint.inputs, xs, strict=True))
+            schedule, invariant, dict(zip(joint.inputs, xs, strict=True))
         )
         stacked = [v for v, on in zip(schedule.saved, is_hoisted, strict=True) if not on]
         states = gather(joint.inputs, self.stacked_inputs(schedules))
         ys = gather(joint.outputs[n_carry:], used[n_carry:])
-        carried = self.live_carry(used[:n_carry], [*ys, *states, *stacked], hoisted)
+        needed = union(used[:n_carry], moved)
+        carried = self.live_carry(needed, [*ys, *states, *stacked], hoisted)
         # A value that is both an output and saved is stacked once, unless it is offloaded.
         keys = [(id(v), False) for v in ys]
         keys += [(id(v), v in schedule.offloaded) for v in (*states, *stacked)]
@@ -272,7 +260,7 @@ class _ScanNode(Node):
         last = spread(final, carried)
         outs = [x if u else None for x, u in zip(last, used[:n_carry], strict=True)]
         saved_once = [emit.transfer(schedule, v, x) for v, x in hoisted.items()]
-        token = saved_once, [stack[k] for k in keys[len(ys) :]]
+        token = saved_once, [stack[k] for k in keys[len(ys) :]], gather(last, moved)
         return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[n_carry:])], token
 
     def live_carry(self, used: Mask, wanted: Sequence[Atom], known: dict[Var, Value]) -> Mask:
@@ -296,48 +284,58 @@ class _ScanNode(Node):
         (schedule,), body = schedules, self.body
         if schedule.snapshots is not None:
             return revolve.backward(self, schedule, schedule.snapshots, token, xs, seeds)
-        saved_once, stacks = token
+        saved_once, stacks, last = token
         consts, initial_carry, scanned = body.parts(xs)
-        states = self.stacked_inputs(schedules)
-        is_hoisted = self.hoisted_values(schedule)
+        states, moved = self.stacked_inputs(schedules), self.moved_back(schedule)
+        is_hoisted, moved_saves = self.hoisted_values(schedule), self._moved_saves(schedule)
+        moved_carries = gather(self.joint.inputs, moved)
 
-        def body_backward(slices: list[Value], scanned: list[Value], seeds: list[Value]
-                          ) -> list[Value]:  # fmt: skip
+        def body_backward(slices: list[Value], scanned: list[Value], seeds: list[Value],
+                          after: list[Value]) -> tuple[list[Value], list[Value]]:  # fmt: skip
             """Run the body's backward pass in one iteration; a zero result is None.
 
-            `slices` are the parts of the stacks for this iteration.
+            `slices` are the parts of the stacks for this iteration. `after` are the moved carries
+            after this iteration. They are also returned as they were before it.
             """
             n = sum(states)
             pairs = zip(gather(schedule.joint.inputs, states), slices[:n], strict=True)
             stored = [emit.transfer(schedule, v, x, back=True) for v, x in pairs]
-            carry = [
-                b if a is None else a
-                for a, b in zip(initial_carry, body.parts(spread(stored, states))[1], strict=True)
-            ]
+            pairs = zip(moved_carries, after, strict=True)
+            before = [move_back(self.moved[v], x) for v, x in pairs]
+            of_iteration = zip(spread(stored, states), spread(before, moved), strict=True)
+            parts = body.parts([b if a is None else a for a, b in of_iteration])[1]
+            carry = [b if a is None else a for a, b in zip(initial_carry, parts, strict=True)]
             own, once = iter(slices[n:]), iter(saved_once)
-            saved = [next(once) if on else next(own) for on in is_hoisted]
+            next_carry = dict(zip(moved_carries, after, strict=True))
+            saved = [
+                next_carry[moved_saves[v]] if v in moved_saves else next(once) if on else next(own)
+                for v, on in zip(schedule.saved, is_hoisted, strict=True)
+            ]
             args = [*consts, *carry, *scanned]
-            return spread(
-                emit.backward(schedule, saved, args, seeds, False, whole=True), self.joint.results
-            )
+            results = emit.backward(schedule, saved, args, seeds, False, whole=True)
+            return spread(results, self.joint.results), before
 
-        return run(body_backward, (stacks, scanned), list(seeds))
+        return run(body_backward, (stacks, scanned), list(seeds), last)
 
-    def _pull(self, body_backward: Any, inputs: Any, seeds: list[Value]) -> list[Value]:
-        """Run the backward scan for cotangents. `inputs` are the stacks and the scanned inputs."""
+    def _pull(self, body_backward: Any, inputs: Any, seeds: list[Value], last: list[Value]
+              ) -> list[Value]:  # fmt: skip
+        """Run the backward scan for cotangents.
+
+        `inputs` are the stacks and the scanned inputs. `last` are the moved carries at the end.
+        """
         body, on = self.body, self.has_cotangent(present_mask(seeds))
         state, sums, ct_ys = self.initial_cts(seeds, on)
 
         def step(state: Any, x: Any):
-            (carry, sums), (slices, xs, ct_ys) = state, x
-            full = body_backward(slices, xs, self.step_seeds(carry, ct_ys, on))
+            (carry, sums, after), (slices, xs, ct_ys) = state, x
+            full, before = body_backward(slices, xs, self.step_seeds(carry, ct_ys, on), after)
             ct_consts, ct_carry, ct_scanned = body.parts(full)
             pairs = zip(sums, gather(ct_consts, on.consts), strict=True)
             sums = [add([s, ct]) for s, ct in pairs]
-            return (self.carried_cts(ct_carry, on), sums), gather(ct_scanned, on.scanned)
+            return (self.carried_cts(ct_carry, on), sums, before), gather(ct_scanned, on.scanned)
 
         options = {**self.options, "reverse": not self.options["reverse"]}
-        (carry, sums), out = lax.scan(step, (state, sums), (*inputs, ct_ys), **options)
+        (carry, sums, _), out = lax.scan(step, (state, sums, last), (*inputs, ct_ys), **options)
         return self.as_results([*sums, *carry, *out], on)
 
     def initial_cts(self, seeds: Sequence[Value], on: HasCotangent
@@ -362,7 +360,8 @@ class _ScanNode(Node):
         _, carry, _ = self.body.parts(self.body.prog.inputs)
         return instantiate(cts, carry, on.carry, cotangent_aval)
 
-    def _push(self, body_backward: Any, inputs: Any, seeds: list[Value]) -> list[Value]:
+    def _push(self, body_backward: Any, inputs: Any, seeds: list[Value], _: list[Value]
+              ) -> list[Value]:  # fmt: skip
         """Run the backward scan for tangents. `inputs` are the stacks and the scanned inputs."""
         body, n_carry = self.body, self.body.n_carry
         present = lambda dxs: [dx for dx in dxs if dx is not None]
@@ -372,7 +371,7 @@ class _ScanNode(Node):
         def step(dcarry: list[Value], x: Any):
             slices, xs, dxs = x
             body_dcarry = gather(spread(dcarry, self.carried), seeded_carry)
-            full = body_backward(slices, xs, [*dconsts, *body_dcarry, *dxs])
+            full, _ = body_backward(slices, xs, [*dconsts, *body_dcarry, *dxs], [])
             new = instantiate(full[:n_carry], body.prog.outputs[:n_carry], self.carried)
             return new, gather(full[n_carry:], self.joint.results[n_carry:])
 

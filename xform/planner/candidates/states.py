@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from xform._jax import while_p
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, gather
-from xform.planner.decide import available_inputs, schedule
+from xform.planner.decide import available_values, schedule
 from xform.planner.loops import is_region_without_policy
 from xform.planner.plan.decision import Decision, decision_of, edit_decision
 from xform.policies import MinCut
@@ -54,7 +54,7 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
         elif node in slots:
             decision = decision_of(schedule(current.joint))
         elif node.eqn.primitive is not while_p:
-            inner_schedule = schedule(current.joint, body_policy, available=available_inputs(node))
+            inner_schedule = schedule(current.joint, body_policy, available=available_values(node))
             decision = decision_of(inner_schedule)
         else:
             return None

@@ -131,12 +131,15 @@ def expand_token(node: Node, schedules: Sequence[Schedule]) -> list[SavedValue]:
             v, output = joint.inputs[i], joint.outputs[i - node.first_carry]
             origin = _origin(joint, output) or (node.eqn, "")
             memory = schedule.offloaded[v].dst if v in schedule.offloaded else "device"
-            listed.append(SavedValue("carry", v.aval, origin, state_reason(schedule), (n,), memory))
+            why = state_reason(node, schedule, i)
+            listed.append(SavedValue("carry", v.aval, origin, why, (n,), memory))
     return listed
 
 
-def state_reason(schedule: Schedule) -> str:
-    """Return the reason why a loop saves states, given the Schedule of its body."""
+def state_reason(node: Node, schedule: Schedule, i: int) -> str:
+    """Return the reason why a loop saves states of input `i` of its body, given its Schedule."""
+    if node.moved_back(schedule)[i]:
+        return "the last state of the loop, which the backward pass moves back between devices"
     if schedule.snapshots is None:
         return "the state of the loop in each iteration"
     return "a state of the loop, from which others are recomputed"

@@ -2,8 +2,10 @@
 
 A minimum cut and a budget never choose to recompute a collective itself. But a policy that decides
 about one value at a time may, and a loop or call that is recomputed as a whole repeats those
-inside. Only collectives that the program contains are counted, such as `psum` in a `shard_map`. For
-sharded arrays the compiler inserts others: `MemoryReport.collectives` counts them.
+inside. A carry that a loop only moves between devices is moved back instead of saved
+(`rules/moved_carry.py`), which counts too. Only collectives that the program contains are counted,
+such as `psum` in a `shard_map`. For sharded arrays the compiler inserts others:
+`MemoryReport.collectives` counts them.
 """
 
 from __future__ import annotations
@@ -92,7 +94,11 @@ def _backward(schedule: Schedule, times: int) -> _Runs:
         if eqn.primitive is join_p:
             node = eqn.params["node"]
             branches = [
-                [*_backward(p, times * node.iterations), *_restart(node, p, times)]
+                [
+                    *_backward(p, times * node.iterations),
+                    *_restart(node, p, times),
+                    *_moves_back(node, p, times),
+                ]
                 for p in schedule.inner[node]
             ]
             yield from _most(branches)
@@ -145,6 +151,12 @@ def _restart(node: Node, schedule: Schedule, times: int) -> _Runs:
         states = [v for v, on in zip(joint.outputs, stored, strict=False) if on]
     yield from _computing(schedule, states, times * steps)
     yield from _computing(schedule, [*schedule.saved], times * node.iterations)
+
+
+def _moves_back(node: Node, schedule: Schedule, times: int) -> _Runs:
+    """Yield the collectives that move parts of a loop's carry back between devices."""
+    for v in gather(schedule.joint.inputs, node.moved_back(schedule)):
+        yield node.moved[v], times * node.iterations
 
 
 def _inside(eqn: JaxprEqn, times: int) -> _Runs:

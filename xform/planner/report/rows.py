@@ -116,7 +116,8 @@ def _node_rows(node: Node, schedules: Sequence[Schedule], name: str, loops: tupl
             v = schedules[0].joint.inputs[i]
             label = f"{name}/carry.{i - node.first_carry}"
             decision = "OFFLOAD" if v in schedules[0].offloaded else "SAVE"
-            yield _row(label, decision, v, node.eqn, (*loops, n), state_reason(schedules[0]), 0)
+            why = state_reason(node, schedules[0], i)
+            yield _row(label, decision, v, node.eqn, (*loops, n), why, 0)
 
 
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,

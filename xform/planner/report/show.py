@@ -115,7 +115,7 @@ def _bodies(node: Node, schedules: Sequence[Schedule]) -> Iterator[tuple[str, Sc
     for k, inner in enumerate(schedules):
         heading = f"branch {k}" if len(schedules) > 1 else "body"
         if node.loop:
-            stored = sum(n > 0 for n in node.stored_states(schedules))
+            stored = sum(node.stacked_inputs(schedules))
             heading += f" of {node.iterations} trips" if node.iterations > 1 else ""
             values = "values" if stored > 1 else "value"
             heading += f", {stored} carry {values} saved in each" if stored else ""
