@@ -53,7 +53,8 @@ def share_of(sharding: jax.sharding.Sharding, batch: int) -> Share:
     """Return the part of each batch that this process must read for its own devices.
 
     Args:
-      sharding: the sharding of arrays `[slices, batch, ...]`.
+      sharding: the sharding of arrays `[slices, batch, ...]`. Each process reads the whole of
+        all axes after the batch, although its devices may hold only a part.
       batch: the size of their second axis.
 
     Raises:
@@ -61,7 +62,10 @@ def share_of(sharding: jax.sharding.Sharding, batch: int) -> Share:
         contiguous.
     """
     try:
-        places = sharding.addressable_devices_indices_map((1, batch))
+        after = getattr(sharding, "spec", ())[2:]
+        places = sharding.addressable_devices_indices_map(
+            (1, batch, *(sharding.num_devices for _ in after))
+        )
     except ValueError as error:
         raise InputError(
             f"batches of {batch} cannot be sharded over these devices: {error}; choose another"

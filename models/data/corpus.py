@@ -7,6 +7,7 @@ model's input, and the last `window` are its targets. (`window` is the model's c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -29,6 +30,7 @@ from models.data.shards import PARTS, Prepared, Stream, is_prepared
 from models.data.sources import prepared, weighted
 from models.errors import InputError
 from models.machine import machine_memory
+from models.zigzag import zigzag_blocks
 
 # The largest x for which exp(x) does not overflow.
 LARGEST_EXPONENT = math.log(sys.float_info.max)
@@ -72,22 +74,30 @@ class Corpus:
         seed: int = 0,
         share: Share = ALONE,
         sharding: jax.sharding.Sharding | None = None,
+        devices: int = 1,
     ) -> grain.DatasetIterator[Any]:
-        """Iterate without end over tokens `[slices, batch, window + 1]`; see `batches.batches`."""
-        whole: Source = mixed(self.rows("train", window), self.weights, seed)
+        """Iterate without end over tokens `[slices, batch, window + 1]`; see `batches.batches`.
+
+        If several `devices` share each row, it is cut into blocks (`models.zigzag`).
+        """
+        rows = mixed(self.rows("train", window), self.weights, seed)
+        whole: Source = rows.map(functools.partial(zigzag_blocks, devices=devices))
         return batches(whole, batch=batch, slices=slices, share=share, sharding=sharding)
 
-    def validation(self, *, window: int, batch: int, windows: int) -> list[np.ndarray]:
+    def validation(
+        self, *, window: int, batch: int, windows: int, devices: int = 1
+    ) -> list[np.ndarray]:
         """Return up to `windows` rows of the validation part, in batches `[<= batch, window + 1]`.
 
         All batches have the same size. Each text contributes in proportion to its weight, with
-        rows that are evenly spaced over it.
+        rows that are evenly spaced over it. If several `devices` share each row, it is cut into
+        blocks (`models.zigzag`).
         """
         sources = self.rows("validation", window)
         total = sum(self.weights)
         counts = [max(1, round(windows * weight / total)) for weight in self.weights]
         rows = [
-            row
+            zigzag_blocks(row, devices)
             for source, count in zip(sources, counts, strict=True)
             for (row,) in spread(source, batch=1, count=count)
         ]

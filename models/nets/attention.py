@@ -26,6 +26,7 @@ def attend(
     causal: bool,
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
+    window: int | None = None,
     chunk: int = 256,
 ) -> jax.Array:
     """Compute the mean of the values, weighted by the softmax of `query . key / sqrt(E)`.
@@ -37,19 +38,20 @@ def attend(
       causal: whether a query sees only keys up to its own position.
       positions: `[B, T]`, the index of each query among the keys; 0 to T - 1 if None.
       segments: `[B, T]`, where T = S. A query sees only keys of its own segment.
+      window: a causal query sees only the last `window` keys, its own among them; None for all.
       chunk: number of queries whose scores are in memory at once, if cuDNN's kernel is not used.
 
     Returns:
       `[B, T, H, E]`.
     """
-    if positions is None and segments is None and _has_kernel(query):
+    if positions is None and segments is None and window is None and _has_kernel(query):
         return jax.nn.dot_product_attention(
             query, key, value, is_causal=causal, implementation="cudnn"
         )
     batch, tokens = query.shape[:2]
     if positions is None and causal:
         positions = jnp.broadcast_to(jnp.arange(tokens), (batch, tokens))
-    attend_chunk = functools.partial(_attend_chunk, key_segments=segments)
+    attend_chunk = functools.partial(_attend_chunk, key_segments=segments, window=window)
     if tokens <= chunk:
         return attend_chunk(key, value, query, positions, segments)
 
@@ -71,6 +73,7 @@ def _attend_chunk(
     positions: jax.Array | None,
     segments: jax.Array | None,
     key_segments: jax.Array | None,
+    window: int | None,
 ) -> jax.Array:
     """Compute the attention of a chunk of queries to all keys.
 
@@ -78,7 +81,10 @@ def _attend_chunk(
     """
     masks: list[jax.Array] = []
     if positions is not None:
-        masks.append(positions[:, None, :, None] >= jnp.arange(key.shape[1]))
+        distance = positions[:, None, :, None] - jnp.arange(key.shape[1])
+        masks.append(distance >= 0)
+        if window is not None:
+            masks.append(distance < window)
     if segments is not None and key_segments is not None:
         masks.append(segments[:, None, :, None] == key_segments[:, None, None, :])
     mask = functools.reduce(jnp.logical_and, masks) if masks else None

@@ -14,13 +14,16 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-# The axes that a mesh may have. The examples of a batch are sharded over the mesh axes in BATCH.
-MESH_AXES = ("data", "fsdp", "expert", "tensor")
+# The axes that a mesh may have. The examples of a batch are sharded over the mesh axes in BATCH,
+# and the tokens of a sequence over CONTEXT.
+MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 BATCH = ("data", "fsdp", "expert")
-# The mesh axis of each parameter axis. A mesh axis that a mesh lacks is ignored.
-RULES: dict[str, str | None] = {
+CONTEXT = "context"
+Axes = str | tuple[str, ...] | None
+# The mesh axes of each parameter axis. A mesh axis that a mesh lacks is ignored.
+RULES: dict[str, Axes] = {
     "vocab": "tensor",
-    "embed": "fsdp",  # the width of the residual stream
+    "embed": ("fsdp", CONTEXT),  # the width of the residual stream
     "mlp": "tensor",  # the hidden width of a perceptron, or the width of a recurrent state
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -32,7 +35,7 @@ RULES: dict[str, str | None] = {
     "norm": None,  # scales and offsets, which are small
     "height": None,
     "width": None,
-    "channels_in": "fsdp",
+    "channels_in": ("fsdp", CONTEXT),
     "channels": "tensor",
     "classes": None,
 }
@@ -53,45 +56,73 @@ def spec(
     names: Sequence[str],
     shape: Sequence[int],
     mesh: Mesh | AbstractMesh,
-    rules: Mapping[str, str | None] = RULES,
+    rules: Mapping[str, Axes] = RULES,
 ) -> PartitionSpec:
     """Return the PartitionSpec of an array over a mesh. Its axes have these names and sizes.
 
     An axis is replicated if the mesh has no axis for it, if an earlier axis of the array uses that
-    mesh axis, or if its size is not a multiple of the mesh axis.
+    mesh axis, or if its size is not a multiple of the mesh axis. An axis with several mesh axes is
+    sharded over the first of them if it cannot be sharded over all.
     """
-    taken: list[str | None] = []
+    entries: list[Axes] = []
+    taken: set[str] = set()
     for name, size in zip(names, shape, strict=True):
-        axis = rules[name]
-        usable = axis in mesh.shape and axis not in taken and size % mesh.shape[axis] == 0
-        taken.append(axis if usable else None)
-    return PartitionSpec(*taken)
+        there = [axis for axis in _axes(rules[name]) if axis in mesh.shape and axis not in taken]
+        there = [axis for axis in there if mesh.shape[axis] > 1] or there[:1]
+        while there and size % math.prod(mesh.shape[axis] for axis in there):
+            there.pop()
+        taken.update(there)
+        entries.append(tuple(there) if len(there) > 1 else there[0] if there else None)
+    return PartitionSpec(*entries)
+
+
+def _axes(axes: Axes) -> tuple[str, ...]:
+    """Return the mesh axes of an entry of the rules."""
+    return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
 def constrained(x: jax.Array, *names: str | None) -> jax.Array:
     """Constrain the sharding of `x`, a value inside a layer, by the names of its axes.
 
-    "batch" is sharded over the axes in `BATCH`, None is replicated, and other names follow the
-    rules. `x` is returned unchanged if the current mesh has none of these axes or one device. Axes
-    of an enclosing `jax.shard_map` are ignored.
+    `x` is returned unchanged if the current mesh has none of these axes or one device.
 
     Raises:
       ValueError: the mesh has `Explicit` axes.
     """
+    if math.prod(_automatic().values()) == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, present_spec(x.shape, *names))
+
+
+def present_spec(shape: Sequence[int], *names: str | None) -> PartitionSpec:
+    """Return the PartitionSpec, over the current mesh, of a value inside a layer.
+
+    "batch" is sharded over the axes in `BATCH`, "sequence" over `CONTEXT`, None is replicated, and
+    other names follow the rules. Axes of an enclosing `jax.shard_map` are ignored.
+    """
+    sizes = _automatic()
+    rules = {**RULES, "batch": BATCH, "sequence": CONTEXT}
+    entries: list[Any] = []
+    for name, size in zip(names, shape, strict=True):
+        wanted = _axes(rules[name]) if name else ()
+        axes = tuple(axis for axis in wanted if axis in sizes)
+        parts = math.prod(sizes[axis] for axis in axes)
+        entries.append(axes if axes and size % parts == 0 else None)
+    return PartitionSpec(*entries)
+
+
+def context_devices() -> int:
+    """Return how many devices of the current mesh share a sequence."""
+    return _automatic().get(CONTEXT, 1)
+
+
+def _automatic() -> dict[str, int]:
+    """Return the sizes of the axes of the current mesh that models may use."""
     mesh = jax.sharding.get_abstract_mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if AxisType.Explicit in kinds.values():
         raise ValueError(_EXPLICIT)
-    sizes = {axis: mesh.shape[axis] for axis in MESH_AXES if kinds.get(axis) is AxisType.Auto}
-    if math.prod(sizes.values()) == 1:
-        return x
-    entries: list[Any] = []
-    for name, size in zip(names, x.shape, strict=True):
-        wanted = BATCH if name == "batch" else (RULES[name],) if name else ()
-        axes = tuple(axis for axis in wanted if axis in sizes)
-        parts = math.prod(sizes[axis] for axis in axes)
-        entries.append(axes if axes and size % parts == 0 else None)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
+    return {axis: mesh.shape[axis] for axis in MESH_AXES if kinds.get(axis) is AxisType.Auto}
 
 
 def by_example(x: jax.Array) -> jax.Array:
@@ -102,8 +133,13 @@ def by_example(x: jax.Array) -> jax.Array:
     return constrained(x, "batch", *[None] * (x.ndim - 1))
 
 
+def by_token(x: jax.Array) -> jax.Array:
+    """Shard the input `[B, T, ...]` of a layer along its examples and its sequence."""
+    return constrained(x, "batch", "sequence", *[None] * (x.ndim - 2))
+
+
 def shardings(
-    state: nnx.State, mesh: Mesh | AbstractMesh, rules: Mapping[str, str | None] = RULES
+    state: nnx.State, mesh: Mesh | AbstractMesh, rules: Mapping[str, Axes] = RULES
 ) -> nnx.State:
     """Return the sharding of each variable of a model's state, by the names of its axes."""
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.nets.axes import constrained
+from models.nets.axes import by_token
 from models.nets.cache import Cache
 from models.nets.layers import Layers
 from models.nets.loss import cross_entropy, scores
@@ -37,7 +37,10 @@ class DecoderConfig:
         1e-5, "Constant added to the variance in each norm.", above=0, change="never"
     )
     query_chunk_size: int = setting(
-        256, "Number of queries whose attention scores are in memory at once.", least=1
+        256,
+        "Number of queries whose attention scores are in memory at once. If devices share each"
+        " sequence, this is also the number of keys.",
+        least=1,
     )
     scan_layers: bool = setting(
         True,
@@ -91,6 +94,7 @@ class Decoder(nnx.Module):
         segments: jax.Array | None = None,
         key: jax.Array | None = None,
         cache: Cache | None = None,
+        ring: bool = False,
     ) -> tuple[jax.Array, Cache | None, Routing | None]:
         """Run the model on tokens, up to and including the last norm.
 
@@ -101,6 +105,8 @@ class Decoder(nnx.Module):
             only its own document.
           key: random key of dropout; None means no dropout.
           cache: the cache of the preceding tokens, if any.
+          ring: whether several devices share each sequence, whose tokens are in zigzag order.
+            `positions` must be given then.
 
         Returns:
           The last vectors `[B, T, D]`, the cache with these tokens added, and the routing of
@@ -114,11 +120,10 @@ class Decoder(nnx.Module):
         x, angles = self.enter(tokens, positions, input_key)
         keys = None if key is None else jax.random.split(key, self.config.depth)
         stored = None if cache is None else (cache.keys, cache.values)
-        context = Context(
-            cache_positions, angles, segments, None if cache is None else cache.lengths
-        )
+        lengths = None if cache is None else cache.lengths
+        context = Context(cache_positions, angles, segments, lengths, ring)
         x, (stored, routing) = self.layers(x, (keys, stored), context)
-        x = constrained(x, "batch", None, None)
+        x = by_token(x)
         if cache is not None:
             stored_keys, stored_values = stored
             cache = Cache(stored_keys, stored_values, cache.lengths + tokens.shape[1])
@@ -145,13 +150,14 @@ class Decoder(nnx.Module):
         balance: float = 0.0,
         z: float = 0.0,
     ) -> jax.Array:
-        """Compute the mean negative log-probability of each next token `tokens[:, 1:]`, in nats.
+        """Compute the mean negative log-probability of each next token, in nats.
 
         Args:
-          tokens: integers `[B, T + 1]`.
+          tokens: integers `[B, T + 1]`. If several devices share each sequence: `[B, 2n, t + 1]`,
+            blocks of T / 2n + 1 tokens in zigzag order (`models.zigzag`).
           weights: `[B, T]`, the weight of each prediction; 1 if None.
-          segments: `[B, T]`, the document of each token in `tokens[:, :-1]`. A token sees only its
-            own document.
+          segments: `[B, T]`, the document of each token but the last. A token sees only its own
+            document.
           positions: `[B, T]`, the positions of these tokens; None to count from 0.
           key: random key of dropout; None means no dropout.
           chunk: number of positions per sequence whose logits are in memory at once; None for all.
@@ -161,8 +167,10 @@ class Decoder(nnx.Module):
         Returns:
           A float32 scalar.
         """
+        ring = tokens.ndim == 3
+        inputs, targets = (x.reshape(len(x), -1) for x in (tokens[..., :-1], tokens[..., 1:]))
         hidden, _, routing = self.read(
-            tokens[:, :-1], segments=segments, positions=positions, key=key
+            inputs, segments=segments, positions=positions, key=key, ring=ring
         )
-        loss = cross_entropy(hidden, self.kernel(), tokens[:, 1:], weights, chunk=chunk, z=z)
+        loss = cross_entropy(hidden, self.kernel(), targets, weights, chunk=chunk, z=z)
         return loss if routing is None else loss + balance * routing.imbalance()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.nets.axes import by_example
+from models.nets.axes import by_token
 from models.nets.policies import with_policy
 
 
@@ -58,7 +58,7 @@ class Layers(nnx.Module):
         def run(graphdef: nnx.GraphDef[Any]) -> Callable[..., Any]:
             # A pure function, so that the parameters are inputs, which a policy need not save.
             def layer(params: nnx.State, x: jax.Array, own: Any, shared: Any) -> Any:
-                x = by_example(x)
+                x = by_token(x)
                 return nnx.merge(graphdef, params)(x, own, shared)
 
             return with_policy(layer, self.remat)

@@ -37,6 +37,12 @@ class LlamaConfig(DecoderConfig):
     head_width: int = setting(
         0, "Width of each attention head; 0 for width / heads.", least=0, change="never"
     )
+    attention_window: int = setting(
+        0,
+        "Number of tokens that each token attends to: the last ones, itself among them; 0 for all.",
+        least=0,
+        change="never",
+    )
     tie_embeddings: bool = setting(
         False, "Use the token embedding as the output matrix too.", change="never"
     )
@@ -123,6 +129,7 @@ class Block(nnx.Module):
             causal=True,
             bias=False,
             chunk=c.query_chunk_size,
+            window=c.attention_window or None,
             **common,
         )
         self.mlp_norm = rms_norm(c.width, c.norm_epsilon, **common)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import xform
-from models.nets.axes import constrained
+from models.nets.axes import constrained, context_devices
 
 
 def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -41,7 +41,8 @@ def cross_entropy(
       kernel: `[D, V]`, the matrix that maps `hidden` to logits.
       targets: integers `[B, T]`.
       weights: `[B, T]`, the weight of each position; 1 if None.
-      chunk: number of positions per sequence whose logits are in memory at once; None for all.
+      chunk: number of positions per sequence whose logits are in memory at once on each device;
+        None for all.
       z: weight of the z-loss, the square of `logsumexp(logits)` at each position, which keeps the
         logits near 0 ("PaLM", arXiv:2204.02311, section 5).
 
@@ -51,16 +52,17 @@ def cross_entropy(
     chunk_loss = functools.partial(_loss_sum, z=z)
     weights = jnp.ones(targets.shape) if weights is None else weights.astype(jnp.float32)
     kernel = constrained(kernel, None, "vocab")  # gather it once, not for each chunk
-    if chunk is None or chunk >= targets.shape[1]:
+    parts = context_devices()  # each chunk has positions of every device
+    if chunk is None or chunk * parts >= targets.shape[1]:
         total = chunk_loss(kernel, hidden, targets, weights)
     else:
 
-        def chunks(
-            x: jax.Array,
-        ) -> jax.Array:  # [B, T, ...] to [n, B, chunk, ...]
-            rest = [(0, 0)] * (x.ndim - 2)
-            x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *rest])
-            return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+        def chunks(x: jax.Array) -> jax.Array:  # [B, T, ...] to [n, B, parts * chunk, ...]
+            batch, rest = x.shape[0], x.shape[2:]
+            x = x.reshape(batch, parts, -1, *rest)
+            x = jnp.pad(x, [(0, 0), (0, 0), (0, -x.shape[2] % chunk), *[(0, 0)] * len(rest)])
+            x = jnp.moveaxis(x.reshape(batch, parts, -1, chunk, *rest), 2, 0)
+            return x.reshape(-1, batch, parts * chunk, *rest)
 
         recomputed = xform.remat(chunk_loss)
         step = lambda total, positions: (total + recomputed(kernel, *positions), None)
@@ -73,7 +75,7 @@ def _loss_sum(
     kernel: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array, z: float
 ) -> jax.Array:
     """Compute the weighted sum of the losses of all positions."""
-    logits = constrained(scores(hidden, kernel), "batch", None, "vocab")
+    logits = constrained(scores(hidden, kernel), "batch", "sequence", "vocab")
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     log_sums = jax.nn.logsumexp(logits, axis=-1)
     losses = log_sums - picked

@@ -53,4 +53,5 @@ class GatedPerceptron(nnx.Module):
 
 def _sharded(hidden: jax.Array) -> jax.Array:
     """Constrain the sharding of hidden values `[B, ..., hidden]`."""
-    return constrained(hidden, "batch", *[None] * (hidden.ndim - 2), "mlp")
+    outer = ("batch", "sequence", *[None] * (hidden.ndim - 3))[: hidden.ndim - 1]
+    return constrained(hidden, *outer, "mlp")

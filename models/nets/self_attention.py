@@ -14,6 +14,7 @@ from models.nets.attention import attend
 from models.nets.axes import constrained
 from models.nets.cache import store
 from models.nets.dense import NORMAL, dense
+from models.nets.ring import ring_attend
 from models.nets.rotary import rotate
 
 
@@ -26,6 +27,8 @@ class Context:
     angles: jax.Array | None = None  # [B, T, E / 2], angles of rotary positions
     segments: jax.Array | None = None  # [B, T], the document of each token
     lengths: jax.Array | None = None  # [B], the number of cached tokens
+    # Whether several devices share each sequence, whose tokens are in zigzag order.
+    ring: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 class SelfAttention(nnx.Module):
@@ -44,8 +47,9 @@ class SelfAttention(nnx.Module):
         dtype: Any,
         rngs: nnx.Rngs,
         out_stddev: float = NORMAL,
+        window: int | None = None,
     ) -> None:
-        self.causal, self.chunk = causal, chunk
+        self.causal, self.chunk, self.window = causal, chunk, window
         head = {"head_dim": head_width}
         linear = functools.partial(dense, bias=bias, dtype=dtype, rngs=rngs)
         self.query = linear({"embed": width}, {"heads": heads, **head}, stddev=NORMAL)
@@ -66,9 +70,9 @@ class SelfAttention(nnx.Module):
         Returns:
           The output, and the cached keys and values with these tokens added.
         """
-        query = constrained(self.query(x), "batch", None, "heads", None)
-        key = constrained(self.key(x), "batch", None, "kv_heads", None)
-        value = constrained(self.value(x), "batch", None, "kv_heads", None)
+        query = constrained(self.query(x), "batch", "sequence", "heads", None)
+        key = constrained(self.key(x), "batch", "sequence", "kv_heads", None)
+        value = constrained(self.value(x), "batch", "sequence", "kv_heads", None)
         if context.angles is not None:
             query, key = rotate(query, context.angles), rotate(key, context.angles)
         positions = None
@@ -78,13 +82,24 @@ class SelfAttention(nnx.Module):
                 store(cached[1], value, context.lengths),
             )
             key, value, positions = key.astype(x.dtype), value.astype(x.dtype), context.positions
-        mixed = attend(
-            query,
-            key,
-            value,
-            causal=self.causal,
-            positions=positions,
-            segments=context.segments,
-            chunk=self.chunk,
-        )
+        if context.ring:
+            mixed = ring_attend(
+                query,
+                key,
+                value,
+                segments=context.segments,
+                window=self.window,
+                chunk=self.chunk,
+            )
+        else:
+            mixed = attend(
+                query,
+                key,
+                value,
+                causal=self.causal,
+                positions=positions,
+                segments=context.segments,
+                window=self.window,
+                chunk=self.chunk,
+            )
         return self.out(checkpoint_name(mixed, "attention_out")), cached

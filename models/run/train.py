@@ -180,7 +180,7 @@ def main(arguments: list[str]) -> int:
     console.print(f"{run.preset}: {count:,} parameters, {run.amount()} per step")
     if finds_batch:
         return print_largest(run, target, capacity, console)
-    check_batch(run.mesh, run.batch)
+    check_batch(run.mesh, run.batch, run.length if run.unit == "tokens" else None)
     if is_dry_run:
         console.print(str(step_memory(run, target, capacity)))
         return 0

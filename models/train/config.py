@@ -82,8 +82,8 @@ class RunConfig(abc.ABC):
     mesh: str = setting(
         "",
         "Number of devices along each mesh axis, such as data=4,fsdp=2; the axes are data, fsdp,"
-        " expert and tensor. fsdp also shards parameters and optimizer state. The default is one"
-        " device.",
+        " expert, context and tensor. fsdp and context also shard parameters and optimizer state."
+        " context shards the tokens of each sequence. The default is one device.",
         change="free",
     )
     batch: int = setting(

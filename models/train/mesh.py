@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models.errors import InputError
-from models.nets.axes import BATCH, MESH_AXES, spec
+from models.nets.axes import BATCH, CONTEXT, MESH_AXES, spec
 from models.settings import nearest
 from models.train.host import check_host
 
@@ -116,18 +116,30 @@ def shares(axes: Mapping[str, int]) -> int:
 def batch_sharding(mesh: Mesh | AbstractMesh, size: int, axis: int) -> NamedSharding:
     """Return the sharding of an array with `size` examples along `axis`.
 
-    It is replicated if the examples cannot be divided equally.
+    The examples are replicated if they cannot be divided equally. If devices share each sequence,
+    the blocks of the sequences are sharded along the next axis (`models.zigzag`).
     """
-    divisible = size % shares(mesh.shape) == 0
-    return NamedSharding(mesh, P(*[None] * axis, BATCH) if divisible else P())
+    examples = BATCH if size % shares(mesh.shape) == 0 else None
+    blocks = [CONTEXT] if mesh.shape[CONTEXT] > 1 else []
+    return NamedSharding(mesh, P(*[None] * axis, examples, *blocks))
 
 
-def check_batch(text: str, batch: int) -> None:
+def check_batch(text: str, batch: int, length: int | None) -> None:
     """Check that a batch can be divided equally among the devices.
+
+    `length` is the number of tokens of a sequence; None if the examples are no sequences of tokens.
 
     Raises:
       InputError: it cannot.
     """
+    context = sizes(text)[CONTEXT]
+    if context > 1 and length is None:
+        raise InputError(f"--mesh {text}: only models of text can share sequences over `context`")
+    if context > 1 and length is not None and length % (2 * context):
+        raise InputError(
+            f"--context {length} cannot be divided among {context} devices (--mesh {text}), which"
+            f" have two blocks each: give a multiple of {2 * context}"
+        )
     groups = shares(sizes(text))
     if batch % groups:
         raise InputError(

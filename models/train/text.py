@@ -19,6 +19,7 @@ from models.data.sources import vocabulary
 from models.settings import setting
 from models.train.config import RunConfig, Validation
 from models.train.folder import DATA, TOKENIZER
+from models.train.mesh import sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +59,17 @@ class TextRun(RunConfig):
     def batch_type(self) -> jax.ShapeDtypeStruct:
         """Return the type of tokens `[accumulate, batch, context + 1]`.
 
-        They are uint8 for plain bytes, and int32 for marked documents.
+        They are uint8 for plain bytes, and int32 for marked documents. If devices share each
+        sequence, it is cut into blocks: `[accumulate, batch, 2n, context / 2n + 1]`.
         """
-        shape = (self.accumulate, self.batch, self.model.context + 1)
-        return jax.ShapeDtypeStruct(shape, rows_dtype(self.data, self.tokenizer, self.out))
+        n, length = self.sequence_devices(), self.model.context
+        row = (2 * n, length // (2 * n) + 1) if n > 1 else (length + 1,)
+        dtype = rows_dtype(self.data, self.tokenizer, self.out)
+        return jax.ShapeDtypeStruct((self.accumulate, self.batch, *row), dtype)
+
+    def sequence_devices(self) -> int:
+        """Return the number of devices that share each sequence."""
+        return sizes(self.mesh)["context"]
 
     def reads(self) -> jax.ShapeDtypeStruct:
         """Return the type of tokens `[context]`."""
@@ -88,12 +96,16 @@ class TextRun(RunConfig):
             seed=self.seed,
             share=share,
             sharding=sharding,
+            devices=self.sequence_devices(),
         )
 
     def validation(self, data: Corpus) -> list[Any]:
-        """Return batches of validation windows, `[<= batch, context + 1]`."""
+        """Return batches of validation windows, `[<= batch, context + 1]`, or of their blocks."""
         return data.validation(
-            window=self.model.context, batch=self.batch, windows=self.validation_examples
+            window=self.model.context,
+            batch=self.batch,
+            windows=self.validation_examples,
+            devices=self.sequence_devices(),
         )
 
     def validation_result(self, data: Corpus, metrics: Sequence[dict[str, float]],

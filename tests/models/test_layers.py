@@ -13,6 +13,7 @@ LEVEL = {
     "errors": 0,
     "machine": 0,
     "program": 0,
+    "zigzag": 0,
     "settings": 1,
     "nets": 2,
     "data": 2,

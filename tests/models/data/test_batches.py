@@ -117,6 +117,7 @@ def test_batches_on_devices_are_ready_and_resume() -> None:
 def test_what_a_process_reads_is_what_its_devices_hold() -> None:
     assert share_of(NamedSharding(mesh(), P(None, "data")), 8) == Share(0, 1)
     assert share_of(NamedSharding(mesh(), P()), 8) == Share(0, 1)
+    assert share_of(NamedSharding(mesh(), P(None, None, "data")), 3) == Share(0, 1)
 
     class Elsewhere:
         """The sharding of a process whose devices have these parts."""

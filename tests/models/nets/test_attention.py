@@ -41,6 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], np.ndarray]] = {
         {"causal": True, "segments": jnp.asarray(SEGMENTS)},
         CAUSAL & (SEGMENTS[:, :, None] == SEGMENTS[:, None, :]),
     ),
+    "local": ({"causal": True, "window": 3}, CAUSAL & ~np.tril(CAUSAL, -3)),
     "placed": (
         {"causal": True, "positions": jnp.full((B, T), 5)},
         np.broadcast_to(np.arange(T) <= 5, (B, T, T)),

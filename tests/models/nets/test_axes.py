@@ -55,6 +55,9 @@ def test_rules_place_axes_where_there_is_room() -> None:
     data = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
     assert spec(("embed", "mlp"), (64, 64), data) == PartitionSpec(None, None)
     assert spec(("embed",), (64,), data, {"embed": "data"}) == PartitionSpec("data")
+    both = AbstractMesh((2, 4), ("fsdp", "context"), axis_types=(AxisType.Auto,) * 2)
+    assert spec(("embed",), (64,), both) == PartitionSpec(("fsdp", "context"))
+    assert spec(("embed", "channels_in"), (6, 64), both) == PartitionSpec("fsdp", "context")
 
 
 def test_a_models_shardings_have_its_structure() -> None:

@@ -1,6 +1,7 @@
 """On any mesh a run is the run of one device: the same losses, in a part of the bytes."""
 
 import dataclasses
+import functools
 import io
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from models.train.planned import plan_step, policy_of
 from models.train.start import Resume
 from models.train.state import abstract_state, device_bytes, init_state
 from models.train.step import compile_step
+from models.zigzag import zigzag_blocks
 from tests.models.micro import MODEL, OPTIM, SIZES, losses, run
 
 SMALL = {**SIZES, "experts": 4, "mlp_width": 48}
 MIXTRAL = dataclasses.replace(TRAINED["tiny-mixtral"], **SMALL)
-MESHES = ["data=8", "fsdp=8", "tensor=4", "data=2,fsdp=2,tensor=2"]
+MESHES = ["data=8", "fsdp=8", "tensor=4", "data=2,fsdp=2,tensor=2", "context=8",
+          "context=2,tensor=2,data=2"]  # fmt: skip
 
 
 def stepped(model: Any, text: str, steps: int = 3, accumulate: int = 1,
@@ -34,7 +37,8 @@ def stepped(model: Any, text: str, steps: int = 3, accumulate: int = 1,
     mesh = make_mesh(text)
     rng = np.random.default_rng(0)
     batches = rng.integers(0, 256, (steps, accumulate, 8, model.context + 1), dtype=np.uint8)
-    inputs = [on_devices(batch, mesh, axis=1) for batch in batches]
+    blocks = functools.partial(zigzag_blocks, devices=sizes(text)["context"])
+    inputs = [on_devices(np.apply_along_axis(blocks, -1, x), mesh, axis=1) for x in batches]
     step = compile_step(
         model, optim, jax.typeof(inputs[0]) if mesh is None else inputs[0], mesh=mesh
     )
@@ -114,7 +118,7 @@ def test_a_run_goes_on_on_other_meshes(tmp_path: Path) -> None:
     quiet(run(alone, batch=8))
     base = run(tmp_path, batch=8)
     quiet(dataclasses.replace(base, mesh="fsdp=4,tensor=2", max_seconds=0))
-    quiet(dataclasses.replace(base, mesh="data=2,fsdp=2", max_seconds=0), Resume())
+    quiet(dataclasses.replace(base, mesh="context=2,fsdp=2", max_seconds=0), Resume())
     assert quiet(base, Resume()).step == OPTIM.steps
     found, expected = ([loss for _, loss, _ in losses(out) if loss] for out in
                        (base.out, alone / "run"))  # fmt: skip
@@ -138,10 +142,20 @@ def test_meshes_that_cannot_be_are_refused(text: str, complaint: str) -> None:
 
 
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
-    assert sizes("tensor=2,data=4") == {"data": 4, "fsdp": 1, "expert": 1, "tensor": 2}
-    check_batch("tensor=2,data=4", 8)
+    assert sizes("tensor=2,data=4") == {
+        "data": 4, "fsdp": 1, "expert": 1, "context": 1, "tensor": 2
+    }  # fmt: skip
+    check_batch("tensor=2,data=4", 8, None)
     with pytest.raises(InputError, match="--batch 6 cannot be divided among 4 groups"):
-        check_batch("tensor=2,data=4", 6)
+        check_batch("tensor=2,data=4", 6, None)
+
+
+def test_a_sequence_that_cannot_be_shared_is_refused() -> None:
+    check_batch("context=4", 1, 16)
+    with pytest.raises(InputError, match="--context 12 cannot be divided among 4 devices"):
+        check_batch("context=4", 1, 12)
+    with pytest.raises(InputError, match="only models of text can share sequences"):
+        check_batch("context=4", 1, None)
 
 
 def test_a_budget_is_of_each_device(tmp_path: Path) -> None:
