@@ -48,7 +48,20 @@ def test_chains_by_hand() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name",
-    ["gradient_cost", "jacobian_cost", "every_k", "hand_written", "worked_graphs", "remedies"],
+    [
+        "gradient_cost",
+        "jacobian_cost",
+        "every_k",
+        "hand_written",
+        "worked_graphs",
+        "remedies",
+        "inner_values",
+        "hand_written_networks",
+        "column_by_column",
+        "residual_paths",
+        "one_pass",
+        "hessian_uses",
+    ],
 )
 def test_claims_that_theory_proves_hold(name: str) -> None:
     first, *_ = measured(name, quick=True).claims

@@ -126,7 +126,7 @@ def measure(quick: bool) -> Finding:
                 "The adjoint and the symplectic adjoint pay with computation for their memory",
                 "Chen et al., arXiv:1806.07366; Matsubara et al., arXiv:2102.09750, table 1",
                 "evaluations of the field, a pullback as two: direct 4 + 8 a step; backsolve 4 more"
-                " for the state that runs back: 4 / 3; symplectic 8 more: 5 / 3",
+                " for the state that runs back: 4 / 3; symplectic up to 8 more: at most 5 / 3",
                 "FLOPs over the direct gradient's: "
                 + ", ".join(f"{n} {r:.2f}" for n, r in extra.items()),
                 verdict(

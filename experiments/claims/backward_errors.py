@@ -106,6 +106,8 @@ def draw(figure: Figure, found: dict[int, dict[int, dict[str, np.ndarray]]]) -> 
             for j, (kind, style) in enumerate((("forward error", "--"), ("backward error", "o-"))):
                 axes.loglog([*by], [one[order][j] for one in by.values()], style, color=f"C{i}",
                             label=f"{kind}, {order}")  # fmt: skip
+        axes.set_xticks([*by], [*by])
+        axes.minorticks_off()
         axes.set(xlabel="matrices", title="one output" if rows == 1 else f"{rows} outputs")
     figure.axes[0].set_ylabel("units of rounding, float32, median")
     figure.axes[0].legend(frameon=False, fontsize=7)

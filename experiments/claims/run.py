@@ -20,12 +20,13 @@ HERE = Path(__file__).parent
 RESULTS, PLOTS = HERE / "results.json", HERE / "plots"
 # In the order of the table.
 MODULES = (
-    "gradient_cost", "jacobian_cost", "column_by_column", "forward_pays", "chains", "stability",
-    "backward_errors", "hessian_products", "worked_graphs", "inner_values", "kinks", "hand_written",
-    "hand_written_networks", "training_memory", "activations", "activation_factor", "scaling",
-    "resnet", "relu", "saved_traffic", "every_k", "placement", "batch_and_time", "offload",
-    "back_in_time", "ode_adjoints", "adjoint_cost", "depth", "residual_paths",
-    "gradient_correlation", "remedies", "define_by_run", "compositions",
+    "gradient_cost", "one_pass", "jacobian_cost", "column_by_column", "forward_pays", "chains",
+    "stability", "backward_errors", "hessian_products", "hessian_uses", "worked_graphs",
+    "inner_values", "kinks", "hand_written", "hand_written_networks", "training_memory",
+    "activations", "activation_factor", "scaling", "resnet", "relu", "saved_traffic", "every_k",
+    "placement", "batch_and_time", "offload", "back_in_time", "ode_adjoints",
+    "adjoint_cost", "depth", "residual_paths", "gradient_correlation", "dead_units", "remedies",
+    "define_by_run", "compositions",
 )  # fmt: skip
 
 
