@@ -24,7 +24,7 @@ MODULES = (
     "stability", "backward_errors", "hessian_products", "hessian_uses", "worked_graphs",
     "inner_values", "kinks", "hand_written", "hand_written_networks", "training_memory",
     "activations", "activation_factor", "scaling", "resnet", "relu", "saved_traffic", "every_k",
-    "placement", "batch_and_time", "offload", "back_in_time", "ode_adjoints",
+    "placement", "batch_and_time", "offload", "offload_time", "back_in_time", "ode_adjoints",
     "adjoint_cost", "depth", "residual_paths", "gradient_correlation", "dead_units", "remedies",
     "define_by_run", "compositions",
 )  # fmt: skip
