@@ -115,10 +115,6 @@ class _Dropped(nnx.Module):
     lambda f, m, x: xform.grad(f)(m, x),
     lambda f, m, x: jax.jit(xform.value_and_grad(f))(m, x),
     lambda f, m, x: xform.jacrev(f)(m, x),
-    lambda f, m, x: xform.plan(f, m, x),
-    lambda f, m, x: xform.pareto(f, m, x),
-    lambda f, m, x: xform.compare(f, m, x, policies=[xform.policies.min_cut]),
-    lambda f, m, x: xform.health(f, m, x),
 ])  # fmt: skip
 def test_a_module_with_integers_is_refused_by_name(ask) -> None:
     module, x = _Dropped(nnx.Rngs(0)), jnp.ones((4, 3))

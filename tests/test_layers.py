@@ -15,7 +15,7 @@ FILES = {
 }
 LAYERS = """
     errors, terminal, storage, introspection < _jax < program < registry < passes < interpret <
-    rules < slices < policies < planner < memory < transforms <
+    rules < slices < policies < planner < memory < modules, transforms <
     adjoints, curvature, diagnosis, fused, jacobians, sparse, steps <
     extend, equinox, flax, everywhere, names, testing, __init__ < commands < __main__ < experimental
 """

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from xform import errors
-from xform.memory.lowering import ensure_jitted, lower
+from xform.memory.lowering import jitted_with_arguments, lower
 from xform.memory.sharding import on_mesh
 from xform.memory.targets import parse_target
 
@@ -19,6 +19,10 @@ W, X = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((4, 8), 
 
 def product(p, x):
     return x @ p["w"]
+
+
+def jitted(f, donate_argnums=()):
+    return jitted_with_arguments(f, (), {}, donate_argnums)[0]
 
 
 def at(mesh, *spec):
@@ -123,14 +127,14 @@ def test_what_does_not_fit_is_refused() -> None:
             "PartitionSpec('data'), or None for an argument that is replicated",
         ),
         (
-            lambda: ensure_jitted(product, 5),
+            lambda: jitted(product, 5),
             "donate_argnums=5\n"
             "  problem: Jitted function has donate_argnums=(5,), but only accepts 2 positional "
             "arguments.\n"
             "  remedy:  give positions of arguments of the function",
         ),
         (
-            lambda: ensure_jitted(jax.jit(product), 0),
+            lambda: jitted(jax.jit(product), 0),
             "donate_argnums=0\n"
             "  problem: the function is jitted already, with its own options\n"
             "  remedy:  pass donate_argnums to jax.jit, or pass the function without jax.jit",
@@ -189,7 +193,7 @@ class TestLower:
         pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
 
     def test_donation_names_and_what_is_read(self) -> None:
-        f = ensure_jitted(lambda p, x, k: (p["w"] * 2, p["b"] + k), donate_argnums=0)
+        f = jitted(lambda p, x, k: (p["w"] * 2, p["b"] + k), donate_argnums=0)
         args = {"w": W, "b": X, "unread": W}, X
         lowered, jaxpr = lower(f, on_mesh(args, {"k": 1.0}, CPU, None, None), CPU)
         assert lowered.name == "<lambda>"
@@ -200,15 +204,13 @@ class TestLower:
 
     def test_it_is_the_same_each_time(self) -> None:
         given = on_mesh(({"w": W}, X), {}, FOUR, MESH, P("data"))
-        made = [
-            lower(ensure_jitted(product), given, parse_target("tpu:v5e:2x2"))[0] for _ in range(2)
-        ]
+        made = [lower(jitted(product), given, parse_target("tpu:v5e:2x2"))[0] for _ in range(2)]
         assert made[0] == made[1]
         assert made[0].devices == 4
 
     def test_the_mesh_is_current(self) -> None:
         f = lambda x: jax.lax.with_sharding_constraint(jnp.sin(x), P("data"))
-        assert lower(ensure_jitted(f), on_mesh((X,), {}, FOUR, MESH, None), FOUR)[0].devices == 4
+        assert lower(jitted(f), on_mesh((X,), {}, FOUR, MESH, None), FOUR)[0].devices == 4
 
     def test_a_function_with_a_callback_is_refused(self) -> None:
         def shows(x):
@@ -216,7 +218,7 @@ class TestLower:
             return x
 
         with pytest.raises(errors.XformError) as caught:
-            lower(ensure_jitted(shows), on_mesh((X,), {}, CPU, None, None), CPU)
+            lower(jitted(shows), on_mesh((X,), {}, CPU, None, None), CPU)
         assert str(caught.value) == (
             "shows for target='cpu:1'\n"
             "  problem: it cannot be lowered without the device: serialization of host_callbacks "
@@ -243,14 +245,14 @@ class TestLower:
 
         target = parse_target(name)
         with pytest.raises(errors.XformError, match="without the device") as caught:
-            lower(ensure_jitted(looped), on_mesh((X,), {}, target, None, None), target)
+            lower(jitted(looped), on_mesh((X,), {}, target, None, None), target)
         assert "test_lowering.py" in caught.value.where
         assert caught.value.__suppress_context__  # one error, not two
 
     def test_a_function_with_a_foreign_call_is_refused(self) -> None:
         foreign = lambda x: jax.ffi.ffi_call("their_sum", x)(x)
         with pytest.raises(errors.XformError) as caught:
-            lower(ensure_jitted(foreign), on_mesh((X,), {}, CPU, None, None), CPU)
+            lower(jitted(foreign), on_mesh((X,), {}, CPU, None, None), CPU)
         assert "it cannot be lowered without the device: Cannot serialize" in str(caught.value)
         assert "(their_sum)" in str(caught.value)
 
@@ -260,7 +262,7 @@ class TestLower:
 
         monkeypatch.setattr(jax.export, "export", fails)
         with pytest.raises(ValueError, match="another"):
-            lower(ensure_jitted(lambda x: x), on_mesh((X,), {}, CPU, None, None), CPU)
+            lower(jitted(lambda x: x), on_mesh((X,), {}, CPU, None, None), CPU)
 
     def test_devices_without_a_mesh_are_refused(self) -> None:
         if jax.device_count() < 4:

@@ -6,6 +6,7 @@ report names the layers whose numbers are abnormal.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from xform.diagnosis.report import Report
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
 from xform.introspection.modules import is_inexact_array, take_static_out_of_modules
+from xform.modules.arguments import LossCall, with_arrays
 from xform.policies import save_everything
 from xform.program.arithmetic import Value
 from xform.program.ir import trace
@@ -48,7 +50,9 @@ def health(
 
     Args:
       loss: `loss(params, batch)`, a pure function that returns a scalar.
-      params: pytree of floating-point arrays of any shape, an Equinox module, or a Flax NNX state.
+      params: pytree of floating-point arrays of any shape, an Equinox module, a Flax NNX state, or
+        a Flax NNX module. Of an NNX module the `nnx.Param`s are trained. All other state, such as
+        running statistics, is the same in each step.
       batch: pytree of all other inputs of the loss. The first axis of its first array is the axis
         of examples. Gradients of neighbouring examples are compared if a layer's result has this
         axis first.
@@ -97,6 +101,7 @@ def health(
             f"{CALLER} with steps={steps}", "more than one step needs an update", "",
             "pass update=, such as optax.sgd(0.1) or lambda params, grads: ..., or leave out steps",
         )  # fmt: skip
+    loss, params, batch = _of_arrays(loss, params, batch)
     loss, (params, batch) = take_static_out_of_modules(loss, (params, batch), is_inexact_array)
     key = jax.random.key(0) if key is None else key
     diagnosis = Diagnosis(loss, params, batch, power_iterations)
@@ -124,6 +129,20 @@ def health(
             break
     mean = lambda *xs: np.mean(xs, axis=0)
     return diagnosis.report(losses, jax.tree.map(mean, *by_step), origin)
+
+
+def _of_arrays(loss: Callable[[Tree, Tree], Any], params: Tree, batch: Tree) -> Any:
+    """Return a loss of Flax NNX modules, and its arguments, as a function of pytrees of arrays."""
+    call = with_arrays(LossCall(loss, (params, batch), 0), CALLER)
+    if call.f is loss:
+        return loss, params, batch
+
+    @functools.wraps(loss)
+    def value(params: Tree, batch: Tree) -> Any:
+        return call.f(params, *batch)[0]
+
+    params, *rest = call.args
+    return value, params, rest
 
 
 def _count(n: Any, name: str, least: int) -> int:

@@ -18,9 +18,10 @@ Linen needs none of this: its `apply` is a pure function, so `xform.grad` works 
 from xform.introspection.packages import require_package
 
 with require_package("flax", "Flax", by="xform.flax", brings="train"):
+    from xform.flax.fused import fused_update
     from xform.flax.gradient import grad, value_and_grad
     from xform.flax.maps import jvp, vjp
     from xform.flax.region import remat
     from xform.flax.step import jit
 
-__all__ = ["grad", "jit", "jvp", "remat", "value_and_grad", "vjp"]
+__all__ = ["fused_update", "grad", "jit", "jvp", "remat", "value_and_grad", "vjp"]

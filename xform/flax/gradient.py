@@ -2,7 +2,8 @@
 
 `ModuleBoundary` converts the modules among the arguments to arrays. Each module that is
 differentiated is split into two states: the Variables that its `nnx.DiffState` selects, and the
-rest. xform's own transform then differentiates a pure function of the selected states.
+rest. xform's own transform then differentiates a `ModuleObjective`, a pure function of the selected
+states.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
 from flax import nnx
 
-from xform.errors import NotScalar, WrongArgument
-from xform.flax.boundary import Function, Mode, ModuleBoundary, is_node
 from xform.flax.calls import accepts_nnx_calls, positional
 from xform.introspection.callables import function_name
+from xform.modules.boundary import Function, Mode, ModuleBoundary
+from xform.modules.objective import ModuleObjective, diff_states, replace_selected
 from xform.transforms import reverse
-from xform.transforms.function import Tree, distinct, numbers, positions
+from xform.transforms.function import distinct, numbers, positions
 
 Argnum = int | nnx.DiffState
 
@@ -95,60 +95,28 @@ def _gradient(boundary: ModuleBoundary, f: Function, argnums: Any, has_aux: bool
     """Return the function that `grad` or `value_and_grad`, whichever `boundary` names, returns."""
     caller = f"{boundary.name} of {function_name(f)}"
     is_single = not isinstance(argnums, Iterable)
-    selections = [argnums] if is_single else list(argnums)
-    argnum_list = [x.argnum if isinstance(x, nnx.DiffState) else x for x in selections]
+    several = [argnums] if is_single else list(argnums)
+    argnum_list = [x.argnum if isinstance(x, nnx.DiffState) else x for x in several]
     distinct(numbers(argnum_list, caller, "argnums"), caller, argnum_list)
-    if not boundary.updates and any(isinstance(x, nnx.DiffState) for x in selections):
-        raise WrongArgument(
-            f"{caller} with an nnx.DiffState in argnums",
-            "with graph=False or graph_updates=False, a module is differentiated as a whole",
-            "",
-            "pass graph=True, graph_updates=True",
-        )
-    default = nnx.Param if boundary.updates else True
-    diff_states = [
-        x if isinstance(x, nnx.DiffState) else nnx.DiffState(x, default) for x in selections
-    ]
+    selections = diff_states(boundary, argnums, caller)
+    transform = getattr(reverse, boundary.name)
 
     @functools.wraps(f, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = positional(f, args, kwargs) if boundary.updates else (args, kwargs)
-        indices = positions([x.argnum for x in diff_states], len(args), boundary.name)
-
-        def objective(*wrt: Tree) -> Any:
-            """Return the value, and `(value, auxiliary, changes of the modules)`."""
-            full = _replace_selected(array_args, indices, wrt)
-            y, (aux, changes) = boundary.pure(f, has_aux)(*full, **array_kwargs)
-            if is_node(y):
-                raise NotScalar(
-                    f"{caller}: gradient only defined for scalar-output functions",
-                    "it returned a Variable or a module",
-                    "",
-                    "return an array, such as variable[...] or jnp.mean(module(x))",
-                )
-            return y, (y, aux, changes)
-
-        objective.__name__ = function_name(f)
+        indices = positions([x.argnum for x in selections], len(args), boundary.name)
+        by_index = dict(zip(indices, selections, strict=True))
         with nnx.update_context(boundary.name):
-            # With the prefix, NNX also checks Variables that several arguments share. It raises an
-            # error if one of these arguments selects such a Variable and another one does not.
-            by_index = dict(zip(indices, diff_states, strict=True))
-            prefix = tuple(by_index.get(i) for i in range(len(args)))
-            array_args, array_kwargs = boundary.enter((args, kwargs), (prefix, None))
-            selected = lambda x: x.states[0] if is_node(x) else x
-            wrt = [jax.tree.map(selected, array_args[i], is_leaf=is_node) for i in indices]
-            if not jax.tree.leaves(wrt):
-                _refuse_empty_selection(caller, [args[i] for i in indices], diff_states)
-            transform = getattr(reverse, boundary.name)
+            objective = ModuleObjective(boundary, f, args, kwargs, by_index, has_aux, caller)
             out = transform(
                 objective, range(len(indices)), True, holomorphic, allow_int, policy=policy
-            )(*wrt)
+            )(*objective.wrt)
             g, (y, aux, changes) = out if boundary.name == "grad" else (out[1], out[0][1])
             aux = boundary.leave(aux, changes)
         if not boundary.updates:
             # All gradients are converted to modules in one call, so that they share parts as the
             # arguments do.
-            modules = nnx.from_tree(_replace_selected(array_args, indices, g))
+            modules = nnx.from_tree(replace_selected(objective.array_args, indices, g))
             g = [modules[i] for i in indices]
         g = g[0] if is_single else tuple(g)
         if boundary.name == "grad":
@@ -156,32 +124,3 @@ def _gradient(boundary: ModuleBoundary, f: Function, argnums: Any, has_aux: bool
         return ((y, aux) if has_aux else y), g
 
     return gradient
-
-
-def _refuse_empty_selection(
-    caller: str, args: Sequence[Tree], diff_states: Sequence[nnx.DiffState]
-) -> None:
-    """Raise `WrongArgument` if there are modules and the filters select nothing of them."""
-    nodes = [x for _, x in nnx.iter_graph(args, graph=True)]
-    if kinds := {type(x).__name__ for x in nodes if isinstance(x, nnx.Variable | nnx.Module)}:
-        filters = [getattr(x.filter, "__name__", str(x.filter)) for x in diff_states]
-        raise WrongArgument(
-            f"{caller}: there is nothing to differentiate",
-            f"{', '.join(filters)} selects nothing of {', '.join(sorted(kinds))}",
-            "",
-            "pass argnums=nnx.DiffState(position, filter), or another position",
-        )
-
-
-def _replace_selected(
-    array_args: Sequence[Tree], indices: Sequence[int], new_states: Sequence[Tree]
-) -> list[Tree]:
-    """Return `array_args` with new selected states in the arguments at `indices`.
-
-    `array_args` are arguments whose modules `ModuleBoundary.enter` converted to arrays.
-    """
-    put = lambda old, new: old.replace(states=(new, *old.states[1:])) if is_node(old) else new
-    full = list(array_args)
-    for i, state in zip(indices, new_states, strict=True):
-        full[i] = jax.tree.map(put, full[i], state, is_leaf=is_node)
-    return full

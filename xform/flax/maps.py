@@ -11,8 +11,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from xform.flax.boundary import Function, Mode, ModuleBoundary
 from xform.flax.calls import accepts_nnx_calls
+from xform.modules.boundary import Function, Mode, ModuleBoundary
 from xform.transforms import forward, reverse
 from xform.transforms.function import Tree, as_tuple
 

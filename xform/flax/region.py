@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from flax import nnx
-
-from xform.flax.boundary import Function, Mode, ModuleBoundary
 from xform.flax.calls import accepts_nnx_calls, positional
+from xform.modules.boundary import Function, Mode, ModuleBoundary
 from xform.transforms.checkpoint import checkpoint
 
 
@@ -53,9 +51,6 @@ def remat(f: Function, *, prevent_cse: bool = True, static_argnums: int | tuple[
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = positional(f, args, kwargs) if boundary.updates else (args, kwargs)
-        with nnx.update_context(boundary.name):
-            array_args, array_kwargs = boundary.enter((args, kwargs))
-            y, (_, changes) = region(*array_args, **array_kwargs)
-            return boundary.leave(y, changes)
+        return boundary.call(region, args, kwargs)
 
     return call

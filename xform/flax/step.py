@@ -15,9 +15,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from xform.flax.boundary import Function
 from xform.flax.calls import accepts_nnx_calls
 from xform.introspection.callables import check_callable
+from xform.modules.boundary import Function
 from xform.steps import jit as steps
 from xform.steps.doors import PlannedFunction, PlannedLowered
 

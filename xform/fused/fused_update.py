@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,11 @@ from xform.fused.plan import plan_updates
 from xform.fused.report import UpdateReport, report
 from xform.fused.step import TracedStep, trace_step
 from xform.introspection.callables import check_callable
+from xform.introspection.modules import (
+    is_inexact_array,
+    nnx_object,
+    take_static_out_of_modules,
+)
 from xform.policies import parse
 from xform.program.arithmetic import differentiable
 from xform.program.ir import evaluate, trace
@@ -43,6 +50,7 @@ class FusedUpdate:
         self._optimizer, self._argnums, self._has_aux = optimizer, argnums, has_aux
         self._value_and_grad = value_and_grad(loss, argnums, has_aux, policy=policy)
         functools.update_wrapper(self, loss, updated=())
+        self.__signature__ = inspect.signature(self.__call__)  # not that of the loss
 
     def __call__(
         self, params: Tree, state: Tree, *batch: Any, **kwargs: Any
@@ -74,6 +82,14 @@ class FusedUpdate:
 
     def _trace(self, params: Tree, state: Tree, batch: Sequence[Any], kwargs: Any) -> TracedStep:
         """Trace the step, and check that each parameter can be updated on its own."""
+        if module := nnx_object((params, state, batch)):
+            raise WrongArgument(
+                f"fused_update with an argument of type {type(module).__name__}",
+                "it is an object of Flax NNX, which a step changes in place",
+                "",
+                "use xform.flax.fused_update(loss), and call its step with the module and the "
+                "nnx.Optimizer",
+            )
         several = not isinstance(self._argnums, int)
         n = len(self._argnums) if isinstance(self._argnums, Sequence) else 1
         at = positions(self._argnums, len(batch) + n, "fused_update")
@@ -86,15 +102,25 @@ class FusedUpdate:
             )
 
         def gradient(params: Tree) -> Any:
+            params = restore(params)
             given = dict(zip(at, params if several else (params,), strict=True))
             rest = iter(batch)
             args = [given[i] if i in given else next(rest) for i in range(len(batch) + n)]
             return self._value_and_grad(*args, **kwargs)
 
+        # Static leaves of Equinox modules are neither differentiated nor updated.
+        restore, (params,) = take_static_out_of_modules(
+            lambda params: params, (params,), is_inexact_array
+        )
         params = jax.tree.map(_parameter, params)
         traced = trace_step(gradient, self._optimizer, params, state, self._has_aux)
         check_coupling(traced.step, state, frame())
-        return traced
+
+        def results(outputs: Sequence[Any]) -> tuple[Tree, Tree, Tree]:
+            new, *rest = traced.results(outputs)
+            return restore(new), *rest
+
+        return dataclasses.replace(traced, results=results)
 
 
 def _parameter(x: Any) -> Any:

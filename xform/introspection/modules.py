@@ -48,7 +48,8 @@ def take_static_out_of_modules(
     """
     if _module_type() is None:
         return f, tuple(args)
-    leaves, tree = jax.tree.flatten(tuple(args), is_leaf=_is_module)
+    is_leaf = lambda x: _is_module(x) or is_nnx_object(x)
+    leaves, tree = jax.tree.flatten(tuple(args), is_leaf=is_leaf)
     pairs = [_partition(x, inputs) if _is_module(x) else (x, None) for x in leaves]
     if not jax.tree.leaves([static for _, static in pairs]):
         return f, tuple(args)
@@ -102,14 +103,14 @@ def take_static_out(
     Returns `f` with these leaves put back into its arguments, and the arguments with None in their
     place. Without static leaves, everything is returned unchanged.
     """
-    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=is_nnx_object)
     static = [_is_static(x) for x in leaves]
     if not any(static):
         return f, args, kwargs
 
     @functools.wraps(f, updated=())
     def with_static(*args: Tree, **kwargs: Tree) -> Tree:
-        dynamic = iter(jax.tree.leaves((args, kwargs)))
+        dynamic = iter(jax.tree.leaves((args, kwargs), is_leaf=is_nnx_object))
         pairs = zip(leaves, static, strict=True)
         args, kwargs = tree.unflatten([x if is_static else next(dynamic) for x, is_static in pairs])
         return f(*args, **kwargs)
@@ -121,7 +122,7 @@ def take_static_out(
 
 def _is_static(x: Any) -> bool:
     """Return whether JAX does not accept a leaf as an array or as the type of one."""
-    if is_array_or_type(x):
+    if is_array_or_type(x) or is_nnx_object(x):
         return False
     try:
         jax.typeof(x)
@@ -135,13 +136,18 @@ def _module_type() -> Any:
     return names_of(sys.modules.get("equinox")).get("Module")
 
 
-def nnx_module(tree: Tree) -> Any:
-    """Return the first Flax NNX module in a tree, or None."""
-    kind = names_of(sys.modules.get("flax.nnx")).get("Module")
-    if kind is None:
-        return None
-    is_module = lambda x: isinstance(x, kind)
-    return next(filter(is_module, jax.tree.leaves(tree, is_leaf=is_module)), None)
+def nnx_object(tree: Tree) -> Any:
+    """Return the first module, optimizer or other object of Flax NNX in a tree, or None.
+
+    A function may change such an object, and NNX's transforms bring the changes to the caller.
+    """
+    return next(filter(is_nnx_object, jax.tree.leaves(tree, is_leaf=is_nnx_object)), None)
+
+
+def is_nnx_object(x: Any) -> bool:
+    """Return whether a value is an object of Flax NNX that a function may change."""
+    kind = names_of(sys.modules.get("flax.nnx")).get("Pytree")
+    return kind is not None and isinstance(x, kind)
 
 
 def _is_module(x: Any) -> bool:

@@ -16,8 +16,7 @@ import numpy as np
 
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.introspection.callables import argument_names
-from xform.introspection.modules import arguments_for_jit, take_static_out
-from xform.memory.lowering import ensure_jitted, is_jitted
+from xform.memory.lowering import jitted_with_arguments
 
 Argnums = int | Sequence[int] | str | None
 
@@ -111,11 +110,8 @@ def _names(f: Callable[..., Any], args: Sequence[Any], positions: set[int]) -> s
 
 def _trace(f: Any, args: Sequence[Any]) -> None:
     """Trace a function; an error of the function passes through."""
-    if is_jitted(f):
-        f.trace(*args)
-        return
-    held, positional, named = take_static_out(*arguments_for_jit(f, args, {}))
-    ensure_jitted(held).trace(*positional, **named)
+    jitted, positional, named = jitted_with_arguments(f, args, {})
+    jitted.trace(*positional, **named)
 
 
 def _positions(count: int, batch_argnums: Argnums) -> set[int]:

@@ -22,12 +22,10 @@ from xform._jax import compiler_options, jaxpr_and_consts
 from xform.errors import CompilationFailed
 from xform.interpret.cost import flops
 from xform.introspection.callables import function_name
-from xform.introspection.modules import arguments_for_jit, take_static_out
 from xform.memory import buffers
 from xform.memory.answers import Answer, cached_answer
 from xform.memory.lowering import (
-    ensure_jitted,
-    is_jitted,
+    jitted_with_arguments,
     lower,
     lowering_context,
     trace_jitted,
@@ -210,7 +208,7 @@ def compile_for(
     """
     parsed = target if isinstance(target, Target) else parse_target(target)
     with progress_line.show(f"compiling {function_name(f)} for {parsed.name}"):
-        f, args, kwargs = _jitted(f, args, kwargs or {}, donate_argnums)
+        f, args, kwargs = jitted_with_arguments(f, args, kwargs or {}, donate_argnums)
         if parsed.local:
             return _compile_locally(f, args, kwargs, parsed, mesh, in_specs)
         return _compile_elsewhere(f, args, kwargs, parsed, mesh, in_specs, timeout_seconds)
@@ -239,7 +237,7 @@ def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
       target: the target.
       donate_argnums: positions of the arguments whose memory may be reused.
     """
-    f, args, kwargs = _jitted(f, args, kwargs, donate_argnums)
+    f, args, kwargs = jitted_with_arguments(f, args, kwargs, donate_argnums)
     if target.local:
         arguments = _on_devices(args, kwargs, target, None, None)
         with _planned_locally(target):
@@ -247,15 +245,6 @@ def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     arguments = on_mesh(args, kwargs, target, None, None)
     with lowering_context(target, arguments):
         return trace_jitted(f, arguments)
-
-
-def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
-            donate_argnums: int | Sequence[int]
-            ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:  # fmt: skip
-    """Return the jitted function, and the arguments as the jitted function takes them."""
-    if not is_jitted(f):
-        f, args, kwargs = take_static_out(*arguments_for_jit(f, args, kwargs))
-    return ensure_jitted(f, donate_argnums), args, kwargs
 
 
 def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,

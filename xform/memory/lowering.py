@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jax import export
 from xform._jax import argument_names, compiler_options, jaxpr_and_consts, jaxprs_of, jit
 from xform.errors import WrongArgument, XformError
 from xform.introspection.callables import definition_site
+from xform.introspection.modules import arguments_for_jit, nnx_object, take_static_out
 from xform.memory.sharding import Axes, LoweringArguments
 from xform.memory.targets import Target
 from xform.program.source import frame
@@ -56,15 +58,24 @@ def is_jitted(f: Any) -> bool:
     return hasattr(f, "trace") and hasattr(f, "lower")
 
 
-def ensure_jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
-    """Return `jax.jit(f)`, or `f` if it is jitted already.
+def jitted_with_arguments(
+    f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], donate_argnums: int | Sequence[int] = ()
+) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+    """Return a function made by `jax.jit`, and the arguments as that function takes them.
+
+    If `f` is not jitted yet, static values are taken out of its arguments. If an argument holds an
+    object of Flax NNX, `nnx.jit` makes the function: its outputs are those of `f`, and the
+    Variables that `f` changes.
 
     Raises:
       WrongArgument: `donate_argnums` is not valid, or is given for a jitted function.
     """
     if not is_jitted(f):
+        f, args, kwargs = take_static_out(*arguments_for_jit(f, args, kwargs))
+        has_objects = nnx_object((args, kwargs)) is not None
         try:
-            return jit(f, donate_argnums=donate_argnums)
+            make = _nnx_jit if has_objects else jit
+            return make(f, donate_argnums=donate_argnums), args, kwargs
         except (TypeError, ValueError) as error:
             raise WrongArgument(
                 f"donate_argnums={donate_argnums!r}",
@@ -72,12 +83,18 @@ def ensure_jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
                 "give positions of arguments of the function",
             ) from error  # fmt: skip
     if donate_argnums == ():
-        return f
+        return f, args, kwargs
     raise WrongArgument(
         f"donate_argnums={donate_argnums!r}",
         "the function is jitted already, with its own options", "",
         "pass donate_argnums to jax.jit, or pass the function without jax.jit",
     )  # fmt: skip
+
+
+def _nnx_jit(f: Any, donate_argnums: int | Sequence[int]) -> Any:
+    """Return `nnx.jit(f)`, which returns new values of Variables, and no unchanged ones."""
+    nnx = importlib.import_module("flax.nnx")
+    return nnx.jit(f, donate_argnums=donate_argnums, graph_updates=False)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from xform.interpret.emit import pass_name
 from xform.introspection.callables import check_callable
 from xform.memory.analysis import memory_analysis
 from xform.memory.held_arrays import HeldArrays, held_arrays
-from xform.memory.lowering import ensure_jitted
+from xform.memory.lowering import jitted_with_arguments
 from xform.memory.meters import AllocatorMeter, Meter, meter_of
 from xform.memory.report import MemoryReport
 from xform.memory.traced_time import trace_instructions
@@ -183,7 +183,9 @@ def compare_with_device(
     check_callable(f, "compare_with_device")
     held = held_arrays()
     report = memory_analysis(f, *args, donate_argnums=donate_argnums, **kwargs)
-    jitted, copies = ensure_jitted(f, donate_argnums), bool(report.alias_bytes)
+    jitted, given, named = jitted_with_arguments(f, args, kwargs, donate_argnums)
+    args, kwargs = tuple(given), dict(named)
+    copies = bool(report.alias_bytes)
     device = _device_of((args, kwargs))
 
     def run() -> float:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.errors import NotScalar, WrongDtype
-from xform.introspection.modules import nnx_module
+from xform.introspection.modules import nnx_object
 from xform.program.arithmetic import differentiable
 from xform.program.hijax import is_differentiable_hitype
 from xform.transforms.function import Tree, as_array
@@ -38,7 +38,7 @@ def check_inputs(caller: str, tree: Tree, holomorphic: bool, allow_int: bool) ->
     """Raise WrongDtype if a leaf of `tree` cannot be differentiated under these options."""
     for leaf in jax.tree.leaves(tree):
         integer = not differentiable(jax.typeof(as_array(leaf, caller)))
-        if integer and not allow_int and (module := nnx_module(tree)) is not None:
+        if integer and not allow_int and (module := nnx_object(tree)) is not None:
             raise WrongDtype(
                 f"{caller} of a Flax NNX module, {type(module).__name__}",
                 "it holds integers, such as counts of its random keys, which have no gradient",

@@ -25,6 +25,7 @@ from xform.introspection.callables import (
     function_name,
 )
 from xform.introspection.modules import is_array_or_type
+from xform.modules.arguments import LossCall, with_arrays
 from xform.planner.candidate import Candidate
 from xform.planner.device import resolve_fit
 from xform.planner.plan_program import plan_program
@@ -57,7 +58,7 @@ def residuals(
     """List the values that `xform.vjp(f, *args, policy=policy)` saves for its backward pass.
 
     Args:
-      f: pure function of pytrees of arrays.
+      f: pure function of pytrees of arrays, or a function of Flax NNX modules.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
         "save_dots"; None is `min_cut`, the default under `jit`.
@@ -177,6 +178,8 @@ def derivative_at(
     `caller` is the transform, for messages. The other arguments are those of `residuals`.
     """
     check_callable(f, caller)
+    call = with_arrays(LossCall(f, args, argnums, has_aux), caller)
+    f, args, argnums, has_aux = call.f, call.args, call.argnums, call.has_aux
     differentiated = None if argnums is None else positions(argnums, len(args), caller)
     arguments = FlatArguments(args)
     names = argument_names(f, len(args))

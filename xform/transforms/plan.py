@@ -40,7 +40,8 @@ def plan(
     """Decide which values the backward pass of `f` saves, and compile it to measure its memory.
 
     Args:
-      f: the loss, a pure function of pytrees of arrays, as for `grad`. `plan` compiles its `grad`.
+      f: the loss, a pure function of pytrees of arrays, as for `grad`, or of Flax NNX modules, as
+        for `xform.flax.grad`. `plan` compiles its `grad`.
         If the loss returns more than a scalar, or with `argnums=None`, `plan` compiles both parts
         of `vjp` instead. With `policy_argument`, a whole training step.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
@@ -50,7 +51,8 @@ def plan(
         mesh of `Auto` axes only the compiler knows, so a plan that is not compiled counts values
         with their unsharded sizes.
       argnums: for a loss, the position or positions of the arguments to differentiate, as for
-        `grad`; None is every argument, as for `vjp`.
+        `grad`, or an `nnx.DiffState`, as for `xform.flax.grad`; None is every argument, as for
+        `vjp`.
       has_aux: for a loss, whether it returns a pair `(output, auxiliary)`; the second is not
         differentiated.
       policy_argument: if `f` is a training step or another function that takes a derivative itself:

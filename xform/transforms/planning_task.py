@@ -21,9 +21,15 @@ from xform._jax.meshes import shape_dtype_struct
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.interpret.cost import aval_bytes
 from xform.interpret.node import gather
-from xform.introspection.callables import check_parameter, definition_site, function_name
+from xform.introspection.callables import (
+    check_parameter,
+    definition_site,
+    function_name,
+    record_transform,
+)
 from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
+from xform.modules.arguments import LossCall, with_arrays
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan_program import plan_program
@@ -78,7 +84,8 @@ def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has
     """
     donate = positions(numbers(donate_argnums, "plan", "donate_argnums"), len(args), "plan")
     if policy_argument is None:
-        return _loss_task(f, args, argnums, has_aux, target, donate)
+        call = with_arrays(LossCall(f, args, argnums, has_aux, donate), "plan")
+        return _loss_task(call, target)
     check_step(f, args, policy_argument, argnums, has_aux, "plan")
     return _step_task(f, args, policy_argument, target, donate, regions)
 
@@ -104,18 +111,33 @@ def with_policy(f: Callable[..., Any], policy: Any, argnums: Any, policy_argumen
                 ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
     """Return the function to compile for a loss or a step under a policy, and its keywords."""
     if policy_argument is None:
-        return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
+        return _gradient_of_loss(f, argnums, policy), {}
     keywords = {policy_argument: policy}
     if hasattr(f, "lower"):  # made by `jax.jit`, whose options would be lost in a wrapper
         return f, keywords
     return functools.wraps(f)(functools.partial(f, **keywords)), {}
 
 
-def _loss_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
-               target: Target, donate: Sequence[int]) -> PlanningTask:  # fmt: skip
-    """Return the task for a loss; the arguments at the positions `donate` are donated."""
+def _gradient_of_loss(f: Callable[..., Any], argnums: Any, policy: Any) -> Callable[..., Any]:
+    """Return the function that computes a loss and its gradient under a policy."""
+
+    @functools.wraps(f)
+    def both(*args: Tree) -> Any:
+        call = with_arrays(LossCall(f, args, argnums), "value_and_grad")
+        return value_and_grad(call.f, call.argnums, call.has_aux, policy=policy)(*call.args)
+
+    position = lambda x: getattr(x, "argnum", x)  # of an `nnx.DiffState`
+    several = isinstance(argnums, Sequence)
+    at = tuple(map(position, argnums)) if several else position(argnums)
+    record_transform(both, "value_and_grad", at, policy)
+    return both
+
+
+def _loss_task(call: LossCall, target: Target) -> PlanningTask:
+    """Return the task for a loss."""
+    f, args, argnums, has_aux = call.f, call.args, call.argnums, call.has_aux
     traced, arguments = derivative_at("plan", f, args, argnums, has_aux), FlatArguments(args)
-    donated, arrays = arguments.indices(donate), arguments.arrays()
+    donated, arrays = arguments.indices(call.donate), arguments.arrays()
     grads = gather(traced.function.program.in_avals, traced.function.active())
     argument_positions = (
         range(len(args)) if argnums is None else positions(argnums, len(args), "plan")

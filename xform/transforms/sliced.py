@@ -16,7 +16,12 @@ from xform._jax.meshes import explicit_mesh_of
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.interpret.cost import shape, size
 from xform.introspection.callables import check_callable, function_name
-from xform.introspection.modules import take_static_out
+from xform.introspection.modules import (
+    is_array_or_type,
+    take_static_out,
+    take_static_out_of_modules,
+)
+from xform.modules.arguments import module_boundary
 from xform.planner.sliced.search import SlicedProgram, program_within
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.program.source import frame
@@ -71,7 +76,8 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
     each device.
 
     Args:
-      f: a function of pytrees of arrays. Use `sliced(jax.vmap(f), ...)` to run a `vmap` in chunks.
+      f: a function of pytrees of arrays, or of modules of Flax NNX or Equinox. Use
+        `sliced(jax.vmap(f), ...)` to run a `vmap` in chunks.
       budget: arguments, outputs and temporary memory of the compiled function, in bytes or as text
         such as "512 MiB".
       target: the device to compile for, such as "tpu:v5e"; None is JAX's default backend. Outside
@@ -113,7 +119,7 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
 
     def chosen(args: Sequence[Tree], kwargs: Mapping[str, Tree]) -> tuple[SlicedProgram, Any, Any]:
         """Return the program in slices, its leading inputs, and the tree of its outputs."""
-        with_static, args, kwargs = take_static_out(f, args, kwargs)
+        with_static, args, kwargs = _without_static(f, args, kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         out_trees: list[Any] = []
 
@@ -135,19 +141,27 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
         found, inputs, out_tree = chosen(args, kwargs)
         return jax.tree.unflatten(out_tree, evaluate(found.program, inputs))
 
+    @functools.lru_cache(maxsize=4)
+    def of_arrays(boundary: Any) -> Callable[..., Any]:
+        return sliced(boundary.pure(f), budget, target=target)
+
     @functools.wraps(f)
     def wrapped(*args: Tree, **kwargs: Tree) -> Tree:
+        if boundary := module_boundary("sliced", (args, kwargs)):
+            return boundary.call(of_arrays(boundary), args, kwargs)
         if staging():
             return run(*args, **kwargs)
         with explicit_mesh_of((args, kwargs)):
             return compiled(args, kwargs)
 
     def regions(*args: Tree, **kwargs: Tree) -> list[SlicedRegion]:
+        if boundary := module_boundary("sliced", (args, kwargs)):
+            return boundary.ask(vars(of_arrays(boundary))["regions"], args, kwargs)
         with explicit_mesh_of((args, kwargs)):
             return [_row(region) for region in chosen(args, kwargs)[0].regions]
 
     def compiled(args: Sequence[Tree], kwargs: Mapping[str, Tree]) -> Tree:
-        with_static, args, kwargs = take_static_out(run, args, kwargs)
+        with_static, args, kwargs = _without_static(run, args, kwargs)
         if with_static is not run:
             return jit(with_static)(*args, **kwargs)
         return jitted(*args, **kwargs)
@@ -155,6 +169,17 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
     jitted = jit(run)
     wrapped.regions = regions  # pyright: ignore[reportAttributeAccessIssue]
     return wrapped
+
+
+def _without_static(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
+                    ) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:  # fmt: skip
+    """Take the static leaves out of the arguments, in Equinox modules all that are no arrays."""
+    call = lambda args, kwargs: f(*args, **kwargs)
+    with_static, given = take_static_out_of_modules(call, (args, kwargs), is_array_or_type)
+    if with_static is call:
+        return take_static_out(f, args, kwargs)
+    run = lambda *args, **kwargs: with_static(args, kwargs)
+    return take_static_out(run, *given)
 
 
 def _bytes_on(target: str | None, prog: Program) -> float:

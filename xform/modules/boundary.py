@@ -15,7 +15,7 @@ to 4 of one call must run in one such context.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,9 +23,11 @@ from flax import nnx
 
 from xform.errors import WrongArgument
 from xform.introspection.callables import function_name
-from xform.transforms.function import Tree
 
+Tree = Any
 Function = Callable[..., Any]
+# The attribute of a module in which NNX keeps an object for itself.
+_OF_NNX = "_pytree__state"
 # An option `graph` or `graph_updates`; None means NNX's own setting.
 Mode = bool | None
 
@@ -74,14 +76,16 @@ class ModuleBoundary:
         arrays of its modules in two: the state that it selects, and the rest. All modules that
         share a Variable must have the same DiffState.
         """
-        return nnx.to_tree(tree, prefix=prefix, split_fn=_split, ctxtag=self.name)
+        return nnx.to_tree(tree, prefix=prefix, split_fn=split, ctxtag=self.name)
 
-    def pure(self, f: Function, has_aux: bool = False) -> Function:
+    def pure(self, f: Function, has_aux: bool = False, fixed: Sequence[Any] = ()) -> Function:
         """Make `f` a pure function of arguments that `enter` has converted.
 
         It returns `(output, (auxiliary, changes))`. `auxiliary` is `()` without `has_aux`.
-        `changes` is what `leave` writes back.
+        `changes` is what `leave` writes back. New values of Variables that hold the arrays `fixed`
+        before the call are not written back.
         """
+        fixed_ids = set(map(id, fixed))
 
         def pure_function(*array_args: Tree, **array_kwargs: Tree) -> Any:
             converted = array_args, array_kwargs
@@ -107,13 +111,31 @@ class ModuleBoundary:
             if self.updates and not _same_parts(before, self._parts(modules)):
                 changes = modules
             else:
-                changes = [variable for variable, *old in old_values if _changed(variable, *old)]
-            changes, out = nnx.to_tree((changes, out), split_fn=_split, ctxtag=self.name)
+                changes = [
+                    variable
+                    for variable, leaves, tree in old_values
+                    if _changed(variable, leaves, tree)
+                    and not fixed_ids.issuperset(map(id, leaves))
+                ]
+            changes, out = nnx.to_tree((changes, out), split_fn=split, ctxtag=self.name)
             output, auxiliary = out if has_aux else (out, ())
             return output, (auxiliary, changes)
 
         pure_function.__name__ = function_name(f)
         return pure_function
+
+    def call(self, transformed: Function, args: Any, kwargs: Any) -> Any:
+        """Call a transform of `pure(f)` as `f`, whose changes reach the caller's modules."""
+        with nnx.update_context(self.name):
+            array_args, array_kwargs = self.enter((args, kwargs))
+            y, (_, changes) = transformed(*array_args, **array_kwargs)
+            return self.leave(y, changes)
+
+    def ask(self, query: Function, args: Any, kwargs: Any) -> Any:
+        """Call a function that traces `pure(f)` and returns no module."""
+        with nnx.update_context(self.name):
+            array_args, array_kwargs = self.enter((args, kwargs))
+            return query(*array_args, **array_kwargs)
 
     def leave(self, out: Tree, changes: Tree) -> Tree:
         """Write `changes` to the caller's modules, and return `out` with modules, not arrays."""
@@ -122,9 +144,11 @@ class ModuleBoundary:
     def _parts(self, tree: Tree) -> list[tuple[Any, Any]]:
         """List modules, Variables and all their parts as `(path, part)`, each part once.
 
-        Without `graph`, a part that occurs twice is an error.
+        Without `graph`, a part that occurs twice is an error. The objects that NNX keeps in each
+        module for itself are left out: `nnx.scan` replaces them, which is no change of a module.
         """
-        return list(nnx.iter_graph(tree, graph=self.graph))
+        parts = nnx.iter_graph(tree, graph=self.graph)
+        return [(path, x) for path, x in parts if path[-1:] != (_OF_NNX,)]
 
 
 def is_node(x: Any) -> bool:
@@ -132,7 +156,7 @@ def is_node(x: Any) -> bool:
     return isinstance(x, nnx.NodeStates)
 
 
-def _split(ctx: Any, path: Any, prefix: Any, node: Any) -> nnx.NodeStates:
+def split(ctx: Any, path: Any, prefix: Any, node: Any) -> nnx.NodeStates:
     """Split a module into its definition and its arrays; NNX calls this for each module.
 
     If `prefix` is a DiffState, the selected arrays are one state, and the rest is another.

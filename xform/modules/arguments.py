@@ -1,0 +1,55 @@
+"""Find NNX modules among the arguments of the core's functions, and call what handles them.
+
+A function of the core that takes a loss calls `with_arrays`. Flax is imported only if an argument
+holds a module, and so Flax is loaded already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xform.introspection.modules import nnx_object
+
+Tree = Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LossCall:
+    """A loss, its arguments, and the options of the function that gets it.
+
+    Attributes:
+      f: the loss.
+      args: its arguments.
+      argnums: positions of the differentiated arguments; None for all. For a loss of NNX modules, a
+        position may be an `nnx.DiffState`.
+      has_aux: whether the loss returns a pair `(output, auxiliary)`.
+      donate: positions of the donated arguments.
+    """
+
+    f: Callable[..., Any]
+    args: Sequence[Tree]
+    argnums: Any
+    has_aux: bool = False
+    donate: tuple[int, ...] = ()
+
+
+def with_arrays(call: LossCall, caller: str) -> LossCall:
+    """Return a call of a pure function of arrays in place of the call of a loss of NNX modules.
+
+    As in `xform.flax.value_and_grad`, a module is differentiated with respect to its `nnx.Param`s,
+    and the changes of modules are auxiliary outputs. Without modules, `call` is returned unchanged.
+    `caller` is the function that the user called.
+    """
+    if nnx_object(call.args) is None:
+        return call
+    return importlib.import_module("xform.modules.array_loss").array_loss(call, caller)
+
+
+def module_boundary(caller: str, tree: Tree) -> Any:
+    """Return the `ModuleBoundary` for a transform whose arguments hold NNX modules; else None."""
+    if nnx_object(tree) is None:
+        return None
+    return importlib.import_module("xform.modules.boundary").ModuleBoundary.of(caller, None, None)
