@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.nets.axes import by_token
+from models.nets.axes import by_token, context_devices
 from models.nets.cache import Cache
 from models.nets.layers import Layers
 from models.nets.loss import cross_entropy, scores
@@ -166,8 +166,17 @@ class Decoder(nnx.Module):
 
         Returns:
           A float32 scalar.
+
+        Raises:
+          ValueError: the blocks are for another number of devices than the current mesh has.
         """
         ring = tokens.ndim == 3
+        if ring and tokens.shape[1] != 2 * context_devices():
+            raise ValueError(
+                f"tokens in {tokens.shape[1]} blocks are for {tokens.shape[1] // 2} devices that"
+                f" share each sequence, but the mesh axis context has {context_devices()}: use"
+                f" zigzag_blocks(row, {context_devices()})"
+            )
         inputs, targets = (x.reshape(len(x), -1) for x in (tokens[..., :-1], tokens[..., 1:]))
         hidden, _, routing = self.read(
             inputs, segments=segments, positions=positions, key=key, ring=ring

@@ -4,8 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.nets.presets import build
 from models.nets.segments import unpacked
 from models.zigzag import zigzag_blocks, zigzag_order
+from tests.models.micro import MODEL
 
 ROW = np.arange(100, 125).astype(np.int32)  # 24 tokens and the last target
 
@@ -42,3 +44,9 @@ def test_positions_of_bytes() -> None:
     _, options = unpacked(jnp.asarray(zigzag_blocks(ROW.astype(np.uint8), 2))[None])
     assert options.keys() == {"positions"}
     assert options["positions"].tolist() == [[*range(6), *range(18, 24), *range(6, 18)]]
+
+
+def test_blocks_for_other_devices_are_refused() -> None:
+    blocks = jnp.zeros((1, 4, 5), jnp.int32)
+    with pytest.raises(ValueError, match=r"in 4 blocks are for 2 devices .* has 1"):
+        build(MODEL).loss(blocks)
