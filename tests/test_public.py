@@ -17,9 +17,9 @@ from tests import versions
 PUBLIC = {
     "Plan", "checkpoint", "clip_by_previous_global_norm", "compare", "fits", "fused_update",
     "fwd_and_bwd", "grad", "health", "hessian", "hvp", "install", "is_installed", "jacfwd",
-    "jacobian", "jacrev", "jit", "jvp", "linear_transpose", "linearize", "memory_analysis",
-    "pareto", "plan", "plan_names", "remat", "residuals", "sliced", "uninstall", "value_and_grad",
-    "vjp",
+    "jacobian", "jacrev", "jit", "jvp", "linear_transpose", "linearize", "load",
+    "memory_analysis", "pareto", "plan", "plan_names", "remat", "residuals", "sliced", "uninstall",
+    "value_and_grad", "vjp",
 }  # fmt: skip
 # The public modules; the names are the functions of those whose functions are like `xform`'s own.
 MODULES = {

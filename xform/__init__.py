@@ -48,6 +48,7 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "load",
     "memory_analysis",
     "pareto",
     "plan",
@@ -71,6 +72,7 @@ _LAZY_FUNCTIONS = {
     "fused_update": "xform.fused.fused_update",
     "health": "xform.diagnosis.health",
     "jit": "xform.steps.jit",
+    "load": "xform.storage.results",
     "memory_analysis": "xform.memory.analysis",
     "pareto": "xform.transforms.pareto",
     "plan": "xform.transforms.plan",
@@ -95,6 +97,7 @@ if _typing.TYPE_CHECKING:
     from xform.memory.capacity import fits
     from xform.names.plan_names import plan_names
     from xform.steps.jit import jit
+    from xform.storage.results import load
     from xform.transforms.compare import compare
     from xform.transforms.pareto import pareto
     from xform.transforms.plan import plan

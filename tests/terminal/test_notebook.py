@@ -1,5 +1,6 @@
 """Every result shows itself: one line as `repr`, a text and a picture as HTML, and JSON."""
 
+import dataclasses
 import functools
 import importlib
 import json
@@ -18,8 +19,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from xform.errors import MissingExtra
+from xform.storage.results import FORMATS
 from xform.terminal.notebook import Result
 
+# What matplotlib writes into a picture that differs each time: ids, and the date.
+UNIQUE = r"(?<=id=\")[^\"]*|(?<=#)\w*|<dc:date>[^<]*"
 F32 = jax.ShapeDtypeStruct((16, 16), jnp.float32)
 NUMBERS = jnp.linspace(0.5, 1.5, 8)
 
@@ -91,7 +95,7 @@ def test_every_kind_of_result_is_tested() -> None:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     kinds = {cls.__name__ for cls in Result.__subclasses__() if cls.__module__.startswith("xform.")}
-    assert kinds == set(MAKERS)
+    assert kinds == set(MAKERS) == set(FORMATS)
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -107,6 +111,23 @@ def test_a_result_is_json(name: str) -> None:
     data = json.loads(made(name).to_json())
     assert data
     assert isinstance(data, dict)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_result_is_read_from_its_file(name: str, tmp_path: pathlib.Path) -> None:
+    result, path = made(name), tmp_path / "result.json"
+    result.save(path)
+    loaded = xform.load(path)
+    assert type(loaded) is type(result)
+    assert repr(loaded) == repr(result)
+    without_times = {"seconds": 0.0, "compile_seconds": 0.0} if name in ("Plan", "StepPlan") else {}
+    expected = dataclasses.replace(result, **without_times)
+    assert str(loaded) == str(expected)
+    assert loaded.to_json() == expected.to_json()
+    assert re.sub(UNIQUE, "", loaded._repr_html_()) == re.sub(UNIQUE, "", expected._repr_html_())
+    assert str(type(result).load(path)) == str(expected)
+    loaded.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -12,6 +12,7 @@ import numpy as np
 
 from xform.adjoints.activity import Activity
 from xform.program.arithmetic import Value as Array
+from xform.storage.results import NOT_STORED
 
 # A pullback: maps cotangents of an operation's outputs to cotangents of its inputs.
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
@@ -92,7 +93,7 @@ class GraphOperation:
       closed: number of equations in the programs inside it, if it was not expanded; 0 if it has
         none. A loop inside counts its equations once for each iteration.
       pull: pullback from cotangents of the active outputs to cotangents of the active inputs; None
-        if no derivative passes.
+        if no derivative passes, or if the graph was read from a file.
     """
 
     id: int
@@ -102,7 +103,7 @@ class GraphOperation:
     scope: tuple[str, ...] = ()
     where: str = ""
     closed: int = 0
-    pull: Pull | None = None
+    pull: Pull | None = dataclasses.field(default=None, metadata=NOT_STORED)
 
 
 @dataclasses.dataclass(frozen=True)

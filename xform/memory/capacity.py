@@ -265,7 +265,7 @@ class Reason(Result):
     def __str__(self) -> str:
         compilation = self.target_report.compilation
         verdict = compilation.verdict()
-        if self.report is not self.target_report:
+        if self.report.target != self.target_report.target:
             verdict += (f". {compilation.target.device.name}'s compiler reports nothing else; "
                         f"the report below is for {self.report.target}")  # fmt: skip
         return f"{verdict}\n\n{self.report}"

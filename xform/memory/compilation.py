@@ -35,6 +35,7 @@ from xform.memory.sharding import LoweringArguments, on_mesh
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
 from xform.program.ir import Program, program
+from xform.storage.results import NOT_STORED
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, parse_bytes
 
@@ -61,7 +62,7 @@ class Compilation:
       refused: the compiler's error message, if the program is too large for the device.
       needed_bytes: the size of a refused program; None if the compiler does not report it.
       closed_bytes: bytes of the arrays that the function closes over.
-      program: the traced program.
+      program: the traced program; None if the figures were read from a file.
     """
 
     function: str
@@ -75,7 +76,9 @@ class Compilation:
     refused: str = ""
     needed_bytes: int | None = None
     closed_bytes: int = 0
-    program: Program | None = dataclasses.field(default=None, repr=False, compare=False)
+    program: Program | None = dataclasses.field(
+        default=None, repr=False, compare=False, metadata=NOT_STORED
+    )
 
     @property
     def argument_bytes(self) -> int | None:

@@ -62,11 +62,14 @@ class MemoryReport(Result):
       compilation: the compiler's figures, and the target.
       shapes: dtype and shape of each argument, before it is sharded.
       description: the transform, policy and arguments that were compiled.
+      saved_advice: the advice of a report that was read from a file. Some advice needs the traced
+        program, which a file does not have.
     """
 
     compilation: Compilation
     shapes: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
     description: Description = dataclasses.field(default_factory=Description)
+    saved_advice: tuple[str, ...] | None = None
 
     @property
     def function(self) -> str:
@@ -262,7 +265,11 @@ class MemoryReport(Result):
     @cached_property
     def advice(self) -> list[str]:
         """How to reduce the memory, as sentences with numbers, most promising first."""
-        return advice.advice(self)
+        return advice.advice(self) if self.saved_advice is None else list(self.saved_advice)
+
+    def for_file(self) -> MemoryReport:
+        """Return the report to write to a file: with its advice."""
+        return dataclasses.replace(self, saved_advice=tuple(self.advice))
 
     def group_by(self, key: str) -> list[BufferGroup]:
         """Return the buffers at the peak in groups, largest group first.

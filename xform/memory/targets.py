@@ -51,6 +51,12 @@ class Target:
     count: int | None = None
     topology: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
 
+    def for_file(self) -> Target:
+        """Return the target without the facts that only its compiler needs."""
+        names = [f.name for f in dataclasses.fields(Hardware)]
+        device = Hardware(**{name: getattr(self.device, name) for name in names})
+        return dataclasses.replace(self, device=device, topology={})
+
     @property
     def backend(self) -> str:
         """JAX's name of the backend: "cpu", "tpu" or "gpu"."""

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from xform._jax import Primitive
 from xform.errors import WrongArgument
 from xform.planner.plan.plan import Plan
 from xform.policies import min_cut
-from xform.storage.files import atomic_write
+from xform.storage import results
 from xform.terminal.notebook import Result
 from xform.terminal.text import human_bytes, human_flops, planning_times
-
-_FORMAT = "xform step plan 1"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -45,8 +40,8 @@ class StepPlan(Result):
     plans: dict[str, Plan]
     compiled_bytes: int | None
     compiles: int
-    seconds: float = 0.0
-    compile_seconds: float = 0.0
+    seconds: float = dataclasses.field(default=0.0, metadata=results.NOT_STORED)
+    compile_seconds: float = dataclasses.field(default=0.0, metadata=results.NOT_STORED)
 
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans.values())
@@ -97,42 +92,7 @@ class StepPlan(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data. The times of planning are left out."""
-        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        del data["seconds"], data["compile_seconds"]
-        data["plans"] = {key: plan.to_dict() for key, plan in self.plans.items()}
-        return {"format": _FORMAT, **data}
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, as JSON. `StepPlan.load(path)` reads it."""
-        with atomic_write(path) as partial:
-            partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> StepPlan:
-        """Read a plan that `save` wrote.
-
-        Raises:
-          WrongArgument: the file holds no plan of a step, or another version of xform wrote it.
-          OSError: the file cannot be read.
-        """
-        return cls.from_json(Path(path).read_text(encoding="utf-8", errors="replace"), str(path))
-
-    @classmethod
-    def from_json(cls, text: str, path: str) -> StepPlan:
-        """Read a plan from the text of the file `path`; see `load`."""
-        try:
-            data: Any = json.loads(text)
-            if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
-                raise ValueError("it has another format")
-            plans = {str(key): Plan.from_dict(value) for key, value in data.pop("plans").items()}
-            return cls(plans=plans, **data)
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-            raise WrongArgument(
-                f"StepPlan.load({path!r})",
-                f"the file holds no plan of a step: {error}",
-                "",
-                "pass a file that StepPlan.save of this version of xform wrote",
-            ) from error
+        return results.to_data(self)
 
     def __repr__(self) -> str:
         return f"<StepPlan of {self.function}, {self.policy}>"

@@ -23,6 +23,7 @@ from xform.program.ir import program
 from xform.program.naming import digest
 from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed_bytes
+from xform.storage import results
 
 
 def plan_file(
@@ -59,7 +60,7 @@ def load_plan(file: Path | None) -> StepPlan | None:
         with contextlib.suppress(OSError):
             text = file.read_bytes()
     with contextlib.suppress(WrongArgument):
-        return StepPlan.from_json(agreed_bytes(text).decode(errors="replace"), str(file))
+        return results.parse("StepPlan", agreed_bytes(text).decode(errors="replace"), file)
     return None
 
 

@@ -6,14 +6,16 @@ import dataclasses
 import html
 import json
 import math
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from xform.errors import MissingExtra
+from xform.storage import results
 
 # The text keeps its columns. If it is wider than the page, it scrolls.
 _TEXT = "overflow-x: auto; line-height: 1.35; white-space: pre; margin: 0"
@@ -33,6 +35,31 @@ class Result:
     def to_json(self) -> str:
         """Return the result as JSON. Arrays become lists; NaN and infinity become null."""
         return json.dumps(_plain(self.to_dict()), allow_nan=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result to a file, as JSON; `xform.load` reads it.
+
+        The file is written completely or not at all.
+
+        Raises:
+          FileNotWritten: the file cannot be written.
+        """
+        results.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a result of this class that `save` wrote.
+
+        Raises:
+          WrongArgument: the file holds another result or none, or another version of xform wrote
+            it.
+          OSError: the file cannot be read.
+        """
+        return results.load_as(cls.__name__, path)
+
+    def for_file(self) -> Self:
+        """Return the result to write to a file instead of this one."""
+        return self
 
     def heading(self) -> str:
         """Return one line that says which result this is."""

@@ -14,10 +14,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
-import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from xform._jax import Primitive
@@ -25,7 +23,6 @@ from xform.errors import WrongArgument
 from xform.interpret.joint import Joint
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.record import Record
-from xform.planner.plan.stored import read_plan_data
 from xform.planner.report.collectives import RepeatedCollective
 from xform.planner.report.picture import draw_live_bytes
 from xform.planner.report.rows import PlanRow
@@ -34,11 +31,9 @@ from xform.policies import min_cut
 from xform.policies.budgets import Regions
 from xform.policies.vocabulary import PREFIXES
 from xform.slices.decision import SlicedValue, Slices
-from xform.storage.files import atomic_write
+from xform.storage import results
 from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes, human_flops, planning_times, shorten_place
-
-_FORMAT = "xform plan 6"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -104,8 +99,8 @@ class Plan(Result):
     record: Record
     refused: bool = False
     least_flops: int | None = None
-    seconds: float = 0.0
-    compile_seconds: float = 0.0
+    seconds: float = dataclasses.field(default=0.0, metadata=results.NOT_STORED)
+    compile_seconds: float = dataclasses.field(default=0.0, metadata=results.NOT_STORED)
     derivative: str = ""
     sliced_regions: tuple[str, ...] = ()
     repeated_collectives: tuple[RepeatedCollective, ...] = ()
@@ -200,47 +195,7 @@ class Plan(Result):
 
         The times of planning are left out, so equal plans have equal data.
         """
-        data = dataclasses.asdict(self)
-        del data["seconds"], data["compile_seconds"]
-        return {"format": _FORMAT, **data}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Plan:
-        """Return the plan that `to_dict` wrote as plain data.
-
-        Raises:
-          ValueError: the data is not a plan, or it was written by another version of xform.
-        """
-        file_format = data.get("format") if isinstance(data, dict) else None
-        if file_format != _FORMAT:
-            raise ValueError(f"the format is {file_format!r}, not {_FORMAT!r}")
-        return read_plan_data(cls, {k: x for k, x in data.items() if k != "format"})
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, as JSON. If writing fails, no partial file remains.
-
-        `Plan.load(path)` reads the file.
-        """
-        with atomic_write(path) as partial:
-            partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan that `save` wrote.
-
-        Raises:
-          WrongArgument: the file holds no plan, or it was written by another version of xform.
-          OSError: the file cannot be read.
-        """
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, RecursionError) as error:
-            raise WrongArgument(
-                f"Plan.load({str(path)!r})",
-                f"the file holds no plan: {error}",
-                "",
-                "pass a file that Plan.save of this version of xform wrote",
-            ) from error
+        return results.to_data(self)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.function}, {self.policy}>"

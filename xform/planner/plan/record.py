@@ -24,6 +24,7 @@ from xform.interpret.joint import Joint
 from xform.interpret.node import Node, fork_p
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.difference import difference
+from xform.planner.plan.stored import check_record
 from xform.planner.shape import Shape
 from xform.policies.budgets import Regions
 from xform.program.fingerprint import listing
@@ -56,6 +57,10 @@ class Record:
     loops: dict[str, Any]
     regions: Regions = "marked"
     slices: tuple[tuple[int | None, ...], ...] = ()
+
+    def check_stored(self, place: str) -> None:
+        """Check a Record that was read from a file; `place` names it in the ValueError."""
+        check_record(self, place)
 
     def decision(self, joint: Joint, plan_text: str) -> Decision:
         """Return the Decision for a Joint; `plan_text` names the plan in errors.
