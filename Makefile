@@ -18,7 +18,7 @@ PY := $(BIN)/python
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types slow docs guides fuzz claims format clean
+.PHONY: help demo test check lint types slow docs guides table fuzz claims format clean
 
 help: ## this text
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -53,6 +53,9 @@ docs: $(VENV)/.docs ## the site, in build/site; warnings are errors, and nothing
 
 guides: $(VENV)/.docs ## run the guides, and put what they print into them
 	@$(PY) docs/site/notebooks.py
+
+table: $(VENV)/.installed ## OF=remat_cpu.run: measure, and write the table of experiments/remat_cpu
+	@$(PY) -m experiments.$(OF) --write
 
 N ?= 20000
 fuzz: $(VENV)/.installed ## N=20000 random programs, by xform and by JAX; goes on where it stopped

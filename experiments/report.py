@@ -1,6 +1,8 @@
 """Store measurements beside an experiment, and print them as the table of its README.
 
-With `--write` on the command line of an experiment, its README gets the table.
+With `--write` on the command line of an experiment, its README gets the table. If the README has a
+second pair of marks, `<!-- table newest -->`, a newer JAX than the oldest that xform supports
+writes its table there: `make table OF=experiment.module NEWEST=1`.
 """
 
 from __future__ import annotations
@@ -57,8 +59,18 @@ def replace(folder: Path, name: str, lines: Sequence[str]) -> None:
     print("\n".join(lines))
     if not _WRITES:
         return
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     readme = folder / "README.md"
-    before, _, rest = readme.read_text().partition(begin)
+    text = readme.read_text()
+    if jax.__version__ != _oldest_jax() and f"<!-- {name} newest -->" in text:
+        name = f"{name} newest"
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     readme.write_text("\n".join([before + begin, *lines, end + after]))
+
+
+def _oldest_jax() -> str:
+    """Return the oldest version of JAX that xform supports."""
+    pins = Path(__file__).parent.with_name("constraints.txt").read_text().splitlines()
+    (version,) = (pin.removeprefix("jax==") for pin in pins if pin.startswith("jax=="))
+    return version

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import notebooks
 import texts
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -37,7 +38,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links between files of the repository into links between pages."""
+    """Turn links between files of the repository into links between pages, and run the gallery."""
+    if page.meta.get("display") == "html":
+        markdown = notebooks.displayed(Path(page.file.abs_src_path))
     here = texts.place(page.file.src_uri)
 
     def moved(link: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ A cell is a block of `python` or `bash`. Its output follows in a block of `text`
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shutil
@@ -46,7 +47,29 @@ def shown(text: str) -> list[str]:
 
 
 def run(path: Path, folder: Path) -> list[str]:
-    """Run a guide in a folder, and return the output of each cell. Files stay in the folder."""
+    """Run a guide in a folder, and return the output of each cell as text."""
+    return [_printed(outputs, folder) for outputs in _run(path, folder)]
+
+
+def displayed(path: Path) -> str:
+    """Run a guide, and return its text with the outputs of its cells as HTML, as in Jupyter."""
+    with tempfile.TemporaryDirectory() as name:
+        blocks = iter([_html(outputs, Path(name)) for outputs in _run(path, Path(name))])
+    text = FRONT.sub("", path.read_text())
+    return CELL.sub(lambda cell: PRINTED.sub("", cell[0]) + next(blocks), text)
+
+
+def _html(outputs: list[dict], folder: Path) -> str:
+    """Return the outputs of a cell as one block, which Markdown leaves as it is."""
+    as_text = lambda output: f"<pre>{html.escape(_printed([output], folder))}</pre>"
+    blocks = [o.get("data", {}).get("text/html") or as_text(o) for o in outputs]
+    # An empty line would end the block.
+    lines = "".join(blocks).replace("\n\n", "\n&#8203;\n")
+    return f'\n<div class="output">{lines}</div>\n' if outputs else ""
+
+
+def _run(path: Path, folder: Path) -> list[list[dict]]:
+    """Run a guide in a folder, and return the outputs of each cell. Files stay in the folder."""
     notebook = jupytext.reads(KERNEL + FRONT.sub("", path.read_text()), "md")
     cells = [c for c in notebook.cells if c.cell_type == "code"]
     notebook.cells.insert(0, nbformat.v4.new_code_cell(NAMES))
@@ -55,7 +78,7 @@ def run(path: Path, folder: Path) -> list[str]:
     manager = client.create_kernel_manager()
     manager.transport, manager.ip = "ipc", str(folder / "kernel")  # without port or network
     client.execute(env=_environment())
-    return [_printed(cell.outputs, folder) for cell in cells]
+    return [cell.outputs for cell in cells]
 
 
 def _environment() -> dict[str, str]:

@@ -134,10 +134,20 @@ def test_a_result_is_read_from_its_file(name: str, tmp_path: pathlib.Path) -> No
 def test_a_notebook_shows_the_text_and_the_picture(name: str) -> None:
     result = made(name)
     page = xml.fromstring(f"<div>{result._repr_html_()}</div>")
-    assert page[0].text == str(result)
+    assert "".join(page[0].itertext()) == str(result)
     assert "overflow-x: auto" in page[0].get("style")
     pictures = page.findall(".//{http://www.w3.org/2000/svg}svg")
     assert len(pictures) == hasattr(result, "plot")
+
+
+def test_long_lines_of_prose_are_broken_and_tables_are_not() -> None:
+    class Long(Result):
+        def __str__(self) -> str:
+            return f"name    {'x' * 80}\n- {'word ' * 20}\nshort"
+
+    page = xml.fromstring(Long()._repr_html_())
+    assert [span.text for span in page] == [f"- {'word ' * 20}"]
+    assert page[0].get("style") == "white-space: pre-wrap"
 
 
 def test_without_matplotlib_the_text_alone_is_shown() -> None:

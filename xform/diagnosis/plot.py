@@ -13,7 +13,7 @@ from xform.planner.report.picture import BLUE, GREY, ORANGE, new_figure, save_fi
 
 _CALLER = "health.plot"
 _MAX_NAMES = 30  # with more layers than this, the axis has numbers instead of names
-_MAX_LABELS = 4  # number of faults with a label; further faults only have a band
+_LABEL_WIDTH = 0.33  # of a label of a fault, as a share of the axis
 _TEAL, _RED = "#2c7a7b", "#c53030"
 
 # Returns a measurement of a layer; None if the layer has no such number.
@@ -25,7 +25,7 @@ def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) 
 
     Bands mark the layers at fault.
     """
-    figure = new_figure(_CALLER, 8.4, 6.6)
+    figure = new_figure(_CALLER, 9.6, 6.6)
     top, middle, low = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
     _line(top, rows, lambda r: r.activation, "activation", BLUE, "o")
     _line(top, rows, lambda r: r.gradient, "gradient", ORANGE, "s")
@@ -44,7 +44,8 @@ def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) 
     for ax in (top, middle, low):
         style_axes(ax)
         if ax.get_legend_handles_labels()[1]:
-            ax.legend(frameon=False, fontsize=8, ncols=2, loc="best")
+            # Beside the axes, where no curve is.
+            ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     _layer_axis(low, rows)
     figure.suptitle(textwrap.fill(title, 88), x=0.01, ha="left", fontsize=11, parse_math=False)
     save_figure(figure, _CALLER, path)
@@ -67,13 +68,18 @@ def _log_axis(ax: Any, label: str) -> None:
 
 
 def _bands(all_axes: Sequence[Any], rows: Sequence[LayerHealth]) -> None:
-    """Mark the layers at fault in each plot, and label the first few in the uppermost."""
+    """Mark the layers at fault in each plot, and label those with room in the uppermost."""
     faults = [(i, row) for i, row in enumerate(rows) if row.verdict != "fine"]
     for i, _ in faults:
         for ax in all_axes:
             ax.axvspan(i - 0.5, i + 0.5, color=_RED, alpha=0.15, linewidth=0)
-    for i, row in faults[:_MAX_LABELS]:
+    width, free_from = _LABEL_WIDTH * len(rows), -math.inf
+    for i, row in faults:
         right = i > len(rows) / 2
+        start = i - width if right else i
+        if start < free_from:  # it would cover the label before it
+            continue
+        free_from = start + width
         all_axes[0].annotate(
             f" {row.title}: {row.verdict} ", (i, 1), xycoords=("data", "axes fraction"),
             ha="right" if right else "left", va="bottom", color=_RED, fontsize=9,

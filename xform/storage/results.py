@@ -71,8 +71,8 @@ def load(path: str | os.PathLike[str]) -> Any:
 
     All results have `save`: memory reports, comparisons, residuals, plans, Pareto curves, health
     reports, graphs, patterns and the others. A loaded result prints, plots and shows itself as
-    before. A loaded plan is a policy. What a file cannot hold is left out: the traced program of a
-    memory report, and the pullbacks of a graph. Arrays become NumPy arrays.
+    before. A loaded plan is a policy. Arrays become NumPy arrays. A memory report loses its traced
+    program, and a graph its pullbacks.
 
     Args:
       path: the file.

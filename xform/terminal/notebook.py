@@ -7,6 +7,7 @@ import html
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,10 @@ import numpy as np
 from xform.errors import MissingExtra
 from xform.storage import results
 
-# The text keeps its columns. If it is wider than the page, it scrolls.
+# Tables keep their columns. If they are wider than the page, the text scrolls.
 _TEXT = "overflow-x: auto; line-height: 1.35; white-space: pre; margin: 0"
+# A line of prose is broken where the page ends. A line of a table has two spaces between columns.
+_PROSE = re.compile(r"^(?!.*\S {2,}\S).{60,}$", re.MULTILINE)
 
 
 class Result:
@@ -70,7 +73,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the text and the picture, for Jupyter."""
-        return f'<pre style="{_TEXT}">{html.escape(str(self))}</pre>{self._picture()}'
+        text = html.escape(str(self))
+        text = _PROSE.sub(r'<span style="white-space: pre-wrap">\g<0></span>', text)
+        return f'<pre style="{_TEXT}">{text}</pre>{self._picture()}'
 
     def _picture(self) -> str:
         """Return the picture as SVG, or "" if there is none or matplotlib is not installed."""

@@ -132,7 +132,8 @@ class Comparison(Result):
         ax.set_ylabel(f"step, {cost_unit} (roofline estimate)" if timed else cost_unit)
         ax.margins(y=0.2)
         ax.set_xlim(0, 1.05 * max(sizes, default=0) / size_scale or 1)
-        ax.legend(frameon=False, loc="upper left")
+        # The upper left has the policies that save little, and the lower right those that save all.
+        ax.legend(frameon=False, loc="upper right")
         save_figure(figure, "Comparison.plot", path)
 
     def heading(self) -> str:
