@@ -74,7 +74,7 @@ class HealthHistory(Result):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HealthHistory:
-        """Load the file that a stream wrote.
+        """Load the file that a stream wrote; `xform.load` reads what `save` wrote.
 
         Raises:
           WrongArgument: the file cannot be read, or is not one of a stream.
