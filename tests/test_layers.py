@@ -25,7 +25,7 @@ ROOMS = """
     hardware, shape < loops, device, simulate < costs < candidate, report < plan, infeasible <
     schedule, cuts < decide < sliced < problem < candidates, bound, compiler < front <
     search, search_several < search_slices < search_several_slices, describe <
-    plan_program < plan_several, planning
+    plan_program < idle_regions, plan_several, planning
 """
 ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")

@@ -41,6 +41,7 @@ def saved_bytes(f):
     return xform.residuals(f, W, X, argnums=0).total_bytes
 
 
+@pytest.mark.filterwarnings("ignore:the remat region at .* changes nothing")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_regions_have_the_policy(name: str) -> None:
     program = PROGRAMS[name]

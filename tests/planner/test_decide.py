@@ -132,6 +132,7 @@ def test_what_keeps_nothing_takes_no_more_than_what_keeps_everything(scanned) ->
     assert temp(xform.grad(f, (0, 1), policy=plan)) == temp(ours)
 
 
+@pytest.mark.filterwarnings("ignore:the remat region at .* changes nothing")
 def test_a_region_around_a_loop_keeps_nothing_of_it() -> None:
     f = scan_of(lambda c, w: jnp.sin(c * w))
     assert kept(xform.remat(f), VECTOR, VECTOR) == {}

@@ -170,6 +170,7 @@ def test_scan_bodies_need_no_tie() -> None:
     assert "xform_barrier" not in primitives(jax.make_jaxpr(xform.grad(f))(X).jaxpr)
 
 
+@pytest.mark.filterwarnings("ignore:the remat region at .* changes nothing")
 def test_a_region_without_policy_saves_nothing() -> None:
     f = lambda x: jnp.sum(xform.remat(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(x))
     assert recomputes(xform.grad(f), X) == 3 + 2

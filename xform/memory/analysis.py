@@ -18,6 +18,7 @@ from xform.introspection.callables import check_callable, function_name
 from xform.memory.compilation import Compilation, compile_for
 from xform.memory.description import Description, describe, short
 from xform.memory.report import MemoryReport
+from xform.planner.idle_regions import warn_of_idle_regions
 from xform.planner.planning import current_planner, use_planner
 from xform.policies.budgets import bytes_of
 from xform.policies.unused_names import warn_of_unused_names
@@ -75,7 +76,7 @@ def memory_analysis(
     (262144, 262144, 33554432)
     """
     check_callable(f, "memory_analysis")
-    with _warnings_of_unused_names(function_name(f)):
+    with _warnings_of_idle_policies(function_name(f)):
         compilation = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
                                   donate_argnums=donate_argnums)  # fmt: skip
     if capacity is not None:
@@ -120,12 +121,13 @@ _REPLICATED = (
 
 
 @contextlib.contextmanager
-def _warnings_of_unused_names(name: str) -> Generator[None]:
-    """A context for traces of a function: a derivative whose policy has unused names warns."""
+def _warnings_of_idle_policies(name: str) -> Generator[None]:
+    """A context for traces of a function: unused names and regions that change nothing warn."""
     planner = current_planner()
 
     def plan(problem: Any, policy: Any, compiler: Any) -> Any:
         warn_of_unused_names(policy, problem.marked, f"a derivative in {name}")
+        warn_of_idle_regions(policy, problem, f"a derivative in {name}")
         return planner(problem, policy, compiler)
 
     with use_planner(plan):

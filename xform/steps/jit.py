@@ -22,6 +22,7 @@ from xform.memory.analysis import subject_of
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.device import resolve_fit
+from xform.planner.idle_regions import warn_of_idle_regions
 from xform.planner.planning import use_default_policy
 from xform.planner.problem import Problem
 from xform.policies import min_cut, parse, policy_name
@@ -216,6 +217,7 @@ class JitStep:
             traced, seen = self._program.trace(decisions, args, kwargs)
             for problem, _ in seen.values():
                 warn_of_unused_names(policy, problem.marked, f"a derivative in {self._name}")
+                warn_of_idle_regions(policy, problem, f"a derivative in {self._name}")
             return self._apply(decisions, traced, seen, args, kwargs)
         start, compile_seconds = time.perf_counter(), list[float]()
         search = lambda: self._search(policy, args, kwargs, start, compile_seconds)

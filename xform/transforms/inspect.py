@@ -28,6 +28,7 @@ from xform.introspection.modules import is_array_or_type
 from xform.modules.arguments import LossCall, with_arrays
 from xform.planner.candidate import Candidate
 from xform.planner.device import resolve_fit
+from xform.planner.idle_regions import warn_of_idle_regions
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import ResidualTable, residuals_of
@@ -96,6 +97,7 @@ def residuals(
     by = parse(min_cut if policy is None else policy)
     at = derivative_at("residuals", f, args, argnums, has_aux)
     warn_of_unused_names(by, at.problem.marked, at.name)
+    warn_of_idle_regions(by, at.problem, at.name)
     title = f"kept for the backward pass of {at.name}, {policy_name(resolve_fit(by))}"
     table = residuals_of(at.planned(by).schedule, at.inputs, title)
     if isinstance(by, NamePolicy) and by.offloaded and not table.offloaded_bytes:

@@ -116,12 +116,12 @@ def test_states_that_are_stored_on_the_way_say_so() -> None:
     ends = prog, (True,), (True,)
     first, *_, last = next(iter(snapshot_candidates(Problem(*ends))))
     for whole in (first, last):
-        (inner,) = next(iter(whole.schedule.inner.values()))
+        ((node, (inner,)),) = whole.schedule.inner.items()
         (row,) = saved_values(whole.schedule)
         assert row.loops == (inner.snapshots + 1,)  # and the state from which it runs backward
         assert (
             row.why
-            == state_reason(inner)
+            == state_reason(node, inner, node.first_carry)
             == "a state of the loop, from which others are recomputed"
         )
     assert (

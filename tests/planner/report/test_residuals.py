@@ -156,7 +156,7 @@ def held_bytes(f: Callable[..., Any], *args: Any, policy: Any) -> tuple[int, int
     return sum(map(size, distinct - arguments)), sum(map(size, arguments))
 
 
-@pytest.mark.filterwarnings("ignore:.*which no value has")
+@pytest.mark.filterwarnings("ignore:.*which no value has", "ignore:.*changes nothing")
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("f", FUNCTIONS)
 def test_bytes_are_those_that_the_pullback_holds(f: Any, policy: Any) -> None:
