@@ -49,7 +49,7 @@ def unpacked(marked: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
 
 
 def _order(blocks: int) -> np.ndarray:
-    """Return the number of each block of a row, in the order in which they are held."""
+    """Return the number of each block of a row, in zigzag order."""
     return np.array(zigzag_order(blocks // 2) if blocks > 1 else [0])
 
 

@@ -21,7 +21,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def _inputs() -> tuple[jax.Array, jax.Array]:
-    """Return queries and keys, of which each device has 1 KiB."""
+    """Return queries and keys. Each device has 1 KiB of both."""
     return jnp.sin(jnp.arange(N * 32 * 4.0)).reshape(N * 32, 4), jnp.eye(N * 32, 4) + 0.1
 
 
