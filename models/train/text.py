@@ -16,6 +16,7 @@ from models import program
 from models.data.batches import Share
 from models.data.corpus import Corpus, load_corpus, rows_dtype
 from models.data.sources import vocabulary
+from models.nets.axes import CONTEXT
 from models.settings import setting
 from models.train.config import RunConfig, Validation
 from models.train.folder import DATA, TOKENIZER
@@ -69,7 +70,7 @@ class TextRun(RunConfig):
 
     def sequence_devices(self) -> int:
         """Return the number of devices that share each sequence."""
-        return sizes(self.mesh)["context"]
+        return sizes(self.mesh)[CONTEXT]
 
     def reads(self) -> jax.ShapeDtypeStruct:
         """Return the type of tokens `[context]`."""

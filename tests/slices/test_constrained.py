@@ -12,9 +12,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import xform
 from tests.sharding import mesh
-from tests.slices.test_shards import close, figures, largest, normal
+from tests.slices.test_shards import check_step_in_slices, close, figures, largest, normal
 from xform.planner.sliced.loss import run_loss_in_slices
 from xform.program.ir import evaluate, trace
 from xform.slices.opened import opened
@@ -108,21 +107,4 @@ def test_numbers_of_rows_and_draws() -> None:
 
 def test_a_step_within_a_budget() -> None:
     """The slices of a step gather nothing that the step does not gather, and use all devices."""
-    args = placed()
-
-    def step(lib: Any) -> Any:
-        def step(w: Any, h: Any, y: Any) -> Any:
-            value, g = lib.value_and_grad(loss)(w, h, y)
-            return w - 0.1 * g, value
-
-        return step
-
-    whole, gathers = figures(step(jax), *args)
-    small = xform.jit(step(xform), f"slices:budget:{whole // 2}")
-    close(small(*args), jax.jit(step(jax))(*args))
-    (plan,) = small.plan.plans.values()
-    assert "slices of axis 0" in plan.sliced_regions[0]
-    total, of_slices = figures(small, *args)
-    assert total == small.plan.compiled_bytes
-    assert total <= whole // 2
-    assert of_slices == gathers
+    check_step_in_slices(loss, placed(), "slices of axis 0")
