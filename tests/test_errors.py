@@ -114,7 +114,7 @@ step for target='gpu:h100'
         errors.OtherProgram,
         ValueError,
         """\
-<Plan of <lambda>, min_cut>
+<Plan of <lambda>, min_cut, peak 48 B predicted>
   problem: it was made for another program; the first difference is at equation 0: the plan has \
 `float32[3] = sin[] i0`, the program `float32[3] = cos[] i0`
   where:   HERE

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -22,16 +23,22 @@ def same(text: str) -> list[str]:
     return [re.sub(r"\s+", " ", VARIES.sub("...", line)) for line in text.splitlines()]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
-def test_a_guide_prints_what_it_says(guide: Path, tmp_path: Path, monkeypatch) -> None:
+def load_notebooks(monkeypatch) -> Any:
+    """Import `docs/site/notebooks.py`; skip the test if Jupytext is not installed."""
     pytest.importorskip("jupytext", reason="make slow installs it")
     monkeypatch.syspath_prepend(str(DOCS / "site"))
     spec = importlib.util.spec_from_file_location("notebooks", DOCS / "site/notebooks.py")
     notebooks = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "notebooks", notebooks)
     spec.loader.exec_module(notebooks)
+    return notebooks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_a_guide_prints_what_it_says(guide: Path, tmp_path: Path, monkeypatch) -> None:
+    notebooks = load_notebooks(monkeypatch)
     if (target := notebooks.needs(guide)) and missing(parse_target(target)):
         pytest.skip(f"the compiler of {target} is not installed")
     printed = notebooks.run(guide, tmp_path)
@@ -40,6 +47,14 @@ def test_a_guide_prints_what_it_says(guide: Path, tmp_path: Path, monkeypatch) -
     if jax.__version__ == OLDEST["jax"]:  # the bytes depend on the compiler of this version
         says = notebooks.shown(guide.read_text())
         assert [same(text) for text in printed] == [same(text) for text in says]
+
+
+def test_code_is_named_by_its_cell(tmp_path: Path, monkeypatch) -> None:
+    notebooks = load_notebooks(monkeypatch)
+    guide = tmp_path / "guide.md"
+    cell = "import sys\nprint(sys._getframe().f_code.co_filename)"
+    guide.write_text(f"# Title\n\n```python\n{cell}\n```\n\n```python\n{cell}\n```\n")
+    assert notebooks.run(guide, tmp_path) == ["cell 1\n", "cell 2\n"]
 
 
 def test_times_and_rounding_are_not_compared() -> None:

@@ -17,7 +17,6 @@ import tempfile
 from pathlib import Path
 
 import jupytext
-import nbformat
 from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent.parent
@@ -31,6 +30,7 @@ FRONT = re.compile(r"\A---\n.*?^---\n", MULTI)
 # Otherwise Jupytext sets the language of a notebook to the one that most cells use.
 KERNEL = "---\njupyter:\n  kernelspec: {display_name: '', language: python, name: python3}\n---\n"
 # Tables and errors then show a line as `cell 3:7`, not as a temporary file of this process.
+# A start line of the kernel sets this, because a cell would count as one.
 NAMES = "get_ipython().compile.get_code_name = lambda raw, code, number: f'cell {number}'"
 
 
@@ -72,9 +72,9 @@ def _run(path: Path, folder: Path) -> list[list[dict]]:
     """Run a guide in a folder, and return the outputs of each cell. Files stay in the folder."""
     notebook = jupytext.reads(KERNEL + FRONT.sub("", path.read_text()), "md")
     cells = [c for c in notebook.cells if c.cell_type == "code"]
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(NAMES))
     resources = {"metadata": {"path": str(folder)}}
-    client = NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources)
+    client = NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources,
+                            extra_arguments=[f"--IPKernelApp.exec_lines={NAMES}"])  # fmt: skip
     manager = client.create_kernel_manager()
     manager.transport, manager.ip = "ipc", str(folder / "kernel")  # without port or network
     client.execute(env=_environment())

@@ -144,7 +144,7 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "policy": "save_dots",
         "code": "xform.policies.save_dots",
         "given": "state (3 arrays, 1.0 GiB), tokens u8[8,1025], by inputs()",
-        "planned": "0 FLOP recomputed, planned in 12.0 ms",
+        "planned": "0 FLOP of unfused operations recomputed, planned in 12.0 ms",
         "note": "",
         "device": device,
         "argument_bytes": arguments,

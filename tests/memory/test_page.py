@@ -57,7 +57,7 @@ def test_it_says_what_was_compiled(tmp_path: Path) -> None:
     assert found["compiled"] == "the function as it is, policy save_dots"
     assert found["given"].startswith("state (3 arrays")
     assert found["code"] == "xform.policies.save_dots"
-    assert found["planned"] == "0 FLOP recomputed, planned in 12.0 ms"
+    assert found["planned"] == "0 FLOP of unfused operations recomputed, planned in 12.0 ms"
     assert [p["name"] for p in found["phases"]] == ["forward", "backward", "update"]
 
 

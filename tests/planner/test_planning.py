@@ -30,6 +30,9 @@ def test_compilations_are_not_part_of_the_time_of_planning() -> None:
 
 def test_the_text() -> None:
     assert str(PlanningCost(1, 23.0, 0, 4, 155.0)) == (
-        "0 FLOP recomputed, planned in 23.0 s, 4 programs compiled in 155.0 s"
+        "0 FLOP of unfused operations recomputed, planned in 23.0 s, 4 programs compiled in 155.0 s"
     )
-    assert str(PlanningCost(1, 0.5, 0)) == "0 FLOP recomputed, planned in 500.0 ms"
+    assert (
+        str(PlanningCost(1, 0.5, 0))
+        == "0 FLOP of unfused operations recomputed, planned in 500.0 ms"
+    )

@@ -23,6 +23,7 @@ from xform.diagnosis import Diagnosis, HealthHistory, HealthStream
 from xform.errors import MissingExtra
 from xform.storage.results import FORMATS
 from xform.terminal.notebook import Result
+from xform.terminal.text import human_bytes
 
 # What matplotlib writes into a picture that differs each time: ids, and the date.
 UNIQUE = r"(?<=id=\")[^\"]*|(?<=#)\w*|<dc:date>[^<]*"
@@ -119,6 +120,22 @@ def test_a_result_is_one_line_as_repr(name: str) -> None:
     assert isinstance(result, Result)
     assert type(result).__name__ == name
     assert re.fullmatch(r"<.{8,160}>", repr(result)), repr(result)
+
+
+@pytest.mark.parametrize("name", ["Comparison", "Pareto", "Plan", "StepPlan", "NamePlan",
+    "ResidualTable", "LargestBatch", "UpdateReport", "MemoryReport"])  # fmt: skip
+def test_the_line_has_the_bytes(name: str) -> None:
+    result = made(name)
+    numbers = {
+        "Comparison": lambda: max(e.report.total_bytes for e in result),
+        "Pareto": lambda: max(p.peak_bytes for p in result),
+        "LargestBatch": lambda: result.tried[result.size],
+        "UpdateReport": lambda: max(row.gradient_bytes for row in result.rows),
+        "ResidualTable": lambda: result.total_bytes,
+        "MemoryReport": lambda: result.total_bytes,
+    }
+    size = numbers.get(name, lambda: result.compiled_bytes)()
+    assert human_bytes(size) in repr(result), repr(result)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -54,7 +54,7 @@ _PARTS = {"value_and_grad": ("value", "gradient"), "jvp": ("value", "tangent"), 
 # The most wrappers of a function that are followed, because a function may claim to wrap itself.
 _MAX_WRAPPERS = 16
 _HEAD = ("function", "line", "transform", "traced", "eager", "JAX saves", "xform saves",
-         "recomputed", "policy")  # fmt: skip
+         "recomputed (unfused)", "policy")  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -29,12 +29,13 @@ def run(args: argparse.Namespace) -> str:
     The program's output and exit code do not change. At its end, also after an error, a table of
     the functions that it differentiated is printed to stderr. A row says how often the function was
     traced, or ran operation by operation ("eager"). It has the bytes that JAX would save for the
-    backward pass (JAX saves everything), the bytes that xform saves, the recomputed FLOPs and the
-    policy. Lines below the table list the functions that were left to JAX, with the reason. Without
-    --policy, a traced function is planned by the default policy, and a function that runs operation
-    by operation is not planned. A budget (--policy budget:8GiB, or auto) bounds each jitted step as
-    a whole: arguments, results and temporary memory on each device. A line tells what each step
-    takes. If a step cannot keep the budget, the program ends with an error.
+    backward pass (JAX saves everything), the bytes that xform saves, the recomputed FLOPs without
+    those of operations that XLA fuses, and the policy. Lines below the table list the functions
+    that were left to JAX, with the reason. Without --policy, a traced function is planned by the
+    default policy, and a function that runs operation by operation is not planned. A budget
+    (--policy budget:8GiB, or auto) bounds each jitted step as a whole: arguments, results and
+    temporary memory on each device. A line tells what each step takes. If a step cannot keep the
+    budget, the program ends with an error.
     """
     is_module, words = args.module is not None, args.module or args.program
     if not words:

@@ -24,7 +24,9 @@ def fused_update(f: Function, *, has_aux: bool = False, policy: Any = None,
 
     It is `xform.fused_update` for NNX modules: a parameter is updated as soon as its own gradient
     is complete, so the gradient of all parameters never exists at one time. Parameters of layers
-    that run in an `nnx.scan` are updated one layer at a time.
+    that run in an `nnx.scan` are updated one layer at a time. `xform.fused_update` takes the loss
+    and an optimizer of Optax; this function takes only the loss, because the `nnx.Optimizer` that
+    the step gets holds the optimizer.
 
     Args:
       f: the loss, a function of a module and other arguments that returns a scalar. It may change

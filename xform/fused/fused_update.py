@@ -160,6 +160,9 @@ def fused_update(
     Jit the step and donate the parameters and the state, or XLA has to copy them:
     `jax.jit(step, donate_argnums=(0, 1))`.
 
+    `xform.flax.fused_update(loss)` takes no optimizer: its step gets an NNX module and the module's
+    `nnx.Optimizer`, which holds the optimizer and its state.
+
     Args:
       loss: pure function of pytrees of arrays that returns a scalar.
       optimizer: an `optax.GradientTransformation`. Its `update` is called with the gradient, the

@@ -43,6 +43,12 @@ class UpdateReport(Result):
 
     rows: tuple[UpdateRow, ...]
 
+    def heading(self) -> str:
+        """Return the number of parameters, and the largest part of their gradient at one time."""
+        n, most = len(self.rows), max((r.gradient_bytes for r in self.rows), default=0)
+        return (f"{n} parameter{'s' * (n != 1)}, "
+                f"at most {human_bytes(most)} of the gradient of each at one time")  # fmt: skip
+
     def __str__(self) -> str:
         cells = [(r.name, r.place, human_bytes(r.gradient_bytes), r.reason) for r in self.rows]
         heads = ("parameter", "updated in", "gradient at one time", "why not in the loop")

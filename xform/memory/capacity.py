@@ -60,15 +60,23 @@ class LargestBatch(Result):
         return {"size": self.size, "of": self.of, "tried": dict(self.tried),
                 "proven": self.over is not None, "report": self.fits.to_dict()}  # fmt: skip
 
+    def heading(self) -> str:
+        """Return the largest batch and its bytes."""
+        return f"{self._answer()}, {human_bytes(self.fits.total_bytes)}"
+
+    def _answer(self) -> str:
+        """Return one line: the function, the target and the largest batch."""
+        known = "the largest batch is" if self.over else "the largest batch known to fit is"
+        head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
+        return head + (f" ({self.of})" if self.of else "")
+
     def __str__(self) -> str:
         # Every tried batch up to `size` fits, and every larger one does not.
         rows = [[str(n), human_bytes(b), "fits" if n <= self.size else "over"]
                 for n, b in sorted(self.tried.items())]  # fmt: skip
-        known = "the largest batch is" if self.over else "the largest batch known to fit is"
-        head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
-        head += f" ({self.of})" if self.of else ""
         description = f"\n{self.fits.description}".rstrip()
-        return f"{head}{description}\n\n" + columns([["batch", "bytes", ""], *rows], right=(0, 1))
+        table = columns([["batch", "bytes", ""], *rows], right=(0, 1))
+        return f"{self._answer()}{description}\n\n{table}"
 
 
 def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> MemoryReport:

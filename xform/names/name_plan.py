@@ -10,7 +10,14 @@ from xform.names.name_set import NamedValue, NameSet, WeighedNames
 from xform.names.trainers import maxtext_settings, tunix_settings
 from xform.steps.plan import StepPlan
 from xform.terminal.notebook import Result
-from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, shorten_place
+from xform.terminal.text import (
+    columns,
+    human_bytes,
+    human_flops,
+    human_seconds,
+    recomputed_flops,
+    shorten_place,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -124,7 +131,8 @@ class NamePlan(Result):
         return f"use the closest setting, DECODER: it takes {costs(self.nothing)}; {plan}"
 
     def __repr__(self) -> str:
-        return f"<NamePlan of {self.function}, {self.policy}>"
+        peak = f"{human_bytes(self.compiled_bytes)} compiled"
+        return f"<NamePlan of {self.function}, {self.policy}, peak {peak}>"
 
     def __str__(self) -> str:
         decisions = {n: "SAVE" for n in self.saved} | {n: "OFFLOAD" for n in self.offloaded}
@@ -147,7 +155,7 @@ class NamePlan(Result):
         programs = f"{self.compiles} program{'s' * (self.compiles != 1)}"
         own = (
             f"{human_bytes(self.compiled_bytes)} compiled under plain JAX, "
-            f"{human_flops(self.recompute_flops)} recomputed, planned in "
+            f"{recomputed_flops(self.recompute_flops)}, planned in "
             f"{human_seconds(self.seconds)}, {programs} compiled in "
             f"{human_seconds(self.compile_seconds)}"
         )

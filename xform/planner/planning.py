@@ -19,7 +19,7 @@ from xform.planner.compiler import Compiler
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.policies import Policy, min_cut
-from xform.terminal.text import human_flops, planning_times
+from xform.terminal.text import planning_times, recomputed_flops
 
 # Returns the plan of a derivative (`Problem`) under a policy. The compiler measures plans; None:
 # their peaks are simulated.
@@ -81,7 +81,7 @@ class PlanningCost:
         if not self.plans:
             return ""
         times = planning_times(self.seconds, self.compiles, self.compile_seconds)
-        return f"{human_flops(self.flops)} recomputed{times}"
+        return recomputed_flops(self.flops) + times
 
 
 @contextmanager

@@ -130,7 +130,8 @@ def _answer_of_decision(decision: Decision) -> Answer:
         memory = None if is_token else next(memories, None)
         if memory is not None:
             return memory, f"idle for longer than the transfer to {memory.dst} and back"
-        return bool(saved), _NESTED if is_node else "on the cheapest cut"
+        reason = "the policy saves it" if decision.decided_per_value else "on the cheapest cut"
+        return bool(saved), _NESTED if is_node else reason
 
     return answer
 

@@ -12,7 +12,7 @@ from xform.planner.plan.plan import Plan
 from xform.policies import min_cut
 from xform.storage import results
 from xform.terminal.notebook import Result
-from xform.terminal.text import human_bytes, human_flops, planning_times
+from xform.terminal.text import human_bytes, planning_times, recomputed_flops
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -95,7 +95,8 @@ class StepPlan(Result):
         return results.to_data(self)
 
     def __repr__(self) -> str:
-        return f"<StepPlan of {self.function}, {self.policy}>"
+        peak = "" if self.compiled_bytes is None else f", peak {human_bytes(self.compiled_bytes)}"
+        return f"<StepPlan of {self.function}, {self.policy}{peak}>"
 
     def __str__(self) -> str:
         return "\n\n".join([*map(str, self), self.summary])
@@ -109,7 +110,7 @@ class StepPlan(Result):
             if self.compiled_bytes is None
             else f"{human_bytes(self.compiled_bytes)} on each device"
         )
-        work = f", {human_flops(self.recompute_flops)} recomputed" if self.plans else ""
+        work = f", {recomputed_flops(self.recompute_flops)}" if self.plans else ""
         times = planning_times(self.seconds, self.compiles, self.compile_seconds)
         return (
             f"{self.function}, {self.policy}, on {self.target}: {n} derivative{'s' * (n != 1)}, "

@@ -77,6 +77,16 @@ def human_flops(n: int) -> str:
     return _scale(n, 1000, FLOPS)
 
 
+def recomputed_flops(n: int) -> str:
+    """Return a text about `n` recomputed FLOPs, which leave out the operations that XLA fuses.
+
+    >>> from xform.terminal.text import recomputed_flops
+    >>> recomputed_flops(1_500_000_000)
+    '1.5 GFLOP of unfused operations recomputed'
+    """
+    return f"{human_flops(n)} of unfused operations recomputed"
+
+
 def human_seconds(seconds: float) -> str:
     """Return a time as text, in s, ms or us.
 

@@ -137,10 +137,13 @@ class Comparison(Result):
         save_figure(figure, "Comparison.plot", path)
 
     def heading(self) -> str:
-        """Return the function, the policies and the targets."""
+        """Return the function, the policies, the targets, and the least and the most bytes."""
         policies, targets = (", ".join(dict.fromkeys(names)) for names in
                              ([e.policy for e in self], [e.target for e in self]))  # fmt: skip
-        return f"{self.function} under {policies}, on {targets}"
+        sizes = [e.report.total_bytes for e in self if e.report]
+        known = [n for n in sizes if n is not None]
+        span = f": {human_bytes(min(known))} to {human_bytes(max(known))}" if known else ""
+        return f"{self.function} under {policies}, on {targets}{span}"
 
     def __str__(self) -> str:
         head = ["policy", "target", "total", "temp", "head-room", "FLOPs", "step (estimate)"]

@@ -87,6 +87,19 @@ def test_it_says_why() -> None:
         made.explain("nothing like it")
 
 
+@pytest.mark.parametrize("policy", [policies.save_nothing, policies.save_dots])
+def test_a_policy_for_single_values_is_the_reason(policy) -> None:
+    made = planned(policy=policy)
+    recomputed = [row for row in made if row.decision == "RECOMPUTE"]
+    assert recomputed
+    assert {row.why for row in recomputed} == {"the policy does not save it"}
+    repeated = planned(policy=made)
+    assert {row.why for row in repeated if row.decision == "SAVE"} <= {"the policy saves it"}
+    assert [row.value for row in repeated] == [row.value for row in made]
+    by_cut = {row.why for row in planned() if row.decision == "RECOMPUTE"}
+    assert by_cut == {"cheaper to recompute than to save"}
+
+
 def test_it_is_drawn(tmp_path) -> None:
     made = planned()
     for kind in ("png", "svg"):
@@ -106,7 +119,7 @@ def test_rows_are_a_table_in_which_equal_ones_are_a_line() -> None:
     saved = sum(r.marginal_bytes for r in made)
     assert bytes_line.startswith(f"{saved / 1024:.1f} KiB saved, peak")
     assert bytes_line.endswith("not compiled")
-    assert work_line.startswith("0 FLOP recomputed, ")
+    assert work_line.startswith("0 FLOP of unfused operations recomputed, ")
 
 
 def test_the_last_lines_say_what_is_known() -> None:
@@ -147,7 +160,9 @@ def test_it_decides_for_the_program_that_it_was_made_for() -> None:
     how = schedule(joint, made.decide(joint), "cpu")
     assert saved_bytes(how) == made.saved_bytes
     other = joint_of(unrolled, jnp.asarray(W), jnp.asarray(X[:8]))
-    with pytest.raises(errors.OtherProgram, match="<Plan of unrolled, min_cut>"):
+    with pytest.raises(
+        errors.OtherProgram, match=r"<Plan of unrolled, min_cut, peak .* KiB predicted>"
+    ):
         made.decide(other)
 
 

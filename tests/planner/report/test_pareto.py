@@ -19,7 +19,7 @@ def test_a_line_for_each_point_with_what_is_not_known_said() -> None:
     title, head, *rows = str(CURVE).splitlines()
     assert title == "loss on cpu"
     assert [w.strip() for w in head.split("  ") if w] == [
-        "policy", "peak", "recomputed", "lower bound", "estimated time", "planned in",
+        "policy", "peak", "recomputed (unfused)", "lower bound", "estimated time", "planned in",
     ]  # fmt: skip
     cells = [[w.strip() for w in row.split("  ") if w] for row in rows]
     assert [row[0] for row in cells] == [p.name for p in CURVE]

@@ -33,7 +33,14 @@ from xform.policies.vocabulary import PREFIXES
 from xform.slices.decision import SlicedValue, Slices
 from xform.storage import results
 from xform.terminal.notebook import Result
-from xform.terminal.text import columns, human_bytes, human_flops, planning_times, shorten_place
+from xform.terminal.text import (
+    columns,
+    human_bytes,
+    human_flops,
+    planning_times,
+    recomputed_flops,
+    shorten_place,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -198,7 +205,10 @@ class Plan(Result):
         return results.to_data(self)
 
     def __repr__(self) -> str:
-        return f"<Plan of {self.function}, {self.policy}>"
+        peak = f"{human_bytes(self.predicted_bytes)} predicted"
+        if self.compiled_bytes is not None:
+            peak = f"{human_bytes(self.compiled_bytes)} compiled"
+        return f"<Plan of {self.function}, {self.policy}, peak {peak}>"
 
     def __str__(self) -> str:
         header = [
@@ -244,7 +254,7 @@ class Plan(Result):
         """
         compiles = self.compiles if self.seconds else 0
         times = planning_times(self.seconds, compiles, self.compile_seconds)
-        work = f"{human_flops(self.recompute_flops)} recomputed{self._bound_text()}"
+        work = recomputed_flops(self.recompute_flops) + self._bound_text()
         slices = "".join(f", {text.partition(' (')[0]}" for text in self.sliced_regions)
         return f"{work}, {human_flops(self.forward_flops)} in the forward pass{slices}{times}"
 

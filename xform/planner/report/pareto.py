@@ -112,7 +112,7 @@ class Pareto(Result):
         kind = "compiled" if self.compiled else "simulated"
         ax.set_title(f"{self.function} on {self.target}", loc="left")
         ax.set_xlabel(f"peak, MiB ({kind})")
-        ax.set_ylabel("GFLOP recomputed")
+        ax.set_ylabel("GFLOP recomputed (unfused)")
         ax.set_xlim(left=0)
         if self.points:
             ax.legend(frameon=False)
@@ -129,11 +129,17 @@ class Pareto(Result):
                 groups.setdefault((column, row), []).append(p)
         return list(groups.values())
 
+    def heading(self) -> str:
+        """Return the function, the target, and the smallest and the largest peak."""
+        peaks = [p.peak_bytes for p in self.points]
+        span = f", peaks {human_bytes(min(peaks))} to {human_bytes(max(peaks))}" if peaks else ""
+        return f"{self.function} on {self.target}{span}"
+
     def __str__(self) -> str:
         texts = {
             "policy": lambda p: p.name,
             "peak": lambda p: human_bytes(p.peak_bytes),
-            "recomputed": lambda p: human_flops(p.recompute_flops),
+            "recomputed (unfused)": lambda p: human_flops(p.recompute_flops),
             "lower bound": lambda p: (
                 "not known" if p.least_flops is None else human_flops(p.least_flops)
             ),

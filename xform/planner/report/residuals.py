@@ -120,6 +120,17 @@ class ResidualTable(Result):
             "rows": [r.to_dict() for r in self.rows],
         }
 
+    def heading(self) -> str:
+        """Return the title and the bytes."""
+        return f"{self.title}, {self._kept_text()}"
+
+    def _kept_text(self) -> str:
+        """Return the saved and the offloaded bytes as text."""
+        total = f"{human_bytes(self.total_bytes)} kept"
+        if self.offloaded_bytes:
+            total += f", {human_bytes(self.offloaded_bytes)} offloaded"
+        return total
+
     def __str__(self) -> str:
         header = [
             "bytes",
@@ -134,11 +145,8 @@ class ResidualTable(Result):
         ]
         # Equal rows, such as those of the layers of an unrolled model, share one line.
         lines = [header, *(_cells(r, n) for r, n in collections.Counter(self.rows).items())]
-        total = f"{human_bytes(self.total_bytes)} kept"
-        if self.offloaded_bytes:
-            total += f", {human_bytes(self.offloaded_bytes)} offloaded"
         read = f"{human_bytes(self.argument_bytes)} of arguments read in place"
-        return f"{self.title}\n{columns(lines, right=(0, 1, 2, 3))}\n{total}, {read}"
+        return f"{self.title}\n{columns(lines, right=(0, 1, 2, 3))}\n{self._kept_text()}, {read}"
 
 
 def _cells(r: Residual, count: int) -> list[str]:

@@ -91,7 +91,11 @@ def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> I
             elif (
                 v in marginal.read_values and id(eqn) in schedule.recomputed and aval_bytes(v.aval)
             ):
-                why = "cheaper to recompute than to save"
+                why = (
+                    "the policy does not save it"
+                    if schedule.decided_per_value
+                    else "cheaper to recompute than to save"
+                )
                 yield _row(name, "RECOMPUTE", v, eqn, loops, why, marginal.flops_if_saved(v))
         if node is not None and node in schedule.inner:
             # A recomputed loop or call holds its values only during its own backward pass, so the
