@@ -12,9 +12,13 @@ import texts
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+from xform.terminal.notebook import PROSE
+
 CSS = Path(__file__).parent / "page.css"
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
+# A block of code without colours: an output.
+OUTPUT = re.compile(r"(<pre><span></span><code>)([^<]*)(</code></pre>)")
 FROM_THE_NETWORK = re.compile(
     r"<(?:script|img)[^>]+src=\"https?:|<link[^>]+rel=\"(?:stylesheet|preconnect)\"[^>]+href=\"https?:"
 )
@@ -53,6 +57,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     parts = CODE.split(markdown)
     parts[::2] = [LINK.sub(moved, text) for text in parts[::2]]
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Break long lines of prose in outputs where the page ends; tables keep their columns."""
+    broken = r'<span class="prose">\g<0></span>'
+    return OUTPUT.sub(lambda block: block[1] + PROSE.sub(broken, block[2]) + block[3], html)
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:

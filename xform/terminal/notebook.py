@@ -21,7 +21,7 @@ from xform.storage import results
 # Tables keep their columns. If they are wider than the page, the text scrolls.
 _TEXT = "overflow-x: auto; line-height: 1.35; white-space: pre; margin: 0"
 # A line of prose is broken where the page ends. A line of a table has two spaces between columns.
-_PROSE = re.compile(r"^(?!.*\S {2,}\S).{60,}$", re.MULTILINE)
+PROSE = re.compile(r"^(?!.*\S {2,}\S).{60,}$", re.MULTILINE)
 
 
 class Result:
@@ -74,7 +74,7 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the text and the picture, for Jupyter."""
         text = html.escape(str(self))
-        text = _PROSE.sub(r'<span style="white-space: pre-wrap">\g<0></span>', text)
+        text = PROSE.sub(r'<span style="white-space: pre-wrap">\g<0></span>', text)
         return f'<pre style="{_TEXT}">{text}</pre>{self._picture()}'
 
     def _picture(self) -> str:
