@@ -51,7 +51,7 @@ def draw(path: str | os.PathLike[str], title: str, steps: Sequence[int], losses:
         all_axes[0].annotate(
             f" {text} ", (step, 1 - 0.18 * i), xycoords=("data", "axes fraction"), va="top",
             ha="right" if step > (steps[0] + steps[-1]) / 2 else "left", color=_RED, fontsize=8,
-            parse_math=False,
+            parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0},
         )  # fmt: skip
     scale = importlib.import_module("matplotlib.cm").ScalarMappable(cmap=colors)
     bar = figure.colorbar(scale, ax=list(all_axes), fraction=0.02, pad=0.01, ticks=[0, 1])
