@@ -176,10 +176,11 @@ def test_a_notebook_shows_the_text_and_the_picture(name: str) -> None:
 def test_long_lines_of_prose_are_broken_and_tables_are_not() -> None:
     class Long(Result):
         def __str__(self) -> str:
-            return f"name    {'x' * 80}\n- {'word ' * 20}\nshort"
+            lines = f"- {'word ' * 20}\n  remedy:  {'word ' * 20}\nname:  {'x' * 60}  {'x' * 20}"
+            return f"name    {'x' * 80}\n{lines}\nshort"
 
     page = xml.fromstring(Long()._repr_html_())
-    assert [span.text for span in page] == [f"- {'word ' * 20}"]
+    assert [span.text for span in page] == [f"- {'word ' * 20}", f"  remedy:  {'word ' * 20}"]
     assert page[0].get("style") == "white-space: pre-wrap"
 
 

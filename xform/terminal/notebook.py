@@ -21,7 +21,8 @@ from xform.storage import results
 # Tables keep their columns. If they are wider than the page, the text scrolls.
 _TEXT = "overflow-x: auto; line-height: 1.35; white-space: pre; margin: 0"
 # A line of prose is broken where the page ends. A line of a table has two spaces between columns.
-PROSE = re.compile(r"^(?!.*\S {2,}\S).{60,}$", re.MULTILINE)
+# So has a line of an error, after its first word: `remedy:  give a budget`.
+PROSE = re.compile(r"^(?!(?:\s*\w+: +)?+.*\S {2,}\S).{60,}$", re.MULTILINE)
 
 
 class Result:
