@@ -70,7 +70,8 @@ def _llama(config: Json) -> LlamaConfig:
     context = config["max_position_embeddings"]
     window = config.get("sliding_window")
     _require(config, hidden_act=("silu",), attention_bias=(False,), mlp_bias=(False,))
-    _require(config, sliding_window=(None, window if window and window >= context else None))
+    if config.get("use_sliding_window", True):
+        _require(config, sliding_window=(None, window if window and window >= context else None))
     heads, width = config["num_attention_heads"], config["hidden_size"]
     each = config.get("head_dim")
     return LlamaConfig(
@@ -83,6 +84,7 @@ def _llama(config: Json) -> LlamaConfig:
         kv_heads=config.get("num_key_value_heads") or heads,
         mlp_width=config["intermediate_size"],
         head_width=0 if each in (None, width // heads) else each,
+        qk_norm=config["model_type"] == "qwen3",
         tie_embeddings=config.get("tie_word_embeddings", False),
         experts=config.get("num_local_experts", 0),
         experts_per_token=config.get("num_experts_per_tok", 2),
@@ -119,9 +121,13 @@ def _write_llama(config: LlamaConfig) -> dict[str, Any]:
             "high_freq_factor": config.rope_high_freq_factor,
             "original_max_position_embeddings": config.rope_original_context,
         }
+    if config.experts and config.qk_norm:
+        raise InputError("a folder of transformers cannot have a model with experts and qk_norm:"
+                         " transformers has no such model; use xform.export")  # fmt: skip
+    name = "Mixtral" if config.experts else "Qwen3" if config.qk_norm else "Llama"
     written = {
-        "architectures": ["MixtralForCausalLM" if config.experts else "LlamaForCausalLM"],
-        "model_type": "mixtral" if config.experts else "llama",
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": name.lower(),
         "hidden_act": "silu",
         "vocab_size": config.vocab,
         "max_position_embeddings": config.context,
@@ -151,4 +157,6 @@ def _require(config: Json, **allowed: tuple[Any, ...]) -> None:
                              f" {known} is")  # fmt: skip
 
 
-READERS: dict[str, Callable[[Json], Any]] = {"gpt2": _gpt2, "llama": _llama, "mixtral": _llama}
+READERS: dict[str, Callable[[Json], Any]] = {
+    "gpt2": _gpt2, "llama": _llama, "mixtral": _llama, "qwen3": _llama
+}  # fmt: skip

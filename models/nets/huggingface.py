@@ -60,7 +60,7 @@ def load(
     put: Callable[[str, np.ndarray], Any] = lambda _, array: jnp.asarray(array),
     **changes: Any,
 ) -> Any:
-    """Load a GPT-2, a Llama or a Mixtral from a folder.
+    """Load a GPT-2, a Llama, a Mixtral or a Qwen 3 from a folder.
 
     Args:
       path: the folder.

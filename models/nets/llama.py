@@ -1,7 +1,7 @@
-"""Llama 2 and 3, and Mixtral: rotary positions, RMSNorm, grouped queries, gated MLPs.
+"""Llama 2 and 3, Mixtral and Qwen 3: rotary positions, RMSNorm, grouped queries, gated MLPs.
 
 Sources: "Llama 2", arXiv:2307.09288; "The Llama 3 Herd of Models", arXiv:2407.21783; "Mixtral of
-Experts", arXiv:2401.04088.
+Experts", arXiv:2401.04088; "Qwen3 Technical Report", arXiv:2505.09388.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ POSITIVE: dict[str, Any] = {"above": 0, "change": "never"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Settings of a Llama, or with experts of a Mixtral. `rotary.py` explains the positions."""
+    """Settings of a Llama, with experts of a Mixtral, or with `qk_norm` of a Qwen 3.
+
+    `rotary.py` explains the positions.
+    """
 
     kv_heads: int = setting(2, "Number of key and value heads; query heads share them.", **SIZE)
     mlp_width: int = setting(384, "Width of the hidden layer of each MLP.", **SIZE)
@@ -41,6 +44,11 @@ class LlamaConfig(DecoderConfig):
         0,
         "Number of tokens that each token attends to: the last ones, itself among them; 0 for all.",
         least=0,
+        change="never",
+    )
+    qk_norm: bool = setting(
+        False,
+        "Normalize each query and each key by its RMS before its position is added, as in Qwen 3.",
         change="never",
     )
     tie_embeddings: bool = setting(
@@ -130,6 +138,7 @@ class Block(nnx.Module):
             bias=False,
             chunk=c.query_chunk_size,
             window=c.attention_window or None,
+            qk_epsilon=c.norm_epsilon if c.qk_norm else None,
             **common,
         )
         self.mlp_norm = rms_norm(c.width, c.norm_epsilon, **common)
@@ -160,7 +169,7 @@ class Block(nnx.Module):
 
 
 class Llama(Decoder):
-    """A Llama or Mixtral. It maps tokens `[B, T]` to next-token logits `[B, T, V]`."""
+    """A Llama, Mixtral or Qwen 3. It maps tokens `[B, T]` to next-token logits `[B, T, V]`."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         c = self.config = config

@@ -63,6 +63,8 @@ LLAMA: Table = {
     **linear("layers.each.attention.key", f"{_LLAMA}.self_attn.k_proj"),
     **linear("layers.each.attention.value", f"{_LLAMA}.self_attn.v_proj"),
     **linear("layers.each.attention.out", f"{_LLAMA}.self_attn.o_proj", inputs=2),
+    **_norm("layers.each.attention.query_norm", f"{_LLAMA}.self_attn.q_norm"),
+    **_norm("layers.each.attention.key_norm", f"{_LLAMA}.self_attn.k_norm"),
     **_norm("layers.each.mlp_norm", f"{_LLAMA}.post_attention_layernorm"),
     **linear("layers.each.mlp.gate", f"{_LLAMA}.mlp.gate_proj"),
     **linear("layers.each.mlp.up", f"{_LLAMA}.mlp.up_proj"),

@@ -60,6 +60,18 @@ PRESETS: dict[str, Any] = {
     "llama3-8b": _llama(128_256, 8192, 4096, 32, 32, mlp_width=14_336, **_LLAMA3),
     "llama3-70b": _llama(128_256, 8192, 8192, 80, 64, mlp_width=28_672, **_LLAMA3),
     "llama3.1-8b": _llama(128_256, 131_072, 4096, 32, 32, mlp_width=14_336, **_LLAMA31),
+    "qwen3-8b": _llama(
+        151_936,
+        40_960,
+        4096,
+        36,
+        32,
+        kv_heads=8,
+        mlp_width=12_288,
+        rope_theta=1e6,
+        norm_epsilon=1e-6,
+        qk_norm=True,
+    ),
     "mixtral-8x7b": _llama(
         32_000,
         32_768,

@@ -14,6 +14,7 @@ from models.nets.attention import attend
 from models.nets.axes import constrained
 from models.nets.cache import store
 from models.nets.dense import NORMAL, dense
+from models.nets.norms import rms_norm
 from models.nets.ring import ring_attend
 from models.nets.rotary import rotate
 
@@ -32,7 +33,12 @@ class Context:
 
 
 class SelfAttention(nnx.Module):
-    """Self-attention whose query heads share `kv_heads` heads of keys and values."""
+    """Self-attention whose query heads share `kv_heads` heads of keys and values.
+
+    With `qk_epsilon`, an RMS norm with this epsilon normalizes each query and each key before its
+    position is added (Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters",
+    arXiv:2302.05442, section 2).
+    """
 
     def __init__(
         self,
@@ -48,6 +54,7 @@ class SelfAttention(nnx.Module):
         rngs: nnx.Rngs,
         out_stddev: float = NORMAL,
         window: int | None = None,
+        qk_epsilon: float | None = None,
     ) -> None:
         self.causal, self.chunk, self.window = causal, chunk, window
         head = {"head_dim": head_width}
@@ -55,6 +62,9 @@ class SelfAttention(nnx.Module):
         self.query = linear({"embed": width}, {"heads": heads, **head}, stddev=NORMAL)
         self.key = linear({"embed": width}, {"kv_heads": kv_heads, **head}, stddev=NORMAL)
         self.value = linear({"embed": width}, {"kv_heads": kv_heads, **head}, stddev=NORMAL)
+        norm = functools.partial(rms_norm, head_width, dtype=dtype, rngs=rngs)
+        self.query_norm = None if qk_epsilon is None else norm(qk_epsilon)
+        self.key_norm = None if qk_epsilon is None else norm(qk_epsilon)
         self.out = linear({"heads": heads, **head}, {"embed": width}, stddev=out_stddev)
 
     def __call__(
@@ -73,6 +83,8 @@ class SelfAttention(nnx.Module):
         query = constrained(self.query(x), "batch", "sequence", "heads", None)
         key = constrained(self.key(x), "batch", "sequence", "kv_heads", None)
         value = constrained(self.value(x), "batch", "sequence", "kv_heads", None)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         if context.angles is not None:
             query, key = rotate(query, context.angles), rotate(key, context.angles)
         positions = None

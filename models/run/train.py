@@ -49,7 +49,7 @@ def parser() -> Parser:
         "--from-huggingface",
         metavar="FOLDER",
         dest="origin",
-        help="start from the GPT-2, Llama or Mixtral in this Hugging Face folder"
+        help="start from the GPT-2, Llama, Mixtral or Qwen 3 in this Hugging Face folder"
         " instead of --preset",
     )
     flags.add_argument(

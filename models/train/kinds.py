@@ -51,19 +51,20 @@ def every_setting() -> list[RunConfig]:
 
 
 def refuse_others(run: RunConfig, names: Collection[str]) -> None:
-    """Check that no setting in `names` belongs only to runs on another kind of data.
+    """Check that no setting in `names` belongs only to other kinds of models.
 
     Raises:
-      InputError: one does.
+      InputError: one does. The message names a preset of each kind that has the setting.
     """
     known = {leaf.name for leaf in leaves(run)}
-    for other in every_setting():
-        for leaf in leaves(other):
-            if other.on != run.on and leaf.name in names and leaf.name not in known:
-                raise InputError(
-                    f"{leaf.flag} is a setting of models of {other.on}, but {run.preset} is a model"
-                    f" of {run.on}"
-                )
+    for name in names:
+        others = {other.preset: leaf.flag for other in every_setting() for leaf in leaves(other)
+                  if leaf.name == name}  # fmt: skip
+        if others and name not in known:
+            flag, presets = next(iter(others.values())), " or ".join(others)
+            raise InputError(
+                f"{flag} is no setting of {run.preset}: use a preset such as {presets}"
+            )
 
 
 def read_config(text: str, where: str, base: RunConfig | None = None) -> RunConfig:

@@ -73,9 +73,16 @@ def make_mesh(text: str, offload: bool = False) -> Mesh | None:
     axes = sizes(text)
     needed, there = int(np.prod([*axes.values()])), jax.device_count()
     if needed > there or (jax.process_count() > 1 and needed != there):
+        several = f"these {jax.process_count()} processes have"
+        remedy = f"choose a --mesh of {there}"
+        if jax.default_backend() == "cpu" and jax.process_count() == 1:
+            remedy += (
+                ", or split the CPU with the environment variable"
+                f" XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+            )
         raise InputError(
-            f"--mesh {text or 'data=1'} needs {needed} devices, but {jax.process_count()} processes"
-            f" have {there}: choose a --mesh of {there} devices"
+            f"--mesh {text or 'data=1'} needs {needed} devices, but"
+            f" {several if jax.process_count() > 1 else 'there are'} {there}: {remedy}"
         )
     if offload:
         check_host(jax.local_devices()[0])

@@ -17,6 +17,9 @@ LLAMA3 = {"rope_theta": 500.0, "rope_factor": 4.0, "rope_original_context": 64}
 DECODERS: dict[str, Any] = {
     "gpt2": GPT2Config(**SIZES, query_chunk_size=5),
     "llama": LlamaConfig(**SIZES, kv_heads=2, mlp_width=48, **LLAMA3, query_chunk_size=5),
+    "qwen3": LlamaConfig(
+        **SIZES, kv_heads=2, head_width=10, mlp_width=48, qk_norm=True, query_chunk_size=5
+    ),
     "mixtral": LlamaConfig(**SIZES, kv_heads=2, mlp_width=48, experts=4, query_chunk_size=5),
 }
 

@@ -49,7 +49,10 @@ def test_the_first_gpt2_was_published_under_shorter_names(tmp_path: Path) -> Non
     chex.assert_trees_all_close(nnx.state(load(folder)), nnx.state(model), rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", [n for n in PRESETS if n.startswith(("gpt2", "llama", "mixtral"))])
+NAMED = [n for n in PRESETS if n.startswith(("gpt2", "llama", "qwen", "mixtral"))]
+
+
+@pytest.mark.parametrize("name", NAMED)
 def test_configurations_are_read_as_they_were_written(name: str) -> None:
     assert read(json.loads(json.dumps(write(PRESETS[name])))) == PRESETS[name]
 
@@ -70,7 +73,7 @@ def test_what_is_of_another_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=match):
             load(folder)
 
-    refused("type bert, which is not supported: use one of gpt2, llama, mixtral", model_type="bert")
+    refused("use one of gpt2, llama, mixtral, qwen3", model_type="bert")
     refused("attention_bias True, which is not supported: only False is", attention_bias=True)
     refused("positions of type yarn", rope_parameters={"rope_type": "yarn"})
     refused("has 1952 elements, but the model has 2440", hidden_size=40, head_dim=8)

@@ -1,4 +1,4 @@
-"""GPT-2, Llama and Mixtral against `transformers`, loaded and saved in both directions."""
+"""GPT-2, Llama, Mixtral and Qwen 3 against `transformers`, loaded and saved in both directions."""
 
 import dataclasses
 from pathlib import Path
@@ -52,6 +52,9 @@ def twin(kind: str) -> Any:
     if kind == "mixtral":
         config = transformers.MixtralConfig(**LLAMA, num_local_experts=4, output_router_logits=True)
         return drawn(transformers.MixtralForCausalLM(config))
+    if kind == "qwen3":
+        config = transformers.Qwen3Config(**LLAMA, head_dim=10)
+        return drawn(transformers.Qwen3ForCausalLM(config))
     rope = {"rope_type": "default", "rope_theta": 10_000.0} if kind == "llama2" else STRETCHED
     config = transformers.LlamaConfig(
         **LLAMA, rope_parameters=rope, tie_word_embeddings=kind == "tied"
@@ -66,7 +69,7 @@ def answers(other: Any, ids: Any) -> Any:
         return other(x, labels=x)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama2", "llama3", "tied", "mixtral"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama2", "llama3", "tied", "qwen3", "mixtral"])
 def test_logits_and_loss_are_those_of_transformers_both_ways(kind: str, tmp_path: Path) -> None:
     theirs, ids = twin(kind), tokens()
     expected = answers(theirs, ids)

@@ -72,7 +72,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data", "text", "--out", "short"], "cannot write to short"),
         (["--data", "text", "--out", "new", "--resume"], "no run to resume in new"),
         (["--data", "text", "--preset", "tiny-llama", "--kv-heads", "3"], "does not divide"),
-        (["--data", "text", "--kv-heads", "3"], "this kind of model has no setting kv_heads"),
+        (["--data", "text", "--kv-heads", "3"], "no setting of tiny: use a preset such as tiny-l"),
         (["--data", "text", "--kv-headz", "3"], "did you mean --kv-heads?"),
         (["--data", "text", "--preset", "tiney"], "did you mean tiny?"),
         (["--data", "text", "--batch", "0"], "--batch is 0, but must be at least 1"),

@@ -72,15 +72,22 @@ def test_what_is_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) 
     for arguments, complaint in (
         (
             ["--preset", "resnet20", "--tokenizer", "bytes"],
-            "--tokenizer is a setting of models of text",
+            "--tokenizer is no setting of resnet20: use a preset such as tiny or tiny-llama",
         ),
-        (["--preset", "lstm", "--context", "8"], "models of text, but lstm is a model of series"),
+        (
+            ["--preset", "lstm", "--context", "8"],
+            "no setting of lstm: use a preset such as tiny",
+        ),
         (
             ["--preset", "gru", "--config", "tiny.toml"],
             "--preset is gru, but tiny.toml has the preset tiny",
         ),
         (["--config", "flat.toml"], "flat.toml has model, which is not a setting"),
-        (["--augment"], "models of pictures, but tiny is a model of text"),
+        (["--augment"], "--augment is no setting of tiny: use a preset such as resnet"),
+        (
+            ["--mlp-width", "8"],
+            "no setting of tiny: use a preset such as tiny-llama",
+        ),
         (["--preset", "gru", "--data", "none.npy"], "no such file or folder: none.npy"),
         (["--preset", "vit-s", "--resize", "30,30"], "patch_size 16 does not divide image_size 30"),
         (["--preset", "unet", "--resize", "30,30", "--dry-run"], "needs multiples of 16"),

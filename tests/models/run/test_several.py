@@ -81,6 +81,7 @@ def close(out: str, judged: bool = True) -> None:
     [
         ("text", 2, "fsdp=2,tensor=2", []),
         ("text", 4, "data=2,fsdp=2,tensor=2", []),
+        ("text", 2, "context=2,fsdp=2", []),
         ("text", 2, "fsdp=4", ["--offload-optimizer"]),
         ("resnet20", 2, "data=2,fsdp=2", []),
         ("gru", 2, "data=2,fsdp=2", []),

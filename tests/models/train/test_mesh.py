@@ -133,7 +133,7 @@ def test_a_run_goes_on_on_other_meshes(tmp_path: Path) -> None:
         ("data=2,data=2", "'data' is given twice"),
         ("data=x", "data is 'x', but must be a number"),
         ("data=0", "data is '0'"),
-        ("data=9", "needs 9 devices, but 1 processes have 8"),
+        ("data=9", "needs 9 devices, but there are 8: choose a --mesh of 8, or split the CPU"),
     ],
 )
 def test_meshes_that_cannot_be_are_refused(text: str, complaint: str) -> None:
