@@ -18,6 +18,7 @@ import xform
 from tests.sharding import mesh
 from xform.errors import UnknownShardings
 from xform.planner.sliced.loss import run_loss_in_slices
+from xform.program.fingerprint import listing
 from xform.program.ir import evaluate, trace
 from xform.slices.opened import opened
 from xform.slices.region import find_region
@@ -118,6 +119,23 @@ def test_every_axis_without_a_gather(axis: int, n: int, output: str) -> None:
             assert of_slices[0] < 0.7 * of_whole[0]
         scalar = lambda f: lambda *xs: jnp.sum(f(*xs) ** 2)
         close(jax.jit(jax.grad(scalar(g), (0, 1)))(*args), jax.grad(scalar(f), (0, 1))(*args))
+
+
+def test_the_loop_does_not_depend_on_the_current_mesh() -> None:
+    """A step is planned after its trace, outside of the mesh that it enters, and traced again."""
+    args = normal(32, WORDS), normal(16, 64, 32), np.zeros((16, 64), "int32")
+    automatic = mesh(AxisType.Auto, data=8).abstract_mesh
+    with jax.sharding.use_abstract_mesh(automatic):
+        prog = opened(trace(lambda *xs: [loss(*xs)], *args))
+
+    def rewritten() -> tuple[str, ...]:
+        region = find_region(prog, largest(prog), 0, 4)
+        assert region is not None
+        return listing(with_loop(region, run_loss_in_slices))
+
+    outside = rewritten()
+    with jax.sharding.use_abstract_mesh(automatic):
+        assert rewritten() == outside
 
 
 def test_a_length_that_the_shards_do_not_leave() -> None:

@@ -20,7 +20,7 @@ from xform._jax import JaxprEqn, scan_p
 from xform.passes.inline import inlinable_body
 from xform.passes.structured import bodies, called_body, is_remat_region, rebuild_equation
 from xform.planner.shape import Shape, loop_levels, scan_in_parts
-from xform.program.ir import Program, bind, environment, evaluate, read, trace, write
+from xform.program.ir import Program, bind, environment, evaluate, read, retrace, write
 from xform.program.source import name_stack, source
 from xform.rules.call import remat_region_of
 
@@ -70,7 +70,7 @@ def reshape_loops(prog: Program, shapes: Shapes) -> Program:
         return prog
     key = "reshaped", tuple(sorted(shapes.items()))
     if key not in prog.cache:
-        prog.cache[key] = trace(lambda *xs: _evaluate(prog, shapes, xs), *prog.in_avals)
+        prog.cache[key] = retrace(prog, lambda *xs: _evaluate(prog, shapes, xs))
     return prog.cache[key]
 
 

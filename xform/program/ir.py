@@ -1,9 +1,10 @@
 """Programs: traced functions as data.
 
 A `Program` holds the equations of a jaxpr. `trace` makes one from a function, and `program` from a
-jaxpr, such as the body of a loop. `evaluate` runs it: it binds the equations in the current trace,
-so it works eagerly, under `jit`, under `vmap` and inside other transforms. A `Mask` has one bool
-for each input or output; `gather` and `spread` select values by a mask, and `union` combines masks.
+jaxpr, such as the body of a loop. `retrace` makes one from a function that rewrites another.
+`evaluate` runs it: it binds the equations in the current trace, so it works eagerly, under `jit`,
+under `vmap` and inside other transforms. A `Mask` has one bool for each input or output; `gather`
+and `spread` select values by a mask, and `union` combines masks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import gc
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
+
+import jax
+from jax.sharding import AxisType
 
 from xform._jax import JaxprEqn, Var, jaxpr_and_consts, trace_to_jaxpr
 from xform._jax.mutable import input_type
@@ -104,6 +108,35 @@ def trace(f: Callable[..., Any], *args: Any) -> Program:
     """Trace `f` at `args` (values or types) to a Program. `f` takes and returns flat sequences."""
     with seldom_collected():
         return _read(*trace_to_jaxpr(f, args))
+
+
+def retrace(prog: Program, f: Callable[..., Any]) -> Program:
+    """Trace `f`, which does the same as `prog` in another way, at the types of its inputs.
+
+    The mesh is that of `prog`: a value without inputs, such as an iota, has the current mesh in its
+    type. So the result does not depend on where a program is rewritten.
+    """
+    mesh = next((m for m in map(_mesh, prog.equations) if m is not None), None)
+    if mesh is None or AxisType.Manual in mesh.axis_types:
+        return trace(f, *prog.in_types)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return trace(f, *prog.in_types)
+
+
+def has_auto_axes(prog: Program) -> bool:
+    """Return whether values may be sharded over `Auto` axes, which types do not mention."""
+    of_types = (getattr(getattr(a, "sharding", None), "mesh", None) for a in prog.in_avals)
+    return any(
+        kind is AxisType.Auto and size > 1
+        for mesh in {*of_types, *map(_mesh, prog.equations)} - {None}
+        for kind, size in zip(mesh.axis_types, mesh.axis_sizes, strict=True)
+    )
+
+
+def _mesh(eqn: JaxprEqn) -> Any:
+    """Return the mesh that an equation was traced on; None if there was none."""
+    mesh = getattr(eqn.ctx, "cur_abstract_mesh", None)
+    return None if mesh is None or mesh.empty else mesh
 
 
 # While tracing, Python collects garbage after this many new objects.

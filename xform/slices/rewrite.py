@@ -7,7 +7,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var, has_effects
 from xform.program.equation import bind, read, write
-from xform.program.ir import Program, environment, trace
+from xform.program.ir import Program, environment, retrace
 from xform.program.source import name_stack, source
 from xform.slices.region import Region
 
@@ -48,7 +48,7 @@ def with_loop(region: Region, run: RunRegion) -> Program:
                 run_equation(eqn)
         return [read(env, v) for v in prog.outputs]
 
-    return trace(evaluate, *prog.in_types)
+    return retrace(prog, evaluate)
 
 
 class _Waiting:
