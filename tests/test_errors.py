@@ -276,6 +276,25 @@ grad of f: gradient only defined for scalar-output functions
         TypeError,
         None,
     ),
+    "a loss and more": (
+        lambda: xform.grad(lambda x: (x, {"aux": x}))(1.0),
+        errors.NotScalar,
+        TypeError,
+        """\
+grad of <lambda>: gradient only defined for scalar-output functions
+  problem: it returned a tuple of float, float
+  remedy:  reduce the output to a scalar, or use vjp or jacrev, or has_aux=True if the first of \
+two outputs is the loss""",
+    ),
+    "integer leaf": (
+        lambda: xform.grad(lambda p: p["w"])({"w": 1.0, "step": 3}),
+        errors.WrongDtype,
+        TypeError,
+        """\
+grad requires real- or complex-valued inputs (a sub-dtype of np.inexact)
+  problem: the input ['step'] has dtype int32
+  remedy:  pass a float, name other arguments in argnums, or set allow_int=True""",
+    ),
     "integer input": (
         lambda: xform.grad(f)(3),
         errors.WrongDtype,

@@ -134,3 +134,12 @@ def test_odd_batches() -> None:
     assert empty.rows[0].activation == 0
     one = xform.health(lambda ws, x: jnp.sum(x @ ws[0]), weights(1), batch()[0], power_iterations=1)
     assert one.rows[0].correlation is None
+
+
+def test_a_loss_of_several_inputs() -> None:
+    """The inputs may be given one by one, as to the other questions about a loss."""
+    loss = lambda w, x, y: jnp.mean((jnp.tanh(x @ w) - y) ** 2)
+    w, x, y = jnp.eye(4) / 2, jnp.ones((8, 4)), jnp.zeros((8, 4))
+    several = xform.health(loss, w, x, y)
+    one = xform.health(lambda w, batch: loss(w, *batch), w, (x, y))
+    assert [row.to_dict() for row in several] == [row.to_dict() for row in one]

@@ -1,6 +1,7 @@
 """The verdict names the planted fault at its layer, and no fault at the layers beside it."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -72,6 +73,9 @@ def test_the_first_layer_with_a_nan_is_at_fault_and_going_back_the_last() -> Non
     numbers = [{"nonfinite": 1.0 * (i > 2), "gradient_nonfinite": 1.0} for i in range(6)]
     rows = [row(i, **n) for i, n in enumerate(numbers)]
     assert verdicts(rows).index("nonfinite") == 3
+    guard, check = (with_verdicts([row(0, nonfinite=1.0, input=x)])[0] for x in (1.0, math.nan))
+    assert "limit the operation's inputs" in guard.remedy
+    assert "check the batch" in check.remedy
     rows = [row(i, gradient_nonfinite=1.0 * (i < 4)) for i in range(6)]
     assert [i for i, v in enumerate(verdicts(rows)) if v != FINE] == [3]
 

@@ -274,3 +274,12 @@ def test_memory_of_unrolled_layers(name: str, policy: Any) -> None:
     grad = lambda f: xform.value_and_grad(f, policy=policy)
     assert fused <= temporary_bytes(separate(loss, optimizer, grad), *start)
     assert fused <= temporary_bytes(separate(loss, optimizer), *start)
+
+
+def test_another_state_is_refused() -> None:
+    """Forgetting the state shifts the batch to its place; another optimizer has other states."""
+    w, x = jnp.ones((3, 3)), jnp.ones((2, 3))
+    step = xform.fused_update(lambda w, x: jnp.sum(jnp.tanh(x @ w)), optax.adam(0.1))
+    for state, *batch in ((x,), (optax.sgd(0.1).init(w), x)):
+        with pytest.raises(errors.WrongArgument, match=r"not a state of this optimizer"):
+            step(w, state, *batch)

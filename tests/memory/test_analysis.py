@@ -178,3 +178,16 @@ def test_not_a_function() -> None:
 def test_no_such_group(report: Any) -> None:
     with pytest.raises(WrongArgument, match="give one of category, where, scope, operation"):
         report.group_by("color")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("policy", r"xform\.grad\(f, policy=...\)"),
+        ("tagret", "did you mean target"),
+        ("z", "the options"),
+    ],
+)
+def test_an_argument_that_nobody_has(name: str, remedy: str) -> None:
+    with pytest.raises(WrongArgument, match=remedy):
+        xform.memory_analysis(lambda x, w: x * w, 1.0, w=2.0, **{name: "min_cut"})

@@ -34,6 +34,16 @@ def test_an_unchanged_program_has_not_grown(report, tmp_path) -> None:
     assert str(same) == "small on cpu, min_cut: the total unchanged"
 
 
+def test_other_arguments_are_told(report, tmp_path) -> None:
+    """A smaller batch may hide a program that grew."""
+    save_peaks(tmp_path / "peaks.json", report)
+    x = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+    (found,) = growth(tmp_path / "peaks.json", xform.memory_analysis(xform.grad(small), F32, x))
+    assert not found.exceeds
+    told = "it was saved for w f32[64,64], x f32[64,64]; now they are w f32[64,64], x f32[8,64]"
+    assert f"the arguments differ: {told}" in str(found)
+
+
 def test_the_lines_that_grew_are_those_of_today(report, tmp_path) -> None:
     save_peaks(tmp_path / "peaks.json", report)
     larger = xform.memory_analysis(xform.grad(large), F32, F32)
@@ -70,7 +80,7 @@ def test_a_tolerance_is_a_share_or_bytes(report, tmp_path, tolerance, allowed) -
     assert found.allowed_bytes == allowed
 
 
-@pytest.mark.parametrize("tolerance", ["much", "-2%", "nan%", "inf%", -1, ""])
+@pytest.mark.parametrize("tolerance", ["much", "-2%", "nan%", "inf%", -1, "", "5"])
 def test_another_tolerance_is_an_error(report, tmp_path, tolerance) -> None:
     save_peaks(tmp_path / "peaks.json", report)
     with pytest.raises(WrongArgument, match="neither a share nor a number of bytes"):

@@ -58,13 +58,25 @@ def test_every_name_that_is_listed_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "abacus", "tpu:v1:2x2", "tpu:v9", "gpu:h1000", "gpu:h100:8:8", "cpu:0", "cpu:x"]
+    ("name", "similar"),
+    [
+        ("", ""),
+        ("abacus", ""),
+        ("tpu:v5", "tpu:v5e:1x1"),
+        ("tpu:v9", ""),
+        ("gpu:h1000", "gpu:h100"),
+        ("h100", "gpu:h100"),
+        ("gpu:h100:8:8", "gpu:h100"),
+        ("cpu:0", ""),
+        ("cpu:x", ""),
+    ],
 )
-def test_an_unknown_target(name: str) -> None:
+def test_an_unknown_target(name: str, similar: str) -> None:
     with pytest.raises(errors.WrongArgument) as caught:
         parse_target(name)
+    meant = f"; did you mean {similar}?" if similar else ""
     assert str(caught.value) == (
-        f"target={name!r}\n  problem: there is no such target\n"
+        f"target={name!r}\n  problem: there is no such target{meant}\n"
         f"  remedy:  give one of {ALL}, or None for JAX's default"
     )
 

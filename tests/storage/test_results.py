@@ -130,3 +130,10 @@ def test_a_class_reads_only_its_own_results(tmp_path: Path) -> None:
 def test_formats_are_unique() -> None:
     formats = [text for text, _ in results.FORMATS.values()]
     assert len({*formats}) == len(formats)
+
+
+def test_saved_peaks_are_no_result(tmp_path: Path) -> None:
+    report = xform.memory_analysis(jnp.sin, jnp.ones(3))
+    xform.memory.save_peaks(tmp_path / "peaks.json", report)
+    with pytest.raises(errors.WrongArgument, match=r"saved peaks, which xform\.memory\.growth"):
+        xform.load(tmp_path / "peaks.json")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,10 +31,9 @@ from xform.transforms.reverse import value_and_grad
 
 
 def health(
-    loss: Callable[[Tree, Tree], Any],
+    loss: Callable[..., Any],
     params: Tree,
-    batch: Tree,
-    *,
+    *batch: Tree,
     steps: int = 1,
     update: Any = None,
     key: Any = None,
@@ -49,11 +48,11 @@ def health(
     traced program, including calls, branches, `jax.checkpoint`, and modules of Flax and Equinox.
 
     Args:
-      loss: `loss(params, batch)`, a pure function that returns a scalar.
+      loss: `loss(params, *batch)`, a pure function that returns a scalar.
       params: pytree of floating-point arrays of any shape, an Equinox module, a Flax NNX state, or
         a Flax NNX module. Of an NNX module the `nnx.Param`s are trained. All other state, such as
         running statistics, is the same in each step.
-      batch: pytree of all other inputs of the loss. The first axis of its first array is the axis
+      *batch: the other inputs of the loss, pytrees. The first axis of their first array is the axis
         of examples. Gradients of neighbouring examples are compared if a layer's result has this
         axis first.
       steps: number of training steps to run. The reported numbers are means over the steps.
@@ -101,15 +100,15 @@ def health(
             f"{CALLER} with steps={steps}", "more than one step needs an update", "",
             "pass update=, such as optax.sgd(0.1) or lambda params, grads: ..., or leave out steps",
         )  # fmt: skip
-    loss, params, batch = _of_arrays(loss, params, batch)
-    loss, (params, batch) = take_static_out_of_modules(loss, (params, batch), is_inexact_array)
+    whole, params, inputs = _of_arrays(_of_one_batch(loss), params, batch)
+    loss, (params, inputs) = take_static_out_of_modules(whole, (params, inputs), is_inexact_array)
     key = jax.random.key(0) if key is None else key
-    diagnosis = Diagnosis(loss, params, batch, power_iterations)
+    diagnosis = Diagnosis(loss, params, inputs, power_iterations)
     init, step = _init_and_step(update)
 
     @jit
     def measure(params: Tree, state: Tree, key: Value) -> Any:
-        value, grads, readings = diagnosis.value_and_grad(params, batch, key)
+        value, grads, readings = diagnosis.value_and_grad(params, inputs, key)
         if update is None:
             return value, readings, params, state
         after, state = step(params, grads, state)
@@ -124,11 +123,21 @@ def health(
         by_step.append(jax.tree.map(np.asarray, readings))
         rows = diagnosis.with_verdicts(by_step[-1])
         if not finite(value) or any(r.nonfinite or r.gradient_nonfinite for r in rows):
-            origin = _origin(diagnosis, loss, before, batch)
+            origin = _origin(diagnosis, loss, before, inputs)
             by_step = by_step[-1:]  # report this step alone: earlier steps were still finite
             break
     mean = lambda *xs: np.mean(xs, axis=0)
     return diagnosis.report(losses, jax.tree.map(mean, *by_step), origin)
+
+
+def _of_one_batch(loss: Callable[..., Any]) -> Callable[[Tree, Sequence[Tree]], Any]:
+    """Return the loss as a function of its parameters and a sequence of its other inputs."""
+
+    @functools.wraps(loss)
+    def whole(params: Tree, batch: Sequence[Tree]) -> Any:
+        return loss(params, *batch)
+
+    return whole
 
 
 def _of_arrays(loss: Callable[[Tree, Tree], Any], params: Tree, batch: Tree) -> Any:

@@ -25,6 +25,7 @@ VERDICTS = ("nonfinite", "dead", "saturated", "exploding", "vanishing", "shatter
 _FAN_IN = "initialize its weights with variance 1 / fan-in (2 / fan-in before a ReLU)"
 _ADD_PATH = "add the block's input to its result (a residual path), as similar blocks do"
 _GUARD = "limit the operation's inputs (jnp.where on its result leaves a NaN in its gradient)"
+_CHECK_BATCH = "its input has a NaN or Inf: check the batch, and operations before the layer"
 _REVIVE = "initialize its bias to 0, lower the learning rate, or use a leaky ReLU or GELU"
 _SHRINK_INPUT = f"normalize the input of its activation, or {_FAN_IN}"
 _ADD_PATHS_EVERYWHERE = (
@@ -84,9 +85,13 @@ def _first_nonfinite(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     forward = next((i for i, r in enumerate(rows) if r.nonfinite), None)
     backward = next((i for i in reversed(range(len(rows))) if rows[i].gradient_nonfinite), None)
     if forward is not None:
-        elements = f"{rows[forward].nonfinite:.0f} of its {rows[forward].size} results"
-        reason = f"{elements} are NaN or Inf, and none in earlier layers"
-        yield forward, "nonfinite", reason, _GUARD
+        row = rows[forward]
+        reason = (
+            f"{row.nonfinite:.0f} of its {row.size} results are NaN or Inf, and none in earlier "
+            "layers"
+        )
+        given = row.input is None or math.isfinite(row.input)
+        yield forward, "nonfinite", reason, _GUARD if given else _CHECK_BATCH
     elif backward is not None:
         row = rows[backward]
         elements = f"{row.gradient_nonfinite:.0f} of its {row.size} gradients"

@@ -113,7 +113,11 @@ class FusedUpdate:
             lambda params: params, (params,), is_inexact_array
         )
         params = jax.tree.map(_parameter, params)
-        traced = trace_step(gradient, self._optimizer, params, state, self._has_aux)
+        try:
+            traced = trace_step(gradient, self._optimizer, params, state, self._has_aux)
+        except (AttributeError, TypeError, ValueError) as error:
+            self._check_state(params, state, error)
+            raise
         check_coupling(traced.step, state, frame())
 
         def results(outputs: Sequence[Any]) -> tuple[Tree, Tree, Tree]:
@@ -121,6 +125,19 @@ class FusedUpdate:
             return restore(new), *rest
 
         return dataclasses.replace(traced, results=results)
+
+    def _check_state(self, params: Tree, state: Tree, error: Exception) -> None:
+        """Raise WrongArgument if `state` is none of the optimizer; `error` came of using it."""
+        expected = jax.tree.structure(jax.eval_shape(self._optimizer.init, params))
+        if jax.tree.structure(state) != expected:
+            raise WrongArgument(
+                "fused_update",
+                "the second argument of the step is not a state of this optimizer for these "
+                "parameters",
+                frame(),
+                "call step(params, state, *batch) with state = optimizer.init(params), or the "
+                "state that the step before returned",
+            ) from error
 
 
 def _parameter(x: Any) -> Any:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
+import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
-from xform.introspection.callables import check_callable, function_name
+from xform.errors import WrongArgument
+from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.memory.compilation import Compilation, compile_for
 from xform.memory.description import Description, describe, short
 from xform.memory.report import MemoryReport
@@ -61,7 +64,8 @@ def memory_analysis(
       alias. If the program is too large for the device, the report says by how much.
 
     Raises:
-      WrongArgument: `f` is not callable, the target is unknown, or the mesh does not fit it.
+      WrongArgument: `f` is not callable, a keyword argument is neither one of `f` nor an option,
+        the target is unknown, or the mesh does not fit it.
       MissingExtra: a package that is needed to compile for the target is not installed.
       CompilationFailed: the compiler failed.
 
@@ -76,12 +80,13 @@ def memory_analysis(
     (262144, 262144, 33554432)
     """
     check_callable(f, "memory_analysis")
+    _check_names(f, kwargs)
+    bytes_given = None if capacity is None else bytes_of(capacity, f"capacity={capacity!r}")
     with _warnings_of_idle_policies(function_name(f)):
         compilation = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
                                   donate_argnums=donate_argnums)  # fmt: skip
-    if capacity is not None:
-        n = bytes_of(capacity, f"capacity={capacity!r}")
-        device = dataclasses.replace(compilation.target.device, capacity_bytes=n)
+    if bytes_given is not None:
+        device = dataclasses.replace(compilation.target.device, capacity_bytes=bytes_given)
         compilation = dataclasses.replace(
             compilation, target=dataclasses.replace(compilation.target, device=device)
         )
@@ -94,6 +99,30 @@ def memory_analysis(
         note = dataclasses.replace(report.description, note=_REPLICATED)
         report = dataclasses.replace(report, description=note)
     return report
+
+
+def _check_names(f: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise WrongArgument for a keyword argument that neither `f` nor `memory_analysis` has."""
+    try:
+        parameters = inspect.signature(f).parameters
+    except (TypeError, ValueError):  # some callables have no signature
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in kwargs.keys() - parameters.keys():
+        close = difflib.get_close_matches(name, _OPTIONS, 1)
+        remedy = f"did you mean {close[0]}?" if close else f"the options are {', '.join(_OPTIONS)}"
+        if name == "policy":
+            remedy = "a policy is for a derivative: pass xform.grad(f, policy=...) or xform.jit(f, "
+            remedy += "policy), or call xform.compare"
+        raise WrongArgument(
+            f"memory_analysis of {function_name(f)} with {name}=",
+            f"neither {function_name(f)} nor memory_analysis has an argument {name!r}",
+            definition_site(f), remedy,
+        )  # fmt: skip
+
+
+_OPTIONS = ("target", "mesh", "in_specs", "donate_argnums", "capacity")
 
 
 def report_of(

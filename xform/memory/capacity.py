@@ -105,14 +105,14 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
     >>> xform.fits(lambda x: x @ x, x, target="cpu", capacity="6 MiB").fits
     False
     """
-    report = memory_analysis(f, *args, target=target, **options)
-    if report.capacity_bytes is None:
+    known = parse_target(target).device.capacity_bytes is not None
+    if not known and options.get("capacity") is None:
         raise WrongArgument(
             f"fits on target={target!r}", "the memory of that device is not known", "",
             "give its memory, such as capacity='14 GiB', or name a TPU or GPU, such as "
             "'tpu:v5e:1x1' or 'gpu:h100'",
         )  # fmt: skip
-    return report
+    return memory_analysis(f, *args, target=target, **options)
 
 
 def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 0,

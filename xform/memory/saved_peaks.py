@@ -37,6 +37,7 @@ class Peak:
       function: its name.
       target: the device that it was compiled for.
       policy: the policy of its derivatives; "" if none was given.
+      arguments: its arguments as text; trees by their number of arrays and their bytes.
       jax: the version of JAX.
       sizes: bytes by kind, such as "temp"; None for kinds that the compiler did not report.
       lines: bytes at the peak by the operation and the place that made them.
@@ -45,6 +46,7 @@ class Peak:
     function: str
     target: str
     policy: str
+    arguments: str
     jax: str
     sizes: Mapping[str, int | None]
     lines: Mapping[str, int]
@@ -55,8 +57,10 @@ class Peak:
         lines: dict[str, int] = {}
         for row in report.peak:
             lines[_place(row)] = lines.get(_place(row), 0) + row.bytes
-        return cls(report.function, report.target, report.description.policy, jax.__version__,
-                   {kind: getattr(report, f"{kind}_bytes") for kind in KINDS}, lines)  # fmt: skip
+        description = report.description
+        return cls(report.function, report.target, description.policy, description.arguments,
+                   jax.__version__, {kind: getattr(report, f"{kind}_bytes") for kind in KINDS},
+                   lines)  # fmt: skip
 
     @property
     def key(self) -> str:
@@ -100,6 +104,9 @@ class PeakGrowth:
         )  # fmt: skip
         verdict = f"more than the accepted {human_bytes(self.allowed_bytes)}"
         lines = [f"{self.after.key}: the total {change}" + f", {verdict}" * self.exceeds]
+        if self.before.arguments != self.after.arguments:
+            lines.append(f"the arguments differ: it was saved for {self.before.arguments}; now "
+                         f"they are {self.after.arguments}")  # fmt: skip
         if self.before.jax != self.after.jax:
             lines.append(f"saved with JAX {self.before.jax}, now {self.after.jax}: "
                          "the compiler may have changed")  # fmt: skip
@@ -186,7 +193,8 @@ def growth(path: str | os.PathLike[str], *reports: MemoryReport, tolerance: str 
         if (before := saved.get(after.key)) is None:
             raise WrongArgument(
                 asked, f"it has no peak of {after.key}", "",
-                f"save it again; it has the peaks of {'; '.join(saved) or 'nothing'}",
+                "compile it for a target and under a policy that the file has, or save it again: it"
+                f" has the peaks of {'; '.join(saved) or 'nothing'}",
             )  # fmt: skip
         where = {_place(row): f"{row.operation} at {row.where}" for row in report.peak if row.where}
         allowed = _allowed(tolerance, before.sizes["total"] or 0)
@@ -211,7 +219,10 @@ def _load(path: str | os.PathLike[str]) -> Sequence[Peak]:
 
 
 def _allowed(tolerance: str | float, total: int) -> int:
-    """Return the accepted bytes of growth for a program of `total` bytes."""
+    """Return the accepted bytes of growth for a program of `total` bytes.
+
+    A text needs a unit: "5" may mean 5%.
+    """
     text = str(tolerance).strip()
     try:
         if text.endswith("%"):
@@ -219,9 +230,11 @@ def _allowed(tolerance: str | float, total: int) -> int:
             if not 0 <= share < float("inf"):
                 raise ValueError
             return int(total * share / 100)
+        if isinstance(tolerance, str) and text.isdecimal() and text != "0":
+            raise ValueError
         return byte_count(tolerance)
     except ValueError:
-        problem = "it is neither a share nor a number of bytes"
+        problem = "it is neither a share nor a number of bytes with a unit"
         remedy = "give a share such as 2%, or bytes such as 10MiB"
         raise WrongArgument(f"tolerance {text}", problem, "", remedy) from None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import math
 import re
@@ -107,7 +108,8 @@ def parse_target(name: str | None) -> Target:
         return _tpu(f"{name}:{_one_chip_slice(device)}", device, _one_chip_slice(device))
     if kind == "gpu" and 1 <= len(rest) <= 2 and rest[0] in GPUS:
         return _gpu(name, GPUS[rest[0]], rest[1] if len(rest) == 2 else "1")
-    raise _unknown(name, "there is no such target")
+    close = difflib.get_close_matches(name, [*names()], 1, cutoff=0.65)
+    raise _unknown(name, "there is no such target" + "".join(f"; did you mean {x}?" for x in close))
 
 
 def _backend_target(backend: str) -> Target:
@@ -176,7 +178,7 @@ def _is_count(text: str) -> bool:
     return re.fullmatch(r"[1-9]\d*", text) is not None
 
 
-def _unknown(name: str, problem: str) -> WrongArgument:
+def _unknown(name: object, problem: str) -> WrongArgument:
     """Return the error for a name that is no target."""
     return WrongArgument(
         f"target={name!r}",

@@ -188,8 +188,8 @@ def search_unsliced(
             raise
         measured = "compiled" if compiled_bytes else "simulated"
         remedy = (
-            f"{error.remedy}, or let regions of the program run in slices, with slices=True: that "
-            f"takes {human_bytes(int(least))} ({measured})"
+            f"{error.remedy}, or let regions of the program run in slices, with slices=True "
+            f"(slices:budget:... as text): that takes {human_bytes(int(least))} ({measured})"
         )
         raise BudgetInfeasible(
             error.request, error.problem, error.where, remedy, error.floor_bytes

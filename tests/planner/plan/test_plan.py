@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import xform
 from tests.planner.cuts.test_integer_program import joint_of
 from tests.reference import close
+from tests.sharding import mesh
 from xform import errors, policies
 from xform._jax import Primitive, dot_general_p
 from xform.planner.costs.outcome import saved_bytes
@@ -45,6 +48,20 @@ def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("xform.planner.cuts.fit.decide_by_integer_program", None)  # no solver
     monkeypatch.setattr("xform.planner.cuts.graph.CutGraph.cheapest", None)
     close(jax.jit(xform.grad(unrolled, policy=loaded))(W, X), jax.grad(unrolled)(W, X), 1e-4)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="a mesh of eight devices")
+def test_bytes_over_auto_axes_are_those_of_unsharded_values() -> None:
+    """The compiler's are those of each device, so the two are not compared."""
+    where = NamedSharding(mesh(AxisType.Auto, data=8), P("data"))
+    x = jax.ShapeDtypeStruct((128, 16), "float32", sharding=where)
+    plan = xform.plan(unrolled, W, x)
+    *_, peak, _ = str(plan).splitlines()
+    assert "predicted, both unsharded, " in peak
+    assert "on each device" in peak
+    assert "%" not in peak
+    assert plan.compiled_bytes < plan.predicted_bytes
+    assert "unsharded" not in str(xform.plan(unrolled, W, X))
 
 
 def test_what_is_no_plan_is_not_loaded(tmp_path) -> None:

@@ -62,9 +62,7 @@ class Plan(Result):
       saved_bytes: bytes of the values saved for the backward pass, on each device.
       forward_flops: FLOPs of the function itself, without its derivative.
       recompute_flops: FLOPs of the recomputed products, convolutions, loops and calls.
-      predicted_bytes: simulated peak on each device: arguments, outputs and temporary memory. Over
-        `Auto` axes of a mesh only the compiler knows the sharding, so the simulation counts values
-        with their unsharded sizes.
+      predicted_bytes: simulated peak on each device: arguments, outputs and temporary memory.
       compiled_bytes: the compiler's peak of `derivative` on each device. None if the plan was not
         verified, or if the compiler refused the program without telling its size.
       compiles: how many programs were compiled to find the plan.
@@ -79,6 +77,8 @@ class Plan(Result):
       compile_seconds: the time of the compilations; 0 if the plan was read from a file.
       derivative: the function that is compiled, for example "grad by argument 0".
       sliced_regions: a text for each region that runs in slices: how many, of what, and where.
+      sharded: whether a mesh has `Auto` axes of several devices. Only the compiler knows how values
+        are sharded over these. So all bytes but `compiled_bytes` are those of unsharded values.
       repeated_collectives: the collectives of the forward pass that the backward pass runs again.
         Only those that the program contains are known, such as `psum` in a `shard_map`. For sharded
         arrays the compiler inserts others, which `MemoryReport.collectives` counts.
@@ -111,6 +111,7 @@ class Plan(Result):
     derivative: str = ""
     sliced_regions: tuple[str, ...] = ()
     repeated_collectives: tuple[RepeatedCollective, ...] = ()
+    sharded: bool = False
 
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
@@ -233,7 +234,8 @@ class Plan(Result):
         if self.compiled_bytes is not None:
             error = self.predicted_bytes / max(self.compiled_bytes, 1) - 1
             compiled_as = f" as {self.derivative}" if self.derivative else ""
-            compiled = f"{human_bytes(self.compiled_bytes)} compiled{compiled_as} ({error:+.1%})"
+            beside = "on each device" if self.sharded else f"({error:+.1%})"
+            compiled = f"{human_bytes(self.compiled_bytes)} compiled{compiled_as} {beside}"
         offloaded = f", {human_bytes(n)} offloaded" if (n := self.offloaded_bytes) else ""
         return "\n".join([
             f"plan of {self.function}, {self.policy}, on {self.target}",
@@ -241,7 +243,8 @@ class Plan(Result):
             *self.sliced_regions,
             *map(str, self.repeated_collectives),
             f"{human_bytes(self.saved_bytes)} saved{offloaded}, "
-            f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}",
+            f"peak {human_bytes(self.predicted_bytes)} predicted"
+            f"{', both unsharded' * self.sharded}, {compiled}",
             self.summary,
         ])  # fmt: skip
 
