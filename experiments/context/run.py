@@ -26,6 +26,8 @@ GIB, MIB = 2**30, 2**20
 SMALL = {"width": 128, "depth": 4, "heads": 8, "kv_heads": 2, "mlp_width": 384}
 LENGTHS = (16_384, 32_768, 65_536, 131_072)
 DEVICES = (2, 4, 8)
+# Tokens on each device whose hidden values are in memory at once, in large models.
+MLP_CHUNK = 16_384
 TARGETS = {"cpu": "cpu:{}", "gpu:h100": "gpu:h100:{}"}
 
 
@@ -71,7 +73,11 @@ def small(length: int, devices: int, target: str) -> int:
 def large(case: Large, policy: str) -> dict[str, Any]:
     """Return the stored results of a large step with the update in the backward pass."""
     model: Any = dataclasses.replace(
-        TRAINED[case.preset], context=case.length, dtype="bfloat16", query_chunk_size=1024
+        TRAINED[case.preset],
+        context=case.length,
+        dtype="bfloat16",
+        query_chunk_size=1024,
+        mlp_chunk_size=MLP_CHUNK,
     )
     optim = OptimConfig(fused_update=True, clip_norm=math.inf, spike_factor=math.inf)
     run = TextRun(model=model, optim=optim, mesh=case.mesh, batch=1, policy=policy)

@@ -33,7 +33,11 @@ MESHES = [
     (1, 8, "fsdp=8"),
     (1, 8, "data=2,tensor=4"),
     (1, 8, "data=2,fsdp=2,tensor=2"),
+    (1, 8, "context=8"),
+    (1, 8, "context=4,fsdp=2"),
+    (1, 8, "context=2,tensor=2,data=2"),
     (2, 2, "fsdp=2,tensor=2"),
+    (2, 4, "context=4,fsdp=2"),
     (4, 2, "data=2,fsdp=2,tensor=2"),
 ]
 # Sequences of a step and their tokens, over all devices; and budgets of each device.
@@ -109,13 +113,19 @@ def plot(losses: dict[str, list[float]]) -> None:
 
 
 def losses() -> None:
-    """Train on each mesh; write the table and the plot."""
+    """Train on each mesh."""
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, list[float]] = {}
         for processes, devices, mesh in MESHES:
             name = f"{processes} x {devices}: {mesh or 'one device'}"
             found[name] = trained(processes, devices, mesh, Path(folder))
     keep(RESULTS, "losses", found)
+    losses_table()
+
+
+def losses_table() -> None:
+    """Write the table and the plot of the losses that were measured last."""
+    found: dict[str, list[float]] = known(RESULTS)["losses"]
     (_, one), *_ = found.items()
     apart = {name: np.abs(np.subtract(values, one)) for name, values in found.items()}
     head = ["processes x devices: mesh", "loss, step 1", f"loss, step {STEPS}",

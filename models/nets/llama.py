@@ -22,6 +22,7 @@ from models.nets.perceptron import GatedPerceptron
 from models.nets.rotary import Rotary, Stretch
 from models.nets.self_attention import Context, SelfAttention
 from models.nets.sizes import SIZE
+from models.nets.tiles import by_tokens
 from models.settings import setting
 
 # Limits of a setting: a positive number that may not change in a resumed run.
@@ -50,6 +51,12 @@ class LlamaConfig(DecoderConfig):
         False,
         "Normalize each query and each key by its RMS before its position is added, as in Qwen 3.",
         change="never",
+    )
+    mlp_chunk_size: int = setting(
+        0,
+        "Number of tokens of each sequence, on each device, whose hidden values in an MLP are in"
+        " memory at once; 0 for all.",
+        least=0,
     )
     tie_embeddings: bool = setting(
         False, "Use the token embedding as the output matrix too.", change="never"
@@ -98,6 +105,8 @@ class LlamaConfig(DecoderConfig):
             super().__post_init__()
         if self.each_head % 2:
             raise ValueError(f"rotary positions need an even head_width, not {self.each_head}")
+        if self.mlp_chunk_size and self.experts:
+            raise ValueError("mlp_chunk_size is for models without experts")
         if self.experts_per_token > self.experts > 0:
             raise ValueError(
                 f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
@@ -146,7 +155,7 @@ class Block(nnx.Module):
             self.mixture = Mixture(c.width, c.mlp_width, c.experts, c.experts_per_token, **common)
         else:
             self.mlp = GatedPerceptron(c.width, c.mlp_width, **common)
-        self.has_mixture = bool(c.experts)
+        self.has_mixture, self.mlp_chunk = bool(c.experts), c.mlp_chunk_size
 
     def __call__(self, x: jax.Array, own: Any, context: Context) -> Any:
         """Map `[B, T, D]` to the same shape, and update the cache.
@@ -163,8 +172,11 @@ class Block(nnx.Module):
         _, cached = own
         mixed, cached = self.attention(self.attention_norm(x), context, cached)
         x = x + mixed
-        y = self.mlp_norm(x)
-        y, routing = self.mixture(y) if self.has_mixture else (self.mlp(y), None)
+        y, routing = self.mlp_norm(x), None
+        if self.has_mixture:
+            y, routing = self.mixture(y)
+        else:
+            y = by_tokens(self.mlp, y, self.mlp_chunk)
         return x + y, (cached, routing)
 
 

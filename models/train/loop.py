@@ -148,10 +148,9 @@ def _policy(run: RunConfig, resume: Resume, start: Start) -> Any:
     """Return the plan of the resumed run, or the policy if a setting that affects it changed."""
     assert start.meta is not None
     before = read_config(start.meta["config"], "the checkpoint")
-    decides = {"policy", "remat", "dtype", "weight_dtype", "query_chunk_size", "fused_update"} & {
-        *resume.override,
-        *start.changes,
-    }
+    settings = {"policy", "remat", "dtype", "weight_dtype", "query_chunk_size", "mlp_chunk_size",
+                "fused_update"}  # fmt: skip
+    decides = settings & {*resume.override, *start.changes}
     elsewhere = before.optim.offload_optimizer != run.optim.offload_optimizer
     if decides or elsewhere or sizes(before.mesh) != sizes(run.mesh):
         return policy_of(run.policy)

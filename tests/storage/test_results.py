@@ -90,7 +90,7 @@ def test_the_advice_of_a_report_survives_without_its_program(tmp_path: Path) -> 
 
 WRONG = {
     "no JSON": ("{", "Expecting property name"),
-    "another format": ('{"format": "xform peaks 1"}', "the format is 'xform peaks 1', which this "
+    "another format": ('{"format": "xform poems 1"}', "the format is 'xform poems 1', which this "
                        "version does not have"),
     "no object": ("[]", "the format is None, which this version does not have"),
     "no fields": ('{"format": "xform pattern 1"}', "pattern.cols is missing"),
