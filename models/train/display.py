@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -13,6 +14,9 @@ class Output(Console):
     """Standard output without markup, on which a closed pipe raises an `OSError`."""
 
     def __init__(self, **options: Any) -> None:
+        if not {"file", "force_terminal"} & options.keys() and not sys.stdout.isatty():
+            # Jupyter sets FORCE_COLOR, which Rich takes for a terminal, where it moves a bar.
+            options["force_terminal"] = False
         super().__init__(markup=False, highlight=False, soft_wrap=True, **options)
 
     def on_broken_pipe(self) -> NoReturn:
