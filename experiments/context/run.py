@@ -39,7 +39,7 @@ class Large:
     length: int
     mesh: str
     target: str
-    policies: tuple[str, ...] = ("save_nothing", "budget:52GiB", "slices:budget:52GiB")
+    policies: tuple[str, ...] = ("save_nothing", "budget:52GiB")
 
     @property
     def name(self) -> str:
@@ -49,6 +49,7 @@ class Large:
 
 LARGE = [
     Large("llama3-8b", 2**20, "context=8", "gpu:h100:8"),
+    Large("qwen3-8b", 2**20, "context=8", "gpu:h100:8"),
     Large("llama3-8b", 2**17, "context=16", "tpu:v5p:4x4x1", ("min_cut", "save_nothing")),
 ]
 
