@@ -128,7 +128,8 @@ def has_auto_axes(prog: Program) -> bool:
     of_types = (getattr(getattr(a, "sharding", None), "mesh", None) for a in prog.in_avals)
     return any(
         kind is AxisType.Auto and size > 1
-        for mesh in {*of_types, *map(_mesh, prog.equations)} - {None}
+        for mesh in {*of_types, *map(_mesh, prog.equations)}
+        if mesh is not None
         for kind, size in zip(mesh.axis_types, mesh.axis_sizes, strict=True)
     )
 
