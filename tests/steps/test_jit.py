@@ -15,9 +15,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import xform
 from xform.errors import BudgetInfeasible, OtherProgram, WrongArgument
+from xform.planner.device import current_device
 from xform.policies import budget
 from xform.steps.plan import StepPlan
 from xform.steps.program import StepProgram
+from xform.steps.search import StepSearch
 
 Step = Callable[..., Any]
 
@@ -413,3 +415,21 @@ def test_a_target_that_is_not_here() -> None:
     assert lowered.memory_analysis().total_bytes == lowered.plan.compiled_bytes
     with pytest.raises(WrongArgument, match="not attached"):
         lowered.compile()
+
+
+def test_plans_for_an_absent_target_are_those_of_its_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The search makes plans of slices itself, and the trace for the target makes them again."""
+    backends: list[str] = []
+
+    def run(self: StepSearch) -> Any:
+        backends.append(current_device().backend)
+        raise OtherProgram("", "", "", "")
+
+    monkeypatch.setattr(StepSearch, "run", run)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (WS, X)]
+    for target in ("gpu:h100", "tpu:v5e:1x1", "cpu"):
+        with pytest.raises(OtherProgram):
+            xform.jit(sgd, "slices:budget:1GiB", target=target).lower(*types)
+    assert backends == ["gpu"] * 2 + ["tpu"] * 2 + ["cpu"] * 2

@@ -276,7 +276,9 @@ class JitStep:
         problems = self._problems(seen, traced, policy.regions)
         search = StepSearch(self._program, args, kwargs, policy, problems, self._time_limit,
                             start, compile_seconds)  # fmt: skip
-        plan, decisions, compiled = search.run()
+        # The plans of slices depend on the device. For local devices, JAX would trace once more.
+        with contextlib.nullcontext() if self._target.local else self._target.planned_for():
+            plan, decisions, compiled = search.run()
         save_plan(file, plan)
         return self._planned_step(decisions, lambda: plan, lambda: compiled, args, kwargs)
 
