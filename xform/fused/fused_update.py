@@ -127,7 +127,7 @@ class FusedUpdate:
         return dataclasses.replace(traced, results=results)
 
     def _check_state(self, params: Tree, state: Tree, error: Exception) -> None:
-        """Raise WrongArgument if `state` is none of the optimizer; `error` came of using it."""
+        """Raise WrongArgument if the optimizer has no such state; `error` came of using it."""
         expected = jax.tree.structure(jax.eval_shape(self._optimizer.init, params))
         if jax.tree.structure(state) != expected:
             raise WrongArgument(

@@ -135,7 +135,7 @@ def has_auto_axes(prog: Program) -> bool:
 
 
 def _mesh(eqn: JaxprEqn) -> Any:
-    """Return the mesh that an equation was traced on; None if there was none."""
+    """Return the mesh that an equation was traced on, or None."""
     mesh = getattr(eqn.ctx, "cur_abstract_mesh", None)
     return None if mesh is None or mesh.empty else mesh
 

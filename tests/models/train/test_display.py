@@ -1,4 +1,4 @@
-"""What a run prints, on a terminal and elsewhere."""
+"""The output of a run, on a terminal and elsewhere."""
 
 import pytest
 
