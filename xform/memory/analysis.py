@@ -104,7 +104,7 @@ def memory_analysis(
 def _check_names(f: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
     """Raise WrongArgument for a keyword argument that neither `f` nor `memory_analysis` has."""
     try:
-        parameters = inspect.signature(f).parameters
+        parameters = inspect.signature(f, follow_wrapped=False).parameters
     except (TypeError, ValueError):  # some callables have no signature
         return
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
