@@ -141,13 +141,16 @@ def test_the_refusal_names_a_floor_that_is_kept() -> None:
 def test_a_refusal_without_slices_names_them() -> None:
     with pytest.raises(BudgetInfeasible) as caught:
         xform.plan(loss, *data(), policy="budget:2MiB")
-    found = re.search(r"slices=True: that takes ([\d.]+) KiB \(compiled\)", str(caught.value))
+    found = re.search(
+        r"slices=True \(slices:budget:... as text\): that takes ([\d.]+) KiB \(compiled\)",
+        str(caught.value),
+    )
     assert found is not None
     least = int((float(found[1]) + 0.1) * 1024)
     reached = xform.plan(loss, *data(), policy=budget(least, slices=True)).compiled_bytes
     assert reached is not None
     assert reached <= least
-    with pytest.raises(BudgetInfeasible, match=r"slices=True: that takes .* \(simulated\)"):
+    with pytest.raises(BudgetInfeasible, match=r"as text\): that takes .* \(simulated\)"):
         xform.plan(loss, *data(), policy="budget:2MiB", verify=False)
     with pytest.raises(BudgetInfeasible) as caught:
         xform.plan(lambda x: jnp.sort(x)[0], jnp.ones(4096), policy="budget:20KiB")
