@@ -109,9 +109,11 @@ def _check_names(f: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
         return
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
+    mine = inspect.signature(memory_analysis).parameters.values()
+    options = [p.name for p in mine if p.kind is p.KEYWORD_ONLY]
     for name in kwargs.keys() - parameters.keys():
-        close = difflib.get_close_matches(name, _OPTIONS, 1)
-        remedy = f"did you mean {close[0]}?" if close else f"the options are {', '.join(_OPTIONS)}"
+        close = difflib.get_close_matches(name, options, 1)
+        remedy = f"did you mean {close[0]}?" if close else f"the options are {', '.join(options)}"
         if name == "policy":
             remedy = "a policy is for a derivative: pass xform.grad(f, policy=...) or xform.jit(f, "
             remedy += "policy), or call xform.compare"
@@ -120,9 +122,6 @@ def _check_names(f: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
             f"neither {function_name(f)} nor memory_analysis has an argument {name!r}",
             definition_site(f), remedy,
         )  # fmt: skip
-
-
-_OPTIONS = ("target", "mesh", "in_specs", "donate_argnums", "capacity")
 
 
 def report_of(
