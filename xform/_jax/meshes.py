@@ -45,3 +45,9 @@ def explicit_mesh_of(tree: Any) -> contextlib.AbstractContextManager[Any]:
     if known and jax.sharding.get_abstract_mesh().empty:
         return jax.set_mesh(known[0])
     return contextlib.nullcontext()
+
+
+def auto_axes(mesh: Any) -> dict[str, int]:
+    """Return the sizes of the `Auto` axes of a mesh that have several devices."""
+    kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    return {axis: n for axis, n, kind in kinds if kind == AxisType.Auto and n > 1}

@@ -20,6 +20,7 @@ import jax
 from jax.sharding import AxisType
 
 from xform._jax import JaxprEqn, Var, jaxpr_and_consts, trace_to_jaxpr
+from xform._jax.meshes import auto_axes
 from xform._jax.mutable import input_type
 from xform.program.equation import Atom as Atom
 from xform.program.equation import apply as apply
@@ -126,12 +127,8 @@ def retrace(prog: Program, f: Callable[..., Any]) -> Program:
 def has_auto_axes(prog: Program) -> bool:
     """Return whether values may be sharded over `Auto` axes, which types do not mention."""
     of_types = (getattr(getattr(a, "sharding", None), "mesh", None) for a in prog.in_avals)
-    return any(
-        kind is AxisType.Auto and size > 1
-        for mesh in {*of_types, *map(_mesh, prog.equations)}
-        if mesh is not None
-        for kind, size in zip(mesh.axis_types, mesh.axis_sizes, strict=True)
-    )
+    meshes = {*of_types, *map(_mesh, prog.equations)} - {None}
+    return any(map(auto_axes, meshes))
 
 
 def _mesh(eqn: JaxprEqn) -> Any:

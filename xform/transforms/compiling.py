@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.dtypes import float0
-from jax.sharding import AxisType
 
 from xform._jax import AbstractValue, ShapedArray, Tracer, cotangent_aval, is_batched
-from xform._jax.meshes import shape_dtype_struct
+from xform._jax.meshes import auto_axes, shape_dtype_struct
 from xform.errors import UnknownShardings
 from xform.interpret import emit
 from xform.planner.candidate import Candidate
@@ -168,9 +167,7 @@ def check_shardings(request: str, avals: Sequence[Any]) -> None:
     """
     meshes = (*(a.sharding.mesh for a in avals), jax.sharding.get_abstract_mesh())
     for mesh in meshes:
-        kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-        axes = {axis: n for axis, n, kind in kinds if kind == AxisType.Auto and n > 1}
-        if axes:
+        if axes := auto_axes(mesh):
             raise UnknownShardings(
                 request,
                 f"the budget limits the bytes of each device, but inside jit nothing says how "
