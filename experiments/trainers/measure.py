@@ -1,4 +1,7 @@
-"""Measure one cell of `run.py` in this process, and print its figures as JSON."""
+"""Measure one cell of `run.py` in this process, and print its figures as JSON.
+
+The figures that are known already are read from the standard input.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import site
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,26 +85,25 @@ def target_of(cell: Cell) -> str | None:
     return None if cell.target == "cpu" else cell.target
 
 
-def say(*words: object) -> None:
-    """Print a line of progress."""
-    print(*words, file=sys.stderr, flush=True)
-
-
-def measure(cell: Cell) -> Figures:
-    """Return all figures of a cell.
+def measure(cell: Cell, found: Figures) -> None:
+    """Add all figures of a cell that are missing, and print the figures after each.
 
     The budget of `minimal`, and the one without their policies, are searched only if no plan that
     was found before keeps their bars.
     """
-    found: Figures = {"jax": jax.__version__, "everything": everything_saved(cell)}
-    for remat in ("full", "minimal"):
-        found[remat] = theirs(cell, remat)
-        say(cell.name, remat, found[remat])
+
+    def add(name: str, figure: Callable[[], Any]) -> None:
+        if name not in found:
+            found[name] = figure()
+            print(relative(json.dumps(found)), flush=True)
+
+    add("jax", lambda: jax.__version__)
+    add("everything", lambda: everything_saved(cell))
+    add("full", lambda: theirs(cell, "full"))
+    add("minimal", lambda: theirs(cell, "minimal"))
     full, minimal = found["full"], found["minimal"]
     outside = full["total"] - full["temp"]
-    first = outside + int(cell.share_of_full * full["temp"])
-    found["at full"] = ours(cell, first)
-    say(cell.name, "at full", found["at full"])
+    add("at full", lambda: ours(cell, outside + int(cell.share_of_full * full["temp"])))
     keeps_bar = {
         "at minimal": lambda plan: plan["recomputed"] == 0,
         "alone": lambda plan: plan["flops"] <= (1 + MORE) * found["everything"],
@@ -109,19 +112,18 @@ def measure(cell: Cell) -> Figures:
         budget = outside + int(share * minimal["temp"])
         plans = (found[name] for name in ("at full", "at minimal") if name in found)
         known = [p for p in plans if p.get("total", budget + 1) <= budget and keeps(p)]
-        if known:
-            found[name] = known[0]
-        else:
-            found[name] = ours(cell, budget)
-            say(cell.name, name, found[name])
-    return found
+        add(name, lambda known=known, budget=budget: known[0] if known else ours(cell, budget))
+
+
+def relative(figures: str) -> str:
+    """Return the text with paths relative to the installed packages, or to this folder."""
+    for folder in (*site.getsitepackages(), Path.cwd()):
+        figures = figures.replace(f"{folder}/", "")
+    return figures
 
 
 def main() -> None:
-    figures = json.dumps(measure(CELLS[sys.argv[1]]))
-    for folder in (*site.getsitepackages(), Path.cwd()):
-        figures = figures.replace(f"{folder}/", "")
-    print(figures)
+    measure(CELLS[sys.argv[1]], json.load(sys.stdin))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Compare xform's plans with the remat policies of other people's trainers, at the same bytes.
 
-Each cell is measured in a process of its own, and kept. A second call measures what is missing.
+Each cell is measured in a process of its own, and each figure is kept. A second call measures the
+missing ones.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +34,30 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
-def measure(cell: Cell, minutes: float) -> dict[str, Any] | None:
-    """Measure a cell in a process; None if it fails or takes too long."""
+def measure(cell: Cell, minutes: float) -> None:
+    """Measure a cell in a process, and keep each figure as soon as it is known."""
     flags = f"--xla_force_host_platform_device_count={cell.devices}"
     environment = {**os.environ, **ENVIRONMENT, "XLA_FLAGS": flags}
     command = [sys.executable, "-W", "ignore", "-m", "experiments.trainers.measure", cell.name]
-    try:
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True,
-                              timeout=60 * minutes, check=False)  # fmt: skip
-    except subprocess.TimeoutExpired:
-        print(f"{cell.name}: not measured in {minutes:g} minutes", flush=True)
-        return None
-    if done.returncode:
-        print(f"{cell.name}: failed, see above", flush=True)
-        return None
-    return json.loads(done.stdout.splitlines()[-1])
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        clock = threading.Timer(60 * minutes, process.kill)
+        clock.start()
+        json.dump(known(RESULTS).get(cell.name, {}), process.stdin)
+        process.stdin.close()
+        for line in process.stdout:
+            if line.startswith("{"):  # a trainer may print other lines
+                keep(RESULTS, cell.name, found := json.loads(line))
+                print(f"{cell.name}: {[*found][-1]}: {[*found.values()][-1]}", flush=True)
+        clock.cancel()
+    if process.returncode:
+        print(f"{cell.name}: failed, see above, or not measured in {minutes:g} minutes", flush=True)
+
+
+def measured() -> dict[str, dict[str, Any]]:
+    """Return the cells that have all their figures."""
+    return {name: found for name, found in known(RESULTS).items() if "alone" in found}
 
 
 def cells(cell: Cell, found: dict[str, Any]) -> list[str]:
@@ -94,13 +105,13 @@ def main() -> None:
     for name, cell in CELLS.items():
         asked = all(any(text in name for text in texts) for texts in (args.only, args.target)
                     if texts)  # fmt: skip
-        if args.no_measure or not asked or name in known(RESULTS):
+        if args.no_measure or not asked or name in measured():
             continue
         print(f"{name} ...", flush=True)
-        if (found := measure(cell, args.minutes)) is not None:
-            keep(RESULTS, name, found)
-            print(" | ".join(cells(cell, found)), flush=True)
-    results = known(RESULTS)
+        measure(cell, args.minutes)
+        if name in measured():
+            print(" | ".join(cells(cell, measured()[name])), flush=True)
+    results = measured()
     rows = [cells(cell, results[name]) for name, cell in CELLS.items() if name in results]
     versions = sorted({found["jax"] for found in results.values()})
     missing = [name for name in CELLS if name not in results]

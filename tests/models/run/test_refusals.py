@@ -185,7 +185,7 @@ def test_a_preset_refuses_each_other_kind_of_data(preset: str, every_data: Path)
 
 # Options that a message advises are options of the command that says it.
 
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+OPTION = re.compile(r"(?<![\w=-])--[a-z][a-z-]*")
 COMMANDS = {
     "train": None,
     "data": data_command,
