@@ -318,6 +318,7 @@ IN_NUMPY: dict[str, Callable[..., Any]] = {
     ),
     "keep_lane": lambda p, alive, new, old: new,
     "xform_materialize": lambda p, x: x,
+    "xform_own_layout": lambda p, x: x,
     "xform_barrier": lambda p, *xs: list(xs[: p["n"]]),
     "optimization_barrier": lambda p, *xs: list(xs),
 }  # fmt: skip

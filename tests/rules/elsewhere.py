@@ -34,5 +34,6 @@ _FILES = {
     "tests/rules/test_calls.py": ("composite", "fused_call", "call"),
     "tests/interpret/test_barrier.py": ("xform_barrier",),
     "tests/interpret/test_materialize.py": ("xform_materialize",),
+    "tests/interpret/test_own_layout.py": ("xform_own_layout",),
 }  # fmt: skip
 ELSEWHERE = {name: path for path, names in _FILES.items() for name in names}

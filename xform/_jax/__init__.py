@@ -66,6 +66,7 @@ from jax.extend.core.primitives import (
     transpose_p,
     while_p,
 )
+from jax.extend.mlir import ir
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
 from jaxlib import xla_client
@@ -81,9 +82,9 @@ __all__ = [
     "batching", "broadcast_in_dim_p", "callee", "compiler_options", "compute_on", "cond_p",
     "context_fields", "conv_general_dilated_p", "cotangent_aval", "current_trace",
     "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation", "has_effects",
-    "hlo_text", "iota_p", "is_bookkeeping", "is_inlined", "is_jaxpr", "is_reference", "is_zero",
-    "itemsize", "jax_primitives", "jaxpr_and_consts", "jaxprs_of", "jit", "jit_p", "linear_part",
-    "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "ppermute_p",
+    "hlo_text", "iota_p", "ir", "is_bookkeeping", "is_inlined", "is_jaxpr", "is_reference",
+    "is_zero", "itemsize", "jax_primitives", "jaxpr_and_consts", "jaxprs_of", "jit", "jit_p",
+    "linear_part", "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "ppermute_p",
     "primitive_named", "primitives", "pull_custom_vjp", "registered_names", "reshape_p",
     "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tangent_aval",
     "trace_of", "trace_to_jaxpr", "tracer_of_type", "transpose_p", "unwrapped", "while_p",

@@ -31,6 +31,7 @@ from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed_inputs
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
+from xform.interpret.own_layout import own_layout
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, add, instantiate
 from xform.program.equation import scan_options
@@ -247,12 +248,13 @@ class _ScanNode(Node):
         consts, carry, scanned = self.body.parts(xs)
 
         def step(state: list[Value], slices: list[Value]):
-            ins = [*consts, *spread(state, carried), *slices]
+            ins = [*consts, *spread(state, carried), *map(own_layout, slices)]
             env = {v: x for v, x in zip(joint.inputs, ins, strict=True) if x is not None}
             out = emit.values(schedule, [*carries, *by_key.values()], {**env, **hoisted})
             pairs = zip(by_key.items(), out[len(carries) :], strict=True)
             return out[: len(carries)], [
-                emit.transfer(schedule, v, x) if offload else x for ((_, offload), v), x in pairs
+                emit.transfer(schedule, v, x) if offload else own_layout(x)
+                for ((_, offload), v), x in pairs
             ]
 
         final, stacks = lax.scan(step, gather(carry, carried), scanned, **self.options)
@@ -298,6 +300,7 @@ class _ScanNode(Node):
             after this iteration. They are also returned as they were before it.
             """
             n = sum(states)
+            slices, scanned = list(map(own_layout, slices)), list(map(own_layout, scanned))
             pairs = zip(gather(schedule.joint.inputs, states), slices[:n], strict=True)
             stored = [emit.transfer(schedule, v, x, back=True) for v, x in pairs]
             pairs = zip(moved_carries, after, strict=True)
@@ -332,7 +335,8 @@ class _ScanNode(Node):
             ct_consts, ct_carry, ct_scanned = body.parts(full)
             pairs = zip(sums, gather(ct_consts, on.consts), strict=True)
             sums = [add([s, ct]) for s, ct in pairs]
-            return (self.carried_cts(ct_carry, on), sums, before), gather(ct_scanned, on.scanned)
+            ct_slices = list(map(own_layout, gather(ct_scanned, on.scanned)))
+            return (self.carried_cts(ct_carry, on), sums, before), ct_slices
 
         options = {**self.options, "reverse": not self.options["reverse"]}
         (carry, sums, _), out = lax.scan(step, (state, sums, last), (*inputs, ct_ys), **options)

@@ -1,0 +1,106 @@
+"""`own_layout`: an identity that separates the layouts of a stack and of its slices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+
+import xform
+from tests.sharding import stays_where_it_is
+from xform.interpret.own_layout import own_layout
+from xform.memory.targets import missing, parse_target
+from xform.rules import loop
+
+DTYPES = ["float16", "bfloat16", "float32", "complex64", "int8", "uint32", "int32", "bool"]
+TARGET = "gpu:h100"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (3, 4), (0, 2)])
+def test_is_the_identity(dtype: str, shape: tuple[int, ...]) -> None:
+    x = (jnp.arange(np.prod(shape, dtype=int)) % 3).reshape(shape).astype(dtype)
+    for way in (lambda f: f, jax.jit):
+        y = way(own_layout)(x)
+        assert (y.dtype, y.shape) == (x.dtype, shape)
+        np.testing.assert_array_equal(y.astype("complex64"), x.astype("complex64"))
+
+
+@pytest.mark.parametrize("x", [None, jax.random.split(jax.random.key(0), (2, 3)), jnp.ones(3), 1.0])
+def test_other_values_are_returned_as_they_are(x: object) -> None:
+    assert own_layout(x) is x
+
+
+def test_a_value_on_the_host_stays_there() -> None:
+    on_host = lambda x: own_layout(jax.device_put(x, jax.memory.Space.Host))
+    assert "xform_own_layout" not in str(jax.make_jaxpr(on_host)(jnp.ones((2, 3))))
+    assert "xform_own_layout" in str(jax.make_jaxpr(own_layout)(jnp.ones((2, 3))))
+
+
+def test_under_every_transform() -> None:
+    f = lambda x: jnp.sum(jnp.sin(own_layout(x * x)))
+    plain = lambda x: jnp.sum(jnp.sin(x * x))
+    x = jnp.array([[0.3, -0.7, 1.4]])
+    for ad in (xform, jax):
+        third = lambda g, ad=ad: ad.grad(lambda x: jnp.sum(ad.grad(
+            lambda x: jnp.sum(ad.grad(g)(x)))(x)))  # fmt: skip
+        np.testing.assert_allclose(jax.jit(third(f))(x), third(plain)(x), rtol=1e-5)
+        y, dy = ad.jvp(f, (x,), (x,))
+        np.testing.assert_allclose((y, dy), ad.jvp(plain, (x,), (x,)), rtol=1e-6)
+        mapped = jax.jit(jax.vmap(ad.grad(f)))(jnp.stack([x, -x]))
+        np.testing.assert_allclose(mapped, jax.vmap(ad.grad(plain))(jnp.stack([x, -x])), rtol=1e-6)
+
+
+def test_is_an_annotation_on_a_gpu_alone() -> None:
+    traced = jax.jit(own_layout).trace(jnp.ones((3, 3)))
+    text = {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda", "tpu")}
+    assert [p for p in text if "annotate_device_placement" in text[p]] == ["cuda"]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_values(kind: AxisType) -> None:
+    stays_where_it_is(own_layout, kind)
+
+
+def attention(tokens: int = 512, layers: int = 8) -> tuple:
+    """Return the loss of scanned attention layers with grouped heads, and its arguments."""
+    kv_heads, group, size = 2, 4, 32
+    width = kv_heads * group * size
+
+    def layer(h, p):
+        q = jnp.einsum("tm,mkgd->tkgd", h, p["q"])
+        k, v = jnp.einsum("tm,nmkd->ntkd", h, p["kv"])
+        weights = jax.nn.softmax(jnp.einsum("tkgd,skd->kgts", q, k))
+        return h + jnp.einsum("kgts,skd,kgdm->tm", weights, v, p["o"]), None
+
+    def loss(params, x):
+        return jnp.mean(lax.scan(layer, x, params)[0].astype(jnp.float32) ** 2)
+
+    shapes = {
+        "q": (width, kv_heads, group, size),
+        "kv": (2, width, kv_heads, size),
+        "o": (kv_heads, group, size, width),
+    }
+    params = {n: jax.ShapeDtypeStruct((layers, *s), jnp.bfloat16) for n, s in shapes.items()}
+    return loss, (params, jax.ShapeDtypeStruct((tokens, width), jnp.bfloat16))
+
+
+@pytest.mark.slow
+def test_no_stack_is_copied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if absent := missing(parse_target(TARGET)):
+        pytest.skip(f"needs {', '.join(absent)}")
+    loss, args = attention()
+    stack = 8 * 8 * 512 * 512 * 2  # the attention weights of all layers
+
+    def report():
+        gradient = xform.grad(lambda *args: loss(*args), policy="save_everything")
+        return xform.memory_analysis(jax.jit(gradient), *args, target=TARGET)
+
+    copies = lambda report: [
+        row for row in report.peak if row.bytes >= stack and row.operation == "transpose"
+    ]
+    assert not copies(separate := report())
+    monkeypatch.setattr(loop, "own_layout", lambda x: x)
+    assert copies(together := report())
+    assert separate.temp_bytes <= together.temp_bytes - stack // 2
