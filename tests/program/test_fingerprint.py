@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import xform
 from tests.sharding import mesh
 from xform import errors, policies
-from xform._jax import Jaxpr, jaxprs_of
+from xform._jax import Jaxpr, jaxprs_of, primitive_named, primitives
 from xform.program.fingerprint import (
     fingerprint,
     listing,
@@ -354,6 +354,17 @@ for name, f in sorted(t.ELSEWHERE.items()):
     print(name, t.fingerprint(t.traced(f, t.X)))
 print(t.text_of([t.closing(2), t.Colour.RED, t.Pair({"b", "a", "c"}), t.wave, t.mesh()]))
 """
+
+
+def test_a_program_has_one_fingerprint_before_and_after_pallas_is_imported() -> None:
+    of_program = lambda: fingerprint(trace(lambda x, i: [x[i]], X, np.array([0, 2])))
+    before = of_program()
+    pytest.importorskip("jax.experimental.pallas.tpu_sc", exc_type=ImportError)
+    assert primitive_named("a name that no primitive has") is None  # all modules were searched
+    assert of_program() == before
+    public = primitives()
+    for name in ("gather", "scatter", "swap"):
+        assert primitive_named(name) is public[name]
 
 
 def test_texts_are_those_of_another_process() -> None:

@@ -66,7 +66,7 @@ from jax.extend.core.primitives import (
     transpose_p,
     while_p,
 )
-from jax.extend.mlir import ir
+from jax.extend.mlir import ir as _ir
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
 from jaxlib import xla_client
@@ -92,6 +92,7 @@ __all__ = [
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer
+ir: Any = _ir
 
 # Wraps a function, like `compute_on2` in 0.10.
 compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
@@ -304,19 +305,21 @@ def primitive_named(name: str) -> Primitive | None:
     """JAX's own primitive of this name; None if no loaded module of JAX holds one.
 
     Only some of JAX's primitives are public, so all loaded modules of JAX are searched. A primitive
-    of the same name in another library is not returned.
+    of the same name in another library is not returned. Nor is one of Pallas, which has a `gather`,
+    a `scatter` and a `swap` of its own: a public primitive, or the one that was found first, keeps
+    its name.
     """
     if name not in _FOUND:
-        for module in sys.modules.keys() - _SEARCHED:
+        for module in [module for module in sys.modules if module not in _SEARCHED]:
             names = names_of(sys.modules[module]) if f"{module}.".startswith("jax.") else {}
             if not getattr(names.get("__spec__"), "_initializing", False):
                 _SEARCHED.add(module)
-            own = [x for x in [*names.values()] if isinstance(x, Primitive)]
-            _FOUND.update((p.name, p) for p in own)
+            for p in [x for x in [*names.values()] if isinstance(x, Primitive)]:
+                _FOUND.setdefault(p.name, p)
     return _FOUND.get(name)
 
 
-_FOUND: dict[str, Primitive] = {}  # the primitives that were found, by name
+_FOUND: dict[str, Primitive] = primitives()  # the primitives that were found, by name
 _SEARCHED: set[str] = set()  # the modules that were searched
 
 
