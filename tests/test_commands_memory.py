@@ -98,6 +98,15 @@ def test_a_budget_that_nothing_fits_has_no_peak_to_save(model: Path) -> None:
     assert not (model / "a.json").exists()
 
 
+def test_several_targets_without_a_policy_compile_the_function_as_it_is() -> None:
+    for function in ("small:loss", "small:step"):
+        words = ["memory", function, "--json", "--target"]
+        alone = json.loads(commands.run([*words, "cpu"]))
+        both = json.loads(commands.run([*words, "cpu,cpu:1"]))
+        assert both["compiled"] == "the function as it is"
+        assert [e["report"]["total_bytes"] for e in both["entries"]] == [alone["total_bytes"]] * 2
+
+
 def test_several_policies_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["small:loss", "--policy", "save_everything,save_nothing,budget:1MiB"]
     text = commands.run(["memory", *words])

@@ -103,6 +103,8 @@ def measure(cell: Cell, found: Figures) -> None:
     add("minimal", lambda: theirs(cell, "minimal"))
     full, minimal = found["full"], found["minimal"]
     outside = full["total"] - full["temp"]
+    if minimal["temp"] is None:  # refused by the compiler, which says how many bytes it needs
+        minimal["temp"] = minimal["total"] - outside
     add("at full", lambda: ours(cell, outside + int(cell.share_of_full * full["temp"])))
     keeps_bar = {
         "at minimal": lambda plan: plan["recomputed"] == 0,

@@ -166,6 +166,11 @@ def main(arguments: list[str]) -> int:
     resuming = given.pop("resume") or step is not None
     override = [name for names in given.pop("override") for name in names.split(",")]
     target, capacity = given.pop("target"), given.pop("capacity")
+    if (target or capacity) and not (finds_batch or is_dry_run):
+        raise InputError(
+            "--target and --capacity are for a device that may be absent: add --dry-run or"
+            " --largest-batch. To train on another backend, set JAX_PLATFORMS"
+        )
     origin = given.pop("origin")
     if origin and (resuming or "preset" in given):
         raise InputError(

@@ -149,7 +149,7 @@ def largest_batch(
     # compilations.
     found, verified = search(lowest(verify=False)), lowest(verify=True)
     size, over = (found[0].size, found[0].over) if found else (0, True)
-    if over and fits(verified, size + multiple_of):
+    if over is not None and fits(verified, size + multiple_of):
         return search(verified)
     return found
 
@@ -190,4 +190,4 @@ def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None
     batch, plan = found
     recomputed = plan.recompute_flops / plan.forward_flops if isinstance(plan, xform.Plan) else None
     total_bytes = batch.fits.total_bytes or 0
-    return Largest(*length, batch.size, total_bytes, bool(batch.over), recomputed)
+    return Largest(*length, batch.size, total_bytes, batch.over is not None, recomputed)

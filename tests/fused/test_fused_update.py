@@ -283,3 +283,8 @@ def test_another_state_is_refused() -> None:
     for state, *batch in ((x,), (optax.sgd(0.1).init(w), x)):
         with pytest.raises(errors.WrongArgument, match=r"not a state of this optimizer"):
             step(w, state, *batch)
+
+
+def test_what_is_no_optimizer_is_refused() -> None:
+    with pytest.raises(errors.WrongArgument, match="type float, which has no update"):
+        xform.fused_update(lambda w: w, 0.1)

@@ -41,6 +41,19 @@ def test_fits() -> None:
     assert "over by" in str(over)
 
 
+def test_a_report_is_neither_true_nor_false() -> None:
+    report = xform.fits(step, f32(64, 64), f32(32, 64), target="cpu", capacity="1 KiB")
+    with pytest.raises(WrongArgument, match=r"ask whether it fits with `\.fits`"):
+        bool(report)
+
+
+def test_a_batch_of_too_few_arguments_is_named() -> None:
+    error = lambda w, x, y: jnp.sum((x @ w - y) ** 2)
+    shapes = f32(64, 64), f32(32, 64), f32(32, 64)
+    with pytest.raises(WrongArgument, match="name all arguments that have the batch"):
+        xform.memory.max_batch(error, *shapes, target="cpu", capacity="1 MiB", batch_argnums=1)
+
+
 def test_fits_needs_a_capacity() -> None:
     with pytest.raises(WrongArgument, match="the memory of that device is not known") as caught:
         xform.fits(step, f32(64, 64), f32(32, 64), target="cpu")

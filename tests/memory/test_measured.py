@@ -97,6 +97,17 @@ def test_a_device_that_counts_is_asked(monkeypatch, before: int, known: bool) ->
         assert any("new process" in note for note in found.notes)
 
 
+def test_arguments_that_cannot_be_measured_are_refused() -> None:
+    with pytest.raises(WrongArgument, match="an argument is a ShapeDtypeStruct"):
+        compare_with_device(loss, jax.eval_shape(lambda: WS), X)
+    with pytest.raises(WrongArgument, match="runs=0"):
+        compare_with_device(loss, WS, X, runs=0)
+    with pytest.raises(WrongArgument, match="the options are runs, trace, donate_argnums"):
+        compare_with_device(loss, WS, X, target="gpu:h100")
+    with pytest.raises(WrongArgument, match="did you mean trace"):
+        compare_with_device(loss, WS, X, tracee=False)
+
+
 def test_what_cannot_be_called_is_named() -> None:
     with pytest.raises(WrongArgument, match="compare_with_device"):
         compare_with_device(3, X)

@@ -262,6 +262,7 @@ WRONG = {
     "6 GiB": "did you mean 'budget:6 GiB'? Or ",
     "1e9": "did you mean 'budget:1e9'? Or ",
     "budgets:6GiB": "did you mean 'budget:6GiB'? Or ",
+    "budgt:3MiB": "did you mean 'budget:3MiB'? Or ",
     "budget": "did you mean 'budget:6GiB'? Or ",
     "open_regions": "did you mean 'open:min_cut'? Or ",
     "save_only_these_names": "did you mean 'save_only_these_names:a+b'? Or ",

@@ -22,6 +22,7 @@ from xform.errors import BudgetInfeasible
 from xform.memory.report import MemoryReport
 from xform.memory.saved_peaks import growth, save_peaks
 from xform.terminal.text import human_bytes
+from xform.transforms.compare import of_targets
 from xform.transforms.policy_report import report_on
 
 # The exit status if the peak grew.
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> str:
     --save writes the bytes at the peak to a small file, and --against compares with such a file: it
     exits with 3 if a total grew by more than --tolerance, and prints the lines that grew.
     """
-    if len(args.target) > 1 or len(args.policy or ()) > 1:
+    if len(args.policy or ()) > 1 or (args.policy and len(args.target) > 1):
         comparison = compare_policies(args)
         if args.save or args.against:
             for entry in comparison:
@@ -50,27 +51,33 @@ def run(args: argparse.Namespace) -> str:
                         "raise the budget: a peak that does not exist cannot be compared",
                         floor_bytes=entry.floor_bytes,
                     )  # fmt: skip
-        reports = [entry.report for entry in comparison if entry.report]
+        reports = [entry.report for entry in comparison if entry.report is not None]
         return _render(comparison, reports, args)
-    function, (target,) = read_function(args), args.target
+    function = read_function(args)
     if args.policy:
-        report = report_on(
-            target,
-            function.f,
-            function.args,
-            read_policy(args.policy[0]),
-            policy_argument=function.policy_argument,
-            **options(args),
-        )
+        reports = [
+            report_on(
+                args.target[0],
+                function.f,
+                function.args,
+                read_policy(args.policy[0]),
+                policy_argument=function.policy_argument,
+                **options(args),
+            )
+        ]
     else:
-        report = xform.memory_analysis(function.f, *function.args, target=target, **options(args))
-    note = report.description.note
-    if not args.policy and not report.description.transform:
-        compiled = "under that policy"
-        if function.policy_argument is None:
-            compiled = "its value_and_grad (a training step needs --policy-argument too)"
-        note = f"with --policy min_cut: {compiled}\n{note}".strip()
-    return _render(function.with_note(report, note), [report], args)
+        reports = [
+            xform.memory_analysis(function.f, *function.args, target=target, **options(args))
+            for target in args.target
+        ]
+    first = reports[0].description
+    note = first.note
+    if not args.policy and not first.transform:
+        derivative = "" if function.policy_argument else "its derivative "
+        step = "" if function.policy_argument else " (of a training step, also --policy-argument)"
+        note = f"for {derivative}under a policy: --policy min_cut{step}\n{note}".strip()
+    result = reports[0] if len(reports) == 1 else of_targets(reports)
+    return _render(function.with_note(result, note), reports, args)
 
 
 def _render(result: Any, reports: Sequence[MemoryReport], args: argparse.Namespace) -> str:

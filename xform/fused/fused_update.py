@@ -17,7 +17,7 @@ from xform.fused.emit import run_step
 from xform.fused.plan import plan_updates
 from xform.fused.report import UpdateReport, report
 from xform.fused.step import TracedStep, trace_step
-from xform.introspection.callables import check_callable
+from xform.introspection.callables import check_callable, function_name
 from xform.introspection.modules import (
     is_inexact_array,
     nnx_object,
@@ -47,6 +47,12 @@ class FusedUpdate:
         has_aux: bool,
         policy: Any,
     ):
+        if not callable(getattr(optimizer, "update", None)):
+            raise WrongArgument(
+                f"fused_update of {function_name(loss)}",
+                f"the optimizer is of type {type(optimizer).__name__}, which has no update", "",
+                "pass an optimizer of Optax, such as optax.sgd(0.1)",
+            )  # fmt: skip
         self._optimizer, self._argnums, self._has_aux = optimizer, argnums, has_aux
         self._value_and_grad = value_and_grad(loss, argnums, has_aux, policy=policy)
         functools.update_wrapper(self, loss, updated=())

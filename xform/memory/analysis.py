@@ -80,7 +80,7 @@ def memory_analysis(
     (262144, 262144, 33554432)
     """
     check_callable(f, "memory_analysis")
-    _check_names(f, kwargs)
+    check_names(f, kwargs, memory_analysis)
     bytes_given = None if capacity is None else bytes_of(capacity, f"capacity={capacity!r}")
     with _warnings_of_idle_policies(function_name(f)):
         compilation = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
@@ -101,15 +101,17 @@ def memory_analysis(
     return report
 
 
-def _check_names(f: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise WrongArgument for a keyword argument that neither `f` nor `memory_analysis` has."""
+def check_names(
+    f: Callable[..., Any], kwargs: Mapping[str, Any], caller: Callable[..., Any]
+) -> None:
+    """Raise WrongArgument for a keyword argument that neither `f` nor `caller` has."""
     try:
         parameters = inspect.signature(f, follow_wrapped=False).parameters
     except (TypeError, ValueError):  # some callables have no signature
         return
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    mine = inspect.signature(memory_analysis).parameters.values()
+    mine = inspect.signature(caller).parameters.values()
     options = [p.name for p in mine if p.kind is p.KEYWORD_ONLY]
     for name in kwargs.keys() - parameters.keys():
         close = difflib.get_close_matches(name, options, 1)
@@ -118,8 +120,8 @@ def _check_names(f: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
             remedy = "a policy is for a derivative: pass xform.grad(f, policy=...) or xform.jit(f, "
             remedy += "policy), or call xform.compare"
         raise WrongArgument(
-            f"memory_analysis of {function_name(f)} with {name}=",
-            f"neither {function_name(f)} nor memory_analysis has an argument {name!r}",
+            f"{caller.__name__} of {function_name(f)} with {name}=",
+            f"neither {function_name(f)} nor {caller.__name__} has an argument {name!r}",
             definition_site(f), remedy,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from xform.errors import BudgetInfeasible, WrongArgument
-from xform.introspection.callables import check_callable, function_name
+from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.memory.analysis import memory_analysis
 from xform.memory.batch import Argnums, resizer_by_axis, resizer_by_inputs
 from xform.memory.report import MemoryReport
@@ -66,7 +66,7 @@ class LargestBatch(Result):
 
     def _answer(self) -> str:
         """Return one line: the function, the target and the largest batch."""
-        known = "the largest batch is" if self.over else "the largest batch known to fit is"
+        known = "the largest batch is" if self.over is not None else "the largest batch known to fit is"
         head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
         return head + (f" ({self.of})" if self.of else "")
 
@@ -108,7 +108,8 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
     known = parse_target(target).device.capacity_bytes is not None
     if not known and options.get("capacity") is None:
         raise WrongArgument(
-            f"fits on target={target!r}", "the memory of that device is not known", "",
+            f"whether {function_name(f)} fits on target={target!r}",
+            "the memory of that device is not known", "",
             "give its memory, such as capacity='14 GiB', or name a TPU or GPU, such as "
             "'tpu:v5e:1x1' or 'gpu:h100'",
         )  # fmt: skip
@@ -183,6 +184,13 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         except BudgetInfeasible as error:
             unplannable[units] = error
             return False
+        except TypeError as error:
+            raise WrongArgument(
+                f"max_batch of {function_name(f)} with a batch of {batch}",
+                f"it cannot be traced: {str(error).splitlines()[0]}", definition_site(f),
+                "name all arguments that have the batch in batch_argnums; so far "
+                f"{resizer.description}",
+            ) from error  # fmt: skip
         return bool(tried[units].fits)
 
     start = max(1, resizer.start_size // multiple_of)
@@ -205,7 +213,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
             "",
             "use a policy that saves less, shard over more devices, or name a larger device",
         )
-    over = tried.get(low + 1) or unplannable.get(low + 1)
+    over = tried.get(low + 1, unplannable.get(low + 1))
     return LargestBatch(low * multiple_of, tried[low], over, sizes, resizer.description)
 
 

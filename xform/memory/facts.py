@@ -117,11 +117,11 @@ def _activations(report: Any) -> Iterator[Fact]:
     rows = [r for r in report.peak if r.category == "activation"]
     size = sum(r.bytes for r in rows)
     # Which peaks are possible, and at what recomputed work, is known only after planning the loss.
+    fit = "" if report.fits else 'policy="auto" to fit the device, or '
     yield Fact(
         size,
         f"{human_bytes(size)} are saved for the backward pass, most at {_lines(rows)}: "
-        'use policy="auto" to fit the device, or xform.policies.budget(...) with a peak that '
-        "xform.pareto lists for the loss",
+        f"use {fit}xform.policies.budget(...) with a peak that xform.pareto lists for the loss",
     )
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from xform.errors import WrongArgument
 from xform.interpret.emit import pass_name
-from xform.introspection.callables import check_callable
-from xform.memory.analysis import memory_analysis
+from xform.introspection.callables import check_callable, function_name
+from xform.memory.analysis import check_names, memory_analysis
 from xform.memory.held_arrays import HeldArrays, held_arrays
 from xform.memory.lowering import jitted_with_arguments
 from xform.memory.meters import AllocatorMeter, Meter, meter_of
@@ -139,6 +140,22 @@ class DeviceComparison(Result):
         return columns([head, *rows], right=(1, 2))
 
 
+def _check_arguments(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], runs: int
+) -> None:
+    """Raise WrongArgument for arguments that `compare_with_device` cannot run."""
+    request = f"compare_with_device of {function_name(f)}"
+    check_names(f, kwargs, compare_with_device)
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
+        raise WrongArgument(
+            request, "an argument is a ShapeDtypeStruct, but the function is run", "",
+            "pass arrays on the device to measure; memory_analysis takes types",
+        )  # fmt: skip
+    if runs < 1:
+        raise WrongArgument(f"{request} with runs={runs}", "no run would be measured", "",
+                            "give at least 1")  # fmt: skip
+
+
 def compare_with_device(
     f: Callable[..., Any],
     *args: Any,
@@ -167,7 +184,8 @@ def compare_with_device(
       A `DeviceComparison`. It prints as tables.
 
     Raises:
-      WrongArgument: `f` is not callable, or a trace of the profiler is running already.
+      WrongArgument: `f` is not callable, an argument is a type instead of an array, `runs` is less
+        than 1, a keyword argument is unknown, or a trace of the profiler is running already.
 
     Cost: a compilation for the report, one for the runs, and `runs` + 3 runs.
 
@@ -181,6 +199,7 @@ def compare_with_device(
     True
     """
     check_callable(f, "compare_with_device")
+    _check_arguments(f, args, kwargs, runs)
     held = held_arrays()
     report = memory_analysis(f, *args, donate_argnums=donate_argnums, **kwargs)
     jitted, given, named = jitted_with_arguments(f, args, kwargs, donate_argnums)
@@ -197,7 +216,7 @@ def compare_with_device(
 
     meter = meter_of(device)
     growth = _measure(meter, lambda: jitted.lower(*args, **kwargs).compile(), run)
-    seconds = statistics.median(run() for _ in range(max(runs, 1)))
+    seconds = statistics.median(run() for _ in range(runs))
     times = _time_by_line(report, run) if trace else {}
     devices = report.compilation.devices if not isinstance(meter, AllocatorMeter) else 1
     beside = 0 if copies else report.argument_bytes or 0

@@ -163,6 +163,14 @@ class MemoryReport(Result):
         """Whether the program fits a device; True if the capacity is unknown."""
         return self.compilation.fits
 
+    def __bool__(self) -> bool:
+        """Raise WrongArgument: `if xform.fits(...)` would be true for any report."""
+        raise WrongArgument(
+            f"the truth value of the memory report of {self.function}",
+            "a report is neither true nor false", "",
+            "ask whether it fits with `.fits`, or whether there is one with `is not None`",
+        )  # fmt: skip
+
     @cached_property
     def assignment(self) -> Assignment | None:
         """The compiler's buffer assignment; None if the compiler wrote none."""

@@ -58,10 +58,13 @@ def infeasible(
     joint, rows = smallest.joint, largest_values(smallest)
     size = lambda atoms: human_bytes(sum(aval_bytes(v.aval) for v in atoms))
     saved = human_bytes(saved_bytes(smallest)) + (f" ({'; '.join(rows)})" if rows else "")
+    found = human_bytes(least)
+    if found == human_bytes(budget.bytes):
+        found += f" ({least:,} bytes)"
     outside = f"{human_bytes(outside_bytes)} outside the derivative, " if outside_bytes > 0 else ""
     return BudgetInfeasible(
         f"policy={budget!r}",
-        f"the lowest peak found is {human_bytes(least)} ({measured_by}): arguments "
+        f"the lowest peak found is {found} ({measured_by}): arguments "
         f"{size((*joint.inputs, *joint.seeds))}, outputs "
         f"{size((*joint.outputs, *joint.backward_outputs))}, saved values {saved}, {outside}"
         "the rest temporary",

@@ -182,6 +182,10 @@ def _suggestion(value: Any) -> str:
             byte_count(value)
             meant = f"budget:{value}"
         except (TypeError, ValueError):
+            prefix, colon, rest = str(value).partition(":")
+            typed = difflib.get_close_matches(prefix, [p.rstrip(":") for p in PREFIXES], 1)
+            if colon and typed:
+                return f"did you mean {f'{typed[0]}:{rest}'!r}? Or "
             known = [*NAMED, *PREFIXES, *_SIMILAR_TEXTS]
             close = difflib.get_close_matches(value, known, 1) if isinstance(value, str) else []
             meant = next((_SIMILAR_TEXTS.get(name, name) for name in close), "")

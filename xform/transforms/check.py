@@ -33,7 +33,9 @@ def check_scalar(caller: str, name: str, y: Any) -> None:
             f"{caller} of {name}: gradient only defined for scalar-output functions",
             f"it returned {f'an array of shape {np.shape(y)}' if one else _types_text(y)}",
             "",
-            f"reduce the output to a scalar, or use vjp or jacrev{aux}",
+            f"reduce the output to a scalar, or use vjp or jacrev{aux}"
+            if caller in _WITH_AUX
+            else "pass the loss, which returns a scalar",
         )
 
 

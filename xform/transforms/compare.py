@@ -95,7 +95,7 @@ class Comparison(Result):
                     "policy": e.policy,
                     "target": e.target,
                     "floor_bytes": e.floor_bytes,
-                    "report": e.report and e.report.to_dict(),
+                    "report": None if e.report is None else e.report.to_dict(),
                 }
                 for e in self.entries
             ],
@@ -103,18 +103,20 @@ class Comparison(Result):
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write one HTML page with every report and a switch between them."""
-        entries = [(e, e.report) for e in self.entries if e.report]
+        entries = [(e, e.report) for e in self.entries if e.report is not None]
         labels = [f"{e.policy}, {e.target}" for e, _ in entries]
         write([r.to_dict() for _, r in entries], path, labels)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Plot bytes against estimated time, or against FLOPs if a device's speed is unknown."""
         figure, ax = new_axes("Comparison.plot")
-        entries = [e for e in self.entries if e.report and e.report.total_bytes is not None]
-        timed = all(e.report and e.report.seconds is not None for e in entries)
-        sizes = [e.report.total_bytes or 0 for e in entries if e.report]
+        entries = [
+            e for e in self.entries if e.report is not None and e.report.total_bytes is not None
+        ]
+        timed = all(e.report is not None and e.report.seconds is not None for e in entries)
+        sizes = [e.report.total_bytes or 0 for e in entries if e.report is not None]
         costs = [1e6 * (e.report.seconds or 0) if timed else e.report.flops
-                 for e in entries if e.report]  # fmt: skip
+                 for e in entries if e.report is not None]  # fmt: skip
         size_unit, size_scale = unit_of(max(sizes, default=0), 1024, BYTES)
         cost_unit, cost_scale = unit_of(max(costs, default=0), 1000, _TIMES if timed else FLOPS)
         for i, target in enumerate(dict.fromkeys(e.target for e in entries)):
@@ -140,7 +142,7 @@ class Comparison(Result):
         """Return the function, the policies, the targets, and the least and the most bytes."""
         policies, targets = (", ".join(dict.fromkeys(names)) for names in
                              ([e.policy for e in self], [e.target for e in self]))  # fmt: skip
-        sizes = [e.report.total_bytes for e in self if e.report]
+        sizes = [e.report.total_bytes for e in self if e.report is not None]
         known = [n for n in sizes if n is not None]
         span = f": {human_bytes(min(known))} to {human_bytes(max(known))}" if known else ""
         return f"{self.function} under {policies}, on {targets}{span}"
@@ -234,9 +236,16 @@ def compare(
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
     run, _ = with_policy(f, None, argnums, policy_argument)
-    note = next((e.report.description.note for e in entries if e.report), "")
+    note = next((e.report.description.note for e in entries if e.report is not None), "")
     description = dataclasses.replace(describe(run, args, {}), policy="", note=note)
     return Comparison(function_name(f), tuple(entries), description)
+
+
+def of_targets(reports: Sequence[MemoryReport]) -> Comparison:
+    """Return the comparison of one function on several targets, without a policy."""
+    first = reports[0]
+    entries = tuple(Entry("as it is", report.target, report) for report in reports)
+    return Comparison(first.function, entries, first.description)
 
 
 def _labels(entries: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]

@@ -245,6 +245,15 @@ def test_every_option_that_the_trainers_messages_advise_exists(
     assert shown > 60
 
 
+@pytest.mark.parametrize("option", [["--target", "gpu:h100"], ["--capacity", "8GiB"]])
+def test_a_run_that_trains_takes_no_target(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--preset", "tiny", "--out", str(tmp_path / "run"), *option]) == 2
+    assert "add --dry-run or --largest-batch" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_data_command_advises_its_own_options(
     every_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
