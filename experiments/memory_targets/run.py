@@ -131,7 +131,7 @@ def batches(targets: Iterable[str]) -> None:
         after = found.over.total_bytes if isinstance(found.over, MemoryReport) else None
         sizes = found.fits.total_bytes, found.fits.capacity_bytes, after
         cells = [gib(n, 3) for n in sizes]
-        size = f"{found.size}" + ("" if found.over else ", not shown to be the last")
+        size = f"{found.size}" + ("" if found.over is not None else ", not shown to be the last")
         tabulate("batches", head, target, [[target, size, *cells, str(found.compiles)]])
 
 

@@ -194,7 +194,7 @@ def test_abstract_modules_and_types_are_enough() -> None:
     model, x = nnx.eval_shape(kind.build), jax.ShapeDtypeStruct((4, WIDTH), jnp.float32)
     assert xform.plan(kind.loss, model, x, verify=False).saved_bytes
     assert xform.residuals(kind.loss, model, x).total_bytes
-    assert xform.compare(kind.loss, model, x, policies=["min_cut"]).entries[0].report
+    assert xform.compare(kind.loss, model, x, policies=["min_cut"]).entries[0].report is not None
 
 
 def test_nothing_reaches_the_callers_module() -> None:

@@ -59,7 +59,7 @@ def test_a_policy_without_a_bound(multiple: int) -> None:
     assert policy is None
     assert found is not None
     assert found.size % multiple == 0
-    assert found.over
+    assert found.over is not None
     assert bytes_of(None, found.size) <= 400_000 < bytes_of(None, found.size + multiple)
 
 
@@ -78,7 +78,7 @@ def test_a_bound_is_of_the_lowest_peak(policy: Any) -> None:
         xform.plan, step, policy=bound, policy_argument="policy", target="cpu", donate_argnums=0
     )
     assert bytes_of(plan(*inputs(found.size)), found.size) <= 400_000
-    assert found.over
+    assert found.over is not None
     with pytest.raises(BudgetInfeasible):
         plan(*inputs(found.size + 16))
 
