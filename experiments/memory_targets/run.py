@@ -93,7 +93,7 @@ def policies(targets: Iterable[str]) -> None:
             continue
         found = list(compare(policies=POLICIES, targets=[target]))
         tabulate("policies", head, target, weighed(found))
-        sizes = {e.policy: e.report.total_bytes for e in found if e.report}
+        sizes = {e.policy: e.report.total_bytes for e in found if e.report is not None}
         least, most = sizes["save_nothing"], sizes["min_cut"]
         asked = {f"budget {gib(n)}": xform.policies.budget(n)
                  for n in (int(least + (most - least) * part) for part in BUDGETS)}  # fmt: skip

@@ -231,7 +231,7 @@ def largest(case: Case, policy: Any) -> dict[str, Any] | None:
 def batch_of(found: LargestBatch, policy: Any) -> dict[str, Any]:
     """Return the stored results of a largest batch."""
     value = {"batch": found.size, "bytes": found.fits.total_bytes,
-             "proven": bool(found.over), "compilations": found.compiles}  # fmt: skip
+             "proven": found.over is not None, "compilations": found.compiles}  # fmt: skip
     if isinstance(policy, xform.Plan):
         value["again"] = policy.recompute_flops / policy.forward_flops
     return value

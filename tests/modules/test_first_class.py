@@ -56,7 +56,7 @@ def test_residuals_have_the_names_of_parts() -> None:
 def test_compiled_reports(kind: Kind) -> None:
     module = kind.build()
     table = xform.compare(kind.loss, module, X, policies=["min_cut", "save_nothing"])
-    totals = [entry.report.total_bytes for entry in table if entry.report]
+    totals = [entry.report.total_bytes for entry in table if entry.report is not None]
     gradient = xform.memory_analysis(kind.gradient(kind.loss), module, X)
     n = sum(x.nbytes for x in arrays((module, X)) if not _is_key(x))
     assert len(totals) == 2

@@ -66,7 +66,9 @@ class LargestBatch(Result):
 
     def _answer(self) -> str:
         """Return one line: the function, the target and the largest batch."""
-        known = "the largest batch is" if self.over is not None else "the largest batch known to fit is"
+        known = (
+            "the largest batch is" if self.over is not None else "the largest batch known to fit is"
+        )
         head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
         return head + (f" ({self.of})" if self.of else "")
 
