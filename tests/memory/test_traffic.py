@@ -64,6 +64,18 @@ def test_a_fusion_in_a_fusion(body: list[tuple[Any, ...]], moved: int, depth: in
     assert moved_bytes(module(*parts)) == moved
 
 
+@pytest.mark.parametrize(
+    ("body", "moved"), [(CUT, 2 * PART + 4), (UPDATE, 2 * PART + 4)], ids=["cut", "updated"]
+)
+def test_an_asynchronous_fusion_counts_as_the_fusion(
+    body: list[tuple[Any, ...]], moved: int
+) -> None:
+    fused = around(body, 0)
+    start = [*around(fused, 1)[:-1], ("async-start", STACK, (0, 1), (1,))]
+    done = ("async-done", body[-1][1], (len(start) - 1,), ())
+    assert moved_bytes(module(body, fused, [*start, done])) == moved
+
+
 def test_what_a_loop_stacks_is_written_once() -> None:
     def f(x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, _: (jnp.sin(x), jnp.cos(x)), x, None, length=64)[1]

@@ -21,7 +21,8 @@ from xform.memory.hlo import Instruction, Module, Shape
 # that their readers compute for themselves.
 _NO_BYTES = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
-    "call", "after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency", "iota",
+    "call", "async-start", "async-update", "after-all", "partition-id", "replica-id", "opt-barrier",
+    "add-dependency", "iota",
 )  # fmt: skip
 # Instructions that run the computations that they call.
 _RUNS_OTHERS = ("while", "conditional", "call", "async-start")
