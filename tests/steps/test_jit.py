@@ -15,8 +15,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import xform
 from xform.errors import BudgetInfeasible, OtherProgram, WrongArgument
+from xform.memory.targets import parse_target
 from xform.planner.device import current_device
 from xform.policies import budget
+from xform.steps import jit
 from xform.steps.plan import StepPlan
 from xform.steps.program import StepProgram
 from xform.steps.search import StepSearch
@@ -388,6 +390,19 @@ def test_without_verify_the_simulation_decides_and_one_program_is_compiled() -> 
     planned = xform.jit(sgd, budget(size, verify=False))
     assert_equal(planned(WS, X), jax.jit(sgd)(WS, X))
     assert planned.plan.compiles == 1
+
+
+def test_a_budget_above_the_memory_of_the_device_is_that_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a program would be refused by the compiler of a device that is not attached."""
+    capacity = int(0.8 * compiled_bytes(sgd, WS, X))
+    here = parse_target(None)
+    device = dataclasses.replace(here.device, capacity_bytes=capacity)
+    monkeypatch.setattr(jit, "parse_target", lambda _: dataclasses.replace(here, device=device))
+    planned = xform.jit(sgd, "budget:1GiB")
+    assert_equal(planned(WS, X), jax.jit(sgd)(WS, X))
+    assert planned.plan.compiled_bytes <= capacity
 
 
 def test_a_step_without_a_derivative() -> None:

@@ -63,7 +63,7 @@ class StepSearch:
     Attributes:
       program: the step.
       args, kwargs: the arguments, as arrays or types.
-      budget: the bytes of the step on each device.
+      budget: the bytes of the step on each device; at most those that the device has.
       problems: the derivatives of the step, by key, see `with_outside_bytes`.
       time_limit: seconds after which no further program is compiled; None for no limit.
       start: when planning began, as `time.perf_counter` counts.
@@ -81,6 +81,10 @@ class StepSearch:
 
     def __post_init__(self) -> None:
         self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
+        capacity = self.program.target.device.capacity_bytes
+        if capacity is not None and capacity < self.budget.bytes:
+            # The compiler refuses a larger program, and yet says how many bytes it needs.
+            self.budget = dataclasses.replace(self.budget, bytes=capacity)
         self.tried: list[_Tried] = []
 
     def run(self) -> tuple[StepPlan, Decisions, CompiledStep]:
