@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.ffi import ffi_lowering
 
-from xform._jax import Primitive, ad, batching, ir, mlir
+from xform._jax import Primitive, ShapedArray, ad, batching, ir, mlir
 from xform.program.arithmetic import Value
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.traits import Traits
@@ -43,9 +43,10 @@ def own_layout(x: Any) -> Any:
 
 def _identity(x: Value) -> Value:
     aval = jax.typeof(x)
-    has_layouts = aval.ndim > 1 and jnp.issubdtype(aval.dtype, jnp.generic)
-    on_device = aval.memory_space == jax.memory.Space.Device
-    return own_layout_p.bind(x) if has_layouts and on_device else x
+    is_array = isinstance(aval, ShapedArray) and jnp.issubdtype(aval.dtype, jnp.generic)
+    if not is_array or aval.ndim < 2 or aval.memory_space != jax.memory.Space.Device:
+        return x
+    return own_layout_p.bind(x)
 
 
 def _annotated(ctx: Any, x: Any) -> Any:
