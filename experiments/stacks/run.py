@@ -77,7 +77,7 @@ def attention(kv_heads: int, group: int, dtype: Any) -> Program:
 
 
 def experts() -> Program:
-    """Return a mixture of four experts, each of which sees all tokens."""
+    """Return a mixture of four experts that all see all tokens."""
 
     def layer(h: Any, p: Any) -> Any:
         gates = jax.nn.softmax(h @ p["gate"], -1)
