@@ -183,7 +183,7 @@ def _suggestion(value: Any) -> str:
             meant = f"budget:{value}"
         except (TypeError, ValueError):
             prefix, colon, rest = str(value).partition(":")
-            typed = difflib.get_close_matches(prefix, [p.rstrip(":") for p in PREFIXES], 1)
+            typed = difflib.get_close_matches(prefix, PREFIXES, 1)
             if colon and typed:
                 return f"did you mean {f'{typed[0]}:{rest}'!r}? Or "
             known = [*NAMED, *PREFIXES, *_SIMILAR_TEXTS]
