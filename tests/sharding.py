@@ -89,8 +89,8 @@ def stays_where_it_is(identity: Callable[[Any], Any], kind: AxisType) -> None:
         pytest.skip("needs eight devices")
     at = NamedSharding(mesh(kind), P("i"))
     with jax.set_mesh(mesh(kind)):
-        x = jax.device_put(jnp.arange(16.0), at)
+        x = jax.device_put(jnp.arange(32.0).reshape(16, 2), at)
         compiled = jax.jit(identity).lower(x).compile()
-        assert compiled(x).sharding.is_equivalent_to(at, 1)
+        assert compiled(x).sharding.is_equivalent_to(at, 2)
         np.testing.assert_array_equal(compiled(x), x)
         assert "all-gather" not in compiled.as_text()
