@@ -19,6 +19,7 @@ from jax import lax
 
 import xform
 from experiments.report import write_table
+from xform.memory.report import MemoryReport
 from xform.rules import loop
 
 HERE = Path(__file__).parent
@@ -133,12 +134,12 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 }
 
 
-def compiled(gradient: Any, args: tuple[Any, ...]) -> xform.memory.MemoryReport:
+def compiled(gradient: Any, args: tuple[Any, ...]) -> MemoryReport:
     """Return the report of a gradient on the target."""
     return xform.memory_analysis(jax.jit(gradient), *args, target=TARGET)
 
 
-def measure(make: Callable[[], Program]) -> list[xform.memory.MemoryReport]:
+def measure(make: Callable[[], Program]) -> list[MemoryReport]:
     """Return the reports of JAX's gradient, of xform's with shared layouts, and of xform's."""
     loss, args = make()
     of_jax, mine = compiled(jax.grad(loss), args), compiled(xform.grad(loss), args)
