@@ -8,8 +8,8 @@ the peaks of their default plans are simulated. Then the search tries, in this o
    ones with the lowest peaks are compiled. If one fits, it gets the fewest slices that fit.
 2. Plans that save less, for the program without slices and for those of step 1. The programs whose
    smallest plans have the lowest simulated peaks are searched like any program. The slices of a
-   loss may save less for their own backward passes. Of a plan of the first kind and one of the
-   second, the one that recomputes less is chosen.
+   loss may save less for their own backward passes: as much as is expected to fit. Of a plan of the
+   first kind and one of the second, the one that recomputes less is chosen.
 3. Regions that are recomputed in the backward pass, one more in each round. Again those with the
    lowest peaks are compiled, and the smallest program is searched.
 
@@ -29,7 +29,7 @@ from xform.planner.front import front
 from xform.planner.problem import Problem
 from xform.planner.sliced.decision import describe, regions_of_slices
 from xform.planner.sliced.loss import loss_position
-from xform.planner.sliced.slice_plan import fewer_saved_bytes
+from xform.planner.sliced.slice_plan import fewer_saved_bytes, most_saved_bytes
 from xform.policies import Budget
 from xform.slices.candidates import RegionChoice, choices, fewest_slices
 from xform.slices.decision import decision_for
@@ -43,6 +43,8 @@ _SIMULATED, _COMPILED, _ROUNDS = 5, 2, 2
 # How many programs are searched for plans that save less, and how far the scaled simulated bytes of
 # the smallest plan of the second may be above the budget.
 _SEARCHED, _NEAR = 2, 1.05
+# How often the bytes that a slice saves are bisected, for the most that are expected to fit.
+_BISECTIONS = 4
 # A region must lower the bytes at least by this factor to stay in slices.
 _GAIN = 0.97
 # How many numbers of slices are compiled to find the fewest that fit.
@@ -134,9 +136,9 @@ def search_slices(
     free = [p for p in proposals if p.candidate.work <= default.work][:_COMPILED]
     if (fitting := _first_fit(free, limit)) is not None:
         return _with_fewest_slices(start, fitting, default_of, limit)
-    saving = _with_less_saved(start, free, default_of)
+    saving = _with_less_saved(start, free, default_of, limit)
     least_work = sorted((p for p in saving if p.expected <= limit), key=lambda p: p.candidate.work)
-    fitting = _first_fit(least_work[:_COMPILED], limit)
+    fitting = _first_fit(least_work[: _COMPILED + 1], limit)
     bases = sorted([start, *free], key=lambda p: p.floor)[:_SEARCHED]
     for i, base in enumerate(bases):
         wanted = base.floor <= limit if fitting else i == 0 or base.floor <= _NEAR * limit
@@ -251,12 +253,13 @@ def _first_fit(proposals: Iterable[_Proposal], limit: int) -> _Proposal | None:
 
 
 def _with_less_saved(
-    start: _Proposal, free: Iterable[_Proposal], default_of: PlanProblem
+    start: _Proposal, free: Iterable[_Proposal], default_of: PlanProblem, limit: int
 ) -> list[_Proposal]:
     """Return programs whose slices save less for their own backward passes.
 
     `free` are programs in slices that recompute nothing and do not fit. The smallest keeps its
-    slices. If its region is no loss, the list is empty.
+    slices. If its region is no loss, the list is empty. The list has some numbers of saved bytes
+    over the whole range, and the most that are expected to fit within `limit`, by bisection.
     """
     base = min(free, key=lambda p: p.bytes, default=start)
     if base.choice is None:
@@ -264,9 +267,25 @@ def _with_less_saved(
     region = base.choice.regions[-1]
     if (loss := loss_position(region, start.problem.wanted)) is None:
         return []
-    made = [_proposal(start, default_of, base.choice, region, saved)
-            for saved in fewer_saved_bytes(region, loss)]  # fmt: skip
-    return [dataclasses.replace(p, scale=base.bytes / base.peak) for p in made]
+
+    def saving(saved: int) -> _Proposal:
+        made = _proposal(start, default_of, base.choice, region, saved)
+        return dataclasses.replace(made, scale=base.bytes / base.peak)
+
+    numbers = fewer_saved_bytes(region, loss)
+    made = [saving(n) for n in numbers]
+    fitting = [i for i, p in enumerate(made) if p.expected <= limit]
+    if not fitting:
+        return made
+    i = fitting[0]
+    low, high, best = numbers[i], numbers[i - 1] if i else most_saved_bytes(region, loss), made[i]
+    for _ in range(_BISECTIONS):
+        middle = (low + high) // 2
+        if (more := saving(middle)).expected <= limit:
+            low, best = middle, more
+        else:
+            high = middle
+    return made if best.candidate.work >= made[i].candidate.work else [best, *made]
 
 
 def _with_fewest_slices(

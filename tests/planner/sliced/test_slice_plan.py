@@ -74,6 +74,14 @@ def test_a_smaller_budget_lets_each_slice_save_less(plans: Any) -> None:
     assert f"each slice saves at most {slices.saved_bytes / 1024:.1f} KiB" in str(tight)
 
 
+def test_a_slice_saves_as_much_as_fits(plans: Any) -> None:
+    roomy, tight = plans
+    policy = xform.policies.budget(int(0.9 * roomy.compiled_bytes), slices=True)
+    between = xform.plan(loss, *data(), policy=policy)
+    assert tight.compiled_bytes < between.compiled_bytes <= 0.9 * roomy.compiled_bytes
+    assert 0 < between.recompute_flops <= tight.recompute_flops / 2
+
+
 def test_the_recomputed_work_is_that_of_the_program(plans: Any) -> None:
     roomy, tight = plans
     more, fewer = (

@@ -68,7 +68,7 @@ def fewer_saved_bytes(region: Region, loss: int) -> list[int]:
     They fall. The last one is the fewest that a plan saves. `loss` is the position of the region's
     loss.
     """
-    most = saved_bytes(_plan_of_loss(region, loss, None))
+    most = most_saved_bytes(region, loss)
     try:
         _plan_of_loss(region, loss, 0)
         least = 0
@@ -77,6 +77,11 @@ def fewer_saved_bytes(region: Region, loss: int) -> list[int]:
     lowest = max(least / max(most, 1), _LOWEST)
     numbers = {int(most * lowest ** (k / _NUMBERS)) for k in range(1, _NUMBERS)}
     return sorted({n for n in numbers if least < n < most} | {least}, reverse=True)
+
+
+def most_saved_bytes(region: Region, loss: int) -> int:
+    """Return the bytes that a minimum cut of a slice saves. `loss` is as in `fewer_saved_bytes`."""
+    return saved_bytes(_plan_of_loss(region, loss, None))
 
 
 def recomputed_in_slices(region: Region, loss: int, most_saved: int | None) -> int:
