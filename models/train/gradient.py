@@ -86,6 +86,7 @@ def separate(loss: Loss, optim: OptimConfig, policy: Any, health: Diagnosis | No
 
             keys = None if key is None else jax.random.split(key, slices)
             before = (zero, state.statistics)
+            add = xform.passes.SumInLoops()(add)  # the gradients of scanned layers, in place
             (summed, statistics), seen = jax.lax.scan(add, before, (batch, keys))
             seen = jax.tree.map(lambda x: jnp.mean(x, 0), seen)
         parts = slices if scale is None else slices * scale

@@ -72,6 +72,13 @@ def nested(x):
     return [lax.cond(y[0, 0] > 1, tidy, jax.jit(lambda x: x), y)]
 
 
+def summed(x):
+    """Of the stacked results, one is added to an array, and one is read twice."""
+    total = jnp.zeros((4, 2, 3), np.float32)
+    y, (a, b) = lax.scan(lambda y, s: (y * s, (y + s, y - s)), x, jnp.ones(4, np.float32))
+    return [y, total + a, b + b]
+
+
 ALL = passes.Pipeline([p() for p in passes.PASSES.values()])
 
 GOLDEN = {
@@ -114,6 +121,30 @@ inputs  a:f32[2,3]
 consts  b:f32[1,3]
   c:f32[2,3] = mul a b
 outputs c 0.5838531""",
+    (passes.SumInLoops(), summed): """\
+inputs  a:f32[2,3]
+  b:f32[4,2,3] = broadcast_in_dim[shape=(4,2,3)] 0.0
+  c:f32[4] = broadcast_in_dim[shape=(4,)] 1.0
+  d:i32[4] = iota[dtype=int32, shape=(4,), dimension=0]
+  e:f32[2,3] f:f32[4,2,3] g:f32[4,2,3] = scan[length=4] a b d c
+    body: h:f32[2,3] i:f32[4,2,3] j:i32[] k:f32[]
+      l:f32[2,3] = mul h k
+      m:f32[2,3] = add h k
+      n:f32[2,3] = sub h k
+      o:f32[2,3] = jit[name=dynamic_index_in_dim] i j
+        body: p:f32[4,2,3] q:i32[]
+          r:f32[1,2,3] = dynamic_slice[slice_sizes=(1,2,3)] p q 0 0
+          s:f32[2,3] = squeeze[dimensions=(0,)] r
+        return s
+      t:f32[2,3] = add o m
+      u:f32[4,2,3] = jit[name=dynamic_update_index_in_dim] i t j
+        body: v:f32[4,2,3] w:f32[2,3] x:i32[]
+          y:f32[1,2,3] = broadcast_in_dim[shape=(1,2,3), broadcast_dimensions=(1,2)] w
+          z:f32[4,2,3] = dynamic_update_slice v y x 0 0
+        return z
+    return l u n
+  aa:f32[4,2,3] = add g g
+outputs e f aa""",
     (passes.Simplify(), algebra): """\
 inputs  a:f32[2,3]
   b:f32[2,3] = neg a

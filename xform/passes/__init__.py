@@ -12,6 +12,7 @@ pass, subclass `Pass`.
 | `Fold` | evaluates operations on constants |
 | `Simplify` | applies algebraic simplifications that are exact for every value |
 | `Cse` | merges equal equations (common subexpressions) |
+| `SumInLoops` | adds the stacked results of a loop to an array inside the loop |
 | `Dce` | drops equations that no output depends on (dead code) |
 """
 
@@ -24,6 +25,7 @@ from xform.passes.listing import listing
 from xform.passes.open_regions import OpenRegions
 from xform.passes.region_policy import RegionPolicy
 from xform.passes.simplify import Simplify
+from xform.passes.sum_in_loops import SumInLoops
 from xform.passes.verify import verify
 
 __all__ = [
@@ -38,8 +40,11 @@ __all__ = [
     "Pipeline",
     "RegionPolicy",
     "Simplify",
+    "SumInLoops",
     "listing",
     "verify",
 ]
 
-PASSES: dict[str, type[Pass]] = {p.name: p for p in (Inline, OpenRegions, Fold, Simplify, Cse, Dce)}
+PASSES: dict[str, type[Pass]] = {
+    p.name: p for p in (Inline, OpenRegions, Fold, Simplify, Cse, Dce, SumInLoops)
+}

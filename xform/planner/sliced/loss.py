@@ -4,7 +4,8 @@ If the only differentiable output of a region is one number, such as a sum of lo
 needs no second loop. Each slice computes its term of the sum and, right after, the gradient of that
 term. The gradient of an input that is cut into slices is joined from slices, the gradient of any
 other input is summed over them. So no slice is computed twice, and nothing of a slice is saved. The
-pullback multiplies these gradients by the cotangent.
+gradients of layers in a scan are added to their sums in place (`passes/sum_in_loops.py`). The
+pullback multiplies all these gradients by the cotangent.
 
 This rule is a `custom_jvp`, so the region also has tangents and higher derivatives, by JAX and by
 xform.
@@ -30,6 +31,7 @@ from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
+from xform.passes.sum_in_loops import SumInLoops
 from xform.planner.sliced.slice_plan import plan_of_slice, slice_program
 from xform.program.arithmetic import differentiable, instantiate
 from xform.program.ir import Mask, Program, gather, spread, trace
@@ -202,6 +204,7 @@ def value_and_gradients(region: Region, loss: int, sliced: Sequence[Value], full
         return outputs_after(both, carry, [*ys, *gradients], at)
 
     numbers = jnp.arange(region.n, dtype=np.int32)
-    carry, stacked = lax.scan(step, [out.start for out in both], (numbers, inputs.scanned))
+    body = SumInLoops()(step)
+    carry, stacked = lax.scan(body, [out.start for out in both], (numbers, inputs.scanned))
     values = [out.joined(*pair) for out, *pair in zip(both, carry, stacked, strict=True)]
     return values[: len(outputs)], values[len(outputs) :]
