@@ -14,6 +14,7 @@ import xform
 from tests.planner.cuts.test_integer_program import joint_of
 from tests.sharding import mesh, shard
 from xform import policies
+from xform.errors import BudgetInfeasible
 from xform.interpret.cost import aval_bytes, device_flops
 from xform.planner.costs.link import HostLink
 from xform.planner.costs.outcome import recompute_flops, saved_bytes
@@ -131,6 +132,9 @@ def test_a_peak_is_met_on_each_device(kind: AxisType) -> None:
     made = xform.plan(layers, ws, x, policy=budget)
     assert made.compiled_bytes is not None
     assert made.compiled_bytes <= budget.bytes
+    with pytest.raises(BudgetInfeasible) as refused:
+        xform.plan(layers, ws, x, policy="budget:1KiB")
+    assert ("all devices together" in str(refused.value)) == (kind is AxisType.Auto)
 
 
 def test_work_inside_shard_map_is_over_all_devices_and_bytes_on_each() -> None:

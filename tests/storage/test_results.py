@@ -127,6 +127,14 @@ def test_a_class_reads_only_its_own_results(tmp_path: Path) -> None:
         xform.load(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(("name", "remedy"), [("r.png", "plot"), ("r.HTML", "save_html")])
+def test_a_result_is_saved_as_json_only(name: str, remedy: str, tmp_path: Path) -> None:
+    report = xform.memory_analysis(jnp.sin, jnp.ones(3))
+    with pytest.raises(errors.WrongArgument, match=rf"end the name in \.json; or call {remedy}\("):
+        report.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_formats_are_unique() -> None:
     formats = [text for text, _ in results.FORMATS.values()]
     assert len({*formats}) == len(formats)

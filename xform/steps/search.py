@@ -81,6 +81,7 @@ class StepSearch:
 
     def __post_init__(self) -> None:
         self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
+        self.asked = self.budget
         capacity = self.program.target.device.capacity_bytes
         if capacity is not None and capacity < self.budget.bytes:
             # The compiler refuses a larger program, and yet says how many bytes it needs.
@@ -101,7 +102,7 @@ class StepSearch:
                 except _OutOfTime:
                     chosen = self._best_known()
                 except BudgetInfeasible as error:
-                    raise self._with_largest_buffers(error) from None
+                    raise self._explained(error) from None
                 best = self._try(chosen)
                 if best.autotuned:
                     return self._finish(best)
@@ -238,20 +239,27 @@ class StepSearch:
         )
         return plan, best.decisions, best.compiled
 
-    def _with_largest_buffers(self, error: BudgetInfeasible) -> BudgetInfeasible:
-        """The error with the largest buffers of the smallest program that was compiled."""
+    def _explained(self, error: BudgetInfeasible) -> BudgetInfeasible:
+        """The error with the budget that was asked, and the largest buffers of the smallest step.
+
+        The budget of the search may be the memory of the device, which the error then names.
+        """
+        request, problem = error.request.replace(repr(self.budget), repr(self.asked)), error.problem
+        if buffers := self._largest_buffers():
+            problem += f". The largest buffers of that program: {buffers}"
+        if self.budget is not self.asked:
+            problem += f". The device has {human_bytes(self.budget.bytes)}"
+        return BudgetInfeasible(request, problem, error.where, error.remedy, error.floor_bytes)
+
+    def _largest_buffers(self) -> str:
+        """Describe the largest buffers of the smallest program that was compiled."""
         if not self.tried:
-            return error
+            return ""
         compiled = min(self.tried, key=lambda tried: tried.size).compiled.compilation
         if compiled.module is None:
-            return error
-        report = MemoryReport(compiled)
-        rows = sorted(report.peak, key=lambda row: -row.bytes)[:_LISTED]
-        largest = "; ".join(f"{human_bytes(r.bytes)} {r.name} at {r.where}" for r in rows)
-        problem = f"{error.problem}. The largest buffers of that program: {largest}"
-        return BudgetInfeasible(
-            error.request, problem, error.where, error.remedy, error.floor_bytes
-        )
+            return ""
+        rows = sorted(MemoryReport(compiled).peak, key=lambda row: -row.bytes)[:_LISTED]
+        return "; ".join(f"{human_bytes(r.bytes)} {r.name} at {r.where}" for r in rows)
 
 
 def plans_of(

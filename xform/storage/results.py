@@ -58,6 +58,8 @@ FORMATS = {
     "StepPlan": ("xform step plan 1", "xform.steps.plan"),
     "UpdateReport": ("xform update report 1", "xform.fused.report"),
 }
+# Suffixes of files that hold no JSON.
+_NO_JSON = {".png", ".svg", ".pdf", ".jpg", ".jpeg", ".html"}
 # How messages name a type.
 _TYPE_NAMES = {
     int: "a whole number",
@@ -118,7 +120,20 @@ def parse(name: str | None, text: str, path: str | os.PathLike[str]) -> Any:
 
 
 def save(result: Any, path: str | os.PathLike[str]) -> None:
-    """Write a result to a file, completely or not at all."""
+    """Write a result to a file, completely or not at all.
+
+    Raises:
+      WrongArgument: the name of the file ends like that of a picture or a page.
+    """
+    if (suffix := Path(path).suffix.lower()) in _NO_JSON:
+        method = "save_html" if suffix == ".html" else "plot"
+        other = f"; or call {method}({str(path)!r})" if hasattr(result, method) else ""
+        raise WrongArgument(
+            f"{type(result).__name__}.save({str(path)!r})",
+            f"save writes JSON, and the name of the file ends in {suffix}",
+            "",
+            f"end the name in .json{other}",
+        )
     with atomic_write(path) as partial:
         partial.write_text(json.dumps(to_data(result), indent=1, allow_nan=False) + "\n")
 

@@ -46,6 +46,7 @@ class Result:
         The file is written completely or not at all.
 
         Raises:
+          WrongArgument: the name of the file ends like that of a picture or a page.
           FileNotWritten: the file cannot be written.
         """
         results.save(self, path)
