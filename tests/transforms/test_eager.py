@@ -113,9 +113,13 @@ def test_what_cannot_be_active_is_a_plain_value() -> None:
 
 
 def test_unknown_values_raise_jaxs_own_error() -> None:
+    """It names the function that the user wrote."""
     f = BRANCHES["if"]
-    with pytest.raises(jax.errors.TracerBoolConversionError):
+    line = f.__code__.co_firstlineno
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=rf"test_eager\.py:{line}"):
         jax.jit(xform.grad(f))(3.0)
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=rf"test_eager\.py:{line}"):
+        xform.residuals(f, 3.0)
     with pytest.raises(jax.errors.TracerBoolConversionError):
         jax.vmap(xform.grad(f))(X)
     with pytest.raises(jax.errors.ConcretizationTypeError):

@@ -9,6 +9,7 @@ transforms have, such as `argnums`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -205,6 +206,8 @@ def trace_function(at: FunctionCall, inline: bool = False) -> tuple[Function, li
         found["aux"] = tree, untraced_leaves, traced
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
+    # JAX's errors name the user's function.
+    functools.update_wrapper(flat, at.f, assigned=(), updated=())
     with use_default_policy(min_cut):  # derivatives inside `f` get the default policy
         prog = trace(flat, *at.args)
     if inline:
