@@ -166,9 +166,9 @@ def test_a_mesh_that_is_none_is_refused(mesh) -> None:
 def test_a_spec_that_does_not_fit_is_refused(spec, shape, problem) -> None:
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
     with pytest.raises(errors.WrongArgument) as caught:
-        on_mesh((x,), {}, FOUR, MESH, spec)
+        on_mesh((X, {"w": x}), {}, FOUR, MESH, (P(), spec))
     assert str(caught.value) == (
-        f"{spec!r} for an argument of shape {shape} on a mesh of {{data: 2, model: 2}}\n"
+        f"{spec!r} for args[1]['w'] of shape {shape} on a mesh of {{data: 2, model: 2}}\n"
         f"  problem: {problem}\n"
         "  remedy:  give in_specs that name each axis of the mesh at most once, with sizes that "
         "divide the shape"

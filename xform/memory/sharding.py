@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import keystr, tree_map_with_path
 
 from xform.errors import WrongArgument
 from xform.memory.targets import Target
@@ -96,15 +97,19 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
         )  # fmt: skip
     if abstract is not None:
         _check_size(abstract, target)
-    as_type = functools.partial(_type_on_mesh, abstract)
-    types = jax.tree.map(as_type, tuple(args), *specs)
-    return LoweringArguments(types, jax.tree.map(as_type, dict(kwargs)), abstract)
+    types = tree_map_with_path(
+        functools.partial(_type_on_mesh, abstract, "args"), tuple(args), *specs
+    )
+    of_keywords = functools.partial(_type_on_mesh, abstract, "kwargs")
+    return LoweringArguments(types, tree_map_with_path(of_keywords, dict(kwargs)), abstract)
 
 
-def _type_on_mesh(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) -> Any:
+def _type_on_mesh(mesh: AbstractMesh | None, tree: str, path: Any, x: Any,
+                  spec: PartitionSpec | None = None) -> Any:  # fmt: skip
     """Return the type of an array on the mesh; any other value is returned unchanged.
 
-    With a mesh, any value that has a shape counts as an array.
+    With a mesh, any value that has a shape counts as an array. It is at `path` of the arguments
+    that are called `tree`.
     """
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         if mesh is None or not hasattr(x, "shape"):
@@ -115,7 +120,7 @@ def _type_on_mesh(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None 
     sharding = None
     if mesh is not None:
         spec = spec if spec is not None else own.spec if own else PartitionSpec()
-        _check_spec(spec, x, mesh)
+        _check_spec(spec, tree + keystr(path), x, mesh)
         sharding = NamedSharding(mesh, spec, memory_kind=_other_memory(x))
     weak = getattr(x, "weak_type", False)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=weak)
@@ -140,14 +145,14 @@ def _abstract_mesh(mesh: Mapping[str, int]) -> AbstractMesh:
     return AbstractMesh(tuple(map(int, mesh.values())), tuple(mesh), axis_types=kinds)
 
 
-def _check_spec(spec: PartitionSpec, x: Any, mesh: AbstractMesh) -> None:
-    """Raise `WrongArgument` if an array cannot be sharded by a spec.
+def _check_spec(spec: PartitionSpec, name: str, x: Any, mesh: AbstractMesh) -> None:
+    """Raise `WrongArgument` if an array cannot be sharded by a spec; `name` is that of the array.
 
     JAX would raise one of several kinds of errors.
     """
     if problem := _sharding_problem(spec, tuple(x.shape), mesh):
         raise WrongArgument(
-            f"{spec!r} for an argument of shape {tuple(x.shape)} on a mesh of {_axes_text(mesh)}",
+            f"{spec!r} for {name} of shape {tuple(x.shape)} on a mesh of {_axes_text(mesh)}",
             problem, "",
             "give in_specs that name each axis of the mesh at most once, with sizes that divide "
             "the shape",
