@@ -6,11 +6,13 @@ and which equations are recomputed.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from xform.errors import BudgetInfeasible
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.planner.costs.outcome import saved_bytes
-from xform.planner.report.residuals import Residual, residuals_of
+from xform.planner.report.residuals import residuals_of
 from xform.policies import Budget
 from xform.program.ir import has_auto_axes
 from xform.terminal.text import human_bytes
@@ -33,15 +35,23 @@ def over_budget(smallest: Schedule, budget: Budget, least: int) -> BudgetInfeasi
 
 
 def largest_values(schedule: Schedule) -> list[str]:
-    """Describe the three largest values that a Schedule saves: type, operation and source line."""
-    rows = residuals_of(schedule, [""] * len(schedule.joint.inputs), "")
-    return [_describe(r) for r in rows if r.trip_bytes and r.kind != "argument"][:3]
+    """Describe the largest values that a Schedule saves, by three lines of the program at most.
+
+    Each text has the type, the number of such values, the operation and the source line.
+    """
+    number, size = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for row in residuals_of(schedule, [""] * len(schedule.joint.inputs), ""):
+        if row.trip_bytes and row.kind != "argument":
+            key = row.type, row.operation, row.where
+            number[key] += row.trips
+            size[key] += row.total_bytes
+    return [_described(key, number[key]) for key, _ in size.most_common(3)]
 
 
-def _describe(row: Residual) -> str:
-    """Describe one saved value: type, iterations, operation and source line."""
-    trips = f" x {row.trips}" if row.trips > 1 else ""
-    return f"{row.type}{trips} of {row.operation} at {row.where}"
+def _described(key: tuple[str, str, str], n: int) -> str:
+    """Describe equal values: type, number, operation and source line."""
+    kind, operation, where = key
+    return f"{kind}{f' x {n}' if n > 1 else ''} of {operation} at {where}"
 
 
 def infeasible(
