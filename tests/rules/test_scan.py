@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 import xform
 from tests.reference import close, grads_agree
 from tests.rules.programs import KEY, POLICIES, X, bend, loop, named
+from xform.rules import loop as scan_rule
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -148,3 +149,32 @@ def test_what_is_alike_in_each_trip_waits_elsewhere_and_is_read_here(reverse: bo
     moved = str(jax.make_jaxpr(grads)(*args))
     assert moved.count("<host>[3]") > 0  # the loop-invariant one
     assert moved.count("<host>[3,3]") > 0  # one for each iteration
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_gradients_of_an_inner_loop_are_added_in_place(
+    reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of weights that each step of an outer loop reads: a stack of them is not made."""
+    random = np.random.default_rng(0)
+    ws = jnp.asarray(random.normal(size=(12, 64, 64)) / 8, np.float32)
+    xs = jnp.asarray(random.normal(size=(5, 4, 64)), np.float32)
+
+    def loss(ws, xs):
+        def one(h, x):
+            h = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h + x, ws, reverse=reverse)[0]
+            return h, jnp.sum(h**2)
+
+        return jnp.sum(lax.scan(one, jnp.zeros_like(xs[0]), xs)[1])
+
+    def compiled():
+        return jax.jit(xform.grad(loss, (0, 1))).lower(ws, xs).compile()
+
+    in_place = compiled()
+    close(in_place(ws, xs), jax.grad(loss, (0, 1))(ws, xs), 1e-5)
+    monkeypatch.setattr(scan_rule, "SumInLoops", lambda: lambda step: step)
+    jax.clear_caches()
+    stacked = compiled()
+    less = [c.memory_analysis().temp_size_in_bytes for c in (stacked, in_place)]
+    assert less[0] - less[1] >= 0.9 * ws.nbytes
+    jax.tree.map(np.testing.assert_array_equal, in_place(ws, xs), stacked(ws, xs))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, cotangent_aval, has_effects
+from xform._jax import JaxprEqn, Var, cotangent_aval, has_effects, scan_p
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
@@ -33,6 +33,7 @@ from xform.interpret.loop_state import needed_inputs
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
 from xform.interpret.own_layout import own_layout
 from xform.passes.dce import live
+from xform.passes.sum_in_loops import SumInLoops
 from xform.program.arithmetic import Value, add, instantiate
 from xform.program.equation import scan_options
 from xform.program.ir import Atom, Mask, program, union
@@ -338,6 +339,8 @@ class _ScanNode(Node):
             ct_slices = list(map(own_layout, gather(ct_scanned, on.scanned)))
             return (self.carried_cts(ct_carry, on), sums, before), ct_slices
 
+        if sums and any(eqn.primitive is scan_p for eqn in body.prog.equations):
+            step = SumInLoops()(step)
         options = {**self.options, "reverse": not self.options["reverse"]}
         (carry, sums, _), out = lax.scan(step, (state, sums, last), (*inputs, ct_ys), **options)
         return self.as_results([*sums, *carry, *out], on)
