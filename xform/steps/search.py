@@ -240,7 +240,7 @@ class StepSearch:
         return plan, best.decisions, best.compiled
 
     def _explained(self, error: BudgetInfeasible) -> BudgetInfeasible:
-        """The error with the budget that was asked, and the largest buffers of the smallest step.
+        """The error with the budget of the user, and the largest buffers of the smallest step.
 
         The budget of the search may be the memory of the device, which the error then names.
         """
