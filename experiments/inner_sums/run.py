@@ -98,7 +98,7 @@ def stacked(loss: Callable[..., Any]) -> Any:
     """Return xform's gradient whose inner loops stack their gradients."""
 
     def gradient(*args: Any) -> Any:
-        with mock.patch.object(loop, "SumInLoops", lambda: lambda step: step):
+        with mock.patch.object(loop, "SumInLoops", return_value=lambda step: step):
             return xform.grad(loss)(*args)
 
     return jax.jit(gradient)
