@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 GUIDES = [DOCS / "index.md", *sorted([*DOCS.glob("guides/*.md"), *DOCS.glob("concepts/*.md")])]
 OLDEST = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
 # These numbers differ between runs: times, and rounding where threads add up.
-VARIES = re.compile(r"\d[\d.]* (?:ns|µs|ms|s|min)\b|\d[\d.]*e-\d\d")
+VARIES = re.compile(r"\d[\d.,]* (?:ns|µs|ms|s|min|tokens/s)\b|\d[\d.]*e-\d\d")
 
 
 def same(text: str) -> list[str]:
@@ -59,5 +59,6 @@ def test_code_is_named_by_its_cell(tmp_path: Path, monkeypatch) -> None:
 
 def test_times_and_rounding_are_not_compared() -> None:
     assert same("peak 3.0 MiB   in 2.5 s") == same("peak 3.0 MiB in 11.25 s")
+    assert same("4,014 tokens/s  255 ms/step") == same("9,981 tokens/s  103 ms/step")
     assert same("differs by 3.6e-07") == same("differs by 4e-07")
     assert same("peak 3.0 MiB in 2.5 s") != same("peak 3.1 MiB in 2.5 s")
