@@ -155,7 +155,7 @@ def test_what_is_alike_in_each_trip_waits_elsewhere_and_is_read_here(reverse: bo
 def test_the_gradients_of_an_inner_loop_are_added_in_place(
     reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of weights that each step of an outer loop reads: a stack of them is not made."""
+    """Each step of the outer loop reads the weights, and no stack of their gradients is made."""
     random = np.random.default_rng(0)
     ws = jnp.asarray(random.normal(size=(12, 64, 64)) / 8, np.float32)
     xs = jnp.asarray(random.normal(size=(5, 4, 64)), np.float32)
