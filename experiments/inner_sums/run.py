@@ -5,6 +5,7 @@ python -m experiments.inner_sums.run
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,38 +59,36 @@ def recurrent(layers: int, width: int, batch: int, steps: int) -> Program:
     return loss, (ws, numbers(steps, batch, width))
 
 
-def microbatches(layers: int, width: int, batch: int, parts: int) -> Program:
+def over_microbatches(layer: Callable[..., Any], ws: Any, xs: Any) -> Any:
+    """Return the mean over microbatches of the mean square of the output of scanned layers."""
+    one = lambda total, x: (total + jnp.mean(lax.scan(layer, x, ws)[0] ** 2), None)
+    return lax.scan(one, 0.0, xs)[0] / len(xs)
+
+
+def perceptron(layers: int, width: int, batch: int, parts: int) -> Program:
     """Return the mean loss of a residual perceptron over microbatches."""
 
-    def loss(ws: Any, xs: Any) -> Any:
-        layer = lambda h, w: (h + jax.nn.gelu(h @ w["up"]) @ w["down"], None)
-        one = lambda total, x: (total + jnp.mean(lax.scan(layer, x, ws)[0] ** 2), None)
-        return lax.scan(one, 0.0, xs)[0] / parts
-
+    layer = lambda h, w: (h + jax.nn.gelu(h @ w["up"]) @ w["down"], None)
     ws = {"up": numbers(layers, width, 4 * width), "down": numbers(layers, 4 * width, width)}
-    return loss, (ws, numbers(parts, batch, width))
+    return functools.partial(over_microbatches, layer), (ws, numbers(parts, batch, width))
 
 
 def attention(layers: int, width: int, tokens: int, parts: int) -> Program:
     """Return the mean loss of attention layers over microbatches of one sequence."""
 
-    def loss(ws: Any, xs: Any) -> Any:
-        def layer(h: Any, w: Any) -> Any:
-            q, k, v = jnp.split((h @ w["qkv"]).reshape(1, tokens, -1, 64), 3, -2)
-            y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-            return h + y.reshape(tokens, width) @ w["out"], None
-
-        one = lambda total, x: (total + jnp.mean(lax.scan(layer, x, ws)[0] ** 2), None)
-        return lax.scan(one, 0.0, xs)[0] / parts
+    def layer(h: Any, w: Any) -> Any:
+        q, k, v = jnp.split((h @ w["qkv"]).reshape(1, tokens, -1, 64), 3, -2)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        return h + y.reshape(tokens, width) @ w["out"], None
 
     ws = {"qkv": numbers(layers, width, 3 * width), "out": numbers(layers, width, width)}
-    return loss, (ws, numbers(parts, tokens, width))
+    return functools.partial(over_microbatches, layer), (ws, numbers(parts, tokens, width))
 
 
 PROGRAMS: dict[str, Program] = {
     "recurrent, 8 layers of 256, batch 8": recurrent(8, 256, 8, 32),
     "recurrent, 12 layers of 512, batch 32": recurrent(12, 512, 32, 16),
-    "perceptron, 12 layers, 8 x 64 rows": microbatches(12, 256, 64, 8),
+    "perceptron, 12 layers, 8 x 64 rows": perceptron(12, 256, 64, 8),
     "attention, 8 layers, 4 x 256 tokens": attention(8, 512, 256, 4),
 }
 

@@ -55,9 +55,8 @@ class SumInLoops(Pass):
             if body is not None:
                 arrays = build.atoms([s.array for s in found])
                 results = build.splice(body, [*build.atoms(eqn.invars), *arrays])
-                n = len(eqn.outvars)
-                build.alias(eqn.outvars, results[:n])
-                build.alias([s.equations[-1].outvars[0] for s in found], results[n:])
+                build.alias(eqn.outvars, results)
+                build.alias([s.result for s in found], [results[s.position] for s in found])
                 done.update(e for s in found for e in s.equations)
             elif eqn not in done:
                 build.add(build.renamed(eqn))
@@ -77,6 +76,11 @@ class _StackedSum:
     position: int
     array: Var
     equations: tuple[JaxprEqn, ...]
+
+    @property
+    def result(self) -> Var:
+        """The sum."""
+        return self.equations[-1].outvars[0]
 
 
 def _sums(prog: Program) -> dict[JaxprEqn, list[_StackedSum]]:
@@ -128,13 +132,12 @@ def _first_axis_is_sharded(v: Var) -> bool:
 def _with_sums(eqn: JaxprEqn, sums: Sequence[_StackedSum]) -> Program | None:
     """Return a loop that adds some of its results to arrays.
 
-    Its inputs are those of the loop, and then the arrays. Its outputs are those of the loop, and
-    then the sums. A result that is added is replaced by the sum. The result is None if the outputs
-    would have other types.
+    Its inputs are those of the loop, and then the arrays. Its outputs are those of the loop, with
+    the sums in place of the results that are added. None if the outputs would have other types.
     """
     n_consts, n_carry = scan_counts(eqn.params)
     body, n_inputs = program(eqn.params["jaxpr"]), len(eqn.invars)
-    added = {s.position: s.equations for s in sums}
+    added = {s.position: s for s in sums}
 
     def run(*inputs: Any) -> list[Any]:
         consts, start = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
@@ -143,7 +146,7 @@ def _with_sums(eqn: JaxprEqn, sums: Sequence[_StackedSum]) -> Program | None:
         def step(carry: Any, x: Any) -> Any:
             (i, parts), (states, totals) = x, carry
             ys = evaluate(body, [*consts, *states, *parts])
-            terms = [_converted(ys[p], equations) for p, equations in added.items()]
+            terms = [_converted(ys[p], s.equations) for p, s in added.items()]
             totals = [_add_at(total, i, term) for total, term in zip(totals, terms, strict=True)]
             return (ys[:n_carry], totals), [y for p, y in enumerate(ys)
                                             if p >= n_carry and p not in added]  # fmt: skip
@@ -154,16 +157,13 @@ def _with_sums(eqn: JaxprEqn, sums: Sequence[_StackedSum]) -> Program | None:
             (states, totals), ys = lax.scan(
                 step, carry, (numbers, scanned), **scan_options(eqn.params)
             )
-        stacked, in_order = iter(ys), dict(zip(added, totals, strict=True))
-        results = [in_order[p] if p in added else next(stacked)
-                   for p in range(n_carry, len(eqn.outvars))]  # fmt: skip
-        return [*states, *results, *totals]
+        stacked, of_position = iter(ys), dict(zip(added, totals, strict=True))
+        return [*states, *(of_position[p] if p in added else next(stacked)
+                           for p in range(n_carry, len(eqn.outvars)))]  # fmt: skip
 
     prog = trace(run, *[v.aval for v in eqn.invars], *[s.array.aval for s in sums])
-    wanted = [s.equations[-1].outvars[0].aval for s in sums]
-    states = [v.aval for v in eqn.outvars[:n_carry]]
-    same = prog.out_avals[:n_carry] == states and prog.out_avals[-len(sums) :] == wanted
-    return prog if same else None
+    wanted = [added[p].result if p in added else v for p, v in enumerate(eqn.outvars)]
+    return prog if prog.out_avals == [v.aval for v in wanted] else None
 
 
 def _converted(x: Any, equations: Sequence[JaxprEqn]) -> Any:

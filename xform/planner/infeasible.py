@@ -73,13 +73,17 @@ def infeasible(
     if found == human_bytes(budget.bytes):
         found += f" ({least:,} bytes)"
     outside = f"{human_bytes(outside_bytes)} outside the derivative, " if outside_bytes > 0 else ""
-    on_auto_axes = " (the peak is that of one device, and these parts are of all devices together)"
+    on_auto_axes = (
+        " (the peak is that of one device, and these parts are of all devices together)"
+        if has_auto_axes(joint.program)
+        else ""
+    )
     return BudgetInfeasible(
         f"policy={budget!r}",
         f"the lowest peak found is {found} ({measured_by}): arguments "
         f"{size((*joint.inputs, *joint.seeds))}, outputs "
         f"{size((*joint.outputs, *joint.backward_outputs))}, saved values {saved}, {outside}"
-        f"the rest temporary{on_auto_axes if has_auto_axes(joint.program) else ''}",
+        f"the rest temporary{on_auto_axes}",
         rows[0].rpartition(" at ")[2] if rows else "",
         "raise the budget, donate arguments that are not read later, make the batch or the "
         "sequence smaller, shard the largest arguments, or offload saved values",
