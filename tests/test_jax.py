@@ -10,6 +10,7 @@ from jax.experimental.scheduling_groups import scheduling_group
 
 import xform
 from xform import _jax
+from xform._jax.custom_functions import pull_custom_vjp
 from xform.program import source
 
 
@@ -48,8 +49,8 @@ def test_scan_counts_of_both_versions(n_consts):
 def test_backward_functions_with_and_without_a_log():
     plain = SimpleNamespace(call_wrapped=lambda *args: list(args))
     logged = SimpleNamespace(call_wrapped=lambda *args: (list(args), {"log": 1}))
-    assert _jax.pull_custom_vjp(plain, [1], [2]) == ([1, 2], None)
-    assert _jax.pull_custom_vjp(logged, [1], [2]) == ([1, 2], {"log": 1})
+    assert pull_custom_vjp(plain, [1], [2]) == ([1, 2], None)
+    assert pull_custom_vjp(logged, [1], [2]) == ([1, 2], {"log": 1})
 
 
 def test_policy_answers_are_read_by_kind():

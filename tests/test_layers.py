@@ -113,4 +113,4 @@ def test_files_are_short() -> None:
     if code := [n for n in lines.values() if n]:
         middle = statistics.median(code)
         print(f"\nxform: {len(code)} files, lines: {middle:.0f} median, {max(code)} most")
-    assert not {module: n for module, n in lines.items() if n > 400}
+    assert not {module: n for module, n in lines.items() if n > 600}

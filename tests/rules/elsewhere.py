@@ -9,7 +9,7 @@ _FILES = {
     "tests/rules/test_scan.py": ("scan",),
     "tests/rules/test_cond.py": ("cond",),
     "tests/rules/test_custom_rules.py": (
-        "custom_jvp_call", "custom_vjp_call", "custom_linear_solve",
+        "custom_jvp_call", "custom_vjp_call", "custom_lin", "custom_linear_solve",
     ),
     "tests/rules/test_while.py": ("while", "keep_lane", "store_lanes", "loop_result"),
     "tests/rules/test_collective.py": (

@@ -15,8 +15,6 @@ from jax.extend.core import Primitive
 import xform
 from tests.reference import close
 from xform.errors import NotDifferentiable, WrongCotangent
-from xform.program.ir import trace
-from xform.rules import custom
 
 WAYS: dict[str, Callable[..., Any]] = {"alone": lambda f: f, "jitted": jax.jit}
 
@@ -121,17 +119,16 @@ def test_the_transpose_of_a_linear_map_without_forward_mode_is_its_rule(
         xform.grad(WAYS[way](lambda x: xform.linearize(g, x)[1](1.0)))(0.5)
 
 
-def test_which_outputs_move_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a rule that uses symbolic zeros knows, so it is called once to find out."""
+def test_a_rule_in_a_jitted_function_runs_once_for_each_call_in_it() -> None:
     f = jax.custom_jvp(lambda x, y: (x * y, y))
+    seen: list[Any] = []
 
     def rule(primals, tangents):
         (x, y), (_, dy) = primals, tangents
+        seen.append(dy)
         return (x * y, y), (dy if isinstance(dy, SymbolicZero) else x * dy, dy)
 
     f.defjvp(rule, symbolic_zeros=True)
-    seen: list[Any] = []
-    monkeypatch.setattr(custom, "trace", lambda *args: (seen.append(args), trace(*args))[1])
     both = jax.jit(lambda x: (f(x, 2.0)[0] + f(x, x)[0], x))
     g = lambda x: both(x)[0]
     for way in (xform.grad(g), jax.jit(xform.grad(g)), lambda x: xform.jvp(g, (x,), (x,))):
@@ -328,3 +325,37 @@ def test_a_rule_writes_its_cotangent_to_a_reference(wrap: Callable[..., Any]) ->
         got = wrap(lib, lambda x, w=watch, r=log: w(jnp.sin(x), r).sum())(jnp.arange(3.0))
         results.append((got, log[...]))
     close(results[1], results[0])
+
+
+# Transforms of a function whose jvp rule pushes through a `custom_vjp`.
+REVERSE = {
+    "grad": lambda lib, f: lib.grad(f),
+    "vjp": lambda lib, f: lambda x: lib.vjp(f, x)[1](1.0),
+    "transpose": lambda lib, f: lambda x: lib.linear_transpose(lib.linearize(f, x)[1], x)(1.0),
+    "order 2": lambda lib, f: lib.grad(lib.grad(f)),
+    "scan": lambda lib, f: lib.grad(lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 3)[0]),
+    "vmap": lambda lib, f: lambda x: jax.vmap(lib.grad(f))(x * jnp.arange(3.0)),
+    "checkpoint": lambda lib, f: lib.grad(lib.checkpoint(f)),
+    "jacrev": lambda lib, f: lib.jacrev(lambda x: f(x * jnp.arange(2.0))),
+}
+
+
+@pytest.mark.parametrize("way", REVERSE)
+@pytest.mark.parametrize("inner", ["plain", "jitted"])
+@pytest.mark.parametrize("pushed_by", ["own", "jax"])
+def test_a_jvp_rule_may_push_through_a_custom_vjp(way: str, inner: str, pushed_by: str) -> None:
+    """Nobody evaluates the tangents: reverse mode transposes them, which is the user's rule."""
+    sine = jax.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x) * 2,))
+    g = jax.jit(sine) if inner == "jitted" else sine
+
+    def rule_of(lib):
+        f = jax.custom_jvp(lambda x: g(x))
+        f.defjvp(lambda xs, dxs: (lib if pushed_by == "own" else jax).jvp(g, xs, dxs))
+        return f
+
+    results = [REVERSE[way](lib, rule_of(lib)) for lib in (xform, jax)]
+    close(results[0](2.0), results[1](2.0))
+    close(jax.jit(results[0])(2.0), results[1](2.0))
+    with pytest.raises(NotDifferentiable if pushed_by == "own" else TypeError):
+        xform.jvp(rule_of(xform), (2.0,), (1.0,))

@@ -13,6 +13,9 @@ from xform.errors import NotLinear
 X = np.array([0.3, -0.7, 1.1], np.float32)
 CONSTANT = jnp.arange(3.0)
 
+# A linear function whose rule computes another derivative: a transpose does not use the rule.
+triple = jax.custom_jvp(lambda x: 3.0 * x)
+triple.defjvp(lambda xs, dxs: (3.0 * xs[0], 5.0 * dxs[0]))
 
 LINEAR = {
     "scale": (lambda x: 3.0 * x, (X,)),
@@ -28,6 +31,12 @@ LINEAR = {
     "slices": (lambda x: jnp.concatenate([x[1:], x[:2] * 2]).reshape(2, 2).T, (X,)),
     "complex": (lambda x: 1j * x + jnp.conj(2j) * x, (X + 1j,)),
     "custom_vjp free solve": (lambda x: jnp.linalg.solve(jnp.eye(3) * 2 + 0.1, x), (X,)),
+    "custom_jvp": (triple, (X,)),
+    "custom_jvp in a jitted function": (jax.jit(lambda x: triple(x) + x), (X,)),
+    "custom_jvp in a scan": (
+        lambda x: lax.scan(lambda c, _: (triple(c), c), x, None, length=2),
+        (X,),
+    ),
     "constant output": (lambda x: (x * 2, jnp.zeros(2)), (X,)),
 }
 

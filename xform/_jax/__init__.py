@@ -5,8 +5,8 @@ An aval is the type of a value: shape, dtype, sharding. The differences between 
 are handled here:
 
 - `jaxpr_and_consts`: in 0.11, ClosedJaxpr was replaced by a Jaxpr with `consts`;
-- `pull_custom_vjp`: since 0.11, the backward function of a custom_vjp returns its cotangents and a
-  dict of values that the user logs;
+- `custom_functions.pull_custom_vjp`: since 0.11, the backward function of a custom_vjp returns its
+  cotangents and a dict of values that the user logs;
 - `scan_counts`: in 0.11, scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out`;
 - `compute_on`: in 0.11, `compute_on2` was renamed to `compute_on`, and replaced the older function;
 - `current_trace`: since 0.12, no operation may run inside `take_current_trace`;
@@ -73,7 +73,6 @@ from jaxlib import xla_client
 
 from xform._jax.meshes import on_mesh_of
 from xform._jax.mutable import argument_type, drop_content
-from xform._jax.wrappers import unwrapped
 from xform.introspection.loaded import names_of
 
 __all__ = [
@@ -83,12 +82,13 @@ __all__ = [
     "context_fields", "conv_general_dilated_p", "cotangent_aval", "current_trace",
     "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation", "has_effects",
     "hlo_text", "iota_p", "ir", "is_bookkeeping", "is_inlined", "is_jaxpr", "is_reference",
-    "is_zero", "itemsize", "jax_primitives", "jaxpr_and_consts", "jaxprs_of", "jit", "jit_p",
-    "linear_part", "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "ppermute_p",
-    "primitive_named", "primitives", "pull_custom_vjp", "registered_names", "reshape_p",
+    "is_zero", "itemsize", "jax_primitives", "jaxpr_and_consts", "jaxprs_in_params",
+    "jaxprs_of", "jit", "jit_p", "linear_part", "linear_util",
+    "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "ppermute_p",
+    "primitive_named", "primitives", "registered_names", "reshape_p",
     "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tangent_aval",
-    "trace_of", "trace_to_jaxpr", "tracer_of_type", "transpose_p", "unwrapped", "while_p",
-    "with_metadata", "zeros",
+    "trace_of", "trace_to_jaxpr", "tracer_of_type", "transpose_p", "value_inside",
+    "variable_of", "while_p", "with_metadata", "zeros",
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer
@@ -238,16 +238,11 @@ def zeros(aval: Any) -> Any:
         return ad.zeros_like_aval(aval)
 
 
-def pull_custom_vjp(
-    bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]
-) -> tuple[list[Any], Any]:
-    """Call the backward function of a custom_vjp; return its cotangents and its log.
-
-    The log is a dict of the values that the user logs, or None. It is always None in 0.10.
-    """
-    out = bwd.call_wrapped(*residuals, *cts)
-    logs = len(out) == 2 and isinstance(out[0], list | tuple)
-    return (list(out[0]), out[1]) if logs else (list(out), None)
+def value_inside(x: Any) -> Any:
+    """The value that a tracer of `vmap` or of JAX's own derivatives wraps; None for others."""
+    names = {"BatchTracer": "val", "JVPTracer": "primal", "LinearizeTracer": "primal"}
+    name = names.get(type(x).__name__)
+    return None if name is None else getattr(x, name)
 
 
 def is_zero(x: Any) -> bool:
@@ -356,6 +351,11 @@ def current_trace() -> Any:
 def trace_of(x: Any) -> Any:
     """The trace that a tracer belongs to; None for a plain value."""
     return x._trace if isinstance(x, Tracer) else None
+
+
+def variable_of(x: Any) -> Any:
+    """The variable of a traced value in its program; None for any other value."""
+    return x.val if isinstance(x, partial_eval.DynamicJaxprTracer) else None
 
 
 def is_batched(x: Any) -> bool:

@@ -19,6 +19,13 @@ _WRAPPERS = {
 }
 
 
+def innermost(f: Any) -> Any:
+    """The user's function inside all of JAX's wrappers; `f` itself if it is not a wrapper."""
+    while (inner := unwrapped(f)) is not f:
+        f = inner
+    return f
+
+
 def unwrapped(f: Any) -> Any:
     """The user's function inside a wrapper of JAX; `f` itself if it is not a wrapper.
 

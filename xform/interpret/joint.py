@@ -36,6 +36,7 @@ from xform._jax import (
 from xform.errors import WrongCotangent
 from xform.interpret.absent import CotangentGroups, ReducedJoint, remove_markers, start_p
 from xform.interpret.activity import path
+from xform.interpret.ahead import analysis_key
 from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
 from xform.interpret.logs import collect_logs
@@ -224,7 +225,7 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
     else:
         seeded = derivative_path.outputs if wanted is None else tuple(wanted)
         key_of_mode = "pull", active, linear
-    key = (*key_of_mode, seeded, wanted, SNAPSHOTS.get(), singly)
+    key = (*key_of_mode, seeded, wanted, SNAPSHOTS.get(), singly, analysis_key())
     if key not in prog.cache:
         token = _SINGLY.set(singly)
         try:

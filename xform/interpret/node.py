@@ -155,7 +155,7 @@ class Node(abc.ABC):
     def __fingerprint__(self) -> Any:
         """Return what identifies the node, see `xform.program.fingerprint`."""
         joints = [(j.active, j.seeded, fingerprint(j.program)) for j in self.joints]
-        eqn = self.eqn.primitive, parameters_text(self.eqn)
+        eqn = self.eqn.primitive, parameters_text(self.eqn, rules=False)  # the Joints have them
         return eqn, self.seeded, self.results, self.push, self.policy, joints
 
     def primal(self, xs: Sequence[Value]) -> list[Value]:

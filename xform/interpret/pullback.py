@@ -8,7 +8,8 @@ equation to the first. Names: `xs` and `ys` are the inputs and outputs of an equ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +20,10 @@ from xform._jax import (
     Primitive,
     Var,
     cotangent_aval,
+    current_trace,
     jaxprs_of,
     set_current_trace,
+    staging,
     tangent_aval,
     trace_of,
     zeros,
@@ -28,7 +31,8 @@ from xform._jax import (
 from xform.errors import WrongCotangent
 from xform.interpret.activity import path
 from xform.interpret.node import Pull, Structured, gather, spread
-from xform.interpret.staged import Split, stage
+from xform.interpret.staged import Split, Substitute, stage
+from xform.passes.inline import inline_bodies, jitted_body
 from xform.program.arithmetic import Value, add, as_jax_values, differentiable
 from xform.program.hijax import is_differentiable_hitype, operation_name
 from xform.program.ir import Atom, Mask, Program, apply, bind, environment, read, write
@@ -53,8 +57,11 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
     for i, eqn in enumerate(prog.equations):
         xs = [read(env, v) for v in eqn.invars]
         if i in steps:
+            rule = lookup(eqn)
             with source(eqn, outer), eqn.ctx.manager:
-                ys, pull_eqn = vjp(lookup(eqn), eqn, xs, *steps[i], linear)
+                ys, pull_eqn = vjp(rule, eqn, xs, *steps[i], linear)
+            if rule.calls_user_function and staging():
+                pull_eqn = functools.partial(_with_values, env, pull_eqn)
             tape.append((eqn, pull_eqn))
         else:
             ys = bind(eqn, xs, outer)
@@ -66,6 +73,16 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
         return [env_ct.get(v) if on else None for v, on in zip(prog.inputs, active, strict=True)]
 
     return [read(env, v) for v in prog.outputs], pull
+
+
+def _with_values(env: Mapping[Var, Value], pull: Pull, cts: Sequence[Value]) -> list[Value]:
+    """Call a user's backward function, which may close over values of the program.
+
+    It then has tracers of the trace of the program, which has ended. `env` has their values here.
+    """
+    trace = Substitute(current_trace(), env)
+    with set_current_trace(trace):
+        return list(map(trace.value, pull(cts)))
 
 
 def pull_tape(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
@@ -227,7 +244,10 @@ def pull_of_jvp(
     inputs_on = (True,) * len(avals)
     outputs_on = (False,) * n_staged + (True,) * sum(has_tangent)
     point = list(map(_any_tangent, gather(xs, active), avals))
-    outputs, pull = pullback(prog, inputs_on, outputs_on, point, linear=not n_staged)
+    if n_staged:  # a jitted function may compute primals and tangents; its equations do not
+        prog = inline_bodies(prog, jitted_body)
+    linear = not n_staged or not any(path(prog, inputs_on).outputs[:n_staged])
+    outputs, pull = pullback(prog, inputs_on, outputs_on, point, linear)
     staged_ys = spread(outputs[:n_staged], staged)
     ys = [b if s else a for a, b, s in zip(known_ys, staged_ys, staged, strict=True)]
 

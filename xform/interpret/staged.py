@@ -8,12 +8,20 @@ holds their results as constants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from xform._jax import Primitive, Trace, Tracer, current_trace, set_current_trace, trace_of
+from xform._jax import (
+    Primitive,
+    Trace,
+    Tracer,
+    current_trace,
+    set_current_trace,
+    trace_of,
+    variable_of,
+)
 from xform.program.arithmetic import Value
 from xform.program.ir import Program, trace
 
@@ -67,6 +75,38 @@ class Split(Trace):
         """Return the present contents of a JAX value that is mutable (a box, a list)."""
         trace: Any = self.trace_for([x])
         return trace.cur_qdd(x)
+
+
+class Substitute(Split):
+    """A trace that replaces the tracers of another trace, which has ended, by values.
+
+    A user's function that is called later may close over such tracers. `values` maps their
+    variables to values.
+    """
+
+    def __init__(self, outside: Trace, values: Mapping[Any, Value]):
+        super().__init__(outside)
+        self.values = values
+
+    def value(self, x: Value) -> Value:
+        """Return the value that `x` stands for, or `x` itself."""
+        variable = variable_of(x)
+        if variable is None or trace_of(x) is self.outside:
+            return x
+        return self.values.get(variable, x)
+
+    def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
+        return super().process_primitive(primitive, list(map(self.value, args)), params)
+
+    def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
+                                **options: Any) -> Any:  # fmt: skip
+        args = list(map(self.value, args))
+        return super().process_custom_jvp_call(primitive, fun, jvp, args, **options)
+
+    def process_custom_vjp_call(self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any,
+                                /, **options: Any) -> Any:  # fmt: skip
+        args = list(map(self.value, args))
+        return super().process_custom_vjp_call(primitive, fun, fwd, bwd, args, **options)
 
 
 def stage(

@@ -31,7 +31,7 @@ from xform.transforms.check import check_input, check_output_types
 from xform.transforms.forward import linearize
 from xform.transforms.function import Tree, function_call, numbers, partial, trace_function
 from xform.transforms.jacobian import check_forward_input, nonempty_positions
-from xform.transforms.reverse import vjp
+from xform.transforms.reverse import immediate_vjp
 
 Mode = Literal["auto", "forward", "reverse"]
 _MODES = ("auto", "forward", "reverse")
@@ -293,7 +293,7 @@ class _FunctionAtPoint:
             y, push, *aux = linearize(self.f, *self.primals, has_aux=has_aux)
             image = lambda dxs: push(*tree.unflatten(vary(dxs, ins)))
         else:
-            y, pull, *aux = vjp(self.f, *self.primals, has_aux=has_aux, policy=policy)
+            y, pull, *aux = immediate_vjp(self.f, *self.primals, has_aux=has_aux, policy=policy)
             out_tree = jax.tree.structure(y)
             image = lambda cts: pull(out_tree.unflatten(vary(cts, outs)))
         ins, outs = ([jax.typeof(x) for x in xs] for xs in (leaves, jax.tree.leaves(y)))

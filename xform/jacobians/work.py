@@ -25,7 +25,7 @@ from xform.program.arithmetic import Value
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import evaluate, trace
 from xform.transforms.forward import linearize
-from xform.transforms.reverse import vjp
+from xform.transforms.reverse import immediate_vjp
 
 
 def links(cut_program: CutProgram) -> list[ChainLink]:
@@ -71,7 +71,7 @@ def linear_map(
     if mode == "forward":
         ys, push, others = linearize(run, *args[:n], has_aux=True)
         return [*ys, *others], lambda dxs: push(*vary(dxs, ins))
-    ys, pull, others = vjp(run, *args[:n], has_aux=True, policy=policy)
+    ys, pull, others = immediate_vjp(run, *args[:n], has_aux=True, policy=policy)
     return [*ys, *others], lambda cts: pull(vary(cts, outs))
 
 

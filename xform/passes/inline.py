@@ -49,7 +49,7 @@ class Inline(Pass):
         return inline_bodies(prog, self._body_to_inline)
 
     def _body_to_inline(self, eqn: JaxprEqn) -> Program | None:
-        body = _jitted_body(eqn)
+        body = jitted_body(eqn)
         call_traits = traits(eqn.primitive)
         if self.custom and call_traits.call and call_traits.calls == "custom":
             body = called_body(eqn)
@@ -79,7 +79,7 @@ def bodies_called_once(prog: Program) -> BodyToInline:
     calls: collections.Counter[Program] = collections.Counter()
 
     def count(equations: Sequence[JaxprEqn]) -> None:
-        for body in filter(None, map(_jitted_body, equations)):
+        for body in filter(None, map(jitted_body, equations)):
             calls[body] += 1
             if calls[body] == 1:
                 count(body.equations)
@@ -87,13 +87,13 @@ def bodies_called_once(prog: Program) -> BodyToInline:
     count(prog.equations)
 
     def body_if_called_once(eqn: JaxprEqn) -> Program | None:
-        body = _jitted_body(eqn)
+        body = jitted_body(eqn)
         return body if body is not None and calls[body] == 1 else None
 
     return body_if_called_once
 
 
-def _jitted_body(eqn: JaxprEqn) -> Program | None:
+def jitted_body(eqn: JaxprEqn) -> Program | None:
     """Return the body of a call of a jitted function without shardings; else None."""
     return None if has_shardings(eqn) else plain_call_body(eqn)
 

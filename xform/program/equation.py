@@ -29,7 +29,7 @@ class EagerEquation:
 
     def __init__(self, primitive: Primitive, params: dict[str, Any], avals: Sequence[Any],
                  outputs: list[Var] | None):  # fmt: skip
-        self.primitive, self.params, self._avals = primitive, params, avals
+        self.primitive, self.params, self.avals = primitive, params, avals
         if outputs is not None:
             self.outvars = outputs
 
@@ -39,7 +39,7 @@ class EagerEquation:
     @functools.cached_property
     def _equation(self) -> JaxprEqn:
         outputs = self.__dict__.get("outvars")
-        return equation(self.primitive, list(map(Var, self._avals)), self.params, outputs)
+        return equation(self.primitive, list(map(Var, self.avals)), self.params, outputs)
 
 
 def read(env: dict[Var, Any], atom: Atom) -> Any:

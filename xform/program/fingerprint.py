@@ -36,8 +36,9 @@ from xform._jax import (
     is_jaxpr,
     jaxpr_and_consts,
     primitive_named,
-    unwrapped,
 )
+from xform._jax.custom_functions import RULE_PARAMS
+from xform._jax.wrappers import innermost
 from xform.program.ir import Atom, Program
 from xform.program.naming import (
     cached_text,
@@ -81,26 +82,31 @@ def listing(prog: Program) -> tuple[str, ...]:
 
 
 def _listing(inputs: Sequence[Any], consts: Sequence[Any], equations: Sequence[JaxprEqn],
-             outputs: Sequence[Atom]) -> Iterator[str]:  # fmt: skip
-    """Yield the lines of a program: its equations, then its inputs, constants and outputs."""
+             outputs: Sequence[Atom], rules: bool = True) -> Iterator[str]:  # fmt: skip
+    """Yield the lines of a program: its equations, then its inputs, constants and outputs.
+
+    `rules`: with the rules of custom functions.
+    """
     variables = dict.fromkeys((*inputs, *consts))
     names = {v: f"i{n}" for n, v in enumerate(variables)}
-    yield from lines(equations, names)
+    yield from lines(equations, names, rules)
     yield " ".join(("inputs", *(f"{names[v]}:{type_text(v.aval)}" for v in inputs)))
     yield " ".join(("constants", *(f"{names[v]}:{type_text(v.aval)}" for v in consts)))
     yield " ".join(("outputs", *(_atom(v, names) for v in outputs)))
 
 
-def lines(equations: Iterable[JaxprEqn], names: dict[Any, str]) -> Iterator[str]:
+def lines(equations: Iterable[JaxprEqn], names: dict[Any, str], rules: bool = True
+          ) -> Iterator[str]:  # fmt: skip
     """Yield each equation as a line of text. Variables are named in order of appearance.
 
-    `names` has the names of variables that already have one. New names are added to it.
+    `names` has the names of variables that already have one. New names are added to it. `rules`:
+    with the rules of custom functions.
     """
     for eqn in equations:
         reads = [_atom(v, names) for v in eqn.invars]
         for v in eqn.outvars:
             names[v] = f"v{len(names)}"
-        yield f"{operation_text(eqn)} {' '.join(reads)}"
+        yield f"{operation_text(eqn, rules)} {' '.join(reads)}"
 
 
 def _atom(v: Atom, names: dict[Any, str]) -> str:
@@ -113,10 +119,10 @@ def _atom(v: Atom, names: dict[Any, str]) -> str:
     return names[v]
 
 
-def operation_text(eqn: JaxprEqn) -> str:
+def operation_text(eqn: JaxprEqn, rules: bool = True) -> str:
     """Return an equation without its inputs, as text: primitive, parameters, types of outputs."""
     outputs = " ".join([type_text(v.aval) for v in eqn.outvars])
-    return f"{outputs} = {primitive_name(eqn.primitive)}[{parameters_text(eqn)}]"
+    return f"{outputs} = {primitive_name(eqn.primitive)}[{parameters_text(eqn, rules)}]"
 
 
 def literal_text(v: Literal) -> str:
@@ -126,16 +132,19 @@ def literal_text(v: Literal) -> str:
     return f"{(_number_text(value) if plain else '') or text_of(value)}:{type_text(v.aval)}"
 
 
-def parameters_text(eqn: JaxprEqn) -> str:
+def parameters_text(eqn: JaxprEqn, rules: bool = True) -> str:
     """Return the parameters of an equation, and the context of its trace, as text.
 
+    With `rules` False, the rules of custom functions are left out, also in nested programs. Their
+    text says what they close over, such as a list that each call makes longer.
     For JAX's own primitives, parameters that are None are left out: whether an equation lists them
     depends on the version of JAX and on how the primitive was bound. For other primitives, a
     missing parameter may have another meaning than None.
     """
     skip_none = primitive_named(eqn.primitive.name) is eqn.primitive
-    params = sorted(eqn.params.items())
-    texts = [f"{k}={text_of(v)}" for k, v in params if v is not None or not skip_none]
+    params = sorted((k, v) for k, v in eqn.params.items() if rules or k not in RULE_PARAMS)
+    text = text_of if rules else _without_rules
+    texts = [f"{k}={text(v)}" for k, v in params if v is not None or not skip_none]
     where = cached_text(eqn.ctx, _context)
     if where and _mesh_in_types(eqn):
         where = _context(eqn.ctx, mesh=False)
@@ -218,7 +227,7 @@ def _compound(x: Any, outer: _Outer) -> str:
         return name_of(x)
     if is_bookkeeping(x):
         return name_of(kind)
-    if (rule := _unwrap(x)) is not x:
+    if (rule := innermost(x)) is not x:
         return f"rule {text_of(rule, outer)}"
     if hasattr(kind, "__fingerprint__"):
         return f"{name_of(kind)}{text_of(x.__fingerprint__(), outer)}"
@@ -254,13 +263,6 @@ def _function(x: Any, outer: _Outer) -> str:
     values = {k: x.__globals__[k] for k in names if k in x.__globals__}
     texts = text_of((x.__defaults__, x.__kwdefaults__, cells), outer), _pairs(values, outer)
     return f"{x.__module__}.{x.__qualname__}#{digest((cached_text(x.__code__, _code), *texts))}"
-
-
-def _unwrap(x: Any) -> Any:
-    """Return the user's function inside all of JAX's wrappers; `x` if it is not a wrapper."""
-    while (inner := unwrapped(x)) is not x:
-        x = inner
-    return x
 
 
 def _cell_content(cell: types.CellType) -> Any:
@@ -381,11 +383,22 @@ def _dtype_text(dtype: Any) -> str:
     return dtype.name if plain else f"{dtype.str}{dtype.descr}"
 
 
-def _nested(jaxpr: Any) -> str:
-    """Return the text of a nested program."""
+def _nested(jaxpr: Any, rules: bool = True) -> str:
+    """Return the text of a nested program. `rules`: with the rules of custom functions."""
     opened, consts = jaxpr_and_consts(jaxpr)
-    rows = _listing(opened.invars, opened.constvars, opened.eqns, opened.outvars)
+    rows = _listing(opened.invars, opened.constvars, opened.eqns, opened.outvars, rules)
     return f"program#{digest((*rows, *map(text_of, consts)))}"
+
+
+def _nested_without_rules(jaxpr: Any) -> str:
+    return _nested(jaxpr, rules=False)
+
+
+def _without_rules(x: Any) -> str:
+    """Return the text of a parameter without the rules of custom functions in its programs."""
+    if type(x) is tuple and any(map(is_jaxpr, x)):
+        return f"({', '.join(map(_without_rules, x))})"
+    return cached_text(x, _nested_without_rules) if is_jaxpr(x) else text_of(x)
 
 
 def _several(values: Iterable[Any], outer: _Outer) -> str:

@@ -77,36 +77,41 @@ def _unique_name(name: str, x: Any) -> str:
 
 def unique_name(x: Any) -> str:
     """Return a name that no other object has, in any process."""
-    return cached_text(x, lambda _: f"<{_PROCESS}:{next(_numbers)}>", keep=True)
+    return cached_text(x, _new_name, keep=True)
+
+
+def _new_name(_: Any) -> str:
+    return f"<{_PROCESS}:{next(_numbers)}>"
 
 
 # By name: the first object that got the name.
 _claims: dict[str, weakref.ref[Any]] = {}
 _numbers = itertools.count()
 _PROCESS = uuid.uuid4().hex[:12]
-# By `id` of an object: a reference to the object, and its text.
-_texts: dict[int, tuple[Callable[[], Any], str]] = {}
+# By `id` of an object and the function that makes its text: a reference to the object, its text.
+_texts: dict[tuple[int, Any], tuple[Callable[[], Any], str]] = {}
 
 
 def cached_text(x: Any, make: Callable[[Any], str], keep: bool = False) -> str:
-    """Return the text `make(x)` of an immutable object `x`, cached while `x` lives.
+    """Return the text `make(x)` of an immutable object `x`, cached for each `make` while `x` lives.
 
     If `x` does not support weak references, the text is not cached, unless `keep` is True. Then `x`
     is never freed.
     """
-    known = _texts.get(id(x))
+    key = id(x), make
+    known = _texts.get(key)
     if known is not None and known[0]() is x:
         return known[1]
     text = make(x)
     try:
-        _texts[id(x)] = weakref.ref(x, functools.partial(_forget, id(x))), text
+        _texts[key] = weakref.ref(x, functools.partial(_forget, key)), text
     except TypeError:
         if keep:
-            _texts[id(x)] = (lambda: x), text
+            _texts[key] = (lambda: x), text
     return text
 
 
-def _forget(key: int, ref: Any) -> None:
+def _forget(key: tuple[int, Any], ref: Any) -> None:
     if key in _texts and _texts[key][0] is ref:
         del _texts[key]
 

@@ -31,7 +31,7 @@ from xform.program.ir import Mask
 from xform.program.source import frame
 from xform.registry.table import RULES, Rule
 from xform.registry.traits import UNKNOWN
-from xform.rules.custom import none_if_zero, with_jax_zeros
+from xform.rules.user_rules import none_if_zero, with_jax_zeros
 
 
 class Foreign(Structured):

@@ -10,7 +10,7 @@ base class `Structured` describes the methods of a rule (`xform.interpret.node`)
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -19,7 +19,7 @@ from xform._jax import JaxprEqn, cotangent_aval, tangent_aval
 from xform.errors import NotDifferentiable, WrongCotangent
 from xform.interpret.absent import group_cotangents
 from xform.interpret.logs import log
-from xform.interpret.node import Pull, Structured
+from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.pullback import RULE_RETURNED_NONE, check_cotangent, pull_of_jvp, pullback
 from xform.program.arithmetic import Value, add
 from xform.program.hijax import (
@@ -34,13 +34,12 @@ from xform.program.ir import Mask, apply, program, trace
 from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
-from xform.rules.custom import (
+from xform.rules.refused import refuse_push
+from xform.rules.user_rules import (
     closes_over_active,
     indexable,
     no_forward_mode,
     none_if_zero,
-    outputs_with_tangent,
-    refuse_push,
     residual_for_rule,
     with_jax_zeros,
 )
@@ -88,7 +87,7 @@ class HiPrimitive(Structured):
         outs, prim = super().active(eqn, active), eqn.params["_prim"]
         if jax_class_name(prim) == "CustomJVPTraced" and prim.symbolic_zeros:
             cache = program(prim.traced.jaxpr).cache
-            return outputs_with_tangent(self.jvp, eqn, active, outs, cache)
+            return _outputs_with_tangent(self.jvp, eqn, active, outs, cache)
         return outs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
@@ -241,6 +240,36 @@ def _missing_method(eqn: JaxprEqn, what: str) -> NotDifferentiable:
         frame(eqn),
         "add such a method to the class, or wrap the call in jax.custom_jvp",
     )
+
+
+def _outputs_with_tangent(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask,
+                         cache: dict[Any, Any]) -> Mask:  # fmt: skip
+    """Which of the outputs `outs` get a tangent from a user's jvp rule.
+
+    A rule that takes symbolic zeros may also return them. To find out, the rule is traced once, and
+    the answer is kept in `cache`.
+    """
+    if any(outs) and ("tangents", active) not in cache:
+        cache["tangents", active] = _trace_tangents(jvp, eqn, active, outs)
+    return cache["tangents", active] if any(outs) else outs
+
+
+def _trace_tangents(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask) -> Mask:
+    """Trace a jvp rule with tangents for `active` inputs; return which `outs` get a tangent."""
+    has_tangent: list[bool] = []
+
+    def push(*values: Value) -> list[Value]:
+        n = len(active)
+        _, dys = jvp(eqn, values[:n], spread(values[n:], active))
+        has_tangent[:] = [dy is not None for dy in dys]
+        return gather(dys, has_tangent)
+
+    avals = [v.aval for v in eqn.invars]
+    try:
+        trace(push, *avals, *map(tangent_aval, gather(avals, active)))
+    except Exception:  # a rule that fails raises again where its derivative is needed
+        return outs
+    return tuple(a and b for a, b in zip(outs, has_tangent, strict=True))
 
 
 declare(HiPrimitive, "call_hi_primitive", "structured", (),

@@ -30,7 +30,7 @@ UNSUPPORTED: dict[str, str] = {
     **_because("one half of a transfer between two devices; use ppermute", ("psend", "precv")),
     **_because(
         "used only inside JAX's own transforms: it is in no traced program",
-        ("accum_grad_in_ref", "custom_jvp_call_jaxpr", "custom_lin", "zeros_like",
+        ("accum_grad_in_ref", "custom_jvp_call_jaxpr", "zeros_like",
          "call_hi_primitive_linearized"),
     ),
     **_because(

@@ -24,7 +24,7 @@ from xform.interpret.pullback import RULE_RETURNED_NONE
 from xform.passes.structured import called_body
 from xform.program.arithmetic import differentiable, instantiate
 from xform.program.ir import Program, gather, spread, trace
-from xform.rules.custom import pull_by_rule, push_by_rule
+from xform.rules.user_rules import pull_by_rule, push_by_rule
 from xform.slices.bodies import Axes, Bodies, BodySlices, FindBodySlices, by_position
 from xform.slices.opened import opened
 

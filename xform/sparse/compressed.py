@@ -29,7 +29,7 @@ from xform.storage.bounded_cache import BoundedCache
 from xform.terminal.notebook import Result
 from xform.transforms.forward import jvp
 from xform.transforms.function import partial, positions
-from xform.transforms.reverse import grad, vjp
+from xform.transforms.reverse import grad, immediate_vjp
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -208,7 +208,7 @@ class SparseMatrixFunction:
         if coloring.pushes:
             products.append(self._products(lambda v: jvp(g, (x,), (v,))[1], column_vectors))
         if coloring.pulls:
-            pull = vjp(g, x)[1]
+            pull = immediate_vjp(g, x)[1]
             products.append(self._products(lambda v: pull(v)[0], row_vectors))
         flat = jnp.concatenate([jnp.ravel(p) for p in products])
         if coloring.trees is not None:

@@ -32,7 +32,7 @@ from xform.registry.words import Composite
 from xform.sparse.known import KnownValues, OperandFacts, active_equations, dependence_of
 from xform.sparse.sets import Sets, elementwise_union, gather_elements, input_sets, to_matrix
 from xform.sparse.steps import MaybeSets, depends_on_all, propagate
-from xform.transforms.reverse import vjp
+from xform.transforms.reverse import immediate_vjp
 
 # A derivative may contain the same primitive again. It is followed this many levels deep.
 _LEVELS = 2
@@ -211,7 +211,7 @@ def _pullback_program(eqn: JaxprEqn, active: Mask) -> tuple[Program, Mask, Mask]
                         for is_active, x in zip(active, xs, strict=True)]  # fmt: skip
             return gather(bind(eqn, operands), wanted)
 
-        _, pull = vjp(of_active, *gather(xs, active), policy=save_everything)
+        _, pull = immediate_vjp(of_active, *gather(xs, active), policy=save_everything)
         cts = spread(pull(output_cts), active)
         has_cotangent[:] = [ct is not None and differentiable(jax.typeof(ct)) for ct in cts]
         return gather(cts, tuple(has_cotangent))

@@ -13,6 +13,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from xform.errors import OtherProgram
+from xform.interpret.joint import analyze
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan.plan import Plan
@@ -75,8 +76,13 @@ class Decisions:
 
 
 def derivative_key(problem: Problem) -> str:
-    """A text that equal derivatives share: of equal programs, by the same inputs."""
-    return digest([fingerprint(problem.marked), text_of((problem.active, problem.wanted))])
+    """A text that equal derivatives share: of equal programs, by the same inputs.
+
+    It is that of the program with its derivative, which has the operations of users' rules, and not
+    the rules. They are Python functions, and may close over a list that each trace makes longer.
+    """
+    joint = analyze(problem.marked, problem.active, problem.wanted)
+    return digest([fingerprint(joint.program), text_of((problem.active, problem.wanted))])
 
 
 @contextlib.contextmanager

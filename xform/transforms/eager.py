@@ -24,13 +24,14 @@ from xform._jax import (
     Var,
     current_trace,
     equation,
+    jaxprs_of,
     set_current_trace,
     tangent_aval,
 )
 from xform.interpret.concrete import Mark, MarkedTracer, Results, TangentTracer, Watch
 from xform.interpret.jvp import push
 from xform.interpret.logs import collect_logs, log_without
-from xform.interpret.node import Pull, gather, spread
+from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.pullback import pull_of_jvp, pull_tape
 from xform.interpret.pullback import vjp as pull_equation
 from xform.interpret.staged import stage
@@ -44,13 +45,15 @@ from xform.program.arithmetic import (
     scale,
 )
 from xform.program.equation import EagerEquation
-from xform.program.ir import Mask, Program, evaluate, lift_constants
+from xform.program.ir import Mask, Program, evaluate, lift_constants, program
 from xform.program.source import frame
 from xform.registry.table import Rule
 from xform.registry.words import Bilinear, Pointwise
-from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, split_by_rule
+from xform.rules.refused import push_custom_vjp, split_by_rule
+from xform.rules.user_rules import calls_backward, indexable, pull_by_rule, push_by_rule
 from xform.transforms.function import FunctionCall, Signature, Tree, as_array, check_outputs
 from xform.transforms.linear_map import LinearRunner, Pullback, Pushforward, dense
+from xform.transforms.pulled_later import pull_equation_later
 from xform.transforms.residuals import Primals
 from xform.transforms.run_nodes import RunNodes, pull_by_user, with_nodes
 
@@ -78,11 +81,12 @@ class _PushTrace(Watch):
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
-        return push_by_rule(rule, symbolic, xs, marks)
+        return push_by_rule(rule, symbolic, indexable(xs), marks)
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
-        raise no_forward_mode(frame())
+        fwd, bwd, trees = rules
+        return push_custom_vjp(fwd, bwd, trees, symbolic, xs, marks, frame())
 
 
 class _LinearizeTrace(_PushTrace):
@@ -107,9 +111,10 @@ class _TapeTrace(Watch):
     `tape` has, for each operation on a watched value, its equation and its pullback.
     """
 
-    def __init__(self, below: Trace):
+    def __init__(self, below: Trace, later: bool):
         super().__init__(below)
         self.tape: list[tuple[JaxprEqn, Pull]] = []
+        self.later = later  # whether the user calls the pullback, and not xform at once
 
     def show(self, value: Value, mark: Var) -> str:
         return _show(value, mark)
@@ -126,8 +131,12 @@ class _TapeTrace(Watch):
     def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                  wanted: Mask) -> Results:  # fmt: skip
         on = tuple(m is not None for m in marks)
-        ys, pull = with_nodes(pull_equation, rule, eqn, xs, on, wanted)
-        self.tape.append((eqn, functools.partial(with_nodes, pull)))
+        if isinstance(rule, Structured) and any(map(calls_backward, map(program, jaxprs_of(eqn)))):
+            ys, pull = pull_equation_later(rule, eqn, xs, on, wanted, self.later)
+        else:
+            ys, pull = with_nodes(pull_equation, rule, eqn, xs, on, wanted)
+            pull = functools.partial(with_nodes, pull)
+        self.tape.append((eqn, pull))
         return ys, eqn.outvars
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
@@ -135,7 +144,7 @@ class _TapeTrace(Watch):
         has_tangent: list[bool] = []
 
         def jvp(xs: Sequence[Value], dxs: Sequence[Value]):
-            ys, dys = push_by_rule(rule, symbolic, xs, dxs)
+            ys, dys = push_by_rule(rule, symbolic, indexable(xs), dxs)
             has_tangent[:] = [dy is not None for dy in dys]
             return ys, dys
 
@@ -320,13 +329,14 @@ def jvp(at: FunctionCall, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tre
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
 
-def vjp(at: FunctionCall, saveable: Mask) -> tuple[Tree, Pullback, Tree]:
+def vjp(at: FunctionCall, saveable: Mask, later: bool) -> tuple[Tree, Pullback, Tree]:
     """Run a call; return its output, its pullback and its auxiliary output.
 
-    The pullback holds an argument only if `saveable` allows it.
+    The pullback holds an argument only if `saveable` allows it. `later` says whether the user calls
+    it, and not xform at once.
     """
     inputs = [Var(jax.typeof(x)) if on else None for x, on in zip(at.args, at.active, strict=True)]
-    trace = _TapeTrace(current_trace())
+    trace = _TapeTrace(current_trace(), later)
     ys, outputs, tree, aux = _run_watched(at, trace, inputs)
     runner = _TapeRunner(_live_tape(outputs, trace.tape), inputs, outputs)
     pull = Pullback(_signature(at, ys, tree), runner, (), Primals(at.args, saveable))

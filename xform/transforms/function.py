@@ -29,6 +29,7 @@ from xform.planner.problem import Problem
 from xform.policies import min_cut
 from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Mask, Program, lift_constants, trace
+from xform.rules.call_time import trace_active
 from xform.transforms.prefix import flags
 
 Tree = Any
@@ -186,11 +187,13 @@ class Function:
         return y, self.rebuild_aux(flat[n:])
 
 
-def trace_function(at: FunctionCall, inline: bool = False) -> tuple[Function, list[Value]]:
+def trace_function(at: FunctionCall, inline: bool = False, linear: bool = False
+                   ) -> tuple[Function, list[Value]]:  # fmt: skip
     """Trace a call; return the traced function and the flat inputs of its program.
 
     With `inline`, jitted functions that the program calls once are inlined, so that a planner sees
-    through them.
+    through them. The rules of custom functions are traced at their calls, unless the function is
+    `linear`, so that its transpose needs no rules.
     """
     found: dict[str, Any] = {}  # the structure of the outputs, found during the trace
 
@@ -209,7 +212,7 @@ def trace_function(at: FunctionCall, inline: bool = False) -> tuple[Function, li
     # JAX's errors name the user's function.
     functools.update_wrapper(flat, at.f, assigned=(), updated=())
     with use_default_policy(min_cut):  # derivatives inside `f` get the default policy
-        prog = trace(flat, *at.args)
+        prog = trace(flat, *at.args) if linear else trace_active(flat, at.args, at.active)
     if inline:
         prog = inline_bodies(prog, bodies_called_once(prog))
     lifted_prog, consts = lift_constants(prog)

@@ -31,7 +31,7 @@ from xform.transforms.function import (
     partial,
     positions,
 )
-from xform.transforms.reverse import grad, vjp
+from xform.transforms.reverse import grad, immediate_vjp
 from xform.transforms.within import run_within
 
 
@@ -160,7 +160,7 @@ def jacrev(
         # which is available from the start, so waiting saves nothing. And XLA does not fuse through
         # a barrier, so each recomputed value would take one array for each row.
         policy = save_everything if staging() else None
-        y, pull, *aux = vjp(bound, *primals, has_aux=has_aux, policy=policy)
+        y, pull, *aux = immediate_vjp(bound, *primals, has_aux=has_aux, policy=policy)
         check_output("jacrev", y, holomorphic)
         rows = _pull_basis(pull, y)
         one_argument = isinstance(argnums, int | np.integer)

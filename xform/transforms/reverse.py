@@ -7,6 +7,8 @@ operation is differentiated as it happens (`transforms/eager.py`).
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,19 +19,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import is_batched, jit, staging, zeros
+from xform._jax import custom_jvp_call_p, is_batched, jit, staging, zeros
 from xform.interpret import emit
+from xform.interpret.ahead import ahead_of_time
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.introspection.callables import check_callable, record_transform
+from xform.passes.builder import map_nested_programs
+from xform.passes.inline import inline_bodies
+from xform.passes.structured import called_body
 from xform.planner.decide import schedule
 from xform.planner.plan.plan import Plan
 from xform.planner.planning import current_planner, default_policy
 from xform.policies import parse
 from xform.policies.budgets import Budget, Fit
 from xform.program.arithmetic import Value, cotangent_sharding
-from xform.program.ir import Mask, seldom_collected
+from xform.program.ir import Mask, Program, seldom_collected
 from xform.program.source import user_stacklevel
+from xform.rules.user_rules import calls_backward
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_inputs, check_output, check_scalar
 from xform.transforms.compiling import compiler_for
@@ -45,6 +52,7 @@ from xform.transforms.function import (
 )
 from xform.transforms.linear_map import PlannedRunner, Pullback
 from xform.transforms.prefix import flags
+from xform.transforms.pulled_later import PulledLater
 from xform.transforms.residuals import Primals
 
 Policy = Any
@@ -100,30 +108,47 @@ def vjp(
     6.0
     """
     at = function_call(f, primals, "vjp", has_aux, in_nzs)
-    return _vjp(at, parse(policy), flags(saveable_args, at.in_tree, "vjp", "saveable_args"))
+    saveable = flags(saveable_args, at.in_tree, "vjp", "saveable_args")
+    return _vjp(at, parse(policy), saveable, later=True)
 
 
-def _vjp(at: FunctionCall, policy: Policy, saveable: Mask | None = None) -> Any:
-    """Return the results of `vjp` for a call; `saveable` has a bool for each leaf, None for all."""
+def immediate_vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False,
+                  policy: Policy = None) -> Any:  # fmt: skip
+    """Do the same as `vjp`, for a transform of xform that calls the pullback at once."""
+    return _vjp(function_call(f, primals, "vjp", has_aux), parse(policy))
+
+
+def _vjp(
+    at: FunctionCall, policy: Policy, saveable: Mask | None = None, later: bool = False
+) -> Any:
+    """Return the results of `vjp` for a call.
+
+    `saveable` has a bool for each leaf; None for all. `later` says whether the user calls the
+    pullback, and not xform at once.
+    """
     saveable = saveable or (True,) * len(at.args)
     if policy is None and not staging():
-        y, pull, aux = eager.vjp(at, saveable)
+        y, pull, aux = eager.vjp(at, saveable, later)
     else:
         policy = default_policy() if policy is None else policy
         # Outside jit, a call of a jitted function is not inlined, so it runs compiled. Under a Plan
         # it is inlined, because Plans are made for the inlined program.
         inline = staging() or isinstance(policy, Plan)
-        y, pull, aux = planned_vjp(*trace_function(at, inline), policy, saveable, at.caller)
+        fun, args = trace_function(at, inline)
+        y, pull, aux = planned_vjp(fun, args, policy, saveable, at.caller, later)
     return (y, pull, aux) if at.has_aux else (y, pull)
 
 
 def planned_vjp(fun: Function, args: Sequence[Value], policy: Policy, saveable: Mask | None = None,
-                caller: str = "vjp") -> tuple[Tree, Pullback, Tree]:  # fmt: skip
+                caller: str = "vjp", later: bool = False
+                ) -> tuple[Tree, Pullback, Tree]:  # fmt: skip
     """Plan a traced function under a policy; return its output, pullback and auxiliary output.
 
     `args` are the inputs of its program. `saveable` says which primals the pullback may hold; None
-    for all. `caller` is the transform that the user called.
+    for all. `caller` is the transform that the user called. `later` says whether the user calls the
+    pullback, and not xform at once.
     """
+    later = later and calls_backward(fun.program)
     per_example = isinstance(policy, Budget | Fit) and policy.batch_size is None
     if per_example and any(map(is_batched, args)):
         warnings.warn(
@@ -133,10 +158,14 @@ def planned_vjp(fun: Function, args: Sequence[Value], policy: Policy, saveable: 
         )
     with seldom_collected(staging()):
         compiler = compiler_for(fun, args, policy, caller) if staging() else None
-        chosen = current_planner()(fun.problem, policy, compiler)
+        with ahead_of_time() if later else contextlib.nullcontext():
+            chosen = current_planner()(fun.problem, policy, compiler)
         outs, saved = emit.forward(chosen.schedule, args)
     y, aux = fun.outputs(outs)
-    runner = PlannedRunner(fun, chosen.schedule, push=False)
+    if later:
+        runner = PulledLater(fun, chosen.schedule, args)
+    else:
+        runner = PlannedRunner(fun, chosen.schedule, push=False)
     return y, _pullback(fun, runner, saved, args, saveable), aux
 
 
@@ -288,7 +317,7 @@ def fwd_and_bwd(
 
     def fwd(*args: Any, **kwargs: Any) -> Any:
         bound, primals = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
-        return _vjp(function_call(bound, primals, "fwd_and_bwd", has_aux), policy)
+        return _vjp(function_call(bound, primals, "fwd_and_bwd", has_aux), policy, later=True)
 
     def bwd(residuals: Pullback, ct: Tree) -> Any:
         cts = residuals(ct)
@@ -318,13 +347,21 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
     zero_primals = jax.tree.map(_zeros_like, primals)
     for leaf in jax.tree.leaves(zero_primals):
         check_input("linear_transpose", leaf, False, False)
-    fun, args = trace_function(function_call(f, zero_primals, "linear_transpose"))
+    call = function_call(f, zero_primals, "linear_transpose")
+    fun, args = trace_function(call, linear=True)
+    fun = dataclasses.replace(fun, program=_without_jvp_rules(fun.program))
     joint = analyze(fun.program, fun.active(), fun.differentiable(), linear=True)
     chosen = schedule(joint)
     check_linear(chosen, fun.active())
     _, saved = emit.forward(chosen, args, (False,) * len(fun.program.outputs))
     runner = PlannedRunner(fun, chosen, push=False)
     return _pullback(fun, runner, saved, args)
+
+
+def _without_jvp_rules(prog: Program) -> Program:
+    """Inline functions with a `custom_jvp` rule. If a function is linear, they are linear too."""
+    body = lambda eqn: called_body(eqn) if eqn.primitive is custom_jvp_call_p else None
+    return map_nested_programs(inline_bodies(prog, body), _without_jvp_rules)
 
 
 def _zeros_like(x: Any) -> Value:

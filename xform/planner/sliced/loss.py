@@ -35,7 +35,7 @@ from xform.passes.sum_in_loops import SumInLoops
 from xform.planner.sliced.slice_plan import plan_of_slice, slice_program
 from xform.program.arithmetic import differentiable, instantiate
 from xform.program.ir import Mask, Program, gather, spread, trace
-from xform.rules.custom import refuse_push
+from xform.rules.refused import refuse_push
 from xform.slices.loop import (
     SlicedInputs,
     SlicedOutput,

@@ -1,0 +1,103 @@
+"""Pullbacks that are called later than they are planned, with users' backward functions in them.
+
+A backward function runs when the pullback is called, as in JAX. The plan was made when `vjp` was
+called, from what the function did then (`interpret/ahead.py`). It may do something else now: it
+reads an attribute that has changed, or the matmul precision. Then the plan does not fit, and the
+forward pass runs again under a new one. `PulledLater` does so for a whole function, and
+`pull_equation_later` for a loop, branch or call that runs outside `jit`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, jaxprs_of
+from xform.errors import OtherProgram
+from xform.interpret import emit
+from xform.interpret.ahead import ahead_of_time, up_to_date
+from xform.interpret.joint import Schedule, analyze
+from xform.interpret.node import Pull, Structured
+from xform.interpret.pullback import vjp
+from xform.program.arithmetic import Value
+from xform.program.fingerprint import fingerprint, text_of
+from xform.program.ir import Mask, program
+from xform.rules.user_rules import calls_with_symbolic_zeros
+from xform.transforms.function import Function
+from xform.transforms.linear_map import LinearRunner, PlannedRunner
+from xform.transforms.run_nodes import with_nodes
+
+
+class PulledLater(PlannedRunner):
+    """Runs a planned backward part if the backward functions do what they did when it was planned.
+
+    `inputs` are the inputs of the program, to run its forward pass again.
+    """
+
+    def __init__(self, fun: Function, schedule: Schedule, inputs: Sequence[Value]):
+        super().__init__(fun, schedule, push=False)
+        self._fun = fun
+        self._inputs: Sequence[Value] | None = inputs
+
+    def with_explicit_arrays(self, arrays: Any) -> tuple[LinearRunner, Any]:
+        """Return a runner without the inputs, which would be constants of a pytree."""
+        new = copy.copy(self)
+        new._inputs = None
+        return new, arrays
+
+    def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
+        """Run the backward part, and return its results."""
+        with ahead_of_time():
+            planned = analyze(*self._fun.program_and_masks)
+        with up_to_date():
+            now = analyze(*self._fun.program_and_masks)
+        if fingerprint(now.program) == fingerprint(planned.program):
+            return super().run(arrays, seeds)
+        if self._inputs is None:
+            raise OtherProgram(
+                f"pullback of {self._fun.signature.name}",
+                "the backward function of a custom_vjp computes something else than when vjp was "
+                "called, and the values that it needs now were not kept",
+                "",
+                "call the pullback in the function that calls vjp, or let the backward function "
+                "read only its arguments",
+            )
+        schedule = self._schedule.plan_other(now)
+        unused = (False,) * len(self._fun.program.outputs)
+        _, saved = emit.forward(schedule, self._inputs, unused)
+        again = PlannedRunner(self._fun, schedule, push=False)
+        return again.run(again.arrays(saved, self._inputs), seeds)
+
+
+def pull_equation_later(rule: Structured, eqn: JaxprEqn, xs: Sequence[Value], active: Mask,
+                        wanted: Mask, later: bool) -> tuple[Sequence[Value], Pull]:  # fmt: skip
+    """Run an equation with backward functions in it outside `jit`; return outputs and pullback.
+
+    `later` says that the user calls the pullback. If its backward functions then do something else,
+    the equation runs again. It also does if one of them asks for symbolic zeros, and a wanted
+    output has no cotangent.
+    """
+
+    def analyzed(wanted: Mask) -> str:
+        return text_of(rule.node(eqn, active, wanted, push=False))
+
+    def run(wanted: Mask) -> tuple[Sequence[Value], Pull]:
+        return with_nodes(vjp, rule, eqn, xs, active, wanted)
+
+    symbolic = any(calls_with_symbolic_zeros(program(jaxpr)) for jaxpr in jaxprs_of(eqn))
+    if not later and not symbolic:
+        ys, pull = run(wanted)
+        return ys, functools.partial(with_nodes, pull)
+    with ahead_of_time():
+        planned, (ys, pull) = analyzed(wanted), run(wanted)
+
+    def pull_now(cts: Sequence[Value]) -> list[Value]:
+        present = tuple(on and ct is not None for on, ct in zip(wanted, cts, strict=True))
+        given = present if symbolic else wanted
+        with up_to_date():
+            same = given == wanted and analyzed(wanted) == planned
+            return with_nodes(pull if same else run(given)[1], cts)
+
+    return ys, pull_now
