@@ -26,8 +26,10 @@ from xform.interpret.jvp import jvp
 from xform.program.arithmetic import cotangent_sharding
 from xform.program.ir import evaluate, program, trace
 from xform.registry.dependence import AxisLink, Links, axis_by_axis, reduction_links
+from xform.registry.table import declare
 from xform.registry.traits import REDUCTION, Traits
 from xform.registry.words import composite, constant, linear
+from xform.rules.reducers import Reduction
 
 # The dependence says on which elements of the operand each element of the result depends.
 
@@ -149,7 +151,7 @@ linear(
     traits=SUM,
 )
 composite("reduce_prod", jvp_of_definition(_product), traits=SUM)
-composite("reduce", jvp_of_definition(_reduce), traits=Traits(
+declare(Reduction, "reduce", "structured", [jvp_of_definition(_reduce)], Traits(
     flops=lambda e: cost.operand_size(e) * cost.flops(program(e.params["jaxpr"]))))  # fmt: skip
 
 

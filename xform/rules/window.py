@@ -2,9 +2,10 @@
 
 The derivative of a sum is a sum over windows again. The derivative of a maximum or minimum goes to
 one element of the window, at a tie to the first, as in JAX (`select_and_gather_add` in forward
-mode, `select_and_scatter_add` in reverse mode). For a generic `reduce_window`, xform differentiates
-an equivalent program: it combines the elements of all windows one after the other, axis by axis.
-This works in reverse mode too, where JAX has no rule.
+mode, `select_and_scatter_add` in reverse mode). For a generic `reduce_window` whose reducer is
+associative and commutative, xform differentiates an equivalent program: it combines the elements
+of all windows one after the other, axis by axis. This works in reverse mode too, where JAX has no
+rule.
 
 A window may be dilated, that is, have holes between its elements. So may the operand. A function
 such as `_sum_transpose(ct, x, ...)` returns the cotangent of the input from that of the output.
@@ -34,9 +35,11 @@ from xform.registry.dependence import (
     nonzero_rows,
     window_indices,
 )
+from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.registry.words import composite, linear
 from xform.rules.reduce import Combine, elementwise, jvp_of_definition
+from xform.rules.reducers import Reduction
 from xform.rules.unpool import gather, lowered, unpool, unpool_p
 
 Sizes = Sequence[int]
@@ -173,7 +176,16 @@ def _reduce_window(*operands: Any, jaxpr: Any, consts: Sequence[Any], window_dim
                         window_strides, padding, base_dilation, window_dilation)  # fmt: skip
 
 
-composite("reduce_window", jvp_of_definition(_reduce_window), traits=WINDOW)
+def _reduce_window_by(reducer: Combine, operands: list[Any], inits: list[Any], *,
+                      window_dimensions: Sizes, window_strides: Sizes, padding: Any,
+                      base_dilation: Sizes, window_dilation: Sizes):  # fmt: skip
+    """Reduce windows by another reducer, in XLA's order."""
+    return lax.reduce_window(operands, inits, reducer, window_dimensions, window_strides, padding,
+                             base_dilation, window_dilation)  # fmt: skip
+
+
+_FORMULAS = jvp_of_definition(_reduce_window), _reduce_window_by
+declare(Reduction, "reduce_window", "structured", _FORMULAS, WINDOW)
 
 
 def _sum_transpose(ct: Any, x: Any, *, window_dimensions: Sizes, window_strides: Sizes,
