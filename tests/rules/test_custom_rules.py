@@ -124,6 +124,38 @@ def test_a_custom_vjp_of_a_short_float_returns_any_float(dtype: str) -> None:
         close(xform.grad(f)(x), jax.grad(f)(x))
 
 
+PLACES = np.array([2, 0, 3, 0])
+# Functions that move values, or multiply them by 0 or 1.
+MOVE = {
+    "gather": lambda x: x[PLACES],
+    "sort": lambda x: lax.sort(x),
+    "top_k": lambda x: lax.top_k(x, 2)[0],
+    "dynamic_slice": lambda x: lax.dynamic_slice(x, (1,), (2,)),
+    "dynamic_update_slice": lambda x: lax.dynamic_update_slice(x, x[:2], (1,)),
+    "clamp": lambda x: lax.clamp(jnp.asarray(2, x.dtype), x, jnp.asarray(3.5, x.dtype)),
+    "integer_pow": lambda x: lax.integer_pow(x, 1),
+    "pad": lambda x: lax.pad(lax.rev(x, (0,)), jnp.zeros((), x.dtype), [(1, 0, 1)]),
+    "reduce_window_max": lambda x: lax.reduce_window(x, -np.inf, lax.max, (2,), (1,), "VALID"),
+}
+PAIRS = [("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float32"), ("bfloat16", "float32")]
+
+
+@pytest.mark.parametrize("name", MOVE)
+def test_a_cotangent_of_another_dtype_moves_like_the_value(name: str) -> None:
+    """JAX's tests have this for a gather; the values are those of JAX in float32."""
+    f = MOVE[name]
+    for dtype, wide in PAIRS:
+        x = jnp.asarray([3, 1, 4, 2], dtype)
+        weights = 1 + jnp.arange(f(x).size, dtype=wide) / 128  # too fine for `dtype`
+        widen = jax.custom_vjp(lambda x: x)
+        widen.defvjp(lambda x: (x, None), lambda _, ct, weights=weights: (weights,))
+        y, pull = xform.vjp(lambda x, widen=widen: widen(f(x)), x)
+        (found,) = pull(y)
+        (want,) = jax.vjp(f, x.astype("float32"))[1](weights.astype("float32"))
+        assert found.dtype == wide
+        np.testing.assert_allclose(found.astype("float32"), want, rtol=0.004)
+
+
 def test_a_custom_vjp_may_index_a_constant_by_a_traced_value() -> None:
     @jax.custom_vjp
     def first(x, table):

@@ -2,6 +2,7 @@
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,44 @@ def test_rule_in_every_dtype(case: Case) -> None:
     if case.complex:
         check_rule(case, dtypes=["complex128"], checks=CHECKS)
     jax.clear_caches()  # the tests above compile thousands of small programs
+
+
+TINY = ["float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e4m3fnuz",
+        "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", TINY)
+def test_tiny_floats_have_the_derivatives_that_jax_gives_them(dtype: str) -> None:
+    """Types alone: the largest error of a value is about as large as the value."""
+
+    def narrow(x: np.ndarray) -> jax.Array:
+        x = np.asarray(x)
+        return jnp.asarray(x, jnp.float32).astype(dtype) if x.dtype.kind == "f" else jnp.asarray(x)
+
+    def types(t: Any, f: Any, xs: Any) -> Any:
+        def every(*xs: Any) -> Any:
+            y, pull = t.vjp(f, *xs)
+            return pull(y), t.jvp(f, xs, xs)[1], t.linearize(f, *xs)[1](*xs)
+
+        return [(x.shape, x.dtype) for x in jax.tree.leaves(jax.eval_shape(every, *xs))]
+
+    compared = 0
+    for case in [c for c in CASES if not heavy(c)]:
+        args = list(map(narrow, case.args))
+        on = [i for i, x in enumerate(args) if x.dtype == dtype]
+        f = lambda *xs, args=args, on=on, fun=case.fun: fun(
+            *[xs[on.index(i)] if i in on else x for i, x in enumerate(args)]
+        )
+        xs = [args[i] for i in on]
+        try:
+            want = types(jax, f, xs) if on else None
+        except Exception:  # JAX has no such operation in this dtype, or no derivative of it
+            continue
+        if on:
+            assert types(xform, f, xs) == want, case.id
+            compared += 1
+    assert compared > 200
 
 
 # Explicit meshes: a cotangent has the sharding of its primal.

@@ -134,15 +134,17 @@ class DivideBy:
 def scale(ct: Value, d: Value) -> Value:
     """Return `ct` times a partial derivative: 1, -1, an array, a `DivideBy`, or a tuple of these.
 
-    The factors of a tuple are applied one by one.
+    The factors of a tuple are applied one by one. A factor is converted to the dtype of `ct`, which
+    differs if a custom rule returned a cotangent of another dtype.
     """
     if isinstance(d, tuple):
         return functools.reduce(scale, d, ct)
-    if isinstance(d, DivideBy):
-        return lax.div(ct, d.divisor)
     if isinstance(d, int):
         return ct if d == 1 else lax.neg(ct)
-    return lax.mul(ct, d)
+    apply, factor = (lax.div, d.divisor) if isinstance(d, DivideBy) else (lax.mul, d)
+    if not is_number(factor) and factor.dtype != ct.dtype:
+        factor = lax.convert_element_type(factor, ct.dtype)
+    return apply(ct, factor)
 
 
 def add(terms: Sequence[Value]) -> Value:

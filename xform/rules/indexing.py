@@ -42,16 +42,24 @@ def zeros_like(x: Value) -> Value:
     return zeros(jax.typeof(x))
 
 
+def zero_cotangent(x: Value, ct: Value) -> Value:
+    """Return zeros of the shape of `x`, in the dtype of `ct`, which a custom rule may have chosen.
+
+    As in JAX, the cotangent of a weakly typed operand is strongly typed.
+    """
+    return zeros(jax.typeof(x).update(dtype=ct.dtype, weak_type=False))
+
+
 # Dynamic slices. The pullbacks bind the primitives, which clamp a start as in the forward pass. The
 # functions of `lax` would first add the length of the axis to a negative start.
 
 
 def _dynamic_slice(ct: Value, x: Value, *start: Value, slice_sizes: Any):
-    return lax.dynamic_update_slice_p.bind(zeros_like(x), ct, *start)
+    return lax.dynamic_update_slice_p.bind(zero_cotangent(x, ct), ct, *start)
 
 
 def _dynamic_update_slice(ct: Value, x: Value, update: Value, *start: Value):
-    ct_x = lax.dynamic_update_slice_p.bind(ct, zeros_like(update), *start)
+    ct_x = lax.dynamic_update_slice_p.bind(ct, zero_cotangent(update, ct), *start)
     ct_update = lax.dynamic_slice_p.bind(ct, *start, slice_sizes=np.shape(update))
     return [ct_x, ct_update, *[None] * len(start)]
 
@@ -82,8 +90,7 @@ def _gather(ct: Value, x: Value, indices: Value, *, dimension_numbers: Any, slic
         operand_batching_dims=d.operand_batching_dims,
         scatter_indices_batching_dims=d.start_indices_batching_dims,
     )
-    # As in JAX, the cotangent of a weakly typed operand is strongly typed.
-    start = zeros(jax.typeof(x).update(weak_type=False))
+    start = zero_cotangent(x, ct)
     return lax.scatter_add(start, indices, ct, numbers, unique_indices=unique_indices,
                            indices_are_sorted=indices_are_sorted, mode=mode)  # fmt: skip
 

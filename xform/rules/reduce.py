@@ -201,7 +201,8 @@ def _log_add_exp(a: Any, b: Any) -> Any:
 def _zero_if_infinite(v: Any) -> Any:
     """Return `v`, with 0 in place of +infinity. So the derivative there is a number, as in JAX."""
     real = lax.real(v) if np.iscomplexobj(v) else v
-    return lax.select(lax.eq(real, lax.full_like(real, np.inf)), lax.full_like(v, 0), v)
+    largest = lax.full_like(real, jax.numpy.finfo(real.dtype).max)  # not all types have infinities
+    return lax.select(lax.gt(real, largest), lax.full_like(v, 0), v)
 
 
 def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):

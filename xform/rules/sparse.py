@@ -18,7 +18,7 @@ from jax import lax
 
 from xform._jax import JaxprEqn
 from xform.errors import NotDifferentiable
-from xform.program.arithmetic import Value, add, reduce_like
+from xform.program.arithmetic import Value, add, reduce_like, scale
 from xform.program.ir import Mask, apply
 from xform.registry.table import Rule, declare
 from xform.registry.words import composite
@@ -160,9 +160,7 @@ def _dot_data(ct: Value, positions: Value, rhs: Value, n: int, dimension_numbers
     ct_rows = take(ct, select_axes(positions, [*lb, *remaining_axes(n, lc, lb)]))
     free = remaining_axes(rhs.ndim, rc, rb)
     rhs_rows = take(lax.transpose(rhs, (*rb, *rc, *free)), select_axes(positions, [*lb, *lc]))
-    return lax.reduce_sum(
-        lax.mul(ct_rows, rhs_rows), tuple(range(positions.ndim - 1, ct_rows.ndim))
-    )
+    return lax.reduce_sum(scale(ct_rows, rhs_rows), tuple(range(positions.ndim - 1, ct_rows.ndim)))
 
 
 def _dot_rhs(bind: Bind, ct: Value, matrix: Sequence[Value], rhs: Value, n: int,
@@ -228,7 +226,7 @@ def _sampled_factor(ct: Value, positions: Value, a: Value, b: Value, dimension_n
     k, n = len(ab), a.ndim - len(ac)
     in_b = select_axes(positions, [*range(k), *range(n, positions.shape[-1])])
     b_rows = take(lax.transpose(b, (*bb, *remaining_axes(b.ndim, bc, bb), *bc)), in_b)
-    rows = lax.mul(lax.broadcast_in_dim(ct, b_rows.shape, tuple(range(ct.ndim))), b_rows)
+    rows = scale(lax.broadcast_in_dim(ct, b_rows.shape, tuple(range(ct.ndim))), b_rows)
     out = put(rows, select_axes(positions, range(n)), [a.shape[i] for i in order])
     return lax.transpose(out, np.argsort(order))
 
@@ -305,7 +303,7 @@ def _product_transposes(to_positions: Callable[[Value, Value], Value]
         output_axis, contracted_axis = (1, 0) if transpose else (0, 1)
         positions = with_batch_axes(to_positions(i, j), shape or spinfo.shape)
         ct_rows = take(ct, select_axes(positions, [output_axis]))
-        terms = lax.mul(ct_rows, take(x, select_axes(positions, [contracted_axis])))
+        terms = scale(ct_rows, take(x, select_axes(positions, [contracted_axis])))
         return lax.reduce_sum(terms, tuple(range(1, terms.ndim)))
 
     def dense_ct(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,

@@ -44,6 +44,10 @@ def unpool(ct: Any, x: Any, **windows: Any) -> Any:
     At a tie the first element gets it. `windows` are `select_prim` (`lax.ge_p` or `lax.le_p`),
     `window_dimensions`, `window_strides` and `padding`, as in JAX's primitive.
     """
+    if ct.dtype != x.dtype:  # a custom rule chose another dtype for the cotangent
+        wide = max(np.dtype(np.float32), ct.dtype, x.dtype, key=lambda dtype: dtype.itemsize)
+        out = unpool(*(lax.convert_element_type(a, wide) for a in (ct, x)), **windows)
+        return lax.convert_element_type(out, ct.dtype)
     if math.prod(windows["window_dimensions"]) > _LARGEST or 0 in (*ct.shape, *x.shape):
         return jax_primitives.select_and_scatter_add_p.bind(ct, x, **windows)
     return unpool_p.bind(ct, x, **windows)
@@ -59,6 +63,13 @@ def gather(t: Any, x: Any, *, base_dilation: Sizes = (), window_dilation: Sizes 
     base, spread = base_dilation or ones, window_dilation or ones
     gather_p = jax_primitives.select_and_gather_add_p
     return gather_p.bind(t, x, base_dilation=base, window_dilation=spread, **windows)
+
+
+def worst_value(select_prim: Any, dtype: Any) -> np.ndarray:
+    """Return the smallest number of a dtype if the largest is selected, else the largest number."""
+    sign = -1 if select_prim is lax.ge_p else 1
+    worst = np.asarray(sign * np.inf, dtype)
+    return worst if np.isinf(worst) else np.asarray(sign * jax.numpy.finfo(dtype).max, dtype)
 
 
 def _unpool(ct: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes,
@@ -94,8 +105,7 @@ def _chosen_places(x: Any, windows: Sizes, select_prim: Any, sizes: Sizes, strid
 
     `windows` is the shape of the pooled array, `sizes` the shape of a window.
     """
-    worst = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, x.dtype)
-    padded = _pad(x, worst, padding)
+    padded = _pad(x, worst_value(select_prim, x.dtype), padding)
 
     def elements_at(place: Sizes) -> Any:
         """Return the element at a place, for all windows."""

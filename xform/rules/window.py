@@ -40,7 +40,7 @@ from xform.registry.traits import Traits
 from xform.registry.words import composite, linear
 from xform.rules.reduce import Combine, elementwise, jvp_of_definition
 from xform.rules.reducers import Reduction
-from xform.rules.unpool import gather, lowered, unpool, unpool_p
+from xform.rules.unpool import gather, lowered, unpool, unpool_p, worst_value
 
 Sizes = Sequence[int]
 
@@ -245,7 +245,7 @@ composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), 
 def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes,
                       window_strides: Sizes, padding: Any, base_dilation: Sizes,
                       window_dilation: Sizes):  # fmt: skip
-    worst = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, x.dtype)
+    worst = worst_value(select_prim, x.dtype)
     if any(d != 1 for d in window_dilation):  # XLA's scatter has no dilated windows
 
         def combine(a: list[Any], b: list[Any]) -> list[Any]:
