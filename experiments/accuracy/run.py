@@ -18,7 +18,8 @@ from experiments.accuracy.reasons import reason
 from experiments.report import keep, known, write_table
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results.json"
+# Each version of JAX has a file.
+RESULTS = HERE / f"results-{'.'.join(jax.__version__.split('.')[:2])}.json"
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 FULL, QUICK = 10_000, 1_000
 FEW = ("zeta", "igamma", "igammac", "igamma_grad_a")  # mpmath takes up to 0.1 s for each value

@@ -121,7 +121,7 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
             if first_work and (others := _operands(run, schedule, saved)):
                 operands[start] = [Wait(others, (last,), "gpu")]
             if not work:
-                bytes_without_work[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
+                bytes_without_work[start] = sum(map(_computed_bytes, run))
         elif saved:
             early[start] = Wait(saved, tuple(cts), EARLY)
             early_is_expensive = early_is_expensive or any(map(_expensive, run))
@@ -171,6 +171,13 @@ def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var])
     computed = {*saved, *(v for e in run for v in e.outvars)}
     read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, schedule.inner))
     return tuple(v for v in read if v not in computed and can_wait(v.aval))
+
+
+def _computed_bytes(eqn: JaxprEqn) -> int:
+    """Return the bytes of all values that an equation computes, also inside a call."""
+    if traits(eqn.primitive).call:
+        return sum(map(_computed_bytes, called_body(eqn).equations))
+    return sum(aval_bytes(v.aval) for v in eqn.outvars)
 
 
 def is_work(eqn: JaxprEqn) -> bool:

@@ -30,7 +30,6 @@ from xform._jax import JaxprEqn, match_weak_type, primitives, zeros
 from xform.program.arithmetic import (
     DivideBy,
     Value,
-    as_jax_value,
     constant_like,
     reduce_like,
     shaped_like,
@@ -40,13 +39,23 @@ from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement
 from xform.registry.table import declare
 from xform.registry.traits import CONVERSION, ELEMENTWISE, EXPENSIVE, MOVEMENT, Traits
 from xform.registry.words import Linear, bilinear, composite, constant, linear, pointwise
+from xform.rules.slopes import (
+    acosh_slope,
+    asinh_slope,
+    atan_slope,
+    cbrt_slope,
+    in_32_bits,
+    log2_slope,
+    logistic_slope,
+    one_minus_square,
+    over_one_minus_square,
+    over_squares,
+    power,
+    real_valued,
+    tanh_slope,
+)
 
 C = constant_like  # C(x, c): the scalar c in the dtype of x
-
-
-def real_valued(x: Value) -> bool:
-    """Whether the dtype of `x` is not complex."""
-    return not jax.numpy.issubdtype(x.dtype, np.complexfloating)
 
 
 def step(mask: Value, x: Value) -> Value:
@@ -74,13 +83,16 @@ bilinear(
 pointwise(
     "div", lambda y, a, b: DivideBy(b), lambda y, a, b: lax.div(y, lax.neg(b)), traits=EXPENSIVE
 )
-# rem(a, b) = a - b trunc(a / b); lax has no trunc.
-pointwise(
-    "rem",
-    lambda y, a, b: 1,
-    lambda y, a, b: lax.neg(lax.mul(lax.sign(lax.div(a, b)), lax.floor(lax.abs(lax.div(a, b))))),
-    traits=EXPENSIVE,
-)
+
+
+@in_32_bits
+def _rem_divisor(a: Value, b: Value) -> Value:
+    """Return -trunc(a / b): rem(a, b) is a - b trunc(a / b). lax has no trunc."""
+    quotient = lax.div(a, b)
+    return lax.neg(lax.mul(lax.sign(quotient), lax.floor(lax.abs(quotient))))
+
+
+pointwise("rem", lambda y, a, b: 1, lambda y, a, b: _rem_divisor(a, b), traits=EXPENSIVE)
 pointwise("square", lambda y, x: lax.mul(C(x, 2), x), traits=ELEMENTWISE)
 pointwise("one_minus_square", lambda y, x: (x, C(x, -2)))
 pointwise("sqrt", lambda y, x, *, accuracy=None: DivideBy(lax.add(y, y)), traits=EXPENSIVE)
@@ -89,13 +101,19 @@ pointwise(
 )
 pointwise(
     "cbrt",
-    lambda y, x, *, accuracy=None: lax.mul(C(x, 1 / 3), lax.integer_pow(y, -2)),
+    lambda y, x, *, accuracy=None: cbrt_slope(y, x),
     traits=EXPENSIVE,
 )
 
 
 def _integer_pow(out: Value, x: Value, *, y: int) -> Any:
-    """Return y x^(y - 1) as two factors; `y` is the exponent."""
+    """Return y x^(y - 1); `y` is the exponent. The common powers are plain factors."""
+    if y == -1:
+        return lax.neg(lax.square(out))
+    if y == 3:
+        return lax.mul(C(x, 3), x), x
+    if y > 3:
+        return power(y, y - 1)(x)
     return (lax.integer_pow(x, y - 1) if y != 2 else x, C(x, y)) if y else C(x, 0)
 
 
@@ -153,68 +171,19 @@ pointwise("exp2", _exp2, traits=EXPENSIVE)
 # Not y + 1 for expm1, nor y (1 - y) for logistic: for y near -1, or 1, these lose all digits.
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=EXPENSIVE)
 pointwise("log", lambda y, x, *, accuracy=None: DivideBy(x), traits=EXPENSIVE)
-pointwise(
-    "log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=EXPENSIVE
-)
+pointwise("log2", lambda y, x, *, accuracy=None: log2_slope(x), traits=EXPENSIVE)
 pointwise("log1p", lambda y, x, *, accuracy=None: DivideBy(lax.add(x, C(x, 1))), traits=EXPENSIVE)
 pointwise(
     "logistic",
-    lambda y, x, *, accuracy=None: lax.mul(y, lax.logistic(lax.neg(x), accuracy=accuracy)),
+    lambda y, x, *, accuracy=None: logistic_slope(accuracy)(y, x),
     traits=EXPENSIVE,
 )
 
 # Trigonometric and hyperbolic functions, and their inverses.
 
 
-def _acosh_slope(x: Value) -> Value:
-    """Return 1 / (sqrt(x + 1) sqrt(x - 1)); for complex x, 1 / sqrt(x² - 1) has another branch.
-
-    For real x below -1, where acosh is NaN, it is 1 / sqrt(x² - 1), as in JAX.
-    """
-    x = lax.abs(x) if real_valued(x) else x
-    return lax.mul(lax.rsqrt(lax.add(x, C(x, 1))), lax.rsqrt(lax.sub(x, C(x, 1))))
-
-
-def _factored(x: Value) -> Value:
-    """Return 1 - x² as (1 - x) (1 + x), which loses no digits as |x| goes to 1."""
-    return lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
-
-
-@jax.custom_jvp
-def _one_minus_square(x: Value) -> Value:
-    """Return 1 - x² as (1 - x) (1 + x), but with the derivative -2 x.
-
-    The derivative of the product is a sum of two terms. If 1 - x² is 0, one of the terms is 0, and
-    times an infinite cotangent it would be NaN.
-    """
-    return _factored(x)
-
-
-@_one_minus_square.defjvp
-def _one_minus_square_jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-    x, dx = map(as_jax_value, (*primals, *tangents))
-    return _one_minus_square(x), lax.mul(dx, lax.mul(C(x, -2), x))
-
-
 def _one_plus_square(x: Value) -> Value:
     return lax.add(C(x, 1), lax.square(x))
-
-
-def _scaled(a: Value, b: Value) -> tuple[Value, Value, Value]:
-    """Return a power of 2, and two values times it: the cube of the larger one is normal."""
-    size = lax.max(lax.abs(a), lax.abs(b))
-    third = (jax.numpy.finfo(size.dtype).maxexp - 2) // 3
-    power = lambda e: lax.full_like(size, 2.0 ** (e * third))
-    small, large = lax.lt(size, C(size, 2.0**-third)), lax.gt(size, C(size, 2.0**third))
-    factor = lax.select(large, power(-2), lax.select(small, power(2), power(0)))
-    factor = lax.convert_element_type(factor, a.dtype)
-    return factor, lax.mul(a, factor), lax.mul(b, factor)
-
-
-def _over_squares(a: Value, b: Value) -> Value:
-    """Return a / (a² + b²), also if squares overflow or underflow."""
-    factor, a, b = _scaled(a, b)
-    return lax.mul(lax.div(a, lax.add(lax.square(a), lax.square(b))), factor)
 
 
 pointwise("sin", lambda y, x, *, accuracy=None: lax.cos(x, accuracy=accuracy), traits=ELEMENTWISE)
@@ -224,64 +193,37 @@ pointwise(
     traits=ELEMENTWISE,
 )
 pointwise("tan", lambda y, x, *, accuracy=None: _one_plus_square(y), traits=EXPENSIVE)
-pointwise("asin", lambda y, x: lax.rsqrt(_one_minus_square(x)), traits=EXPENSIVE)
-pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(_one_minus_square(x))), traits=EXPENSIVE)
-pointwise("atan", lambda y, x: lax.div(C(x, 1), _one_plus_square(x)), traits=EXPENSIVE)
+pointwise("asin", lambda y, x: lax.rsqrt(one_minus_square(x)), traits=EXPENSIVE)
+pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(one_minus_square(x))), traits=EXPENSIVE)
+pointwise("atan", lambda y, x: atan_slope(x), traits=EXPENSIVE)
 pointwise(
     "atan2",
-    lambda y, a, b: _over_squares(b, a),
-    lambda y, a, b: lax.neg(_over_squares(a, b)),
+    lambda y, a, b: over_squares(shaped_like(a, y), shaped_like(b, y)),
+    lambda y, a, b: lax.neg(over_squares(shaped_like(b, y), shaped_like(a, y))),
     traits=EXPENSIVE,
 )
 pointwise("sinh", lambda y, x: lax.cosh(x), traits=EXPENSIVE)
 pointwise("cosh", lambda y, x: lax.sinh(x), traits=EXPENSIVE)
-pointwise("tanh", lambda y, x, *, accuracy=None: _factored(y), traits=EXPENSIVE)
 
 
-def _over_root(x: Value) -> tuple[Value, Value]:
-    """Return 1 and `x`, each over sqrt(1 + x²), also if the square of a real `x` overflows."""
-    if not real_valued(x):
-        root = lax.rsqrt(_one_plus_square(x))
-        return root, lax.mul(x, root)
-    large = lax.gt(lax.abs(x), C(x, 1))
-    size = lax.select(large, lax.abs(x), lax.full_like(x, 1))
-    root = lax.rsqrt(_one_plus_square(lax.select(large, lax.div(C(x, 1), size), x)))
-    return lax.div(root, size), lax.mul(lax.select(large, lax.sign(x), x), root)
+def _tanh(y: Value, x: Value, *, accuracy: Any = None) -> Value:
+    """Return 1 - y², or at the highest accuracy, as in JAX, a formula of x that is right for y = 1.
+
+    Unlike that of (1 - y) (1 + y), the derivative of the difference is one term, which is accurate.
+    """
+    if accuracy is lax.AccuracyMode.HIGHEST:
+        return tanh_slope(x, accuracy)
+    return lax.sub(C(y, 1), lax.square(y))
 
 
-@jax.custom_jvp
-def _asinh_slope(x: Value) -> Value:
-    """Return 1 / sqrt(1 + x²), with a derivative that does not overflow."""
-    return _over_root(x)[0]
+pointwise("tanh", _tanh, traits=EXPENSIVE)
 
 
-@_asinh_slope.defjvp
-def _asinh_slope_jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-    x, dx = map(as_jax_value, (*primals, *tangents))
-    _, scaled = _over_root(x)
-    y = _asinh_slope(x)
-    return y, lax.mul(dx, lax.mul(lax.neg(scaled), lax.square(y)))
+pointwise("asinh", lambda y, x: asinh_slope(x), traits=EXPENSIVE)
+pointwise("acosh", lambda y, x: acosh_slope(x), traits=EXPENSIVE)
 
 
-pointwise("asinh", lambda y, x: _asinh_slope(x), traits=EXPENSIVE)
-pointwise("acosh", lambda y, x: _acosh_slope(x), traits=EXPENSIVE)
-
-
-@jax.custom_jvp
-def _atanh_slope(x: Value) -> Value:
-    """Return 1 / (1 - x²). Its jvp is one product, which XLA can replace by a select."""
-    return lax.div(C(x, 1), _factored(x))
-
-
-@_atanh_slope.defjvp
-def _atanh_slope_jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-    x, dx = map(as_jax_value, (*primals, *tangents))
-    denominator = _factored(x)
-    curvature = lax.div(lax.div(lax.mul(C(x, 2), x), denominator), denominator)
-    return _atanh_slope(x), lax.mul(dx, curvature)
-
-
-pointwise("atanh", lambda y, x: _atanh_slope(x), traits=EXPENSIVE)
+pointwise("atanh", lambda y, x: over_one_minus_square(x), traits=EXPENSIVE)
 
 # Choices.
 

@@ -1,7 +1,7 @@
 """Rules of reductions by a user's function: is the function associative and commutative?
 
-XLA chooses the order in which `reduce` and `reduce_window` combine elements with a user's function
-f, the reducer. The order depends on the backend, on sizes, and on the number of operands. xform may
+`reduce` and `reduce_window` combine elements with a user's function f, the reducer. XLA chooses the
+order. It depends on the backend, on sizes, and on the number of operands. xform may
 combine elements in an order of its own only if the order does not matter: if f(f(a, b), c) =
 f(a, f(b, c)) and f(a, b) = f(b, a).
 
@@ -90,7 +90,7 @@ def _refused(eqn: JaxprEqn, what: str) -> NotDifferentiable:
     return NotDifferentiable(
         f"{what} of {eqn.primitive.name}",
         "xform does not recognize the reducer as associative and commutative, and only XLA knows "
-        "the order in which it combines the elements",
+        "the order of the elements",
         frame(eqn),
         f"{forward}combine the elements in a jax.lax.scan, whose order is known",
     )
