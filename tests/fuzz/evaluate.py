@@ -235,10 +235,10 @@ def _loss(eqn: JaxprEqn) -> float:
     if eqn.primitive.name != "convert_element_type":
         return 0.0
     old, new = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
-    if any(not isinstance(t, np.dtype) or t.kind not in "fc" for t in (old, new)):
+    if not all(isinstance(t, np.dtype) and jnp.issubdtype(t, np.inexact) for t in (old, new)):
         return 0.0
-    eps = float(np.finfo(new).eps)
-    return eps / 2 if eps > np.finfo(old).eps else 0.0
+    eps = float(jnp.finfo(new).eps)  # NumPy does not know the types of 8 bits
+    return eps / 2 if eps > jnp.finfo(old).eps else 0.0
 
 
 def _disturbed(y: Any, noise: float) -> Any:

@@ -121,6 +121,9 @@ ODD = (
     ("jnp.deg2rad({0}) * 40.0", ((3,),), 2.5, 2.0),
     ("jnp.float_power(lax.convert_element_type({0}, F) + 3.1, np.float32(0.5))", ((3,),), 1.5, 2.3),
     ("lax.convert_element_type({0}, np.float32).astype(F)", ((3,),), 2.5, 2.5),
+    ("lax.convert_element_type({0}, jnp.float8_e4m3fn).astype(F)", ((3,),), 2.5, 2.6),
+    ("lax.convert_element_type({0}, jnp.float8_e5m2)[np.int32([2, 0, 2])].astype(F)", ((3,),), 2.5,
+     2.8),
     ("jax.numpy.piecewise({0}, [{0} > 0.1131], [jnp.sin, 0.25])", ((3,),), 2.5, 1.0),
 )  # fmt: skip
 
