@@ -419,7 +419,7 @@ def test_a_step_that_must_not_be_run_again(wrap) -> None:
         return c * jax.experimental.io_callback(lambda: np.float64(2), X[0], ordered=False)
 
     with pytest.raises(
-        errors.NotDifferentiable, match=r"effects \(IOEffect\), and the backward pass"
+        errors.NotDifferentiable, match=r"must happen once \(IOEffect\), and the backward pass"
     ):
         jax.jit(xform.grad(lambda x, n: jnp.sum(loop(wrap(draw), x, n))))(X, 3)
 

@@ -63,7 +63,8 @@ batching.primitive_batchers[together_p] = lambda cts, axes: (cts, axes)
 ad.primitive_jvps[together_p] = lambda cts, dcts: (list(cts), list(dcts))
 
 # An identity that marks where the backward part gets its seeds. Equations after it that have
-# effects belong to the backward part, although they may depend on no seed.
+# effects or draw random numbers without a key belong to the backward part, although they may depend
+# on no seed.
 start_p = Primitive("xform_start")
 start_p.multiple_results = True
 start_p.def_abstract_eval(lambda *avals: list(avals))

@@ -28,7 +28,6 @@ from xform._jax import (
     Offloadable,
     Var,
     cotangent_aval,
-    has_effects,
     name_p,
     staging,
     tangent_aval,
@@ -42,6 +41,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.logs import collect_logs
 from xform.interpret.node import Node, fork_p, gather, join_p, resolve_node_references, spread
 from xform.interpret.pullback import pullback
+from xform.interpret.repeat import repeatable
 from xform.passes.dce import live
 from xform.passes.erased import is_reshape, unchanged_operand
 from xform.passes.inline import inlinable_body, inline_bodies
@@ -126,7 +126,7 @@ class Joint:
             of_constants = all(not isinstance(v, Var) or v in constant for v in eqn.invars)
             facts = traits(eqn.primitive)
             fusible = facts.fusion in ("elementwise", "movement")
-            if of_constants and fusible and facts.pure and not facts.identity:
+            if of_constants and fusible and facts.pure and not facts.identity and repeatable(eqn):
                 constant.update(eqn.outvars)
             elif facts.view or is_reshape(eqn) or unchanged_operand(eqn, self.producer) is not None:
                 views.update(eqn.outvars)
@@ -294,16 +294,16 @@ def _split(
 ) -> Joint:
     """Split `traced`, the trace of `prog` with its derivative, into the two parts of a Joint.
 
-    The backward part is everything that depends on a seed. It also has the side effects of users'
-    backward functions, such as reads of a mutable reference, and each join, even if simplification
-    has removed its seeds.
+    The backward part is everything that depends on a seed. It also has the operations of users'
+    backward functions that happen at each call, such as reads of a mutable reference, and each
+    join, even if simplification has removed its seeds.
     """
     traced, start, cotangent_groups = remove_markers(traced)
     n, k = len(prog.inputs), len(prog.outputs)
     seed_dependent = set(traced.inputs[n:])
     forward, backward = [], []
     for i, eqn in enumerate(traced.equations):
-        in_backward = eqn.primitive is join_p or (i >= start and has_effects(eqn))
+        in_backward = eqn.primitive is join_p or (i >= start and not repeatable(eqn))
         if in_backward or any(isinstance(v, Var) and v in seed_dependent for v in eqn.invars):
             backward.append(eqn)
             seed_dependent.update(eqn.outvars)

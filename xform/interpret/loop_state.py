@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from xform._jax import Var
+from xform._jax import JaxprEqn, Var
 from xform.interpret.joint import Joint, Schedule
 from xform.interpret.node import gather
 from xform.passes.dce import live
@@ -44,6 +44,23 @@ def needed_inputs(
         if grown == needed:
             return needed
         needed = grown
+
+
+def recomputed_equations(joint: Joint, carried: Mapping[Var, Atom]) -> tuple[JaxprEqn, ...]:
+    """Return the forward equations of a step that run again, if all steps start from stored states.
+
+    They compute what the backward part of the step reads, and the next values of the needed parts
+    of the state. `carried` is explained at `needed_inputs`.
+    """
+    reads = (v for eqn in joint.backward for v in eqn.invars)
+    wanted = {v for v in (*reads, *joint.backward_outputs) if isinstance(v, Var)}
+    while True:
+        equations = live(joint.forward, wanted, effects=False)
+        read = wanted.union(v for eqn in equations for v in eqn.invars if isinstance(v, Var))
+        next_values = {y for v, y in carried.items() if v in read and isinstance(y, Var)}
+        if next_values <= wanted:
+            return equations
+        wanted |= next_values
 
 
 def values_read(joint: Joint, wanted: Iterable[Atom], known: Iterable[Var] = ()) -> set[Var]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from xform._jax import JaxprEqn, has_effects, jaxprs_of
+from xform._jax import JaxprEqn, jaxprs_of
 from xform.program.ir import Program, program
+from xform.registry.repeatable import repeatable
 from xform.registry.table import traits
 
 
 def is_pure(eqn: JaxprEqn) -> bool:
     """Whether an equation depends on its inputs alone, and may be merged with an equal one.
 
-    Neither the equation nor an equation of its nested programs may have an effect, such as a print.
-    A remat region or a barrier is not pure: its purpose is to keep equations from being merged.
+    Neither the equation nor an equation of its nested programs may have an effect, such as a print,
+    or draw random numbers without a key. A remat region or a barrier is not pure: its purpose is to
+    keep equations from being merged.
     """
-    if has_effects(eqn) or not traits(eqn.primitive).pure:
+    if not repeatable(eqn) or not traits(eqn.primitive).pure:
         return False
     return all(_all_pure(program(j)) for j in jaxprs_of(eqn))
 

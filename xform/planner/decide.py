@@ -11,9 +11,9 @@ A budget takes the best of the decisions that `cuts/fit.py` proposes. Any other 
 one value at a time. `schedule.py` turns the decisions into a Schedule.
 
 If a loop or call saves values inside, its outputs that the backward pass reads are saved too, and
-so is the carry of a loop. A loop or call that saves nothing is recomputed as a whole, unless it has
-effects. The loops at the top level of a function are never recomputed: their carries are saved, and
-the policy decides inside their bodies.
+so is the carry of a loop. A loop or call that saves nothing is recomputed as a whole, unless a
+second run could give other values. The loops at the top level of a function are never recomputed:
+their carries are saved, and the policy decides inside their bodies.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from xform._jax import Var, has_effects, while_p
+from xform._jax import JaxprEqn, Var, while_p
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
+from xform.interpret.repeat import repeatable
 from xform.passes.dce import live
 from xform.planner.costs.product_operands import product_operands
 from xform.planner.costs.recompute import Prices, fusible
@@ -156,8 +157,8 @@ def _best_of_proposals(joint: Joint, proposals: Proposals, context: _Context) ->
 def _by_value(joint: Joint, policy: Policy, context: _Context) -> Schedule:
     """Return the Schedule under a policy that decides about one value at a time."""
     inner, recomputed = _inner_schedules(joint, policy, context.backend), set[Node]()
-    for node, schedules in inner.items():
-        if not _is_saved(node, schedules, policy, context.is_top):
+    for eqn, node in _nodes(joint):
+        if repeatable(eqn) and not _is_saved(node, inner[node], policy, context.is_top):
             recomputed.add(node)
             if not node.region:
                 inner[node] = _save_all_reads(node)
@@ -165,14 +166,13 @@ def _by_value(joint: Joint, policy: Policy, context: _Context) -> Schedule:
 
 
 def _is_saved(node: Node, schedules: tuple[Schedule, ...], policy: Policy, is_top: bool) -> bool:
-    """Return whether a loop or call is saved, rather than recomputed as a whole.
+    """Return whether a repeatable loop or call is saved, rather than recomputed as a whole.
 
     `schedules` are the Schedules of the programs inside it. `is_top` says whether it is at the top
     level of a function.
     """
     top_loop = node.loop and is_top and not node.region
-    always_saved = policy == save_everything or has_effects(node.eqn) or top_loop
-    return always_saved or _saves_values(schedules)
+    return policy == save_everything or top_loop or _saves_values(schedules)
 
 
 def _saves_values(schedules: tuple[Schedule, ...]) -> bool:
@@ -232,7 +232,7 @@ def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str)
     joint = schedule.joint
     cut = _by_cut(joint, min_cut, {}, context)  # {}: the Joint has no nodes
     recomputed = live(joint.forward, cut.saved, effects=False)
-    if any(map(has_effects, recomputed)):
+    if not all(map(repeatable, recomputed)):
         return schedule
     ids = {id(e) for e in recomputed if not joint.always_recomputed.issuperset(e.outvars)}
     reads = {v for e in (*recomputed, *cut.order) for v in reads_of(e, cut.inner)}
@@ -316,7 +316,7 @@ def available_values(node: Node) -> Mask | None:
     return (*(not on for on in stored), *node.moved_outputs())
 
 
-def _nodes(joint: Joint) -> Iterator[tuple[Any, Node]]:
+def _nodes(joint: Joint) -> Iterator[tuple[JaxprEqn, Node]]:
     """Yield (equation, node) for each node of a Joint, in the forward pass."""
     return ((e, e.params["node"]) for e in joint.forks.values())
 

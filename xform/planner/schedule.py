@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p
+from xform._jax import JaxprEqn, Offloadable, Var, name_p
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
+from xform.interpret.repeat import repeatable
 from xform.planner.plan.decision import Decision
 from xform.policies import Policy, answer_for, policy_name, save_everything
 
@@ -29,7 +30,7 @@ Answer = Callable[[Var, Sequence[JaxprEqn]], tuple[bool | Offloadable, str]]
 Inner = dict[Node, tuple[Schedule, ...]]
 # Reasons for saving a value, as users see them.
 _NESTED = "its loop or call is saved"
-_EFFECTS = "has effects: never recomputed"
+_RUNS_ONCE = "a second run could give another value"
 
 
 def schedule_by_policy(
@@ -101,8 +102,8 @@ def _answer_of_policy(policy: Policy, recomputed_nodes: Collection[Node]) -> Ans
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         if chain[0].primitive is fork_p:
             return chain[0].params["node"] not in recomputed_nodes, _NESTED
-        if has_effects(chain[0]):
-            return True, _EFFECTS
+        if not all(map(repeatable, chain)):
+            return True, _RUNS_ONCE
         if policy == save_everything:
             return True, "the backward pass reads it"
         for eqn in chain:
@@ -120,9 +121,9 @@ def _answer_of_decision(decision: Decision) -> Answer:
 
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         eqn = chain[0]
-        if has_effects(eqn):
-            return True, _EFFECTS
         is_node = eqn.primitive is fork_p
+        if not all(map(repeatable, chain)):
+            return True, _NESTED if is_node else _RUNS_ONCE
         # A loop offloads its saved values itself, in each iteration; its token is never offloaded.
         is_token = is_node and v is eqn.outvars[-1]
         saved = [u for e in chain for u in e.outvars if u in decision.saved]

@@ -34,7 +34,7 @@ class Traits:
     A minimum cut and a budget do not choose to recompute equations that are `random`, `collective`
     or `foreign`. Such an equation is recomputed only if a policy that decides about one value at a
     time, such as `save_nothing`, does not save its result. The policy of a remat region may be of
-    this kind.
+    this kind. An equation that is not `repeatable` is never recomputed, under any policy.
 
     Attributes:
       fusion: how XLA fuses the equation with its neighbours: as an "elementwise" operation, a
@@ -46,8 +46,12 @@ class Traits:
       pools: whether the primitive reduces many windows of the operand to one element each.
       expensive: whether the operation costs so much for each element that XLA does not duplicate
         it into every reader of the result. For example `exp`.
+      repeatable: whether a second run of an equation with equal operands gives equal results and
+        does nothing that must happen once; or a function from an equation to that. Effects need no
+        trait: JAX knows them. `registry.repeatable` takes them and nested programs into account.
       pure: whether an earlier equation with equal operands and parameters may replace this one.
-        False for primitives that keep the compiler from merging values, such as barriers.
+        False for primitives that keep the compiler from merging values, such as barriers. An
+        equation that is not repeatable is never replaced either.
       foldable: whether an equation whose operands are known may be evaluated at trace time, if it
         is not a call. `folds` takes calls into account.
       random: whether the primitive draws random numbers or makes keys.
@@ -78,6 +82,7 @@ class Traits:
     identity: bool = False
     pools: bool = False
     expensive: bool = False
+    repeatable: bool | Callable[[JaxprEqn], bool] = True
     pure: bool = True
     foldable: bool = True
     random: bool = False
@@ -103,8 +108,8 @@ class Traits:
         return bool(self.fusion)
 
     @property
-    def repeatable(self) -> bool:
-        """Whether a minimum cut or a budget may recompute the equation."""
+    def recomputable(self) -> bool:
+        """Whether a minimum cut or a budget may recompute the equation if it is repeatable."""
         return not (self.random or self.collective or self.foreign)
 
     @property

@@ -31,6 +31,7 @@ from xform.interpret.node import (
     spread,
     submask,
 )
+from xform.interpret.repeat import check_repeatable
 from xform.program.arithmetic import Value, as_jax_values, differentiable, instantiate
 from xform.program.ir import Mask, Program, apply, evaluate, program, trace
 from xform.registry.table import declare
@@ -58,12 +59,21 @@ class CustomVmap(Structured):
         return out[: len(on)], spread(out[len(on) :], on)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        _check_repeatable(eqn, "linearize", "the linear map runs the function again")
         ys = apply(eqn, xs)
         return ys, self.jvp(eqn, xs, dxs)[1]
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        reason = "the backward pass runs the function again"
+        _check_repeatable(eqn, "reverse-mode derivative", reason)
         joint = analyze(program(eqn.params["call"]), active, wanted)
         return _CustomVmapNode(eqn, [joint], wanted, self.useful(eqn, active, wanted), push)
+
+
+def _check_repeatable(eqn: JaxprEqn, request: str, reason: str) -> None:
+    """Raise NotDifferentiable if the function must not run twice."""
+    remedy = "pass that value to the function as an argument"
+    check_repeatable([eqn], f"{request} of custom_vmap", "the function", reason, remedy)
 
 
 class _CustomVmapNode(NodeWithoutResiduals):

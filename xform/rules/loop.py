@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, cotangent_aval, has_effects, scan_p
+from xform._jax import JaxprEqn, Var, cotangent_aval, scan_p
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
@@ -32,6 +32,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed_inputs
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
 from xform.interpret.own_layout import own_layout
+from xform.interpret.repeat import repeatable
 from xform.passes.dce import live
 from xform.passes.sum_in_loops import SumInLoops
 from xform.program.arithmetic import Value, add, instantiate
@@ -147,7 +148,7 @@ class _ScanNode(Node):
     def _invariant_values(self) -> set[Var]:
         values = {*self.unchanging, *(v for v, _ in self.joint.program.consts)}
         for eqn in self.joint.forward:
-            if not has_effects(eqn) and all(v in values for v in eqn.invars if isinstance(v, Var)):
+            if repeatable(eqn) and all(v in values for v in eqn.invars if isinstance(v, Var)):
                 values.update(eqn.outvars)
         return values
 

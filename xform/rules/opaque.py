@@ -7,18 +7,19 @@ that only print, check or order values are here too. They have no derivative, an
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn
+from xform._jax import JaxprEqn, jaxprs_of
 from xform.errors import NotDifferentiable
 from xform.interpret.cost import flops
 from xform.program.arithmetic import Value
 from xform.program.ir import Mask, program
 from xform.program.source import frame
 from xform.registry.table import Rule, declare
-from xform.registry.traits import FOREIGN, UNFUSED, Traits
+from xform.registry.traits import FOREIGN, UNFUSED
 from xform.registry.words import constant
 
 
@@ -55,9 +56,38 @@ def _pallas_flops(eqn: JaxprEqn) -> int:
     return estimate.flops if estimate else math.prod(grid) * flops(program(eqn.params["jaxpr"]))
 
 
+def _is_pure(side_effects: Any) -> bool:
+    """Return whether a parameter `has_side_effects` denies them.
+
+    It is a bool, or a member of an enumeration, such as PURE.
+    """
+    return side_effects is False or getattr(side_effects, "name", "") == "PURE"
+
+
+def _pallas_repeatable(eqn: JaxprEqn) -> bool:
+    """Return whether a kernel has no side effects, and seeds the random numbers that it draws."""
+    if not _is_pure(getattr(eqn.params["compiler_params"], "has_side_effects", False)):
+        return False
+    names = _primitives_in(eqn)
+    return "prng_seed" in names or "prng_random_bits" not in names
+
+
+def _primitives_in(eqn: JaxprEqn) -> set[str]:
+    """Return the names of the primitives in the programs that an equation runs."""
+    equations = [e for jaxpr in jaxprs_of(eqn) for e in program(jaxpr).equations]
+    return {e.primitive.name for e in equations}.union(*map(_primitives_in, equations))
+
+
+def _exported_repeatable(eqn: JaxprEqn) -> bool:
+    """Return whether an exported program draws no random numbers without a key.
+
+    In its serialized form, the names of its operations are texts that end and begin with a zero.
+    """
+    return b"\0rng_v" not in eqn.params["exported"].mlir_module_serialized
+
+
 KERNELS = (
-    "ffi_call", "custom_partitioning", "call_exported", "tpu_custom_call",
-    "mosaic_gpu_p", "cudnn_fusion", "core_map", "mpmd_map",
+    "ffi_call", "custom_partitioning", "mosaic_gpu_p", "cudnn_fusion", "core_map", "mpmd_map",
     "dot_product_attention_fwd", "dot_product_attention_fwd_wrapper",
     "dot_product_attention_bwd", "dot_product_attention_bwd_wrapper",
     "dot_product_attention_fp8_fwd", "dot_product_attention_fp8_fwd_wrapper",
@@ -68,8 +98,14 @@ CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
 
 for _name in (*KERNELS, *CALLBACKS):
     declare(Opaque, _name, "opaque", (), FOREIGN, supported_params=None)
+declare(Opaque, "tpu_custom_call", "opaque", (), dataclasses.replace(
+    FOREIGN, repeatable=lambda eqn: _is_pure(eqn.params["has_side_effects"])
+), supported_params=None)  # fmt: skip
+declare(Opaque, "call_exported", "opaque", (),
+        dataclasses.replace(FOREIGN, repeatable=_exported_repeatable),
+        supported_params=None)  # fmt: skip
 declare(Opaque, "pallas_call", "opaque", (),
-        Traits(foreign=True, foldable=False, flops=_pallas_flops),
+        dataclasses.replace(FOREIGN, repeatable=_pallas_repeatable, flops=_pallas_flops),
         supported_params=None)  # fmt: skip
 
 # Operations that only print, check, order, or return a size.

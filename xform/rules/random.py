@@ -24,7 +24,8 @@ constant("random_split", supported_params=("shape",), traits=RANDOM)
 constant("random_fold_in", supported_params=(), traits=RANDOM)
 constant("threefry2x32", "threefry4x32", "philox2x32", "philox4x32", traits=RANDOM)
 constant("rng_bit_generator", traits=RANDOM)
-constant("rng_uniform", supported_params=("shape",), traits=Traits(random=True, pure=False))
+constant("rng_uniform", supported_params=("shape",),
+         traits=Traits(random=True, repeatable=False))  # fmt: skip
 constant("iota_2x32_shape", supported_params=("shape",), traits=MOVEMENT)
 
 

@@ -24,7 +24,9 @@ from xform.interpret import emit
 from xform.interpret.checkpoints import States, known_length_trail, run_backward
 from xform.interpret.joint import Schedule
 from xform.interpret.lanes import forward_only, store_slice
+from xform.interpret.loop_state import recomputed_equations
 from xform.interpret.node import gather, present_mask, spread
+from xform.interpret.repeat import check_repeatable
 from xform.interpret.slots import slot_of_each_step
 from xform.program.arithmetic import Value, instantiate
 from xform.program.ir import Mask
@@ -38,6 +40,14 @@ def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Ma
     backward pass needs, the stored values along a new leading axis.
     """
     joint, body, n_carry = node.joint, node.body, node.body.n_carry
+    next_value = dict(zip(body.parts(joint.inputs)[1], joint.outputs, strict=False))
+    check_repeatable(
+        recomputed_equations(joint, next_value),
+        "plan for a scan",
+        "the body of the scan",
+        "the plan stores only some states of the scan, so the backward pass runs the body again",
+        "make a new plan: xform.plan proposes no such plan for this scan",
+    )
     stacked_inputs = node.stacked_inputs([schedule])
     ys = gather(joint.outputs[n_carry:], used[n_carry:])
     carried = node.live_carry(used[:n_carry], [*ys, *gather(joint.inputs, stacked_inputs)], {})

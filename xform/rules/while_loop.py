@@ -26,7 +26,7 @@ from xform.interpret.cost import flops, iterations_of
 from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import forward_only, while_loop
-from xform.interpret.loop_state import needed_inputs, values_read
+from xform.interpret.loop_state import needed_inputs, recomputed_equations, values_read
 from xform.interpret.node import (
     Node,
     NodeWithoutResiduals,
@@ -36,17 +36,18 @@ from xform.interpret.node import (
     present_mask,
     spread,
     submask,
-    user_equation,
 )
-from xform.passes.dce import live
+from xform.interpret.repeat import check_repeatable
 from xform.program.arithmetic import Value, instantiate
 from xform.program.ir import Mask, Program, evaluate, program, union
 from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 
-# Effects that a recomputed step may have. Of these, only prints in an inner loop really run again.
-_REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
+_REMEDY = (
+    "move that out of the loop, draw random numbers from a key (jax.random), or use lax.scan, "
+    "which saves such values"
+)
 
 
 class _Loop:
@@ -140,6 +141,8 @@ class While(Structured):
         carry = loop.active(active)
         if push:
             results = tuple(a and b for a, b in zip(carry, wanted, strict=True))
+            reason = "the linear map runs the loop again"
+            check_repeatable([eqn], "linearize of while_loop", "the loop", reason, _REMEDY)
             return _WhilePushNode(eqn, [], active, results, push)
         step_active = (*loop.parts(active)[1], *carry)
         carried = loop.wanted(step_active, wanted)
@@ -305,7 +308,13 @@ class _WhileNode(Node):
         self.body, self.steps = loop, _Steps(loop, joint, carried)
         super().__init__(eqn, [joint], wanted, self._inputs_with_cotangent(wanted), False)
         self.first_carry = loop.n_step
-        self._check_effects()
+        check_repeatable(
+            recomputed_equations(joint, self.steps.next_value),
+            "reverse-mode derivative of while_loop",
+            "its body",
+            "the backward pass runs the body again",
+            _REMEDY,
+        )
 
     def iterations_depend_on(self, inputs: Mask) -> bool:
         return self.body.iterations_depend_on(inputs)
@@ -354,20 +363,6 @@ class _WhileNode(Node):
         consts, carry = self.steps.has_cotangent(seeded)
         carry = tuple(a and b for a, b in zip(carry, self.steps.carried, strict=True))
         return (*(False,) * self.body.n_cond, *consts, *carry)
-
-    def _check_effects(self) -> None:
-        """Raise NotDifferentiable if the body has an effect that a recompute must not repeat."""
-        joint = self.steps.joint
-        for eqn in live(joint.forward, joint.outputs, effects=False):
-            kinds = {type(e).__name__ for e in user_equation(eqn).effects}
-            if kinds - _REPEATABLE:
-                raise NotDifferentiable(
-                    "reverse-mode derivative of while_loop",
-                    f"its body has effects ({', '.join(sorted(kinds))}), and the backward pass "
-                    "runs the body again",
-                    frame(eqn),
-                    "move the operation with the effect out of the loop, or use lax.scan",
-                )
 
     def _check_devices(self, stored: Mask) -> None:
         """Raise NotDifferentiable if the step count varies over devices and a value does not."""

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xform._jax import JaxprEqn, has_effects, iota_p, reshape_p
+from xform._jax import JaxprEqn, iota_p, reshape_p
 from xform.interpret.cost import shape
 from xform.registry.dependence import Elementwise
+from xform.registry.repeatable import repeatable
 from xform.registry.table import traits
 from xform.slices.draws import draws_each_element
 from xform.slices.ends import Ends, ends
@@ -54,7 +55,7 @@ class Slicing(NamedTuple):
 def may_be_sliced(eqn: JaxprEqn, has_body: bool = False) -> bool:
     """Return whether a sliced region may contain an equation of this kind.
 
-    It may not if the equation has side effects or communicates, or if the compiler cannot analyze
+    It may not if the equation must not run twice or communicates, or if the compiler cannot analyze
     it. Of equations with random numbers, only some draws may be sliced. Values within a `shard_map`
     are not sliced, and neither are random keys. An equation that has a body may read such values in
     full, because each equation of the body is checked.
@@ -62,7 +63,7 @@ def may_be_sliced(eqn: JaxprEqn, has_body: bool = False) -> bool:
     if draws_each_element(eqn):
         return True
     known = traits(eqn.primitive)
-    unsafe = known.random or known.collective or known.foreign or has_effects(eqn)
+    unsafe = known.random or known.collective or known.foreign or not repeatable(eqn)
     values = eqn.outvars if has_body else (*eqn.invars, *eqn.outvars)
     return not unsafe and not any(map(_is_unsliceable, values))
 

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Tracer, Var, has_effects, jit
+from xform._jax import JaxprEqn, Literal, Tracer, Var, jit
 from xform.errors import NotDifferentiable
 from xform.interpret.cost import shape
 from xform.program.arithmetic import differentiable, scale
 from xform.program.ir import Atom, Mask, Program, apply, bind, environment, gather, read, spread
 from xform.program.source import name_stack
 from xform.registry.dependence import Dependence, Elementwise
+from xform.registry.repeatable import repeatable
 from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Bilinear, Pointwise
 
@@ -188,9 +189,10 @@ def _to_numpy(x: Any) -> Any:
 def _can_run(eqn: JaxprEqn) -> bool:
     """Return whether an equation may run during the analysis.
 
-    Equations with side effects may not, and neither may callbacks and transfers.
+    Equations whose next run could give other values may not, and neither may callbacks and
+    transfers.
     """
-    return not has_effects(eqn) and not traits(eqn.primitive).foreign
+    return repeatable(eqn) and not traits(eqn.primitive).foreign
 
 
 def _dtype(v: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import xform
-from xform.planner.costs.recompute import Prices, fusible, price, repeatable
+from xform.planner.costs.recompute import Prices, fusible, price, recomputable
 from xform.program.ir import trace
 
 N = 128
@@ -64,7 +64,7 @@ def test_what_has_an_effect_is_neither_fused_nor_run_again() -> None:
 
     for eqn in equations(f, X):
         assert not fusible(eqn)
-        assert not repeatable(eqn)
+        assert not recomputable(eqn)
         assert price(eqn, 0.0) == math.inf
 
 

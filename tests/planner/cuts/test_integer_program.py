@@ -11,7 +11,7 @@ from tests.planner.cuts.test_fit import PROGRAMS, WS, X
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import analyze, reads_of
 from xform.planner.costs.outcome import recompute_flops, saved_bytes
-from xform.planner.costs.recompute import fusible, repeatable
+from xform.planner.costs.recompute import fusible, recomputable
 from xform.planner.decide import schedule
 from xform.policies import MinCut, budget
 from xform.program.ir import trace
@@ -41,7 +41,7 @@ def work(joint, saved) -> float:
             continue
         done.add(id(eqn))
         if not fusible(eqn):
-            total += equation_flops(eqn) if repeatable(eqn) else np.inf
+            total += equation_flops(eqn) if recomputable(eqn) else np.inf
         todo += [u for u in reads_of(eqn, {}) if u in joint.producer]
     return total
 

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Mapping
 
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
+from xform.interpret.repeat import node_obstacles
 from xform.planner.costs.outcome import residual_bytes, saved_bytes
 from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.loops import Shapes, loop_origins, loops, loops_inside, reshape_loops
@@ -72,12 +73,17 @@ def _visit(current: Schedule, runs: int, inner: bool) -> Iterator[PlannedLoop]:
 
 
 def keep_large(loops: dict[int, PlannedLoop], total_bytes: int) -> dict[int, PlannedLoop]:
-    """Keep the loops that save a large share of `total_bytes` and have enough iterations."""
+    """Keep the loops that save a large share of `total_bytes` and have enough iterations.
+
+    Loops whose iterations must not run twice, such as those that draw random numbers without a key,
+    are left out.
+    """
     return {
         index: loop
         for index, loop in loops.items()
         if loop.node.iterations >= _MIN_TRIPS
         and device_bytes(expand_token(loop.node, loop.schedules)) > _MIN_SHARE * total_bytes
+        and not node_obstacles(loop.node)
     }
 
 

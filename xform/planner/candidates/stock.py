@@ -19,7 +19,7 @@ from xform._jax import name_p
 from xform.interpret.joint import Joint, Schedule
 from xform.planner.candidate import Candidate
 from xform.planner.costs.outcome import saved_bytes
-from xform.planner.costs.recompute import repeatable
+from xform.planner.costs.recompute import recomputable
 from xform.planner.problem import Problem
 from xform.policies import (
     TAG,
@@ -47,7 +47,7 @@ def stock_candidates(problem: Problem) -> list[Candidate]:
     key: Any = "stock", problem.device, problem.marked
     if key not in cache:
         candidates = *map(problem.candidate, _STOCK), *_named_candidates(problem)
-        allowed = [c for c in candidates if _recomputes_repeatable(c.schedule)]
+        allowed = [c for c in candidates if _recomputes_allowed(c.schedule)]
         cache[key] = [*allowed, *_as_marked(problem)]
     return cache[key]
 
@@ -95,12 +95,12 @@ def _named_candidates(problem: Problem) -> Iterator[Candidate]:
             yield problem.candidate(save_only_these_names(*best[: i + 1]))
 
 
-def _recomputes_repeatable(schedule: Schedule) -> bool:
+def _recomputes_allowed(schedule: Schedule) -> bool:
     """Return whether a Schedule recomputes only operations that a budget may recompute."""
     recomputed = (eqn for eqn in schedule.order if id(eqn) in schedule.recomputed)
     inner = (schedules for node, schedules in schedule.inner.items() if not node.region)
-    return all(map(repeatable, recomputed)) and all(
-        map(_recomputes_repeatable, itertools.chain(*inner))
+    return all(map(recomputable, recomputed)) and all(
+        map(_recomputes_allowed, itertools.chain(*inner))
     )
 
 

@@ -7,8 +7,8 @@ three kinds of equations:
   such an operation takes no more passes over memory than saving its result. Its price is small.
 - Products, convolutions, sorts, factorizations, loops and calls have a price for each FLOP.
 - Random numbers, collectives, kernels and callbacks have an infinite price. Only a policy that
-  decides about each value on its own may recompute them. Equations with effects have an infinite
-  price too, and no policy recomputes them.
+  decides about each value on its own may recompute them. Equations that are not repeatable have an
+  infinite price too, and no policy recomputes them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from xform._jax import JaxprEqn
 from xform.interpret.cost import aval_bytes, equation_bytes, equation_flops
 from xform.interpret.node import user_equation
+from xform.interpret.repeat import repeatable
 from xform.passes.structured import called_body
 from xform.registry.table import traits
 
@@ -34,7 +35,7 @@ def fusible(eqn: JaxprEqn) -> bool:
     A call is fused if all equations of its body are.
     """
     properties = traits(eqn.primitive)
-    if eqn.effects:
+    if eqn.effects or not repeatable(eqn):
         return False
     if properties.call and properties.pure:
         return all(map(fusible, called_body(eqn).equations))
@@ -51,7 +52,7 @@ def price(eqn: JaxprEqn, flop_price: float = math.inf) -> float:
     """
     if fusible(eqn):
         return _fused_price(eqn)
-    if flop_price == math.inf or not repeatable(eqn):
+    if flop_price == math.inf or not recomputable(eqn):
         return math.inf
     equation = user_equation(eqn)
     result_bytes = sum(aval_bytes(v.aval) for v in equation.outvars)
@@ -67,7 +68,7 @@ class Prices:
 
     def __init__(self, equations: Sequence[JaxprEqn]):
         self._fixed = np.asarray([price(eqn, 0.0) for eqn in equations], np.float64)
-        has_work = [not fusible(eqn) and repeatable(eqn) for eqn in equations]
+        has_work = [not fusible(eqn) and recomputable(eqn) for eqn in equations]
         pairs = zip(equations, has_work, strict=True)
         self._has_work = np.asarray(has_work, bool)
         self._flops = np.asarray([equation_flops(user_equation(e)) if on else 0 for e, on in pairs])
@@ -86,13 +87,14 @@ class Prices:
         return np.where(self._has_work, work + fixed, fixed)
 
 
-def repeatable(eqn: JaxprEqn) -> bool:
+def recomputable(eqn: JaxprEqn) -> bool:
     """Return whether a minimum cut or a budget may recompute an equation.
 
     They do not recompute random numbers, effects, collectives, kernels and callbacks.
     """
     equation = user_equation(eqn)
-    return not equation.effects and traits(equation.primitive).repeatable
+    allowed = not equation.effects and traits(equation.primitive).recomputable
+    return allowed and repeatable(eqn)
 
 
 def _fused_price(eqn: JaxprEqn) -> float:

@@ -19,6 +19,7 @@ from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue
 from xform.program.fingerprint import literal_text, operation_text
 from xform.program.ir import Program
+from xform.registry.repeatable import repeatable
 from xform.registry.table import traits
 from xform.registry.traits import Traits
 
@@ -201,8 +202,8 @@ class FlatBuilder(abc.ABC):
           types: the types of its results. Each is an aval, or a FlatValue with the bytes and the
             shape of the result. By default these are the types of the results of `eqn`.
         """
-        values = self._results.get((primitive, key)) if not has_effects(eqn) else None
-        if values is None:
+        values = self._results.get((primitive, key))
+        if values is None or not repeatable(eqn):
             if types is None:
                 types = [v.aval for v in eqn.outvars]
             values = [
