@@ -50,6 +50,10 @@ class NotDifferentiable(XformError, TypeError, ValueError):
     """The requested derivative does not exist, or not in this mode (forward or reverse)."""
 
 
+class NoForwardMode(NotDifferentiable):
+    """A `custom_vjp` function was differentiated in forward mode."""
+
+
 class DerivativeLost(XformError, ConcretizationTypeError, TracerArrayConversionError):
     """A value under differentiation was converted to a number, which loses its derivative."""
 

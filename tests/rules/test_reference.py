@@ -380,15 +380,3 @@ def test_a_backward_pass_reads_what_it_wrote(name: str, jit: bool) -> None:
         gradient = grad(LOGGED[name])
         ended.append(((jax.jit(gradient) if jit else gradient)(jnp.asarray(X), log), log[...]))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-6), *ended)
-
-
-@pytest.mark.parametrize("jit", [False, True])
-def test_a_rule_of_the_users_takes_no_reference(jit: bool) -> None:
-    @jax.custom_vjp
-    def read(ref):
-        return ref[...]
-
-    read.defvjp(lambda ref: (ref[...], None), lambda _, ct: (ct,))
-    f = lambda x: read(jax.new_ref(x))
-    with pytest.raises(NotDifferentiable, match="reference"):
-        (jax.jit(xform.grad(f)) if jit else xform.grad(f))(0.5)

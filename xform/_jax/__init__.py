@@ -71,22 +71,23 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
 from jaxlib import xla_client
 
+from xform._jax.effects import has_effects, side_effects
 from xform._jax.meshes import on_mesh_of
 from xform._jax.mutable import argument_type, drop_content
 from xform.introspection.loaded import names_of
 
 __all__ = [
-    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable",
-    "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names",
-    "batching", "broadcast_in_dim_p", "callee", "compiler_options", "compute_on", "cond_p",
-    "context_fields", "conv_general_dilated_p", "cotangent_aval", "current_trace",
-    "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation", "has_effects",
-    "hlo_text", "iota_p", "ir", "is_bookkeeping", "is_inlined", "is_jaxpr", "is_reference",
-    "is_zero", "itemsize", "jax_primitives", "jaxpr_and_consts", "jaxprs_in_params",
-    "jaxprs_of", "jit", "jit_p", "linear_part", "linear_util",
+    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal",
+    "Offloadable", "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad",
+    "argument_names", "batching", "broadcast_in_dim_p", "callee", "compiler_options",
+    "compute_on", "cond_p", "context_fields", "conv_general_dilated_p", "cotangent_aval",
+    "current_trace", "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation",
+    "has_effects", "hlo_text", "iota_p", "ir", "is_bookkeeping", "is_inlined", "is_jaxpr",
+    "is_reference", "is_zero", "itemsize", "jax_primitives", "jaxpr_and_consts",
+    "jaxprs_in_params", "jaxprs_of", "jit", "jit_p", "linear_part", "linear_util",
     "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "ppermute_p",
-    "primitive_named", "primitives", "registered_names", "reshape_p",
-    "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tangent_aval",
+    "primitive_named", "primitives", "registered_names", "reshape_p", "scan_counts", "scan_p",
+    "set_current_trace", "side_effects", "source_info_util", "staging", "tangent_aval",
     "trace_of", "trace_to_jaxpr", "tracer_of_type", "transpose_p", "value_inside",
     "variable_of", "while_p", "with_metadata", "zeros",
 ]  # fmt: skip
@@ -151,13 +152,8 @@ def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
 
 
 def _names_axis(effect: Any) -> bool:
-    """Whether an effect only records the use of a named axis, and is not a side effect."""
+    """Whether an effect only records the use of a named axis."""
     return type(effect).__name__ == "NamedAxisEffect"
-
-
-def has_effects(eqn: JaxprEqn) -> bool:
-    """Whether an equation has side effects. Communication between devices is not one."""
-    return not all(map(_names_axis, eqn.effects))
 
 
 def named_axes(jaxpr: Any) -> set[Any]:

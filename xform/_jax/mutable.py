@@ -11,6 +11,7 @@ from typing import Any
 
 from jax import api_util, experimental
 from jax.experimental import hijax
+from jax.ref import AbstractRef
 
 _TypeAndContent: Any = getattr(hijax, "AvalQDD", None)
 _current: Any = getattr(experimental, "cur_qdd", None)
@@ -37,3 +38,8 @@ def input_type(v: Any) -> Any:
 def drop_content(aval: Any) -> Any:
     """The type `aval`; if it is the type of a mutable value, without the type of the content."""
     return aval.aval if _TypeAndContent and isinstance(aval, _TypeAndContent) else aval
+
+
+def reference_type(aval: Any) -> Any:
+    """The type of a mutable reference to a value of type `aval`."""
+    return AbstractRef(aval)

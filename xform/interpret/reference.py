@@ -14,7 +14,8 @@ import jax
 
 from xform._jax import Primitive, Trace, Tracer, set_current_trace, trace_of
 from xform.errors import NotDifferentiable
-from xform.program.references import RefCell, apply, uses_references
+from xform.program.reference_operations import RefCell
+from xform.program.references import apply, uses_references
 
 
 class Reference(Tracer[Any]):

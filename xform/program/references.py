@@ -9,7 +9,6 @@ left unchanged. Outside `jit`, `apply` does the same for one operation at a time
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,9 @@ from xform._jax import (
     JaxprEqn,
     Primitive,
     cond_p,
+    custom_jvp_call_p,
+    custom_vjp_call_p,
+    is_zero,
     jaxpr_and_consts,
     jit,
     jit_p,
@@ -27,29 +29,18 @@ from xform._jax import (
     scan_counts,
     scan_p,
     while_p,
+    zeros,
 )
+from xform._jax.custom_functions import call_again, wrap_like
+from xform._jax.mutable import reference_type
 from xform.errors import NotDifferentiable
+from xform.program.arithmetic import differentiable
 from xform.program.equation import bind, read, scan_options, switch, write
 from xform.program.hijax import lower_equation
-from xform.program.reference_indexing import add_at, read_at, write_at
+from xform.program.reference_operations import EMPTY_REF, NEW_REF, OPERATIONS, RefCell
 from xform.program.source import frame, name_stack, source
 
 Value = Any
-
-
-@dataclasses.dataclass(eq=False)
-class RefCell:
-    """A Python object in place of a reference. It holds the reference's current value.
-
-    `constant`: no derivative passes through it (a reference of kind "no_grad_no_remat").
-    """
-
-    value: Value
-    constant: bool = False
-
-    def put(self, value: Value) -> None:
-        """Replace the value."""
-        self.value = lax.stop_gradient(value) if self.constant else value
 
 
 def makes_references(jaxpr: Any) -> bool:
@@ -86,9 +77,11 @@ def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
             f"read the reference first, pass the value to {name}, and write the result back",
         )
     cells = list(dict.fromkeys(x for x in args if isinstance(x, RefCell)))
+    for cell in cells:
+        cell.written = False
     outs, values = _CALLS_AND_LOOPS[primitive](params, list(args), cells)
     for cell, value in zip(cells, values, strict=True):
-        cell.value = value
+        cell.value = value if cell.written else cell.value
     return list(outs)
 
 
@@ -110,45 +103,9 @@ def _apply_equation(eqn: JaxprEqn, xs: Sequence[Value], outer: Any) -> list[Valu
         return apply(eqn.primitive, eqn.params, xs, frame(eqn))
 
 
-# Operations on one reference. Each function gets the parameters and the operands, and returns a
-# list of outputs.
-
-
-def _new(params: dict[str, Any], value: Value) -> list[Any]:
-    """Create a reference."""
-    cell = RefCell(None, params["kind"] == "no_grad_no_remat")
-    cell.put(value)
-    return [cell]
-
-
-def _empty(params: dict[str, Any]) -> list[Any]:
-    """Create a reference without a value; it holds zeros."""
-    ty = params["ty"]
-    return [RefCell(lax.full(ty.shape, 0, ty.dtype))]
-
-
-def _get(params: dict[str, Any], cell: RefCell, *indices: Value) -> list[Any]:
-    return [read_at(cell.value, jax.tree.unflatten(params["tree"], indices))]
-
-
-def _swap(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
-    """Write a part of the value, and return what was there."""
-    transforms = jax.tree.unflatten(params["tree"], indices)
-    old = read_at(cell.value, transforms)
-    cell.put(write_at(cell.value, transforms, value))
-    return [old]
-
-
-def _addupdate(params: dict[str, Any], cell: RefCell, value: Value, *indices: Value) -> list[Any]:
-    """Add to a part of the value."""
-    transforms = jax.tree.unflatten(params["tree"], indices)
-    cell.put(add_at(cell.value, transforms, value))
-    return []
-
-
 # Operations with nested programs: the values of the cells become inputs and outputs of the nested
 # programs. Each function gets the parameters, the arguments, and the cells among these. It returns
-# the outputs and the new values of the cells.
+# the outputs and the new values of the cells, and sets `written` of the cells.
 
 _Function = Callable[..., tuple[list[Value], list[Value]]]
 
@@ -164,9 +121,17 @@ def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[RefCell]) -> _
     def run(args: Sequence[Value], values: Sequence[Value]):
         inner = [RefCell(v, c.constant) for v, c in zip(values, cells, strict=True)]
         inputs = [x if i is None else inner[i] for x, i in zip(args, cell_numbers, strict=True)]
-        return _run(opened, consts, inputs), [c.value for c in inner]
+        outs = _run(opened, consts, inputs)
+        _mark_written(cells, [c.value is not v for c, v in zip(inner, values, strict=True)])
+        return outs, _values(inner)
 
     return run
+
+
+def _mark_written(cells: Sequence[RefCell], written: Sequence[bool]) -> None:
+    """Set `written` of the cells that a nested program writes to."""
+    for cell, on in zip(cells, written, strict=True):
+        cell.written |= on
 
 
 def _without_cells(args: Sequence[Any]) -> list[Any]:
@@ -230,6 +195,145 @@ def _scan(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
     return [*carry, *ys], [new_values[c] for c in cells]
 
 
+# Functions with a derivative rule of their own. The call becomes a call of a function of values,
+# and its rule a rule for values. Both make references to the values, for the user's function or
+# rule. A reference and the value that it holds have the same tangents and cotangents.
+
+
+def _custom_jvp(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
+    """Call a `custom_jvp` function. Its rule also gets references to tangents, and may write."""
+    options = _bind_params(custom_jvp_call_p, params, cells, args)
+    f, rule = options.pop("subfuns")
+
+    def primal(*values: Value) -> list[Value]:
+        outs, new = _call_on_references(f, args, values)
+        _mark_written(cells, [c.written for c in new])
+        return [*outs, *_values(new)]
+
+    def push(*values: Value) -> list[Value]:
+        outs, new = _call_on_references(rule, [*args, *args], values)
+        n, k = len(outs) // 2, len(cells)
+        _mark_written(cells, [c.written or dc.written for c, dc in zip(new, new[k:], strict=False)])
+        return [*outs[:n], *_values(new[:k]), *outs[n:], *_values(new[k:])]
+
+    subfuns = wrap_like(f, primal), wrap_like(rule, push)
+    outs = custom_jvp_call_p.bind(*_contents(args), subfuns=subfuns, **options)
+    n = len(outs) - len(cells)
+    return outs[:n], outs[n:]
+
+
+def _custom_vjp(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
+    """Call a `custom_vjp` function. It may only write to references that have no derivative."""
+    options = _bind_params(custom_vjp_call_p, params, cells, args)
+    f, forward_rule, backward_rule = options.pop("subfuns")
+    out_trees = options["out_trees"]
+    constant = [c.constant or not differentiable(jax.typeof(c.value)) for c in cells]
+    n_constant = sum(constant)
+
+    def primal(*values: Value) -> list[Value]:
+        outs, new = _call_on_references(f, args, values)
+        _mark_written(cells, [c.written for c in new])
+        return [*outs, *_new_constants(new, constant)]
+
+    def forward(*values_and_flags: Any) -> list[Value]:
+        with_flags = [x for a in args for x in (a, None)]
+        outs, new = _call_on_references(forward_rule, with_flags, values_and_flags)
+        _mark_written(cells, [c.written for c in new])
+        _, _, saved_inputs = out_trees()
+        if any(i is not None and isinstance(args[i], RefCell) for i in saved_inputs):
+            raise _refused(
+                "its forward rule saves the reference, whose content may change before the "
+                "backward pass",
+                "save its content: ref[...]",
+            )
+        return [*outs, *_new_constants(new, constant)]
+
+    def backward(*residuals_and_cts: Any) -> Any:
+        n = len(residuals_and_cts) - n_constant
+        return backward_rule.call_wrapped(*residuals_and_cts[:n])
+
+    subfuns = (
+        wrap_like(f, primal),
+        wrap_like(forward_rule, forward),
+        wrap_like(backward_rule, backward),
+    )
+    outs = custom_vjp_call_p.bind(*_contents(args), subfuns=subfuns, **options)
+    n = len(outs) - n_constant
+    new = iter(outs[n:])
+    return outs[:n], [next(new) if on else c.value for c, on in zip(cells, constant, strict=True)]
+
+
+def _bind_params(
+    primitive: Primitive, params: dict[str, Any], cells: list[RefCell], args: list[Any]
+) -> dict[str, Any]:
+    """Return the parameters with which a custom call is bound: its functions are the `subfuns`.
+
+    Raise NotDifferentiable for references that the functions cannot get.
+    """
+    if len(cells) < sum(isinstance(x, RefCell) for x in args):
+        raise _refused("it gets one reference twice", "pass it once")
+    if any(isinstance(x, RefCell) for x in args[: params.get("num_consts", 0)]):
+        raise _refused("it closes over the reference", "pass the reference as an argument")
+    return dict(params) if "subfuns" in params else primitive.get_bind_params(params)
+
+
+def _contents(args: Sequence[Any]) -> list[Value]:
+    return [x.value if isinstance(x, RefCell) else x for x in args]
+
+
+def _call_on_references(f: Any, args: Sequence[Any], values: Sequence[Any]
+                        ) -> tuple[list[Value], list[RefCell]]:  # fmt: skip
+    """Call a function of JAX's calling convention; return its outputs, and cells for the contents.
+
+    It gets `values`, and where `args` has a cell a reference to the value. Flags and symbolic zeros
+    are passed on. The cells say whether the function has written to them.
+    """
+    cells = [RefCell(_dense(x), a.constant) if isinstance(a, RefCell) else None
+             for x, a in zip(values, args, strict=True)]  # fmt: skip
+    fixed = [isinstance(x, bool) or (is_zero(x) and c is None)
+             for x, c in zip(values, cells, strict=True)]  # fmt: skip
+    inputs = [x if c is None else c for x, c in zip(values, cells, strict=True)]
+    traced = [x for x, is_fixed in zip(inputs, fixed, strict=True) if not is_fixed]
+
+    def run(*xs: Value) -> list[Value]:
+        rest = iter(xs)
+        pairs = zip(values, fixed, strict=True)
+        outs = call_again(f, *(x if is_fixed else next(rest) for x, is_fixed in pairs))
+        return list(map(_dense, outs))
+
+    types = [reference_type(jax.typeof(x.value)) if isinstance(x, RefCell) else jax.typeof(x)
+             for x in traced]  # fmt: skip
+    new = [c for c in cells if c is not None]
+    old_values = _values(new)
+    outs = _run(*jaxpr_and_consts(jax.make_jaxpr(run)(*types)), traced)
+    for cell, value in zip(new, old_values, strict=True):
+        cell.written = cell.value is not value
+    return outs, new
+
+
+def _dense(x: Any) -> Any:
+    return zeros(x.aval) if is_zero(x) else x
+
+
+def _new_constants(new: Sequence[RefCell], constant: Sequence[bool]) -> list[Value]:
+    """Return the contents of the constant references after a `custom_vjp` call.
+
+    Raise NotDifferentiable if the call has written to another reference.
+    """
+    if any(c.written and not on for c, on in zip(new, constant, strict=True)):
+        raise _refused(
+            "it writes to the reference, and its rule has no cotangent of the new content",
+            "return the new content, or make the reference with kind='no_grad_no_remat'",
+        )
+    return [c.value for c, on in zip(new, constant, strict=True) if on]
+
+
+def _refused(problem: str, remedy: str) -> NotDifferentiable:
+    """Return the error for a custom call with a reference that the function made."""
+    request = "derivative of a custom_jvp or custom_vjp function that gets a mutable reference"
+    return NotDifferentiable(request, problem, frame(), remedy)
+
+
 def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
     """Run a program whose inputs are all references; returns their final values."""
     cells = [RefCell(v) for v in values]
@@ -237,27 +341,16 @@ def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
     return _values(cells)
 
 
-_new_p, _empty_p, _run_state_p = (
-    primitive_named("new_ref"),
-    primitive_named("empty_ref"),
-    primitive_named("run_state"),
-)
-MAKES_REFERENCES = (_new_p, _empty_p, _run_state_p)
-_OPERATIONS: dict[Primitive | None, Callable[..., list[Any]]] = {
-    _new_p: _new,
-    _empty_p: _empty,
-    primitive_named("free_ref"): lambda params, cell: [],
-    primitive_named("freeze"): lambda params, cell: [cell.value],
-    primitive_named("get"): _get,
-    primitive_named("swap"): _swap,
-    primitive_named("addupdate"): _addupdate,
-    _run_state_p: _run_state,
-}
+_run_state_p = primitive_named("run_state")
+MAKES_REFERENCES = (NEW_REF, EMPTY_REF, _run_state_p)
+_OPERATIONS = {**OPERATIONS, _run_state_p: _run_state}
 _CALLS_AND_LOOPS: dict[Primitive | None, Callable[..., Any]] = {
     jit_p: _call,
     primitive_named("closed_call"): _call,
     primitive_named("core_call"): _call,
     primitive_named("remat2"): _call,
+    custom_jvp_call_p: _custom_jvp,
+    custom_vjp_call_p: _custom_vjp,
     cond_p: _cond,
     while_p: _while,
     scan_p: _scan,

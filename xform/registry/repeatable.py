@@ -7,7 +7,7 @@ both runs give the same value, and if the second run does nothing that must happ
 
 from __future__ import annotations
 
-from xform._jax import JaxprEqn, has_effects, jaxprs_of
+from xform._jax import JaxprEqn, jaxprs_of, side_effects
 from xform.program.ir import Program, program
 from xform.registry.table import traits
 
@@ -26,18 +26,11 @@ def repeat_obstacles(eqn: JaxprEqn) -> frozenset[str]:
     The result has the names of effects, and of primitives whose second run may give other values.
     Those in the programs that the equation runs are included.
     """
-    obstacles = _effect_names(eqn)
+    obstacles = side_effects(eqn)
     stated = traits(eqn.primitive).repeatable
     if not (stated if isinstance(stated, bool) else stated(eqn)):
         obstacles |= {eqn.primitive.name}
     return obstacles.union(*(_obstacles_in(program(jaxpr)) for jaxpr in jaxprs_of(eqn)))
-
-
-def _effect_names(eqn: JaxprEqn) -> frozenset[str]:
-    """Return the names of an equation's side effects, such as "IOEffect"."""
-    if not has_effects(eqn):
-        return frozenset()
-    return frozenset([type(effect).__name__ for effect in eqn.effects]) - {"NamedAxisEffect"}
 
 
 def _obstacles_in(prog: Program) -> frozenset[str]:
@@ -48,6 +41,6 @@ def _obstacles_in(prog: Program) -> frozenset[str]:
     """
     key = "repeat obstacles"
     if key not in prog.cache:
-        found = (repeat_obstacles(eqn) - _effect_names(eqn) for eqn in prog.equations)
+        found = (repeat_obstacles(eqn) - side_effects(eqn) for eqn in prog.equations)
         prog.cache[key] = frozenset[str]().union(*found)
     return prog.cache[key]

@@ -27,7 +27,7 @@ from xform._jax import (
     zeros,
 )
 from xform._jax.custom_functions import pull_custom_vjp
-from xform.errors import NotDifferentiable
+from xform.errors import NoForwardMode, NotDifferentiable
 from xform.interpret.absent import group_cotangents
 from xform.interpret.ahead import runs_ahead
 from xform.interpret.logs import log
@@ -136,9 +136,9 @@ def call_backward(bwd: Any, residuals: Sequence[Value], cts: Sequence[Value],
     return [RULE_RETURNED_NONE if none_if_zero(ct) is None else ct for ct in gather(out, active)]
 
 
-def no_forward_mode(where: str) -> NotDifferentiable:
+def no_forward_mode(where: str) -> NoForwardMode:
     """Return the error for forward mode through a `custom_vjp`."""
-    return NotDifferentiable(
+    return NoForwardMode(
         "forward-mode autodiff (jvp) of a custom_vjp function",
         "its rule says how to pull cotangents back, not how to push tangents forward",
         where,

@@ -29,7 +29,6 @@ from xform.interpret.lanes import forward_only, while_loop
 from xform.interpret.loop_state import needed_inputs, recomputed_equations, values_read
 from xform.interpret.node import (
     Node,
-    NodeWithoutResiduals,
     Schedules,
     Structured,
     gather,
@@ -43,11 +42,7 @@ from xform.program.ir import Mask, Program, evaluate, program, union
 from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
-
-_REMEDY = (
-    "move that out of the loop, draw random numbers from a key (jax.random), or use lax.scan, "
-    "which saves such values"
-)
+from xform.rules.while_linear import MUST_NOT_REPEAT, WhilePushNode
 
 
 class _Loop:
@@ -141,26 +136,13 @@ class While(Structured):
         carry = loop.active(active)
         if push:
             results = tuple(a and b for a, b in zip(carry, wanted, strict=True))
-            reason = "the linear map runs the loop again"
-            check_repeatable([eqn], "linearize of while_loop", "the loop", reason, _REMEDY)
-            return _WhilePushNode(eqn, [], active, results, push)
+            return WhilePushNode(eqn, active, results)
         step_active = (*loop.parts(active)[1], *carry)
         carried = loop.wanted(step_active, wanted)
         joint = check_carried_dtypes(
             eqn, analyze(loop.step, step_active, carried), len(loop.step.inputs)
         )
         return _WhileNode(eqn, loop, joint, wanted, carried)
-
-
-class _WhilePushNode(NodeWithoutResiduals):
-    """A while loop in `linearize`. The tangent part runs the loop again, with tangents."""
-
-    loop = True
-
-    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
-                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-        _, dys = _WHILE.jvp(self.eqn, xs, spread(seeds, self.seeded))
-        return gather(dys, self.results)
 
 
 class _Steps:
@@ -313,7 +295,7 @@ class _WhileNode(Node):
             "reverse-mode derivative of while_loop",
             "its body",
             "the backward pass runs the body again",
-            _REMEDY,
+            MUST_NOT_REPEAT,
         )
 
     def iterations_depend_on(self, inputs: Mask) -> bool:

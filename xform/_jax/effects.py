@@ -1,0 +1,21 @@
+"""The side effects of an equation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Effects that are no side effects: communication between devices, and a mutable reference that only
+# the equation itself uses.
+_LOCAL = frozenset(("NamedAxisEffect", "InternalMutableArrayEffect"))
+
+
+def side_effects(eqn: Any) -> frozenset[str]:
+    """The names of an equation's side effects, such as "IOEffect"."""
+    if not eqn.effects:
+        return frozenset()
+    return frozenset([type(effect).__name__ for effect in eqn.effects]) - _LOCAL
+
+
+def has_effects(eqn: Any) -> bool:
+    """Whether an equation has side effects."""
+    return bool(side_effects(eqn))
