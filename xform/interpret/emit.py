@@ -23,6 +23,7 @@ from xform.interpret import walk
 from xform.interpret.absent import reduced_schedule
 from xform.interpret.barrier import Where, barrier
 from xform.interpret.joint import Schedule
+from xform.interpret.keys import unused_keys
 from xform.interpret.materialize import materialize
 from xform.interpret.node import fork_p, gather, present_mask, spread
 from xform.interpret.wait import Wait
@@ -108,6 +109,7 @@ def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
         return spread(results, present)
     with jax.named_scope(TANGENT if schedule.joint.push else BACKWARD):
         back_end = _Emit(_backward_scopes(schedule))
+        kept, args = unused_keys(kept), unused_keys(args)
         return walk.backward(schedule, back_end, kept, args, seeds, together, whole)
 
 

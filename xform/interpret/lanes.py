@@ -23,6 +23,7 @@ from jax import lax
 
 from xform._jax import Primitive, ad, batching, mlir, zeros
 from xform.errors import NotDifferentiable
+from xform.interpret.keys import unused_keys
 from xform.program.arithmetic import Value
 from xform.registry.traits import UNFUSED
 from xform.registry.words import constant, linear
@@ -47,7 +48,8 @@ def select_alive(alive: Value, new: Sequence[Value], old: Sequence[Value]) -> li
     Call it only if some lane is alive. Without a batch there is one lane, so the result is `new`.
     """
     choose = _select if alive.ndim else keep_p.bind
-    return [choose(alive, a, b) for a, b in zip(new, old, strict=True)]
+    pairs = zip(unused_keys(new), unused_keys(old), strict=True)
+    return unused_keys([choose(alive, a, b) for a, b in pairs])
 
 
 def store_slice(slots: Value, x: Value, i: Value, axis: int = 0) -> Value:
@@ -55,7 +57,8 @@ def store_slice(slots: Value, x: Value, i: Value, axis: int = 0) -> Value:
 
     JAX's own update becomes a scatter under `vmap`.
     """
-    return store_p.bind(slots, x, i, axis=axis)
+    slots, x = unused_keys([slots, x])
+    return unused_keys([store_p.bind(slots, x, i, axis=axis)])[0]
 
 
 def _update(slots: Value, x: Value, i: Value, *, axis: int) -> Value:
@@ -67,7 +70,7 @@ def forward_only(x: Value, where: str) -> Value:
 
     The error names `where`, the user's line with the loop.
     """
-    return final_p.bind(x, where=where)
+    return unused_keys([final_p.bind(*unused_keys([x]), where=where)])[0]
 
 
 def while_loop(cond: Callable[[Any], Value], step: Callable[[Any], Any], state: Any) -> Any:

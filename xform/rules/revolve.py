@@ -23,6 +23,7 @@ from xform._jax import Var, cotangent_aval
 from xform.interpret import emit
 from xform.interpret.checkpoints import States, known_length_trail, run_backward
 from xform.interpret.joint import Schedule
+from xform.interpret.keys import unused_keys
 from xform.interpret.lanes import forward_only, store_slice
 from xform.interpret.loop_state import recomputed_equations
 from xform.interpret.node import gather, present_mask, spread
@@ -101,7 +102,8 @@ def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[
         """Return the body's inputs in step `i`, from the stored parts `x` of the state."""
         pairs = zip(spread(x, stored), initial_carry, strict=True)
         carry = [b if a is None else a for a, b in pairs]
-        return [*consts, *carry, *(None if s is None else _get(s, index(i)) for s in scanned)]
+        slices = (None if s is None else _get(s, index(i)) for s in scanned)
+        return unused_keys([*consts, *carry, *slices])
 
     def step(i: Value, x: States) -> States:
         """Return the stored parts of the state after step `i`."""

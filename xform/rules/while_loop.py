@@ -25,6 +25,7 @@ from xform.interpret.checkpoints import SNAPSHOTS, States, in_lanes, run_and_sto
 from xform.interpret.cost import flops, iterations_of
 from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
+from xform.interpret.keys import unused_keys
 from xform.interpret.lanes import forward_only, while_loop
 from xform.interpret.loop_state import needed_inputs, recomputed_equations, values_read
 from xform.interpret.node import (
@@ -250,7 +251,7 @@ class _Steps:
         def inputs(x: States) -> list[Value]:
             """Return the inputs of a step, from the stored parts `x` of the state before it."""
             pairs = zip(spread(x, stored), initial_inputs, strict=True)
-            return [b if a is None else a for a, b in pairs]
+            return unused_keys([b if a is None else a for a, b in pairs])
 
         def environment(x: States) -> dict[Var, Value]:
             pairs = zip(joint.inputs, inputs(x), strict=True)
