@@ -109,3 +109,10 @@ def test_a_branch_of_another_platform_is_never_compiled(jitted: bool) -> None:
             how(lambda: way(jax.jit(f)))(),  # noqa: B023
             way(g),
         )
+
+
+def test_one_branch_offloads_a_value_that_the_other_does_not_have() -> None:
+    policy = xform.policies.offload_dots_with_no_batch_dims("device", "pinned_host")
+    branches = lambda x: jnp.sin(jnp.outer(x, x) @ x), bowl
+    f = lambda x: jnp.sum(lax.cond(x[0] > 0, *branches, x) * x)
+    close(jax.jit(xform.grad(f, policy=policy))(X), jax.grad(f)(X))

@@ -226,12 +226,14 @@ def itemsize(dtype: Any) -> int:
 
 
 def zeros(aval: Any) -> Any:
-    """Zeros of type `aval`: shape, dtype, sharding and varying manual axes.
+    """Zeros of type `aval`: shape, dtype, sharding, varying manual axes, and memory.
 
     The mesh is that of `aval`: a value that a `shard_map` closes over has the outer mesh.
     """
     with on_mesh_of(aval):
-        return ad.zeros_like_aval(aval)
+        x = ad.zeros_like_aval(aval)
+        host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+        return jax.device_put(x, jax.memory.Space.Host) if host else x
 
 
 def value_inside(x: Any) -> Any:
