@@ -26,7 +26,7 @@ loop, write a subclass of `Structured`. Test your rules with `xform.testing.chec
 
 A rule belongs to the Primitive object, not to its name. The argument `traits` gives further facts:
 `Traits(fusion="elementwise")` says that XLA fuses the primitive with its neighbours, `flops=` gives
-its cost, and `random=True` forbids recomputing it.
+its cost, `random=True` lets no budget recompute it, and `repeatable=False` lets no policy do so.
 """
 
 from xform.interpret.node import Node, Structured
