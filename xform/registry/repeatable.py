@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from xform._jax import JaxprEqn, jaxprs_of, side_effects
 from xform.program.ir import Program, program
-from xform.registry.table import traits
+from xform.registry.table import rule_of
+from xform.registry.traits import UNKNOWN
 
 # Effects of prints. A print that runs twice changes no value.
 PRINTS = frozenset(("DebugEffect", "OrderedDebugEffect"))
+# Effects on mutable references. In a nested program the reference may belong to that program; if it
+# does not, the equation that runs the program has the effect too.
+_ON_REFERENCES = frozenset(("ReadEffect", "WriteEffect", "AccumEffect"))
+# Words of rules whose primitives run no programs, to save time.
+_WITHOUT_PROGRAMS = frozenset(("pointwise", "linear", "bilinear"))
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
@@ -24,23 +30,23 @@ def repeat_obstacles(eqn: JaxprEqn) -> frozenset[str]:
     """Return why an equation must not run twice; empty if it may.
 
     The result has the names of effects, and of primitives whose second run may give other values.
-    Those in the programs that the equation runs are included.
+    Those in the programs that the equation runs are included, unless the trait of the primitive is
+    a function, which decides about all of the equation.
     """
-    obstacles = side_effects(eqn)
-    stated = traits(eqn.primitive).repeatable
-    if not (stated if isinstance(stated, bool) else stated(eqn)):
-        obstacles |= {eqn.primitive.name}
-    return obstacles.union(*(_obstacles_in(program(jaxpr)) for jaxpr in jaxprs_of(eqn)))
+    rule, effects = rule_of(eqn.primitive), side_effects(eqn)
+    known = UNKNOWN if rule is None else rule.traits
+    if not isinstance(known.repeatable, bool):
+        return effects if known.repeatable(eqn) else effects | {eqn.primitive.name}
+    own = effects if known.repeatable else effects | {eqn.primitive.name}
+    if rule is not None and rule.word in _WITHOUT_PROGRAMS and not known.call:
+        return own
+    return own.union(*(_obstacles_in(program(jaxpr)) for jaxpr in jaxprs_of(eqn)))
 
 
 def _obstacles_in(prog: Program) -> frozenset[str]:
-    """Return the primitives in a program that must not run twice. Cached on the program.
-
-    The effects are those of the equation that runs the program: effects on a mutable value that
-    lives only in the program are not among them.
-    """
+    """Return the obstacles in a nested program. Cached on the program."""
     key = "repeat obstacles"
     if key not in prog.cache:
-        found = (repeat_obstacles(eqn) - side_effects(eqn) for eqn in prog.equations)
-        prog.cache[key] = frozenset[str]().union(*found)
+        found = frozenset[str]().union(*map(repeat_obstacles, prog.equations))
+        prog.cache[key] = found - _ON_REFERENCES
     return prog.cache[key]

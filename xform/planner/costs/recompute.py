@@ -35,11 +35,11 @@ def fusible(eqn: JaxprEqn) -> bool:
     A call is fused if all equations of its body are.
     """
     properties = traits(eqn.primitive)
-    if eqn.effects or not repeatable(eqn):
+    if eqn.effects:
         return False
     if properties.call and properties.pure:
         return all(map(fusible, called_body(eqn).equations))
-    return properties.fusible
+    return properties.fusible and properties.repeatable is True
 
 
 def price(eqn: JaxprEqn, flop_price: float = math.inf) -> float:
