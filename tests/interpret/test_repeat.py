@@ -28,6 +28,7 @@ from xform.planner.candidates.snapshots import snapshot_candidates
 from xform.planner.problem import Problem
 from xform.program.ir import trace
 from xform.registry.repeatable import repeat_obstacles
+from xform.slices.slicing import may_be_sliced
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 
@@ -398,10 +399,18 @@ OBSTACLES: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "kernel with a seed": (lambda x: kernel(x, draws_seeded_bits), set()),
     "exported": (exported(jnp.sin), set()),
     "exported draw": (exported(lambda x: x * lax.rng_uniform(0.0, 1.0, ())), {"call_exported"}),
-    "local reference": (lambda x: reference(x), set()),
+    "local reference": (lambda x: lax.scan(lambda c, _: (reference(c), None), x, None, 2), set()),
+    "composite": (lax.composite(host_values, name="tests.host"), {"IOEffect"}),
+    "linear call": (lambda x: linear_call(host_values, x), {"IOEffect"}),
 }
 
 
+def linear_call(f, x):
+    call = jax.custom_derivatives.linear_call
+    return call(lambda _, x: f(x), lambda _, ct: ct, (), x)
+
+
+@jax.jit
 def reference(x):
     ref = jax.new_ref(x)
     ref[...] = 2 * ref[...]
@@ -430,6 +439,12 @@ def test_what_a_trait_or_an_effect_marks_runs_once(policy: str, draw) -> None:
 
     g, y = xform.grad(f, has_aux=True, policy=POLICIES[policy])(X)
     close(g, np.cos(X * y) * y * y, 1e-5)
+
+
+def test_slices_do_not_draw() -> None:
+    for f in (noisy_p.bind, jax.jit(noisy_p.bind), lambda x: x * lax.rng_uniform(0.0, 1.0, ())):
+        first, *_ = trace(lambda x: [f(x)], WIDE).equations  # noqa: B023
+        assert not may_be_sliced(first)
 
 
 def test_passes_neither_merge_nor_move_draws() -> None:
