@@ -36,7 +36,8 @@ class ConstantPolicy:
     """The class of the policies `save_everything` and `save_nothing`.
 
     `save_everything` saves everything that the backward pass reads. `save_nothing` saves nothing
-    but the arguments. The loops of a whole function still save their carries.
+    but the arguments. The loops of a whole function still save their carries. Results of effects,
+    and random numbers without a key, are saved under every policy.
 
     Attributes:
       name: its name, for messages.
