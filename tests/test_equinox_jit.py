@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import xform
+from tests.memory.rows import wrong_rows
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.policies import budget
 
@@ -96,6 +97,7 @@ def test_values_and_donation_equal_equinox() -> None:
     assert planned.plan.recompute_flops > 0
     report = planned.memory_analysis()
     assert report.total_bytes == planned.plan.compiled_bytes
+    assert wrong_rows(report) == []
     assert report.alias_bytes > 0
     first = next(iter(planned.plan)).rows[0].value
     assert planned.explain(first) == planned.plan.explain(first)

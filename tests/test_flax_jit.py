@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import xform
+from tests.memory.rows import wrong_rows
 from tests.nnx import MODES, Mlp, Plain, loss, same
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.policies import budget
@@ -79,6 +80,7 @@ def test_values_and_state_equal_nnx(modes: dict[str, Any]) -> None:
     assert planned.plan.recompute_flops > 0
     report = planned.memory_analysis()
     assert report.total_bytes == planned.plan.compiled_bytes
+    assert wrong_rows(report) == []
     assert report.alias_bytes > 0
     first = next(iter(planned.plan)).rows[0].value
     assert planned.explain(first) == planned.plan.explain(first)

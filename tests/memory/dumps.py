@@ -45,6 +45,17 @@ def odd(x: jax.Array, none: jax.Array, scale: jax.Array) -> Any:
     return (x @ x) * scale, none + 1, scale * 2
 
 
+def branches(x: jax.Array) -> jax.Array:
+    """Several branches in a loop, in a function that XLA calls."""
+    choose = lambda i, c: jax.lax.switch(i % 2, [jnp.sin, lambda c: c @ jnp.cos(c) / 9], c)
+    return jnp.sum(jax.lax.scan(lambda c, i: (choose(i, c), i), x, jnp.arange(6))[0])
+
+
+def in_place(x: jax.Array, y: jax.Array) -> jax.Array:
+    put = lambda i, c: jax.lax.dynamic_update_slice(c, y[None] * i, (i, 0))
+    return jax.lax.fori_loop(0, 64, put, x)
+
+
 def ones(*shape: int) -> jax.Array:
     return jnp.ones(shape)
 
@@ -58,6 +69,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
     "while": (doubled, (ones(64, 64),), {}),
     "down": (counted_down, (jnp.int32(3), ones(64, 64)), {}),
     "donated": (update, (ones(*WS), ones(*X)), {"donate_argnums": 0}),
+    "branches": (xform.grad(branches), (ones(64, 64),), {}),
+    "in place": (in_place, (ones(64, 64), ones(64)), {"donate_argnums": 0}),
     "odd": (odd, (ones(8, 8), ones(0, 3), ones()), {}),
 }
 

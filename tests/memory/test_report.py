@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import xform
+from tests.memory.rows import reports_in, wrong_rows
 from tests.memory.test_buffers import message
 from xform.memory.capacity import LargestBatch, Reason, _next_batch
 from xform.memory.compilation import Compilation
@@ -71,6 +73,72 @@ def test_a_program_of_collectives_alone(tmp_path: Path) -> None:
                           out_specs=jax.sharding.PartitionSpec())  # fmt: skip
     given = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=jax.NamedSharding(mesh, at))
     assert "all-reduce" in shown(xform.memory_analysis(total, given), tmp_path)
+
+
+def scanned(ws: Any, x: Any) -> Any:
+    return jnp.mean(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0])
+
+
+def unrolled(ws: Any, x: Any) -> Any:
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+
+def trained(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step of Adam, whose last argument is the policy of its derivative."""
+
+    def step(ws: Any, state: Any, x: Any, policy: Any = None) -> Any:
+        value, grads = xform.value_and_grad(loss, policy=policy)(ws, x)
+        updates, state = optax.adam(1e-3).update(grads, state)
+        return optax.apply_updates(ws, updates), state, value
+
+    return step
+
+
+LAYERS, ROWS = f32(12, 16, 16), f32(64, 16)
+OF_LAYERS = LAYERS, jax.eval_shape(optax.adam(1e-3).init, LAYERS), ROWS
+LIST = [f32(16, 16)] * 6
+OF_LIST = LIST, jax.eval_shape(optax.adam(1e-3).init, LIST), ROWS
+DONATED = {"donate_argnums": (0, 1)}
+
+
+def of_step(loss: Any, args: Any, policy: Any = None) -> MemoryReport:
+    return xform.jit(trained(loss), policy, **DONATED).lower(*args).memory_analysis()
+
+
+def on_device() -> Any:
+    ws, x = (jnp.ones(t.shape) / 32 for t in (LAYERS, ROWS))
+    return xform.memory.compare_with_device(GRADIENT, ws, x)
+
+
+GRADIENT = xform.grad(scanned)
+WITH_REPORTS: dict[str, Callable[[], Any]] = {
+    "analysis": lambda: xform.memory_analysis(trained(scanned), *OF_LAYERS, **DONATED),
+    "step": lambda: of_step(scanned, OF_LAYERS),
+    "step in a budget": lambda: of_step(scanned, OF_LAYERS, "budget:100KiB"),
+    "unrolled step": lambda: of_step(unrolled, OF_LIST),
+    "comparison": lambda: xform.compare(scanned, LAYERS, ROWS, policies=["min_cut", "save_dots"]),
+    "largest batch": lambda: xform.memory.max_batch(
+        GRADIENT, LAYERS, ROWS, target="cpu", batch_argnums=1, capacity="200KiB"
+    ),
+    "reason": lambda: xform.memory.why_oom(GRADIENT, LAYERS, ROWS, target="cpu", capacity="100KiB"),
+    "difference": lambda: of_step(scanned, OF_LAYERS).diff(
+        xform.memory_analysis(GRADIENT, LAYERS, ROWS)
+    ),
+    "device": on_device,
+}
+
+
+@pytest.mark.parametrize("name", WITH_REPORTS)
+def test_rows_of_every_result_that_holds_a_report(name: str, tmp_path: Path) -> None:
+    result = WITH_REPORTS[name]()
+    reports = list(reports_in(result))
+    assert reports
+    assert [wrong for report in reports for wrong in wrong_rows(report)] == []
+    result.save(tmp_path / "result.json")
+    loaded = list(reports_in(xform.load(tmp_path / "result.json")))
+    assert [report.buffers for report in loaded] == [report.buffers for report in reports]
 
 
 @pytest.mark.parametrize("entry", [0, 9])

@@ -183,6 +183,37 @@ def test_the_planned_program_is_the_one_that_runs() -> None:
     assert_equal(out, again)
 
 
+def unrolled(ws, x):
+    def loss(ws):
+        h = x
+        for w in ws:
+            h = jnp.tanh(h @ w)
+        return jnp.mean(h**2)
+
+    return [w - 0.1 * g for w, g in zip(ws, xform.grad(loss)(ws), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("step", "policy", "args"),
+    [
+        (adam, None, STEPS["adam"][1]),
+        (sgd, "budget:200KiB", STEPS["sgd"][1]),
+        (unrolled, "save_dots", ([*WS[:6]], X)),
+    ],
+)
+def test_the_report_is_that_of_memory_analysis(
+    step: Step, policy: Any, args: tuple[Any, ...]
+) -> None:
+    planned = xform.jit(step, policy, donate_argnums=0)
+    lowered = planned.lower(*args)
+    with counting_compilations() as compiled:
+        lowered.compile()
+        report = lowered.memory_analysis().to_dict()
+        assert len(compiled) == (policy is None or "budget" not in policy)
+    want = xform.memory_analysis(planned, *args).to_dict()
+    assert {k for k in want if report[k] != want[k]} <= {"compile_seconds"}
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize(
     "weights", [PartitionSpec(), PartitionSpec(None, "data")], ids=["data", "fsdp"]
@@ -199,6 +230,7 @@ def test_a_budget_is_for_each_device_of_a_mesh(kind: Any, weights: Any) -> None:
         planned = xform.jit(adam, budget(int(0.8 * default)), donate_argnums=(0, 1))
         got = planned(ws, state, x)
     assert (planned.plan.compiled_bytes or default) <= 0.8 * default
+    assert planned.memory_analysis().to_dict()["device"]["count"] == 8
     assert ws.is_deleted()
     assert_equal(got, want)
 

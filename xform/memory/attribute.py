@@ -109,6 +109,16 @@ class BufferRow:
     space: int = DEVICE
     counted: bool = True
 
+    @property
+    def type(self) -> str:
+        """Its type as JAX prints it, such as `f32[8,128]`; "" if it has none."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]" if self.dtype else ""
+
+    @property
+    def maker(self) -> str:
+        """The operation that made it; for an argument or for `fragmentation`, its name."""
+        return self.name if self.operation in ("", "parameter") else self.operation
+
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data, for JSON."""
         return {**dataclasses.asdict(self), "shape": list(self.shape)}

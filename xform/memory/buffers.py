@@ -8,7 +8,8 @@ offset by simulating a heap. Several buffers may use one chunk, in turn or at on
 The dump of a program holds the events of that heap in program order. They are ALLOC and FREE of a
 buffer, and SHARE_WITH, if a buffer uses the chunk of another buffer (for an operation in place, or
 the state of a loop). A chunk is free when all buffers in it are. Replaying the events gives the
-live bytes at each step, their peak, and the buffers at the peak.
+live bytes at each step, their peak, and the buffers at the peak. A program that was compiled to run
+has lost the events, and `heap_events.py` finds them again.
 Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 """
 
@@ -22,6 +23,14 @@ from itertools import accumulate
 from pathlib import Path
 
 from xform.errors import WrongArgument
+from xform.memory.heap_events import (
+    FREE,
+    SHARE,
+    Event,
+    Lifetimes,
+    PlacedBuffer,
+    derive_events,
+)
 from xform.memory.hlo import Index, Module
 from xform.memory.proto import Corrupt, Message
 
@@ -32,7 +41,6 @@ DEVICE, HOST = 0, 5
 ON_CHIP = {1: "VMEM", 3: "CMEM"}
 # Kinds of allocations that the total counts.
 COUNTED = ("argument", "output", "temp")
-_ALLOC, _FREE, _SHARE = range(3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,38 +222,53 @@ def _assignment(module: Module, data: Message) -> Assignment:
         buffers[number] = Buffer(number, position.number(4), index, m.number(2))
     allocations = tuple(map(_allocation, data.messages(3)))
     allocation_of = {b: a for a in allocations for b in a.buffers}
-    heaps = [_replay(module, buffers, allocation_of, m.messages(1)) for m in data.messages(4)]
-    chunks = [chunk for heap in heaps for chunk in heap]
-    in_heaps = {b.id for chunk in chunks for b, _ in chunk.buffers}
+    heaps = [
+        [Event(e.number(1), e.number(2), e.number(5)) for e in m.messages(1)]
+        for m in data.messages(4)
+    ]
+    in_heaps = {event.buffer for heap in heaps for event in heap}
+    # libtpu has an allocation without buffers for an unused memory: skip it.
+    rest = [
+        a for a in allocations if a.buffers and in_heaps.isdisjoint(a.buffers) and a.kind != "local"
+    ]
+    if temporary := [a for a in rest if a.kind == "temp"]:
+        lifetimes = Lifetimes(module, ((b.instruction, b.index) for b in buffers.values()))
+        groups = _groups(data, buffers)
+        heaps += [derive_events(lifetimes, _placed(module, a, buffers, groups)) for a in temporary]
+    chunks = [chunk for heap in heaps for chunk in _replay(module, buffers, allocation_of, heap)]
     last_step = len(module.order) - 1
-    for a in allocations:
-        # libtpu has an allocation without buffers for an unused memory: skip it.
-        if a.buffers and in_heaps.isdisjoint(a.buffers) and a.kind != "local":
-            for size, region in _regions(a, buffers):
-                steps = [(b, module.order.get(b.instruction, 0)) for b in region]
-                chunks.append(MemoryChunk(a, size, tuple(steps), 0, last_step))
+    for a in rest:
+        if a.kind != "temp":
+            steps = [(buffers[i], module.order.get(buffers[i].instruction, 0)) for i in a.buffers]
+            chunks.append(MemoryChunk(a, a.bytes, tuple(steps), 0, last_step))
     return Assignment(module, allocations, tuple(chunks))
 
 
-def _regions(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[Buffer]]]:
-    """Return the regions of an allocation without heap events: size and buffers of each.
+def _groups(data: Message, buffers: dict[int, Buffer]) -> dict[int, int]:
+    """Return a number for each buffer: the least id of the buffers that must share its memory.
 
-    A region is a set of buffers that overlap. It extends to the start of the next one, so its size
-    includes the padding.
+    The assignment lists, for each buffer, the values of all such buffers.
     """
-    if a.kind != "temp":
-        return [(a.bytes, [buffers[b] for b in a.buffers])]
-    starts: list[int] = []
-    groups: list[list[Buffer]] = []
-    end = 0
-    for number, offset in sorted(a.buffers.items(), key=lambda item: item[1]):
-        if not groups or offset >= end:
-            starts.append(offset if groups else 0)
-            groups.append([])
-        groups[-1].append(buffers[number])
-        end = max(end, offset + buffers[number].bytes)
-    ends = [*starts[1:], a.bytes]
-    return [(e - s, group) for s, e, group in zip(starts, ends, groups, strict=True)]
+    ids = {(b.instruction, b.index): b.id for b in buffers.values()}
+    groups = {i: i for i in buffers}
+    for m in data.messages(2):
+        buffer, place = m.number(1), m.message(2)
+        other = ids[place.number(4), tuple(place.numbers(3))]
+        groups[buffer] = min(groups[buffer], other)
+    return groups
+
+
+def _placed(
+    module: Module, a: Allocation, buffers: dict[int, Buffer], groups: dict[int, int]
+) -> list[PlacedBuffer]:
+    """Return the buffers of an allocation, with their places. XLA's heap has no tuples."""
+    placed: list[PlacedBuffer] = []
+    for number, offset in a.buffers.items():
+        b = buffers[number]
+        if module.instructions[b.instruction].shape.at(b.index).dtype != "tuple":
+            value = b.instruction, b.index
+            placed.append(PlacedBuffer(number, value, offset, b.bytes, groups[number]))
+    return placed
 
 
 def _allocation(m: Message) -> Allocation:
@@ -265,7 +288,7 @@ def _replay(
     module: Module,
     buffers: dict[int, Buffer],
     allocation_of: dict[int, Allocation],
-    events: Iterable[Message],
+    events: Iterable[Event],
 ) -> Sequence[MemoryChunk]:
     """Replay the events of one heap and return its chunks.
 
@@ -290,10 +313,9 @@ def _replay(
         finished.setdefault(first, []).append(chunk)
         del n_in_use[first]
 
-    for event in events:
-        kind, number = event.number(1), event.number(2)
+    for kind, number, other in events:
         buffer = buffers[number]
-        if kind == _FREE:
+        if kind == FREE:
             first = first_of[number]
             n_in_use[first] -= 1
             if not n_in_use[first]:
@@ -301,8 +323,7 @@ def _replay(
             continue
         step = max(step, module.order[buffer.instruction])
         first = number
-        if kind == _SHARE:
-            other = event.number(5)
+        if kind == SHARE:
             first = first_of.get(other, other)
             if first not in members and first in finished and finished[first][-1].dies == step:
                 members[first] = list(finished[first].pop().buffers)

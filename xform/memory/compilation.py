@@ -25,6 +25,7 @@ from xform.introspection.callables import function_name
 from xform.memory import buffers
 from xform.memory.answers import Answer, cached_answer
 from xform.memory.lowering import (
+    device_count,
     jitted_with_arguments,
     lower,
     lowering_context,
@@ -288,10 +289,9 @@ def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tar
             unique_option = {"xla_dump_emitter_re": Path(folder).name}
             return read_answer(*compile_and_read(lowered, Path(folder), unique_option))
 
-    devices = arguments.mesh.size if arguments.mesh else 1
     key = target.name, target.device.name, str(compiler_options(trace))
     answer = cached_answer(lowered.as_text(debug_info=True).encode(), *key, ask=ask)
-    return compilation_of(trace.fun_name, target, devices, answer, trace.jaxpr)
+    return compilation_of(trace.fun_name, target, device_count(lowered), answer, trace.jaxpr)
 
 
 def _has_abstract_mesh(x: Any) -> bool:

@@ -56,7 +56,7 @@ class DataFlow:
         queue = list(values)
         seen = set(queue)
         for value in queue:
-            for user, same_value in self._users_of(*value):
+            for user, same_value in self.users_of(*value):
                 if same_value is None:
                     readers[user.id] = user
                 elif same_value not in seen:
@@ -142,7 +142,7 @@ class DataFlow:
             return i
         return self._find_origin(self._module.instructions[caller.operands[number]], index, seen)
 
-    def _users_of(
+    def users_of(
         self, instruction: int, index: Index
     ) -> Iterator[tuple[Instruction, ValueId | None]]:
         """Yield `(user, same_value)` for each instruction that has a value as an operand.

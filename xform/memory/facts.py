@@ -30,12 +30,13 @@ class Fact(NamedTuple):
 
 def largest_buffer(report: Any) -> str:
     """Return a sentence about the largest buffer at the peak: its size, type and source line."""
-    row = max(report.peak, key=lambda row: row.bytes)
-    kind = f"{row.dtype}[{','.join(map(str, row.shape))}]"
-    maker = row.name if row.operation == "parameter" else f"made by {row.operation}"
+    row = max(report.peak, key=lambda row: (bool(row.type), row.bytes))
+    maker = row.maker if row.operation == "parameter" else f"made by {row.maker}"
     line = f" at {row.where}" if row.where else ""
     size, total = human_bytes(row.bytes), human_bytes(report.total_bytes)
-    return f"the largest buffer takes {size} of the {total}: {kind}, {row.category}, {maker}{line}"
+    return (
+        f"the largest buffer takes {size} of the {total}: {row.type}, {row.category}, {maker}{line}"
+    )
 
 
 def facts(report: Any) -> Iterator[Fact]:

@@ -97,6 +97,11 @@ def _nnx_jit(f: Any, donate_argnums: int | Sequence[int]) -> Any:
     return nnx.jit(f, donate_argnums=donate_argnums, graph_updates=False)
 
 
+def device_count(lowered: Any) -> int:
+    """Return the number of devices that a program runs on, from JAX's `Lowered` object."""
+    return lowered.compiler_ir().operation.attributes["mhlo.num_partitions"].value
+
+
 @contextlib.contextmanager
 def lowering_context(target: Target, arguments: LoweringArguments) -> Generator[None]:
     """Return a context for traces on the arguments' mesh, planned for a target not attached."""

@@ -95,9 +95,8 @@ def _buffer_table(rows: Sequence[BufferRow]) -> str:
     """Return a table of the largest buffers, with the total of smaller ones in the last line."""
     table = [["bytes", "type", "category", "operation", "line", "scope"]]
     for row in rows[:LINES]:
-        shape = f"{row.dtype}[{','.join(map(str, row.shape))}]" if row.dtype else ""
-        operation = row.name if row.operation == "parameter" else row.operation
-        table.append([human_bytes(row.bytes), shape, row.category, operation, row.where, row.scope])
+        about = row.type, row.category, row.maker, row.where, row.scope
+        table.append([human_bytes(row.bytes), *about])
     if rest := rows[LINES:]:
         size = human_bytes(sum(r.bytes for r in rest))
         table.append([size, f"{len(rest)} more", *[""] * 4])

@@ -16,6 +16,7 @@ from xform._jax import jit
 from xform.memory.answers import Answer
 from xform.memory.compilation import Compilation, compilation_of, compile_for, trace_for
 from xform.memory.executable import executable_answer
+from xform.memory.lowering import device_count
 from xform.memory.targets import Target
 from xform.planner.planning import use_default_policy
 from xform.transforms.decisions import Decisions, Seen, follow, in_step
@@ -116,7 +117,8 @@ class StepProgram:
                 answer = executable_answer(executable, time.perf_counter() - start)
             except jax.errors.JaxRuntimeError as error:
                 answer = Answer({}, time.perf_counter() - start, None, str(error))
-        figures = compilation_of(traced.fun_name, self.target, 1, answer, traced.jaxpr)
+        devices = device_count(lowered)
+        figures = compilation_of(traced.fun_name, self.target, devices, answer, traced.jaxpr)
         return CompiledStep(lowered, executable, figures)
 
     def run(self, decisions: Decisions, args: Args, kwargs: Kwargs) -> Any:

@@ -258,8 +258,11 @@ class StepSearch:
         compiled = min(self.tried, key=lambda tried: tried.size).compiled.compilation
         if compiled.module is None:
             return ""
-        rows = sorted(MemoryReport(compiled).peak, key=lambda row: -row.bytes)[:_LISTED]
-        return "; ".join(f"{human_bytes(r.bytes)} {r.name} at {r.where}" for r in rows)
+        rows = [row for row in MemoryReport(compiled).peak if row.type][:_LISTED]
+        texts = (
+            f"{human_bytes(r.bytes)} {r.type} {r.maker} ({r.category}) at {r.where}" for r in rows
+        )
+        return "; ".join(texts)
 
 
 def plans_of(
