@@ -9,10 +9,11 @@ import pytest
 
 import xform
 from tests.memory.dumps import PROGRAMS, dumped
+from tests.memory.test_buffers import message
 from tests.memory.test_capacity import f32
 from xform.interpret.emit import pass_name
 from xform.memory.attribute import Argument, BufferRow, buffer_rows, saving_reason, scope
-from xform.memory.buffers import read
+from xform.memory.buffers import Assignment, read
 
 
 def of(name: str, *args: Any, **options: Any) -> list[BufferRow]:
@@ -53,6 +54,108 @@ def test_recompute() -> None:
     assert "recompute" in {row.category for row in found}
     names = {row.operation for row in found if row.category == "recompute"}
     assert names & {"exp", "dot_general", "cos", "sin"}
+
+
+def program_of(*lines: tuple[str, str, tuple[int, ...]]) -> Assignment:
+    """Return a program of one computation whose instructions are `(opcode, op_name, operands)`.
+
+    Each makes f32[8], which has a place of its own in one block.
+    """
+    numbers = range(1, len(lines) + 1)
+    f32 = message(f2=11, f3=8)
+    instructions = [
+        message(f1=b"i%d" % n, f2=opcode.encode(), f3=f32, f7=message(f2=op_name.encode()), f35=n,
+                f36=list(operands))
+        for n, (opcode, op_name, operands) in zip(numbers, lines, strict=True)
+    ]  # fmt: skip
+    module = message(f1=b"m", f6=99, f3=message(f1=b"main", f2=instructions, f5=99, f6=len(lines)))
+    placed = [message(f1=n, f2=32 * n, f3=32) for n in numbers]
+    block = message(f1=0, f2=32 * (len(lines) + 1), f9=placed)
+    buffers = [message(f1=n, f2=32, f3=message(f4=n)) for n in numbers]
+    return read(message(f1=module, f3=message(f1=buffers, f3=block)))
+
+
+FORWARD, BACKWARD = "jit(f)/sin", "jit(f)/xform(backward)/mul"
+AGAIN = "jit(f)/xform(backward)/xform(recompute)/sin"
+
+
+@pytest.mark.parametrize(
+    ("lines", "categories"),
+    [
+        (  # the compiler recomputes before it has run the forward pass
+            [("sine", AGAIN, ()), ("sine", FORWARD, ()), ("sine", FORWARD, (2,)),
+             ("multiply", BACKWARD, (1, 3)), ("multiply", BACKWARD, (4,))],
+            ["activation", "temporary", "activation", "temporary", "temporary"],
+        ),
+        (  # and after it
+            [("sine", FORWARD, ()), ("sine", FORWARD, (1,)), ("sine", AGAIN, (2,)),
+             ("multiply", BACKWARD, (3,)), ("multiply", BACKWARD, (4,))],
+            ["temporary", "activation", "recompute", "temporary", "temporary"],
+        ),
+        (  # one operation for both passes has the name of the recompute
+            [("sine", AGAIN, ()), ("sine", FORWARD, (1,)), ("sine", FORWARD, (2,)),
+             ("multiply", BACKWARD, (3,)), ("multiply", BACKWARD, (4,))],
+            ["temporary", "temporary", "activation", "temporary", "temporary"],
+        ),
+        (  # the backward pass copies a saved value
+            [("sine", FORWARD, ()), ("multiply", BACKWARD, ()), ("copy", "", (1,)),
+             ("multiply", BACKWARD, (2, 3)), ("multiply", BACKWARD, (4,))],
+            ["activation", "temporary", "temporary", "temporary", "temporary"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_category_agrees_with_the_pass_in_which_the_operation_runs(
+    lines: Any, categories: list[str]
+) -> None:
+    found = {row.name: row.category for row in buffer_rows(program_of(*lines))}
+    assert [found[f"i{n}"] for n in range(1, len(lines) + 1)] == categories
+
+
+def passes_agree(report: Any) -> bool:
+    """Return whether recomputed values are made in the backward pass, and saved ones before."""
+    module = report.assignment.module
+    step = {i.name: module.order.get(number, 0) for number, i in module.instructions.items()}
+    first, end = next(phase[1:] for phase in report.phases if phase.name == "backward")
+    in_backward = {
+        category: {
+            first <= step[row.name.partition("{")[0]] < end
+            for row in report.buffers
+            if row.category == category
+        }
+        for category in ("recompute", "activation")
+    }
+    return in_backward["recompute"] <= {True} and in_backward["activation"] <= {False}
+
+
+def attention(w: Any, x: jax.Array) -> jax.Array:
+    q, k, v = (x @ w[i] for i in range(3))
+    return x + jax.nn.softmax(q @ k.T) @ v
+
+
+def unrolled_attention(ws: Any, x: jax.Array, layer: Any = attention) -> jax.Array:
+    for i in range(4):
+        x = layer(ws[i], x)
+    return jnp.mean(x**2)
+
+
+def scanned_attention(ws: Any, x: jax.Array) -> jax.Array:
+    return jnp.mean(jax.lax.scan(lambda x, w: (attention(w, x) * x, None), x, ws)[0] ** 2)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        xform.grad(unrolled_attention, policy="save_dots"),
+        xform.grad(unrolled_attention, policy="save_nothing"),
+        xform.grad(scanned_attention),
+        xform.grad(scanned_attention, policy="save_nothing"),
+        jax.grad(lambda ws, x: unrolled_attention(ws, x, jax.checkpoint(attention))),
+    ],
+)
+def test_passes_of_compiled_steps(gradient: Any) -> None:
+    types = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((4, 3, 32, 32), (64, 32))]
+    report = xform.memory_analysis(lambda ws, x: ws - gradient(ws, x), *types)
+    assert passes_agree(report)
 
 
 def test_arguments_have_names_and_the_callers_categories() -> None:

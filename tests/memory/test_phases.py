@@ -6,7 +6,7 @@ import pytest
 
 import xform
 from tests.memory.test_capacity import f32
-from xform.memory.phases import _largest_range
+from xform.memory.phases import _backward_ranges, _largest_range
 
 
 def loss(ws, x):
@@ -52,3 +52,13 @@ def test_single_operations_that_were_moved_change_nothing() -> None:
     assert _largest_range(votes) == (5, 11)
     assert _largest_range([-1, -1]) == (0, 0)
     assert _largest_range([0, 1, 0]) == (0, 2)
+
+
+def test_passes_of_several_derivatives() -> None:
+    forward, again, backward = [-4] * 20, [1] * 10, [4] * 30
+    moved = [4, *forward, *again, *backward, -4, -4, *backward]
+    assert _backward_ranges(moved) == [(21, 93)]
+    assert _backward_ranges(moved + moved) == [(21, 94), (114, 186)]
+    assert _backward_ranges([*again, *forward, *backward]) == [(30, 60)]
+    assert _backward_ranges([-4, 1, 4]) == [(1, 3)]
+    assert _backward_ranges([-4, 0]) == []

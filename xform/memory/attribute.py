@@ -14,14 +14,15 @@ first rule that applies decides:
   it, except to add to it in place, to convert it, or to sum it over the devices. Such a value times
   a number, or clipped, is a `gradient` too, and so is an output whose memory holds one at the peak;
 - `output`: any other result of the program;
-- `recompute`: computed by a recomputed operation of the forward pass;
-- `activation`: computed by the forward pass and read by the backward pass or by a recomputed
-  operation;
+- `recompute`: computed by a recomputed operation, in the backward pass;
+- `activation`: computed by the forward pass, before the backward pass, and read by the backward
+  pass or by a recomputed operation. A copy that the backward pass makes of such a value is not one;
 - `temporary`: everything else.
 
 The scopes in an operation's name tell which pass it belongs to: the scopes that xform adds
 (`interpret/emit.py`), or JAX's `transpose(...)` and `rematted_computation`. The innermost one
 counts. An operation without such a scope, for example in an optimizer's update, counts as forward.
+So does a recomputed operation that the compiler runs in the forward pass (`phases.py`).
 A fusion is attributed to its last operation.
 """
 
@@ -34,10 +35,10 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from xform.interpret.emit import pass_name
 from xform.memory.buffers import COUNTED, DEVICE, Assignment, Buffer, MemoryChunk
 from xform.memory.dataflow import DataFlow, ValueId
 from xform.memory.hlo import Index, Instruction
+from xform.memory.phases import Passes
 from xform.memory.scaled import ScaledCopies
 from xform.terminal.text import shorten_place
 
@@ -206,6 +207,7 @@ class _BufferAttribution:
         self._arguments = arguments
         self._flow = DataFlow(assignment.module)
         self._copies = ScaledCopies(assignment.module)
+        self._passes = Passes(assignment.module)
 
     def rows(self) -> list[BufferRow]:
         """Return all rows, largest first."""
@@ -292,15 +294,17 @@ class _BufferAttribution:
         """Return the category of a chunk that is not an argument."""
         if chunk.allocation.kind == "constant":
             return "constant"
-        reader_passes = [self._pass_name(reader) for reader in self._readers(buffer)]
-        maker_pass = self._pass_name(maker)
+        reader_passes = [self._passes.of(reader) for reader in self._readers(buffer)]
+        maker_pass = self._passes.of(maker)
         if self._is_gradient(buffer, maker):
             return "gradient"
         if chunk.allocation.kind == "output":
             return "gradient" if self._is_gradient_at_peak(chunk) else "output"
         if maker_pass == "recompute":
             return maker_pass
-        return "activation" if not maker_pass and any(reader_passes) else "temporary"
+        own = self._module.instructions[buffer.instruction]
+        is_saved = not maker_pass and any(reader_passes) and not self._passes.in_backward(own)
+        return "activation" if is_saved else "temporary"
 
     def _is_gradient(self, buffer: Buffer, maker: Instruction) -> bool:
         """Return whether a value is a parameter's gradient: accumulating, complete or scaled."""
@@ -308,20 +312,20 @@ class _BufferAttribution:
         if self._is_derivative(value, maker):
             return True
         source = self._copies.source(*value)
-        if source == value or any(self._pass_name(reader) for reader in self._readers(buffer)):
+        if source == value or any(self._passes.of(reader) for reader in self._readers(buffer)):
             return False
         return self._is_derivative(source, self._flow.origin(*source))
 
     def _is_derivative(self, value: ValueId, maker: Instruction) -> bool:
         """Return whether the backward pass computed a value as the gradient of a parameter."""
         is_of_parameter = self._float_sizes(*value) in self._parameter_sizes
-        if self._pass_name(maker) != "backward" or not is_of_parameter:
+        if self._passes.of(maker) != "backward" or not is_of_parameter:
             return False
         in_chunk = self._in_same_chunk.get(value, ())
         readers = [
             reader
             for reader in self._flow.readers([value])
-            if self._pass_name(reader) and reader.id not in in_chunk
+            if self._passes.of(reader) and reader.id not in in_chunk
         ]
         return all(operation_name(r) in _PASSES_ON or r.opcode in _PASSES_ON for r in readers)
 
@@ -378,10 +382,6 @@ class _BufferAttribution:
     def _step(self, instruction: Instruction) -> int:
         """Return the step at which an instruction runs; after all steps if it has none."""
         return self._module.order.get(instruction.id, len(self._module.order))
-
-    def _pass_name(self, instruction: Instruction) -> str:
-        """Return the pass that an instruction belongs to: "backward", "recompute" or ""."""
-        return pass_name(self._module.named(instruction))
 
     def _readers(self, buffer: Buffer) -> list[Instruction]:
         """Return the operations that read the value of a buffer, or a copy of it."""

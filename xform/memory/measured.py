@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from xform.errors import WrongArgument
-from xform.interpret.emit import pass_name
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import check_names, memory_analysis
 from xform.memory.held_arrays import HeldArrays, held_arrays
 from xform.memory.lowering import jitted_with_arguments
 from xform.memory.meters import AllocatorMeter, Meter, meter_of
+from xform.memory.phases import Passes
 from xform.memory.report import MemoryReport
 from xform.memory.traced_time import trace_instructions
 from xform.terminal.notebook import Result
@@ -254,13 +254,13 @@ def _time_by_line(report: MemoryReport, run: Callable[[], object]) -> dict[str, 
     assignment = report.assignment
     if module is None or assignment is None:
         return {}
-    hlo = assignment.module
+    hlo, passes = assignment.module, Passes(assignment.module)
     instructions = {i.name: i for i in hlo.instructions.values() if i.opcode not in _CONTAINERS}
     times: dict[str, dict[str, float]] = {}
     for name, seconds in trace_instructions(run, instructions.keys()).items():
         instruction = instructions[name]
         of_line = times.setdefault(hlo.where(instruction), {})
-        field = f"{pass_name(hlo.named(instruction)) or 'forward'}_seconds"
+        field = f"{passes.of(instruction) or 'forward'}_seconds"
         of_line[field] = of_line.get(field, 0.0) + seconds
     return {where: LineUse(where, **of_line) for where, of_line in times.items()}  # pyright: ignore
 
