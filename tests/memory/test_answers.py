@@ -39,10 +39,12 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=["compiled", "refused"])
 def test_another_process_finds_an_answer(answer: Answer, folder: Path, monkeypatch) -> None:
-    assert cached_answer(b"program", "cpu", ask=lambda: answer) == answer
-    assert cached_answer(b"program", "cpu", ask=never) is answer
+    ask = lambda: cached_answer(b"program", "cpu", ask=never)
+    assert cached_answer(b"program", "cpu", ask=lambda: answer) is answer
+    first = ask()
     forget(monkeypatch)
-    assert cached_answer(b"program", "cpu", ask=never) == answer
+    assert first == ask() == answer
+    assert (answer.known, first.known, ask().known) == (False, True, True)
     assert [p.suffix for p in (folder / "xform").iterdir()] == [".answer"]
 
 

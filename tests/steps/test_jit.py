@@ -254,6 +254,12 @@ def test_types_without_arrays_and_new_shapes() -> None:
     assert lowered.compile()(WS, X)[0].shape == WS.shape
     assert planned.trace(*types).jaxpr.out_avals[0].shape == WS.shape
     first = planned.plan
+    assert first.compiles > 0
+    planned(WS, X)  # is planned again, and JAX has compiled all of it
+    assert (planned.plan.compiles, planned.plan.compile_seconds) == (0, 0)
+    assert "compiled in" not in planned.plan.summary
+    assert "compile " not in str(planned.memory_analysis())
+    first = planned.plan
     assert_equal(planned(WS, X[:8]), jax.jit(sgd)(WS, X[:8]))
     assert planned.plan is not first
 
@@ -460,11 +466,15 @@ def test_errors_name_what_to_do() -> None:
 
 def test_a_target_that_is_not_here() -> None:
     types = jax.ShapeDtypeStruct(WS.shape, WS.dtype), jax.ShapeDtypeStruct(X.shape, X.dtype)
-    lowered = xform.jit(sgd, "budget:600KiB", target="cpu:1").lower(*types)
+    lowered, again = (
+        xform.jit(sgd, "budget:600KiB", target="cpu:1").lower(*types) for _ in range(2)
+    )
     assert (lowered.plan.compiled_bytes or 2**30) <= 600 * 2**10
     assert lowered.memory_analysis().total_bytes == lowered.plan.compiled_bytes
     with pytest.raises(WrongArgument, match="not attached"):
         lowered.compile()
+    assert (again.plan.compiles, again.plan.compiled_bytes) == (0, lowered.plan.compiled_bytes)
+    assert again.plan.seconds > 0
 
 
 def test_plans_for_an_absent_target_are_those_of_its_backend(

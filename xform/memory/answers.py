@@ -38,12 +38,14 @@ class Answer:
       module: the HloProto of the compiled program, with its buffer assignment; None if the compiler
         wrote none.
       error: the compiler's error message; empty if it compiled the program.
+      known: whether it was known before it was asked for, so that nothing was compiled.
     """
 
     bytes: dict[str, int]
     compile_seconds: float
     module: bytes | None
     error: str = ""
+    known: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def failed(self) -> bool:
@@ -74,17 +76,18 @@ def cached_answer(program: bytes, *details: str, ask: Callable[[], Answer]) -> A
     for part in (*details, *depends_on(), _FORMAT):
         key.update(b"\0" + part.encode())
     name = key.hexdigest()
-    if name not in _answers:
-        file = _answer_file(name)
-        answer = _read(file) if file else None
-        if answer is None:
-            answer = ask()
-            if answer.failed:
-                return answer  # not cached: the next attempt may succeed
-            if file:
-                _write(file, answer)
-        _answers[name] = answer
-    return _answers[name]
+    if name in _answers:
+        return _answers[name]
+    file = _answer_file(name)
+    if file and (read := _read(file)):
+        _answers[name] = read
+        return read
+    answer = ask()
+    if not answer.failed:  # the next attempt may succeed
+        if file:
+            _write(file, answer)
+        _answers[name] = dataclasses.replace(answer, known=True)
+    return answer
 
 
 def _answer_file(name: str) -> Path | None:
@@ -100,7 +103,7 @@ def _read(file: Path) -> Answer | None:
     try:
         head, _, module = file.read_bytes().partition(b"\n")
         record = json.loads(head)
-        return Answer(record["bytes"], record["seconds"], module or None, record["error"])
+        return Answer(record["bytes"], record["seconds"], module or None, record["error"], True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -56,7 +56,7 @@ class Compilation:
       bytes: bytes of each kind of memory: the kinds in `worker.KINDS`, and `constant`. Empty if the
         compiler refused the program.
       flops: FLOPs over all devices, with trip counts.
-      compile_seconds: wall time of the compiler.
+      compile_seconds: wall time of the compiler; 0 if JAX had compiled the program before.
       module: a serialized HloProto: the compiled module and its buffer assignment; None if the
         compiler wrote none.
       arguments: a name for each parameter of the module; empty if the module itself has the names.
@@ -64,6 +64,7 @@ class Compilation:
       needed_bytes: the size of a refused program; None if the compiler does not report it.
       closed_bytes: bytes of the arrays that the function closes over.
       program: the traced program; None if the figures were read from a file.
+      known: whether these figures were known, so that nothing was compiled for them.
     """
 
     function: str
@@ -80,6 +81,7 @@ class Compilation:
     program: Program | None = dataclasses.field(
         default=None, repr=False, compare=False, metadata=NOT_STORED
     )
+    known: bool = dataclasses.field(default=False, compare=False, metadata=NOT_STORED)
 
     @property
     def argument_bytes(self) -> int | None:
@@ -332,6 +334,7 @@ def compilation_of(name: str, target: Target, devices: int, answer: Answer, jaxp
         needed_bytes,
         _closed_bytes(jaxpr),
         prog,
+        answer.known,
     )
 
 

@@ -5,6 +5,9 @@ The program was compiled to be run. Reading its figures here saves another compi
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -13,16 +16,38 @@ from xform.memory.answers import Answer
 from xform.memory.worker import KINDS
 
 
-def executable_answer(compiled: Any, seconds: float) -> Answer:
+def executable_answer(compiled: Any, seconds: float, known: bool = False) -> Answer:
     """Return the compiler's answer for JAX's `Compiled` object: its bytes and, if kept, its module.
 
-    `seconds` is the time that the compilation took.
+    `seconds` is the time that the compilation took; `known` says whether JAX had compiled the
+    program before.
     """
+    seconds = 0.0 if known else seconds
     stats = compiled.memory_analysis()
     if stats is None:
-        return Answer({}, seconds, None)
+        return Answer({}, seconds, None, known=known)
     sizes = {kind: int(getattr(stats, f"{kind}_size_in_bytes", None) or 0) for kind in KINDS}
-    return Answer(sizes, seconds, _module(compiled, stats))
+    return Answer(sizes, seconds, _module(compiled, stats), known=known)
+
+
+@contextlib.contextmanager
+def recorded_compilations() -> Generator[list[str]]:
+    """A list that gets an entry for each program that JAX compiles here, in this thread.
+
+    JAX keeps the programs that it has compiled: if it has a program, it compiles nothing.
+    """
+    compiled: list[str] = []
+    thread = threading.get_ident()
+
+    def record(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event.endswith("backend_compile_duration") and threading.get_ident() == thread:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(record)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(record)
 
 
 def _module(compiled: Any, stats: Any) -> bytes | None:

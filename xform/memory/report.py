@@ -141,7 +141,7 @@ class MemoryReport(Result):
 
     @property
     def compile_seconds(self) -> float:
-        """Wall time of the compiler."""
+        """Wall time of the compiler; 0 if JAX had compiled the program before."""
         return self.compilation.compile_seconds
 
     @property

@@ -77,7 +77,8 @@ def _work_lines(report: Any) -> Iterator[list[str]]:
     for c in report.collectives:
         repeated = f", {c.repeated} for recomputed operations" if c.repeated else ""
         yield [c.kind, human_bytes(c.bytes), f"{c.count} times{repeated}"]
-    yield ["compile", f"{report.compile_seconds:.2f} s", ""]
+    if report.compile_seconds:
+        yield ["compile", f"{report.compile_seconds:.2f} s", ""]
 
 
 def _category_table(report: Any) -> str:

@@ -29,7 +29,8 @@ class StepPlan(Result):
       target: the backend that the step was compiled for.
       plans: the plans, by key. A key is a text that identifies a derivative.
       compiled_bytes: the compiler's peak of the step on each device; None if it is unknown.
-      compiles: how many programs were compiled to find the plans.
+      compiles: how many programs were compiled to find the plans, without those that JAX had
+        compiled before.
       seconds: the time of planning without compilations; 0 if the plan was read from a file.
       compile_seconds: the time of these compilations; 0 if the plan was read from a file.
     """

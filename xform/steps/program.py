@@ -15,7 +15,7 @@ import jax
 from xform._jax import jit
 from xform.memory.answers import Answer
 from xform.memory.compilation import Compilation, compilation_of, compile_for, trace_for
-from xform.memory.executable import executable_answer
+from xform.memory.executable import executable_answer, recorded_compilations
 from xform.memory.lowering import device_count
 from xform.memory.targets import Target
 from xform.planner.planning import use_default_policy
@@ -113,8 +113,10 @@ class StepProgram:
             start = time.perf_counter()
             try:
                 options = _UNTUNED if self.autotunes and not autotune else None
-                executable = lowered.compile(options)
-                answer = executable_answer(executable, time.perf_counter() - start)
+                with recorded_compilations() as compiled:
+                    executable = lowered.compile(options)
+                seconds = time.perf_counter() - start
+                answer = executable_answer(executable, seconds, known=not compiled)
             except jax.errors.JaxRuntimeError as error:
                 answer = Answer({}, time.perf_counter() - start, None, str(error))
         devices = device_count(lowered)

@@ -67,7 +67,8 @@ class StepSearch:
       problems: the derivatives of the step, by key, see `with_outside_bytes`.
       time_limit: seconds after which no further program is compiled; None for no limit.
       start: when planning began, as `time.perf_counter` counts.
-      compile_seconds: the time of each compilation. A search that starts again goes on with it.
+      compile_seconds: the time of each compilation, without programs that were compiled before. A
+        search that starts again goes on with it.
     """
 
     program: StepProgram
@@ -177,7 +178,8 @@ class StepSearch:
         """Compile the step under some plans."""
         decisions = self._decisions(candidates)
         compiled = self.program.compile(decisions, self.args, self.kwargs, autotune)
-        self.compile_seconds.append(compiled.compilation.compile_seconds)
+        if not compiled.compilation.known:
+            self.compile_seconds.append(compiled.compilation.compile_seconds)
         total = compiled.compilation.total_bytes
         size = agreed(math.inf if total is None else float(total))
         if self._gathers_more(candidates, compiled.compilation):

@@ -71,7 +71,7 @@ function headline() {
     ...(report.vmem_bytes ? [["Fast memory", humanBytes(report.vmem_bytes), "on the chip (VMEM), not in the total"]] : []),
     ["Code", humanBytes(report.code_bytes), "not in the total"],
     ["Work", humanFlops(report.flops), device.count > 1 ? "over all devices" : "in one call"],
-    ["Compiled in", `${report.compile_seconds.toFixed(1)} s`, ""],
+    ...(report.compile_seconds ? [["Compiled in", `${report.compile_seconds.toFixed(1)} s`, ""]] : []),
   ].map(([name, value, note, color]) => make("div", {},
     make("dt", {}, ...(color ? [swatch(`var(${color})`)] : []), name),
     make("dd", {}, value, make("small", {}, note)))));
