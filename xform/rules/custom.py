@@ -9,7 +9,7 @@ base class `Structured` describes the methods of a rule (`xform.interpret.node`)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -23,7 +23,7 @@ from xform.interpret.node import Structured, present_mask
 from xform.interpret.pullback import pull_of_jvp, pullback
 from xform.program.arithmetic import Value, as_jax_values, instantiate
 from xform.program.ir import Mask, apply, program
-from xform.program.source import frame
+from xform.program.source import frame, name_stack, source
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.rules.refused import push_custom_vjp, split_by_rule
@@ -36,6 +36,13 @@ from xform.rules.user_rules import (
 )
 
 
+@contextlib.contextmanager
+def _at_call(eqn: JaxprEqn) -> Generator[None]:
+    """Return a context in which JAX traces a rule, and keeps the trace: with the call's lines."""
+    with source(eqn, name_stack()), eqn.ctx.manager:
+        yield
+
+
 class CustomJvp(Structured):
     """The rule of `jax.custom_jvp`."""
 
@@ -45,7 +52,7 @@ class CustomJvp(Structured):
             return outs
         staged = self._staged(eqn, active)
         try:
-            with running_rule():
+            with running_rule(), _at_call(eqn):
                 has_tangent = staged.has_tangent if staged else traced_jvp_rule(eqn.params, active)
         except Exception:  # a rule that fails raises again where its derivative is needed
             return outs
@@ -80,7 +87,8 @@ class CustomVjp(Structured):
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         outs = super().active(eqn, active)
         if any(outs) and not staged_rule(eqn, "fwd_jaxpr_thunk", StagedForward):
-            with contextlib.suppress(Exception):  # raised again where its derivative is needed
+            # A rule that fails raises again where its derivative is needed.
+            with contextlib.suppress(Exception), _at_call(eqn):
                 trace_forward_rule(eqn.params, active)
         return outs
 

@@ -1,6 +1,7 @@
 """Rows of a Plan: the cost of each value, compared with plans that decide otherwise about it."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,43 @@ def test_branches_are_numbered_and_names_are_the_users() -> None:
     assert branches == {"[0]", "[1]"}
     assert len(named) <= 1
     assert all("test_rows.py" in r.where for r in rows)
+
+
+def rows_of_logits(w, x):
+    return jnp.mean(jax.nn.logsumexp(x @ w, -1))
+
+
+def sum_of_layers(w, x):
+    return jnp.sum(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0] ** 2)
+
+
+@pytest.mark.parametrize(
+    ("f", "w", "size"),
+    [(rows_of_logits, (16, 512), 200_000), (sum_of_layers, (6, 16, 16), 160_000)],
+)
+def test_rows_in_slices_have_lines_of_the_function(f, w, size) -> None:
+    types = jax.ShapeDtypeStruct(w, "float32"), jax.ShapeDtypeStruct((512, 16), "float32")
+    plan = xform.plan(f, *types, policy=policies.budget(size, slices=True, verify=False))
+    assert plan.slices
+    assert all(re.search(rf"test_rows.py:\d+:\d+ \({f.__name__}", row.where) for row in plan)
+
+
+@jax.custom_jvp
+def with_zeros(x):
+    return jnp.sin(x)
+
+
+with_zeros.defjvp(lambda xs, dxs: (jnp.sin(*xs), jnp.cos(*xs) * dxs[0]), symbolic_zeros=True)
+
+
+def calls_rule(w, x):
+    return jnp.sum(with_zeros(x @ w[0]))
+
+
+def test_values_of_a_rule_with_symbolic_zeros_have_the_line_of_the_call() -> None:
+    _, rows = of(calls_rule)
+    assert "cos" in {r.operation for r in rows}
+    assert all("(calls_rule)" in r.where for r in rows)
 
 
 def test_a_value_has_the_name_that_the_user_gave() -> None:
