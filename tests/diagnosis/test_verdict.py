@@ -109,6 +109,36 @@ def test_a_sum_of_which_one_part_is_zero_among_those_like_it() -> None:
     assert verdicts(rows)[0] == FINE
 
 
+@pytest.mark.parametrize("kind", ["layer", "path", "sum"])
+@pytest.mark.parametrize(
+    "fault",
+    ["dead", "saturated", "exploding", "vanishing", "small operand", "shattered", "drifting"],
+)
+def test_a_remedy_fits_the_row(kind: str, fault: str) -> None:
+    """A sum has no weights, and a row with a path around it needs none."""
+    numbers: dict[str, dict[str, Any]] = {
+        "dead": {"dead": 1.0},
+        "saturated": {"saturated": 1.0},
+        "exploding": {"gain": 1e4},
+        "vanishing": {"gain": 1e-4},
+        "small operand": {"least": 1e-6},
+        "shattered": {"correlation": 0.12},
+        "drifting": {"gradient": 1e-9},
+    }
+    usual = {"bypassed": kind != "layer"} | (
+        {"kind": "sum", "kin": "sum", "least": 0.5, "weight": None} if kind == "sum" else {}
+    )
+    rows = [row(i, **usual | (numbers[fault] if i == 3 else {})) for i in range(7)]
+    found = with_verdicts(rows)[3]
+    only_of = {"small operand": "sum", "shattered": "layer path", "drifting": "layer path"}
+    assert (found.verdict != FINE) == (kind in only_of.get(fault, kind))
+    if kind != "layer":
+        assert "add" not in found.remedy
+    if kind == "sum":
+        assert "its weights" not in found.remedy
+        assert "its bias" not in found.remedy
+
+
 def test_no_rows_and_what_is_not_known() -> None:
     assert with_verdicts([]) == []
     empty = dict.fromkeys(("input", "gain", "dead", "saturated", "correlation", "weight"))

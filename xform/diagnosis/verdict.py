@@ -16,6 +16,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from xform.diagnosis import thresholds
 from xform.diagnosis.row import LayerHealth
@@ -24,14 +25,37 @@ FINE = "fine"
 VERDICTS = ("nonfinite", "dead", "saturated", "exploding", "vanishing", "shattered", FINE)
 _FAN_IN = "initialize its weights with variance 1 / fan-in (2 / fan-in before a ReLU)"
 _ADD_PATH = "add the block's input to its result (a residual path), as similar blocks do"
+_KEEP_PATH = (
+    "do not scale the block's input down before the sum, and check that the block's last layer is "
+    "not zero"
+)
 _GUARD = "limit the operation's inputs (jnp.where on its result leaves a NaN in its gradient)"
 _CHECK_BATCH = "its input has a NaN or Inf: check the batch, and operations before the layer"
-_REVIVE = "initialize its bias to 0, lower the learning rate, or use a leaky ReLU or GELU"
-_SHRINK_INPUT = f"normalize the input of its activation, or {_FAN_IN}"
-_ADD_PATHS_EVERYWHERE = (
-    "add a residual path around each block and scale the blocks down with depth, or use orthogonal "
-    "weights"
+_SMALLER_BLOCKS = "scale the blocks down with depth"
+
+
+class _Remedy(NamedTuple):
+    """What to do about a fault: at a layer, and at a sum, which has no weights and no bias."""
+
+    layer: str
+    sum: str
+
+    def at(self, row: LayerHealth) -> str:
+        """Return the remedy for a row."""
+        return self.sum if row.kind == "sum" else self.layer
+
+
+_REVIVE = _Remedy(
+    "initialize its bias to 0, lower the learning rate, or use a leaky ReLU or GELU",
+    "initialize the biases before it to 0, lower the learning rate, or use a leaky ReLU or GELU",
 )
+_SHRINK_INPUT = _Remedy(
+    f"normalize the input of its activation, or {_FAN_IN}", "normalize it before its activation"
+)
+_SHRINK_RESULT = _Remedy(
+    f"{_FAN_IN}, or normalize or clip its result", "normalize or clip its operands"
+)
+_GROW_RESULT = _Remedy(f"{_FAN_IN}, or normalize its result", "normalize its operands")
 
 
 # Index of the row, verdict, reason, remedy.
@@ -105,10 +129,15 @@ def _dead_or_saturated(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
         if row.input == 0:  # its zeros come from an earlier layer
             continue
         if row.dead is not None and row.dead >= thresholds.DEAD_SHARE:
-            yield i, "dead", f"{row.dead:.0%} of its units are zero for every example", _REVIVE
+            yield (
+                i,
+                "dead",
+                f"{row.dead:.0%} of its units are zero for every example",
+                _REVIVE.at(row),
+            )
         elif row.saturated is not None and row.saturated >= thresholds.SATURATED_SHARE:
             reason = f"{row.saturated:.0%} of its activations have a slope near zero"
-            yield i, "saturated", reason, _SHRINK_INPUT
+            yield i, "saturated", reason, _SHRINK_INPUT.at(row)
 
 
 def _unusual_gains(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
@@ -119,9 +148,9 @@ def _unusual_gains(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
             reason += f", similar layers by {median:.2g}"
         expected = 1.0 if math.isnan(median) else median
         if gain > limit * expected:
-            yield i, "exploding", reason, _FAN_IN + ", or normalize or clip its result"
+            yield i, "exploding", reason, _SHRINK_RESULT.at(rows[i])
         elif gain * limit < expected:
-            yield i, "vanishing", reason, _FAN_IN + ", or normalize its result"
+            yield i, "vanishing", reason, _GROW_RESULT.at(rows[i])
 
 
 def _gains(rows: Sequence[LayerHealth]) -> Iterator[tuple[int, float, float, float]]:
@@ -187,7 +216,7 @@ def _tiny_operands(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
         if row.least < thresholds.OPERAND_RATIO * median and not _after_zeros(rows, i):
             sizes = f"its smallest operand is {row.least:.1g} of the largest"
             reason = f"{sizes}, {median:.1g} in similar sums"
-            yield i, "vanishing", reason, _ADD_PATH
+            yield i, "vanishing", reason, _KEEP_PATH
 
 
 def _after_zeros(rows: Sequence[LayerHealth], i: int) -> bool:
@@ -220,7 +249,8 @@ def _shattered_gradients(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
                 f"gradients of neighbouring examples have cosine {row.correlation:.2g}, like "
                 f"noise, and {last:.2g} at the last layer"
             )
-            yield i, "shattered", reason, _ADD_PATHS_EVERYWHERE
+            paths = "" if row.bypassed else "add a residual path around each block and "
+            yield i, "shattered", reason, f"{paths}{_SMALLER_BLOCKS}, or use orthogonal weights"
 
 
 def _drifting_gradients(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
@@ -235,7 +265,8 @@ def _drifting_gradients(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
         most = max(most, norms[i])
         if ratio < thresholds.VANISHED_RATIO:
             reason = f"its gradient has {ratio:.1g} times the norm of a later layer's gradient"
-            yield i, "vanishing", reason, f"{_FAN_IN}, add residual paths, or normalize"
+            paths = _SMALLER_BLOCKS if rows[i].bypassed else "add residual paths"
+            yield i, "vanishing", reason, f"{_FAN_IN}, {paths}, or normalize"
         elif norms[i] > thresholds.EXPLODED_RATIO * last:
             times = f"{norms[i] / last:.1g} times"
             reason = f"its gradient has {times} the norm of the last layer's gradient"
