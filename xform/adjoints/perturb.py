@@ -22,7 +22,7 @@ from xform.adjoints.sites import Path, bodies, inline_named_calls, kind
 from xform.errors import NotDifferentiable
 from xform.passes.structured import chosen_sharding
 from xform.program.arithmetic import Value, differentiable
-from xform.program.equation import scan_options, switch
+from xform.program.equation import scan_like, switch
 from xform.program.ir import Program, bind, environment, read, trace, write
 from xform.program.source import frame, name_stack, source
 from xform.rules.call import remat_region_of
@@ -170,7 +170,7 @@ def _scan(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
         return ys[:num_carry], (ys[num_carry:], cut_values)
 
     scanned = list(xs[first_scanned:]), perturbations
-    carry, (ys, cut_values) = lax.scan(iteration, start, scanned, **scan_options(eqn.params))
+    carry, (ys, cut_values) = scan_like(eqn.params, iteration, start, scanned)
     return [*carry, *ys], cut_values
 
 

@@ -18,7 +18,7 @@ from jax import lax
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
 from xform.diagnosis.layers import Layer, NestedLayer, ProgramLayers
 from xform.program.arithmetic import Value
-from xform.program.equation import scan_options, switch
+from xform.program.equation import scan_like, switch
 from xform.program.ir import bind, environment, evaluate, program, read, write
 from xform.program.source import name_stack, source
 
@@ -99,7 +99,7 @@ def _run_nested(
             list(xs[consts:first_scanned]),
             (list(xs[first_scanned:]), list(body_sinks)),
         )
-        carry, ys = lax.scan(iteration, start, scanned, **scan_options(params))
+        carry, ys = scan_like(params, iteration, start, scanned)
         return [*carry, *ys]
     if eqn.primitive is while_p:
         return _while(eqn, body, xs, body_sinks, probe)

@@ -20,7 +20,7 @@ from xform.fused.layer_axis import slice_equation
 from xform.fused.layers import LayerTarget, LeafUpdate, Sliced
 from xform.fused.writes import Write, sums_of, writes_of
 from xform.interpret.barrier import barrier
-from xform.program.equation import scan_options
+from xform.program.equation import scan_like, scan_options
 from xform.program.ir import Atom, evaluate, program, read
 from xform.program.source import name_stack, source
 
@@ -116,7 +116,7 @@ class BackwardLoop:
         zero_sums = [zeros(v.aval) for v in sums]
         count, *_ = barrier([jnp.int32(0)], [value_of(v) for v in self.first])
         start = carry, count, [*overwritten.values()], zero_sums
-        (carry, _, news, totals), ys = lax.scan(step, start, xs, **options)
+        (carry, _, news, totals), ys = scan_like(options, step, start, xs)
         stacked = [v for v, k in zip(scan.outvars[n_carry:], kept, strict=True) if k]
         results = dict(zip(scan.outvars[:n_carry], carry, strict=True))
         results |= zip(stacked, ys, strict=True)

@@ -40,10 +40,10 @@ from xform._jax import (
 from xform.interpret.node import gather, join_p, spread, submask
 from xform.passes.dce import live
 from xform.program.arithmetic import Value
+from xform.program.dimensions import SampledCache
 from xform.program.ir import Atom, Mask, Program, trace
 from xform.registry.table import rule_of
 from xform.registry.words import Passthrough
-from xform.storage.bounded_cache import BoundedCache
 
 # `joint.Joint` and `joint.Schedule`. This module is imported by `joint`, so it cannot import them.
 Joint = Any
@@ -162,7 +162,7 @@ def reduced_schedule(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
         reduced = reduced_joint(schedule.joint, given)
         order = [e for eqn in schedule.order for e in reduced.replacements.get(id(eqn), (eqn,))]
         order = live(order, reduced.joint.backward_outputs)
-        new = dataclasses.replace(schedule, joint=reduced.joint, order=order, cache=BoundedCache())
+        new = dataclasses.replace(schedule, joint=reduced.joint, order=order, cache=SampledCache())
         schedule.cache["given", given] = new, reduced.present_results
     return schedule.cache["given", given]
 

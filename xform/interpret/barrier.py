@@ -25,6 +25,7 @@ from jax.dtypes import prng_key
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
 from xform.program.arithmetic import Value, differentiable
+from xform.program.dimensions import has_elements
 from xform.program.ir import Mask, gather, spread
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.table import declare
@@ -71,7 +72,7 @@ def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "ever
     waits. On CPU this costs a select for each value in `saved`.
     """
     arrays = [s for s in seeds if hasattr(s, "dtype")]
-    usable = [s for s in arrays if s.size and jnp.issubdtype(s.dtype, np.number)]
+    usable = [s for s in arrays if has_elements(s.shape) and jnp.issubdtype(s.dtype, np.number)]
     if not saved or not usable:
         return list(saved)
     are_keys = [jnp.issubdtype(x.dtype, prng_key) for x in saved]

@@ -33,6 +33,7 @@ import jax
 from xform._jax import JaxprEqn, itemsize
 from xform.passes.dce import live
 from xform.passes.structured import called_body
+from xform.program.dimensions import number, numbers, product
 from xform.program.hijax import is_differentiable_hitype
 from xform.program.ir import Program, program
 from xform.registry.table import traits
@@ -51,7 +52,7 @@ def aval_bytes(aval: Any) -> int:
     if is_differentiable_hitype(aval):
         return sum(map(aval_bytes, aval.lo_ty()))
     dtype = getattr(aval, "dtype", None)
-    return 0 if dtype is None else math.prod(aval.shape) * itemsize(dtype) // _shards(aval)
+    return 0 if dtype is None else product(aval.shape) * itemsize(dtype) // _shards(aval)
 
 
 def _shards(aval: Any) -> int:
@@ -90,7 +91,7 @@ def equation_flops(eqn: JaxprEqn) -> int:
     """FLOPs of one equation, including its nested programs."""
     known = traits(eqn.primitive)
     if known.flops is not None:
-        return int(known.flops(eqn))
+        return int(number(known.flops(eqn)))
     if known.call:
         return flops(called_body(eqn))
     if known.fusion == "movement":
@@ -107,7 +108,7 @@ def equation_bytes(eqn: JaxprEqn) -> float:
     """
     known = traits(eqn.primitive)
     if known.bytes is not None:
-        return known.bytes(eqn)
+        return number(known.bytes(eqn))
     return sum(aval_bytes(v.aval) for v in
                (eqn.invars if known.fusion == "reduction" else eqn.outvars))  # fmt: skip
 
@@ -153,9 +154,14 @@ def shape(v: Any) -> tuple[int, ...]:
     return getattr(v.aval, "shape", (0,))
 
 
+def sizes(v: Any) -> tuple[int, ...]:
+    """The shape of a variable's type as numbers, see `xform.program.dimensions`."""
+    return numbers(shape(v))
+
+
 def size(v: Any) -> int:
     """The number of elements of a variable."""
-    return math.prod(shape(v))
+    return product(shape(v))
 
 
 def operand_size(eqn: JaxprEqn) -> int:
@@ -167,7 +173,7 @@ def factorization(cost: Callable[[int, int], float]) -> Callable[[JaxprEqn], flo
     """FLOPs of a matrix factorization: `cost(longer side, shorter side)` for each matrix."""
 
     def count(eqn: JaxprEqn) -> float:
-        *batch, a, b = shape(eqn.invars[0])
+        *batch, a, b = sizes(eqn.invars[0])
         return math.prod(batch) * cost(max(a, b), min(a, b))
 
     return count

@@ -28,6 +28,7 @@ from xform.interpret.materialize import materialize
 from xform.interpret.node import fork_p, gather, present_mask, spread
 from xform.interpret.wait import Wait
 from xform.program.arithmetic import Value
+from xform.program.dimensions import at_sample
 from xform.program.ir import Atom, Mask, Program, bind, read
 from xform.program.source import name_stack, source
 
@@ -56,7 +57,8 @@ def forward(
     schedule: Schedule, args: Sequence[Value], used: Mask | None = None
 ) -> tuple[list[Value], list[Value]]:
     """Run the forward part; return its outputs (None where not `used`) and the saved values."""
-    return walk.forward(schedule, _Emit(_forward_scopes(schedule)), args, used)
+    with at_sample(schedule.sample):
+        return walk.forward(schedule, _Emit(_forward_scopes(schedule)), args, used)
 
 
 def values(
@@ -67,7 +69,8 @@ def values(
     `env` has the inputs of the Joint, and may have other forward values, which are then not
     computed again. With `effects`, equations with side effects run too.
     """
-    return walk.values(schedule, _Emit(_forward_scopes(schedule)), wanted, env, effects)
+    with at_sample(schedule.sample):
+        return walk.values(schedule, _Emit(_forward_scopes(schedule)), wanted, env, effects)
 
 
 def values_by_variable(
@@ -107,7 +110,8 @@ def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
         reduced, present = reduced_schedule(schedule, given)
         results = backward(reduced, kept, args, gather(seeds, given), together, whole)
         return spread(results, present)
-    with jax.named_scope(TANGENT if schedule.joint.push else BACKWARD):
+    scope = jax.named_scope(TANGENT if schedule.joint.push else BACKWARD)
+    with at_sample(schedule.sample), scope:
         back_end = _Emit(_backward_scopes(schedule))
         kept, args = unused_keys(kept), unused_keys(args)
         return walk.backward(schedule, back_end, kept, args, seeds, together, whole)

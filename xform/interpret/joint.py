@@ -47,10 +47,10 @@ from xform.passes.erased import is_reshape, unchanged_operand
 from xform.passes.inline import inlinable_body, inline_bodies
 from xform.passes.simplify import Simplify
 from xform.program.arithmetic import Value
+from xform.program.dimensions import Sample, SampledCache, current_sample
 from xform.program.ir import Mask, Program, trace
 from xform.program.source import frame
 from xform.registry.table import traits
-from xform.storage.bounded_cache import BoundedCache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ class Joint:
     @cached_property
     def schedules(self) -> dict[Any, Schedule]:
         """The most recent schedules of this Joint, by policy."""
-        return BoundedCache(16)
+        return SampledCache(16)
 
     @cached_property
     def reduced_joints(self) -> dict[Mask, ReducedJoint]:
@@ -169,6 +169,7 @@ class Schedule:
         an integer program decided about all values together.
       gradients_first: whether a cotangent waits for the gradients that are complete, between the
         layers of a whole function (`interpret.gradients_first`).
+      sample: the sizes of symbolic dimensions at which this was decided (`program.dimensions`).
     """
 
     joint: Joint
@@ -183,13 +184,14 @@ class Schedule:
     snapshots: int | None = None
     decided_per_value: bool = False
     gradients_first: bool = False
-    cache: dict[Any, Any] = dataclasses.field(default_factory=BoundedCache, repr=False)
+    sample: Sample = dataclasses.field(default_factory=current_sample)
+    cache: dict[Any, Any] = dataclasses.field(default_factory=SampledCache, repr=False)
 
     @cached_property
     def outputs_only(self) -> Schedule:
         """This schedule with nothing saved and nothing read, for a forward pass alone."""
         reads = (False,) * len(self.reads)
-        return dataclasses.replace(self, saved=(), offloaded={}, reads=reads, cache=BoundedCache())
+        return dataclasses.replace(self, saved=(), offloaded={}, reads=reads, cache=SampledCache())
 
 
 # Whether the program that is being analyzed will run outside `jit`, operation by operation.

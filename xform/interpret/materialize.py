@@ -21,6 +21,7 @@ from jax import lax
 from xform._jax import Primitive, ad, batching, mlir
 from xform.interpret.barrier import Where, is_active, lowered_plainly, opaque_true
 from xform.program.arithmetic import Value
+from xform.program.dimensions import has_elements
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.traits import Traits
 from xform.registry.words import linear
@@ -36,7 +37,7 @@ def materialize(x: Value, where: Where = "everywhere") -> Value:
     This costs a write, and prevents fusion with the readers. A value without elements, or of an
     extended dtype such as PRNG keys, is returned as it is.
     """
-    can_be_written = x.size and jnp.issubdtype(x.dtype, jnp.generic)
+    can_be_written = has_elements(x.shape) and jnp.issubdtype(x.dtype, jnp.generic)
     return materialize_p.bind(x, where=where) if can_be_written else x
 
 

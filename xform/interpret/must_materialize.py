@@ -26,6 +26,7 @@ from xform.interpret.barrier import Where
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.interpret.wait import is_work
+from xform.program.dimensions import has_elements
 from xform.registry.table import traits
 
 # Write a value if the values that a compiler would keep instead take this many times its bytes.
@@ -128,5 +129,6 @@ def plain(v: Any) -> bool:
     dtype = v.aval.dtype
     real = jnp.issubdtype(dtype, np.floating)
     if real or jnp.issubdtype(dtype, np.integer):
-        return v.aval.size > 0 and (jnp.finfo if real else jnp.iinfo)(dtype).bits >= 8
-    return dtype == np.bool_ and v.aval.size > 0
+        whole_bytes = (jnp.finfo if real else jnp.iinfo)(dtype).bits >= 8
+        return whole_bytes and has_elements(v.aval.shape)
+    return dtype == np.bool_ and has_elements(v.aval.shape)

@@ -34,13 +34,13 @@ from xform._jax import (
 )
 from xform.interpret.logs import log_without
 from xform.program.arithmetic import Value, instantiate
+from xform.program.dimensions import SampledCache
 from xform.program.fingerprint import fingerprint, parameters_text
 from xform.program.ir import Mask, Program, apply
 from xform.program.ir import gather as gather
 from xform.program.ir import spread as spread
 from xform.program.source import frame
 from xform.registry.table import Rule
-from xform.storage.bounded_cache import BoundedCache
 
 # `joint.Joint` and sequences of `joint.Schedule`. That module imports this one, so this one cannot
 # import their types.
@@ -150,7 +150,7 @@ class Node(abc.ABC):
                  push: bool):  # fmt: skip
         self.eqn, self.joints, self.push = eqn, tuple(joints), push
         self.seeded, self.results = seeded, results
-        self.cache: BoundedCache[Any, Any] = BoundedCache()
+        self.cache = SampledCache()
 
     def __fingerprint__(self) -> Any:
         """Return what identifies the node, see `xform.program.fingerprint`."""

@@ -24,6 +24,7 @@ from jax import lax
 
 from xform._jax import Var, jax_primitives
 from xform.interpret.barrier import Where
+from xform.interpret.cost import size
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.must_materialize import plain
 from xform.interpret.wait import is_work
@@ -65,7 +66,7 @@ def _shared(schedule: Schedule) -> Iterator[Var]:
             aval: Any = v.aval
             two_shapes = products[v] > 1 and aval.ndim != 2
             shared_read = products[v] and (v in sums or two_shapes)
-            if shared_read and len(chain) > _LONG and plain(v) and aval.size >= _SMALL:
+            if shared_read and len(chain) > _LONG and plain(v) and size(v) >= _SMALL:
                 yield v  # the chains of its readers begin here
             else:
                 chains[v] = chain

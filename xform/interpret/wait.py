@@ -18,7 +18,7 @@ from jax import lax
 
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
 from xform.interpret.barrier import EARLY, Where, can_wait
-from xform.interpret.cost import aval_bytes
+from xform.interpret.cost import aval_bytes, size
 from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import called_body
 from xform.program.hijax import is_differentiable_hitype
@@ -190,8 +190,8 @@ def _grows(run: Sequence[JaxprEqn], schedule: Schedule, read_by_work: Set[Var]) 
     """Whether work reads a value of a run that has more elements than each value the run reads."""
     computed = [v for e in run for v in e.outvars]
     read = {v for e in run for v in reads_of(e, schedule.inner)}.difference(computed)
-    most = max((_size(v) for v in computed if v in read_by_work), default=0)
-    return most > max((_size(v) for v in read), default=0)
+    most = max((size(v) for v in computed if v in read_by_work), default=0)
+    return most > max((size(v) for v in read), default=0)
 
 
 def _expensive(eqn: JaxprEqn) -> bool:
@@ -234,7 +234,7 @@ def greedy_cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]
     remaining = (1 << len(targets)) - 1
     chosen: list[Var] = []
     while covered:
-        best = max(covered, key=lambda v: ((covered[v] & remaining).bit_count(), -_size(v)))
+        best = max(covered, key=lambda v: ((covered[v] & remaining).bit_count(), -size(v)))
         if not covered[best] & remaining:
             break
         chosen.append(best)
@@ -258,16 +258,12 @@ def _repeated(v: Var, eqn: JaxprEqn) -> bool:
     x, y = _aval(v), _aval(eqn.outvars[0])
     if is_differentiable_hitype(x) or is_differentiable_hitype(y):
         return False
-    if eqn.primitive is broadcast_in_dim_p:
-        return x.size < y.size
+    if size(v) >= size(eqn.outvars[0]):
+        return False
     pairs = zip(x.shape, y.shape, strict=False)
-    return x.ndim == y.ndim and x.size < y.size and all(a in (1, b) for a, b in pairs)
+    one_to_one = x.ndim == y.ndim and all(a in (1, b) for a, b in pairs)
+    return eqn.primitive is broadcast_in_dim_p or one_to_one
 
 
 def _aval(v: Any) -> Any:
     return v.aval
-
-
-def _size(v: Any) -> int:
-    """Return the number of elements; 0 for a value that is not an array."""
-    return getattr(v.aval, "size", 0)

@@ -127,13 +127,13 @@ def _evaluate(order: Order, maps: _LinearMaps, chunk: int | None) -> JacobianMat
     (aval,) = avals
     matrix = _evaluate(order.operand, maps, chunk).concatenated()
     rows = matrix.T if order.mode == "forward" else matrix
-    rows = rows.astype(aval.dtype).reshape(len(rows), *aval.shape)
+    rows = rows.astype(aval.dtype).reshape(rows.shape[0], *aval.shape)
     return _matrices_of_images(order.mode, images_of_rows(linear, [rows], chunk))
 
 
 def _matrices_of_images(mode: str, images: Sequence[Value]) -> JacobianMatrices:
     """Return the Jacobian from a sweep's results (images) of all its vectors, stacked by leaf."""
-    rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in images]
+    rows = [x.reshape(x.shape[0], math.prod(x.shape[1:])) for x in images]
     if mode == "forward":
         return JacobianMatrices("outputs", [x.T for x in rows])
     return JacobianMatrices("inputs", rows)

@@ -304,7 +304,7 @@ def _only_reshapes(eqn: JaxprEqn) -> bool:
     if primitive is not lax.broadcast_in_dim_p:
         return True
     (x,), dims = eqn.invars, params["broadcast_dimensions"]
-    return list(dims) == sorted(dims) and _size(x) == _size(eqn.outvars[0]) > 0
+    return list(dims) == sorted(dims) and _size(x) == _size(eqn.outvars[0]) != 0
 
 
 def _size(atom: Atom) -> int:

@@ -27,7 +27,7 @@ from xform._jax import (
     scan_p,
     while_p,
 )
-from xform.program.equation import scan_options, switch
+from xform.program.equation import scan_like, switch
 from xform.program.ir import Mask, Program, evaluate, gather, program, spread, trace
 from xform.program.source import name_stack, source
 from xform.registry.table import traits
@@ -167,7 +167,7 @@ def _scan(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) 
         return ys[:n], ys[n:]
 
     scanned = gather(xs[first_scanned:], read)
-    carry, ys = lax.scan(step, start, scanned, **scan_options(eqn.params))
+    carry, ys = scan_like(eqn.params, step, start, scanned)
     return [*carry, *ys]
 
 

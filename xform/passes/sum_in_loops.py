@@ -18,7 +18,7 @@ from jax import lax
 from xform._jax import JaxprEqn, Var, scan_counts, scan_p
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
-from xform.program.equation import scan_options
+from xform.program.equation import scan_like
 from xform.program.ir import Atom, Program, evaluate, program, trace
 from xform.program.source import name_stack, source
 
@@ -154,9 +154,7 @@ def _with_sums(eqn: JaxprEqn, sums: Sequence[_StackedSum]) -> Program | None:
         with source(eqn, name_stack()), eqn.ctx.manager:
             numbers = jnp.arange(eqn.params["length"], dtype=jnp.int32)
             carry = list(start), list(arrays)
-            (states, totals), ys = lax.scan(
-                step, carry, (numbers, scanned), **scan_options(eqn.params)
-            )
+            (states, totals), ys = scan_like(eqn.params, step, carry, (numbers, scanned))
         stacked, of_position = iter(ys), dict(zip(added, totals, strict=True))
         return [*states, *(of_position[p] if p in added else next(stacked)
                            for p in range(n_carry, len(eqn.outvars)))]  # fmt: skip

@@ -29,6 +29,7 @@ from xform._jax import (
     zeros,
 )
 from xform._jax.meshes import has_explicit_axis, on_mesh_of
+from xform._jax.symbolic import is_symbolic
 from xform.program.hijax import is_differentiable_hitype
 
 Value = Any
@@ -108,6 +109,8 @@ def reshard_tangent(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_av
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:
     """Return the tangent of an integer or boolean array of this shape: its dtype is float0."""
+    if any(map(is_symbolic, shape)):  # NumPy has no such shape
+        return lax.broadcast(np.zeros((), jax.dtypes.float0), shape)
     return np.zeros(shape, jax.dtypes.float0)
 
 
@@ -196,5 +199,6 @@ def _sum_to_shape(ct: Value, shape: tuple[int, ...]) -> Value:
     """Sum over all axes for a scalar shape, else over the axes that were broadcast from size 1."""
     if len(shape) != ct.ndim:
         return lax.reduce_sum(ct, tuple(range(ct.ndim)))
-    axes = tuple(i for i, (a, b) in enumerate(zip(ct.shape, shape, strict=True)) if a != b)
+    pairs = enumerate(zip(ct.shape, shape, strict=True))
+    axes = tuple(i for i, (a, b) in pairs if b == 1 and a != 1)
     return lax.reshape(lax.reduce_sum(ct, axes), shape)

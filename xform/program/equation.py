@@ -10,10 +10,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Literal, Primitive, Var, equation
+from xform._jax.symbolic import is_symbolic
 from xform.program.source import name_stack, source
 
 Atom = Var | Literal
@@ -79,6 +81,20 @@ def scan_options(params: dict[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments of `lax.scan` for a scan with these parameters."""
     names = ("length", "reverse", "unroll", "_split_transpose")
     return {k: params[k] for k in names if k in params}
+
+
+def scan_like(params: dict[str, Any], step: Callable[..., Any], carry: Any, xs: Any) -> Any:
+    """Run `lax.scan` with the options of another scan, which has the parameters `params`.
+
+    `lax.scan` takes no symbolic length, but infers it from the arrays that it scans.
+    """
+    options = scan_options(params)
+    if not is_symbolic(options["length"]):
+        return lax.scan(step, carry, xs, **options)
+    length = options.pop("length")
+    if jax.tree.leaves(xs):
+        return lax.scan(step, carry, xs, **options)
+    return lax.scan(lambda carry, _: step(carry, xs), carry, lax.iota(np.int32, length), **options)
 
 
 def switch(params: dict[str, Any], index: Any, branches: Sequence[Callable[..., Any]],

@@ -38,6 +38,7 @@ from xform._jax import (
     primitive_named,
 )
 from xform._jax.custom_functions import RULE_PARAMS
+from xform._jax.symbolic import SymbolicDimension
 from xform._jax.wrappers import innermost
 from xform.program.ir import Atom, Program
 from xform.program.naming import (
@@ -53,7 +54,7 @@ from xform.program.naming import (
 # `id`s of the enclosing objects, outermost first, to detect an object that contains itself.
 _Outer = tuple[int, ...]
 
-_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), range))
+_PLAIN = {bool, int, float, complex, str, bytes, type(None), type(...), range, SymbolicDimension}
 # A *reduction* is the result of `__reduce_ex__`, from which pickle makes a copy of an object: a
 # function, its arguments, and the object's attributes. Functions in `_NEW` only make an instance.
 _NEW: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # pyright: ignore[reportAttributeAccessIssue]
@@ -179,7 +180,7 @@ def _type_text(aval: Any) -> str:
     # Attributes that equal those of a value without a mesh, in device memory, are left out.
     default = ShapedArray(aval.shape, aval.dtype).__getnewargs_ex__()[1]
     unusual = {k: v for k, v in aval.__getnewargs_ex__()[1].items() if v != default[k]}
-    dims = ",".join(str(n) if type(n) is int else text_of(n) for n in aval.shape)
+    dims = ",".join(map(str, aval.shape))
     short = f"{'~' if aval.weak_type else ''}{_dtype_text(aval.dtype)}[{dims}]"
     return f"{short}{{{_pairs(unusual, ())}}}" if unusual else short
 

@@ -22,6 +22,7 @@ from jax.sharding import AxisType
 from xform._jax import JaxprEqn, Var, jaxpr_and_consts, trace_to_jaxpr
 from xform._jax.meshes import auto_axes
 from xform._jax.mutable import input_type
+from xform.program.dimensions import SampledCache
 from xform.program.equation import Atom as Atom
 from xform.program.equation import apply as apply
 from xform.program.equation import bind as bind
@@ -30,7 +31,6 @@ from xform.program.equation import write as write
 from xform.program.hijax import lower_equation
 from xform.program.references import makes_references, remove_references
 from xform.program.source import name_stack
-from xform.storage.bounded_cache import BoundedCache
 
 Mask = tuple[bool, ...]
 
@@ -48,7 +48,7 @@ class Program:
     consts: tuple[tuple[Var, Any], ...]
     equations: tuple[JaxprEqn, ...]
     outputs: tuple[Atom, ...]
-    cache: dict[Any, Any] = dataclasses.field(default_factory=BoundedCache, repr=False)
+    cache: dict[Any, Any] = dataclasses.field(default_factory=SampledCache, repr=False)
 
     @property
     def in_avals(self) -> list[Any]:

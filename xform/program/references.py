@@ -35,7 +35,7 @@ from xform._jax.custom_functions import call_again, wrap_like
 from xform._jax.mutable import reference_type
 from xform.errors import NotDifferentiable
 from xform.program.arithmetic import differentiable
-from xform.program.equation import bind, read, scan_options, switch, write
+from xform.program.equation import bind, read, scan_like, switch, write
 from xform.program.hijax import lower_equation
 from xform.program.reference_operations import EMPTY_REF, NEW_REF, OPERATIONS, RefCell
 from xform.program.source import frame, name_stack, source
@@ -190,7 +190,7 @@ def _scan(params: dict[str, Any], args: list[Any], cells: list[RefCell]):
         return (outs[:n_carry], new[:n]), (outs[n_carry:], new[n:])
 
     start, xs = (list(carry), _values(unsliced)), (_without_cells(scanned), _values(sliced))
-    (carry, values), (ys, slices) = lax.scan(step, start, xs, **scan_options(params))
+    (carry, values), (ys, slices) = scan_like(params, step, start, xs)
     new_values = dict(zip([*unsliced, *sliced], [*values, *slices], strict=True))
     return [*carry, *ys], [new_values[c] for c in cells]
 

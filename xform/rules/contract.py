@@ -24,6 +24,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xform._jax import JaxprEqn
+from xform._jax.symbolic import conv_general_dilated, larger
 from xform.errors import UnsupportedParam
 from xform.interpret import cost
 from xform.interpret.cost import shape
@@ -107,7 +108,7 @@ def _dot_flops(eqn: JaxprEqn) -> int:
 
 def _product(v: Any, axes: Axes) -> int:
     """Return the product of the lengths of some axes of a value."""
-    return math.prod(cost.shape(v)[i] for i in axes)
+    return math.prod(cost.sizes(v)[i] for i in axes)
 
 
 def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
@@ -227,7 +228,7 @@ def _ragged_flops(eqn: JaxprEqn) -> int:
     (contracted, _), _ = numbers.dot_dimension_numbers
     outputs = cost.size(eqn.outvars[0])
     if numbers.lhs_ragged_dimensions[0] in contracted:  # y has a matrix for each group
-        outputs //= cost.shape(eqn.outvars[0])[0]
+        outputs //= cost.sizes(eqn.outvars[0])[0]
     return 2 * outputs * _product(eqn.invars[0], contracted)
 
 
@@ -258,7 +259,7 @@ declare(RaggedProduct, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_r
 
 def _extent(size: int, dilation: int) -> int:
     """Return the length of an axis of `size` elements with `dilation - 1` holes between them."""
-    return max(0, (size - 1) * dilation + 1)
+    return larger(0, (size - 1) * dilation + 1)
 
 
 def regroup(x: Any, groups: int, source: int, target: int) -> Any:
@@ -289,7 +290,7 @@ def _conv_lhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
         pads.append((window - 1 - low, length - _extent(ct.shape[y_axis], window_strides[i]) + low))
     kernel = lax.rev(regroup(w, groups, w_spec[0], w_spec[1]), w_spec[2:])
     swapped = w_spec[1], w_spec[0], *w_spec[2:]
-    out = lax.conv_general_dilated(
+    out = conv_general_dilated(
         ct, lax.convert_element_type(kernel, ct.dtype), window_strides=lhs_dilation, padding=pads,
         lhs_dilation=window_strides, rhs_dilation=rhs_dilation,
         dimension_numbers=lax.ConvDimensionNumbers(y_spec, swapped, x_spec),
@@ -314,7 +315,7 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
         window = _extent(ct.shape[y_axis], window_strides[i])
         high = _extent(w.shape[w_axis], rhs_dilation[i]) + window - 1 - length - low
         pads.append((low, high))
-    out = lax.conv_general_dilated(
+    out = conv_general_dilated(
         lax.convert_element_type(x, ct.dtype), ct, window_strides=rhs_dilation, padding=pads,
         lhs_dilation=lhs_dilation, rhs_dilation=window_strides,
         dimension_numbers=lax.ConvDimensionNumbers(specs[0], specs[2], specs[1]),
@@ -327,14 +328,13 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
 
 def _conv_flops(eqn: JaxprEqn) -> int:
     """Return 2 FLOPs for each kernel element times an element of `x`, not padding or a hole."""
-    params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    x, w, y = map(cost.shape, (*eqn.invars, *eqn.outvars))
+    p, numbers = eqn.params, eqn.params["dimension_numbers"]
+    x, w, y = map(cost.sizes, (*eqn.invars, *eqn.outvars))
     taps = math.prod(
         _taps(x[i], w[j], y[k], *options)
         for i, j, k, *options in zip(
             numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:],
-            params["window_strides"], params["lhs_dilation"], params["rhs_dilation"],
-            params["padding"], strict=True)
+            p["window_strides"], p["lhs_dilation"], p["rhs_dilation"], p["padding"], strict=True)
     )  # fmt: skip
     batch, channels = (y[i] for i in numbers.out_spec[:2])
     return 2 * batch * channels * w[numbers.rhs_spec[1]] * taps
@@ -347,7 +347,7 @@ def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spre
     For one spatial axis with the lengths `n_in`, `n_window` (the kernel) and `n_out`. `dilation` is
     the dilation of the input, `spread` that of the kernel.
     """
-    i = np.arange(n_out)[:, None] * stride + np.arange(n_window) * spread - padding[0]
+    i = np.arange(n_out)[:, None] * stride + np.arange(n_window) * spread - cost.number(padding[0])
     return int(np.sum((i >= 0) & (i <= (n_in - 1) * dilation) & (i % dilation == 0)))
 
 

@@ -29,6 +29,7 @@ from xform.rules.linalg import (
     dot,
     eye,
     hermitian,
+    identity,
     rows,
     solve,
     where,
@@ -103,7 +104,7 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
     dv = lax.mul(f, lax.add(sm, adjoint(sm)))
     if np.iscomplexobj(inner):
         phase = lax.sub(inner, adjoint(inner))
-        phase = lax.div(where(np.eye(min(m, n), dtype=bool), phase), lax.add(si, si))
+        phase = lax.div(where(identity(*inner.shape[-2:]), phase), lax.add(si, si))
         du = lax.add(du, phase)
     du, dv = dot(u, du), dot(v, dv)
     if m > n:

@@ -25,6 +25,7 @@ from xform.rules.linalg import (
     dot,
     eye,
     hermitian,
+    identity,
     imaginary,
     lower,
     solve,
@@ -46,7 +47,7 @@ def _cholesky(xs: Any, dxs: Any):
     y = lower(factor)
     inner = solve_right(y, hermitian(da, True), lower=True, transpose_a=True, conjugate_a=True)
     inner = solve_left(y, inner, lower=True)
-    half_diagonal = lax.mul(where(np.eye(a.shape[-1], dtype=bool), inner), np.asarray(0.5, a.dtype))
+    half_diagonal = lax.mul(where(identity(*a.shape[-2:]), inner), np.asarray(0.5, a.dtype))
     return [factor], [dot(y, lax.sub(lower(inner), half_diagonal))]
 
 
@@ -103,7 +104,7 @@ def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: An
     inner = dot(adjoint(q), x)
     omega = lax.sub(lower(inner, 1), adjoint(lower(inner, 1)))
     if np.iscomplexobj(inner):
-        omega = lax.add(omega, where(np.eye(k, dtype=bool), imaginary(inner)))
+        omega = lax.add(omega, where(identity(k, k), imaginary(inner)))
     dq = lax.add(x, dot(q, lax.sub(omega, inner)))
     dr = upper(lax.sub(dot(adjoint(q), da), dot(omega, r)))
     if full:

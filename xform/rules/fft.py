@@ -15,6 +15,7 @@ from jax import lax
 from xform._jax import JaxprEqn
 from xform.interpret import cost
 from xform.interpret.cost import shape
+from xform.program.dimensions import product
 from xform.registry.dependence import AxisLink, Links, axis_by_axis
 from xform.registry.traits import Traits
 from xform.registry.words import linear
@@ -41,7 +42,7 @@ def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int
 
 def _flops(eqn: JaxprEqn) -> float:
     """Return 5 n log2(n) for each complex signal of n elements, half of it for a real one."""
-    kind, n = eqn.params["fft_type"], math.prod(eqn.params["fft_lengths"])
+    kind, n = eqn.params["fft_type"], product(eqn.params["fft_lengths"])
     real = kind.name in ("RFFT", "IRFFT")
     signal = eqn.invars[0] if kind.name != "IRFFT" else eqn.outvars[0]
     return (2.5 if real else 5) * cost.size(signal) * math.log2(n) if n else 0

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, jax_primitives, zeros
+from xform._jax.symbolic import is_symbolic, smaller
 from xform.interpret import cost
 from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
@@ -43,27 +44,43 @@ def adjoint(a: Any) -> Any:
     return transposed(lax.conj(a) if np.iscomplexobj(a) else a)
 
 
-def where(mask: np.ndarray, a: Any) -> Any:
-    """Return a matrix with zeros where `mask`, a known matrix of bools, is False."""
+def tri(m: Any, n: Any, above: int = 0) -> Any:
+    """Return an m x n matrix of bools: the lower triangle, with `above` diagonals above the main.
+
+    It is a constant, unless a size is symbolic.
+    """
+    if not (is_symbolic(m) or is_symbolic(n)):
+        return np.tri(m, n, above, dtype=bool)
+    row, column = (lax.broadcasted_iota(np.int32, (m, n), axis) for axis in (0, 1))
+    return lax.ge(lax.add(row, np.int32(above)), column)
+
+
+def identity(m: Any, n: Any) -> Any:
+    """Return an m x n matrix of bools that is True on the diagonal."""
+    return tri(m, n) & ~tri(m, n, -1)
+
+
+def where(mask: Any, a: Any) -> Any:
+    """Return a matrix with zeros where `mask`, a matrix of bools, is False."""
     full_mask = lax.broadcast_in_dim(mask, a.shape, (a.ndim - 2, a.ndim - 1))
     return lax.select(full_mask, a, zeros(jax.typeof(a)))
 
 
 def lower(a: Any, below: int = 0) -> Any:
     """Return the lower triangle, without its first `below` diagonals; 0 keeps the diagonal."""
-    return where(np.tri(*a.shape[-2:], k=-below, dtype=bool), a)
+    return where(tri(*a.shape[-2:], above=-below), a)
 
 
 def upper(a: Any) -> Any:
     """Return the upper triangle with the diagonal."""
-    return where(~np.tri(*a.shape[-2:], k=-1, dtype=bool), a)
+    return where(~tri(*a.shape[-2:], above=-1), a)
 
 
 def diagonal(a: Any) -> Any:
     """Return the diagonal as a vector."""
-    k = min(a.shape[-2:])
+    k = smaller(*a.shape[-2:])
     square = lax.slice(a, (0,) * a.ndim, (*a.shape[:-2], k, k))
-    return lax.reduce_sum(where(np.eye(k, dtype=bool), square), (a.ndim - 1,))
+    return lax.reduce_sum(where(identity(k, k), square), (a.ndim - 1,))
 
 
 def rows(s: Any, like: Any) -> Any:
@@ -80,7 +97,7 @@ def columns(s: Any, like: Any) -> Any:
 
 def eye(a: Any) -> Any:
     """Return the identity matrix in the shape and dtype of `a`, which may not be square."""
-    unit = np.eye(*a.shape[-2:], dtype=a.dtype)
+    unit = identity(*a.shape[-2:]).astype(a.dtype)
     return lax.broadcast_in_dim(unit, a.shape, (a.ndim - 2, a.ndim - 1))
 
 
@@ -90,8 +107,8 @@ def hermitian(a: Any, from_lower: bool) -> Any:
     `from_lower`: whether to take the lower triangle; else the upper one.
     """
     n = a.shape[-1]
-    triangle = where(np.tri(n, k=-1, dtype=bool) if from_lower else ~np.tri(n, dtype=bool), a)
-    on_diagonal = where(np.eye(n, dtype=bool), a)
+    triangle = where(tri(n, n, -1) if from_lower else ~tri(n, n), a)
+    on_diagonal = where(identity(n, n), a)
     if np.iscomplexobj(a):
         real = lax.real(on_diagonal)
         on_diagonal = lax.complex(real, zeros(jax.typeof(real)))
@@ -151,8 +168,8 @@ def _triangular_apply(y: Any, a: Any, *, left_side: bool, lower: bool, transpose
                       conjugate_a: bool, unit_diagonal: bool):  # fmt: skip
     """Return A y, or y A if not `left_side`. The options say which triangular matrix A is."""
     n = a.shape[-1]
-    triangle = np.tri(n, k=-1 if unit_diagonal else 0, dtype=bool)
-    a = where(triangle if lower else triangle.T, a)
+    below = int(unit_diagonal)
+    a = where(tri(n, n, -below) if lower else ~tri(n, n, below - 1), a)
     if conjugate_a and np.iscomplexobj(a):
         a = lax.conj(a)
     if transpose_a:
@@ -202,7 +219,7 @@ def _tridiagonal_transpose(ct: Any, low: Any, middle: Any, high: Any, *, perturb
 
 
 def _triangular_flops(eqn: JaxprEqn) -> int:
-    return cost.size(eqn.invars[1]) * cost.shape(eqn.invars[0])[-1]
+    return cost.size(eqn.invars[1]) * cost.sizes(eqn.invars[0])[-1]
 
 
 def _solve_dependence(eqn: JaxprEqn) -> list[list[Links]]:

@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax import lax
-
 from xform._jax import JaxprEqn, Var, cotangent_aval, scan_p
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
@@ -36,7 +34,8 @@ from xform.interpret.repeat import repeatable
 from xform.passes.dce import live
 from xform.passes.sum_in_loops import SumInLoops
 from xform.program.arithmetic import Value, add, instantiate
-from xform.program.equation import scan_options
+from xform.program.dimensions import number
+from xform.program.equation import scan_like, scan_options
 from xform.program.ir import Atom, Mask, program, union
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -92,8 +91,7 @@ class Scan(Structured):
             dys = spread(instantiate(dys, body.prog.outputs, outputs), outputs)
             return (ys[:n_carry], dys[:n_carry]), (ys[n_carry:], dys[n_carry:])
 
-        start, options = (carry, dcarry), scan_options(eqn.params)
-        state, out = lax.scan(step, start, (scanned, dscanned), **options)
+        state, out = scan_like(eqn.params, step, (carry, dcarry), (scanned, dscanned))
         return [*state[0], *out[0]], [*state[1], *out[1]]
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
@@ -120,7 +118,7 @@ class _ScanNode(Node):
     def __init__(self, eqn: JaxprEqn, body: ScanBody, joint: Joint, active: Mask, wanted: Mask,
                  body_wanted: Mask, push: bool):  # fmt: skip
         self.body, self.joint = body, joint
-        self.iterations, self.options = eqn.params["length"], scan_options(eqn.params)
+        self.iterations, self.options = number(eqn.params["length"]), scan_options(eqn.params)
         self.first_carry = body.n_consts
         n_carry = body.n_carry
         if push:
@@ -259,7 +257,7 @@ class _ScanNode(Node):
                 for ((_, offload), v), x in pairs
             ]
 
-        final, stacks = lax.scan(step, gather(carry, carried), scanned, **self.options)
+        final, stacks = scan_like(self.options, step, gather(carry, carried), scanned)
         stack = dict(zip(by_key, stacks, strict=True))
         last = spread(final, carried)
         outs = [x if u else None for x, u in zip(last, used[:n_carry], strict=True)]
@@ -343,7 +341,7 @@ class _ScanNode(Node):
         if sums and any(eqn.primitive is scan_p for eqn in body.prog.equations):
             step = SumInLoops()(step)
         options = {**self.options, "reverse": not self.options["reverse"]}
-        (carry, sums, _), out = lax.scan(step, (state, sums, last), (*inputs, ct_ys), **options)
+        (carry, sums, _), out = scan_like(options, step, (state, sums, last), (*inputs, ct_ys))
         return self.as_results([*sums, *carry, *out], on)
 
     def initial_cts(self, seeds: Sequence[Value], on: HasCotangent
@@ -383,13 +381,13 @@ class _ScanNode(Node):
             new = instantiate(full[:n_carry], body.prog.outputs[:n_carry], self.carried)
             return new, gather(full[n_carry:], self.joint.results[n_carry:])
 
-        carry, out = lax.scan(step, dcarry, (*inputs, dscanned), **self.options)
+        carry, out = scan_like(self.options, step, dcarry, (*inputs, dscanned))
         return [*carry, *out]
 
 
 def _flops(eqn: JaxprEqn) -> int:
     """Return the FLOPs of all iterations."""
-    return eqn.params["length"] * flops(program(eqn.params["jaxpr"]))
+    return number(eqn.params["length"]) * flops(program(eqn.params["jaxpr"]))
 
 
 declare(Scan, "scan", "structured", (), Traits(foldable=False, flops=_flops), supported_params=(

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, jax_primitives, zeros
+from xform._jax.symbolic import is_at_least, is_symbolic
 from xform.interpret import cost
 from xform.interpret.cost import shape
 from xform.interpret.jvp import jvp
@@ -116,12 +117,43 @@ def fold(combine: Combine, xs: list[Any], axis: int) -> list[Any]:
     return [lax.squeeze(x, (axis,)) for x in xs]
 
 
+def _in_order(combine: Combine, start: list[Any], xs: list[Any], axes: Sequence[int],
+              reverse: bool = False) -> tuple[list[Any], list[Any]]:  # fmt: skip
+    """Combine `start` with the elements along some axes, one after the other.
+
+    `reverse` begins with the last element. Returns the last results, without the axes, and all
+    results in a new leading axis. `fold` is faster, but needs axes of known length.
+    """
+    others = _without(range(xs[0].ndim), axes)
+    rows = [lax.collapse(lax.transpose(x, (*axes, *others)), 0, len(axes)) for x in xs]
+
+    def step(before: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+        result = list(combine(before, row))
+        return result, result
+
+    return lax.scan(step, start, rows, reverse=reverse)
+
+
+def _without(values: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
+    """Return values that belong to the axes of an array, such as its shape, without some axes."""
+    return tuple(n for i, n in enumerate(values) if i not in axes)
+
+
+def _have_known_length(x: Any, axes: Sequence[int]) -> bool:
+    """Return whether no length of some axes is symbolic."""
+    return not any(is_symbolic(x.shape[axis]) for axis in axes)
+
+
 def _product(x: Any, *, axes: tuple[int, ...]):
-    """Return the product over some axes, multiplied pairwise."""
+    """Return the product over some axes, multiplied pairwise if their lengths are known."""
+    multiply: Combine = lambda a, b: [lax.mul(a[0], b[0])]
+    one = lax.broadcast(np.ones((), x.dtype), _without(x.shape, axes))
     if not x.size:  # an empty product is 1, whatever x
-        return [lax.broadcast(np.ones((), x.dtype), tuple(np.delete(x.shape, axes)))]
+        return [one]
+    if not _have_known_length(x, axes):
+        return _in_order(multiply, [one], [x], axes)[0]
     for axis in sorted(axes, reverse=True):
-        (x,) = fold(lambda a, b: [lax.mul(a[0], b[0])], [x], axis)
+        (x,) = fold(multiply, [x], axis)
     return [x]
 
 
@@ -135,11 +167,13 @@ def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation
     n = len(operands) // 2
     xs, initial_values, combine = list(operands[:n]), operands[n:], elementwise(jaxpr)
     start = [
-        lax.broadcast(c, tuple(np.delete(x.shape, dimensions)))
+        lax.broadcast(c, _without(x.shape, dimensions))
         for c, x in zip(initial_values, xs, strict=True)
     ]
     if not xs[0].size:
         return start
+    if not _have_known_length(xs[0], dimensions):
+        return _in_order(combine, start, xs, dimensions)[0]
     for axis in sorted(dimensions, reverse=True):
         xs = fold(combine, xs, axis)
     return combine(start, xs)
@@ -190,6 +224,21 @@ constant("reduce_and", "reduce_or", "reduce_xor",
 # needs no special cases for zeros and infinities.
 
 
+def _associative_scan(combine: Combine, neutral: list[Any], xs: list[Any], reverse: bool, axis: int
+                      ) -> list[Any]:  # fmt: skip
+    """Combine all elements up to each element; in order if the length of the axis is symbolic.
+
+    `neutral` are the numbers whose combination with other elements does not change these.
+    """
+    if _have_known_length(xs[0], (axis,)):
+        return lax.associative_scan(combine, xs, reverse, axis)
+    rest = _without(xs[0].shape, (axis,))
+    start = [lax.full(rest, c, x.dtype) for c, x in zip(neutral, xs, strict=True)]
+    _, results = _in_order(combine, start, xs, (axis,), reverse)
+    order = [*range(1, axis + 1), 0, *range(axis + 1, xs[0].ndim)]
+    return [lax.transpose(y, order) for y in results]
+
+
 def _log_add_exp(a: Any, b: Any) -> Any:
     """Return log(exp(a) + exp(b)), without overflow."""
     top = lax.max(*(lax.real(v) if np.iscomplexobj(v) else v for v in (a, b)))
@@ -212,21 +261,25 @@ def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
     """
     (x,), (dx,) = xs, dxs
 
-    def combine(a: Any, b: Any):
+    def combine(a: list[Any], b: list[Any]) -> list[Any]:
         y = _log_add_exp(a[0], b[0])
         finite_y = _zero_if_infinite(y)
         weight = lambda v: lax.exp(lax.sub(_zero_if_infinite(v), finite_y))
         da, db = (lax.mul(weight(v), dv) for v, dv in (a, b))
-        return y, lax.add(da, db)
+        return [y, lax.add(da, db)]
 
-    _, dy = lax.associative_scan(combine, (x, dx), reverse, axis)
+    _, dy = _associative_scan(combine, [-np.inf, 0], [x, dx], reverse, axis)
     return None, [dy]
 
 
-def _cumulative(combine: Callable[[Any, Any], Any]):
-    """Return the jvp of a cumulative reduction, from an associative scan with `combine`."""
+def _cumulative(combine: Callable[[Any, Any], Any], neutral: float):
+    """Return the jvp of a cumulative reduction, from an associative scan with `combine`.
+
+    `neutral` is the number whose combination with another one is the other one.
+    """
+    one = lambda a, b: [combine(a[0], b[0])]
     return jvp_of_definition(
-        lambda x, *, axis, reverse: [lax.associative_scan(combine, x, reverse, axis)]
+        lambda x, *, axis, reverse: _associative_scan(one, [neutral], [x], reverse, axis)
     )
 
 
@@ -235,9 +288,9 @@ linear(
     lambda ct, x, *, axis, reverse: lax.cumsum(ct, axis, not reverse),
     traits=CUMULATIVE,
 )
-composite("cumprod", _cumulative(lax.mul), traits=CUMULATIVE)
-composite("cummax", _cumulative(lax.max), traits=CUMULATIVE)
-composite("cummin", _cumulative(lax.min), traits=CUMULATIVE)
+composite("cumprod", _cumulative(lax.mul, 1), traits=CUMULATIVE)
+composite("cummax", _cumulative(lax.max, -np.inf), traits=CUMULATIVE)
+composite("cummin", _cumulative(lax.min, np.inf), traits=CUMULATIVE)
 composite("cumlogsumexp", _cumlogsumexp, traits=CUMULATIVE)
 
 
@@ -262,7 +315,8 @@ def _take(dx: Any, index: Any, axis: int):
 def _sort(xs: Any, dxs: Any, *, dimension: int, is_stable: bool, num_keys: int):
     """Sort an array of positions with the operands; move the tangents to these positions."""
     shape = np.shape(xs[0])
-    dtype = np.int32 if shape[dimension] < 2**31 else np.int64
+    small = is_at_least(2**31 - 1, shape[dimension])
+    dtype = np.int32 if small else jax.dtypes.canonicalize_dtype(np.int64)
     positions = lax.broadcasted_iota(
         dtype, shape, dimension, out_sharding=jax.typeof(xs[0]).sharding
     )
@@ -295,7 +349,7 @@ def _approx_top_k(xs: Any, dxs: Any, *, k: int, reduction_dimension: int, recall
 
 def _sort_flops(eqn: JaxprEqn) -> int:
     """Return the number of comparisons: n log2(n) for each key."""
-    n = cost.shape(eqn.invars[0])[eqn.params["dimension"]]
+    n = cost.sizes(eqn.invars[0])[eqn.params["dimension"]]
     return cost.operand_size(eqn) * eqn.params["num_keys"] * math.ceil(math.log2(max(n, 1)))
 
 

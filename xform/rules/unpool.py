@@ -12,17 +12,21 @@ cotangents of the windows that chose it.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Primitive, ad, batching, jax_primitives, jit, mlir
+from xform._jax.symbolic import is_symbolic
 from xform.interpret.barrier import lowered_plainly, no_mesh, plain
 from xform.interpret.materialize import materialize
+from xform.program.dimensions import has_elements
 from xform.program.ir import Program, trace
 
 Sizes = Sequence[int]
@@ -48,7 +52,9 @@ def unpool(ct: Any, x: Any, **windows: Any) -> Any:
         wide = max(np.dtype(np.float32), ct.dtype, x.dtype, key=lambda dtype: dtype.itemsize)
         out = unpool(*(lax.convert_element_type(a, wide) for a in (ct, x)), **windows)
         return lax.convert_element_type(out, ct.dtype)
-    if math.prod(windows["window_dimensions"]) > _LARGEST or 0 in (*ct.shape, *x.shape):
+    is_large = math.prod(windows["window_dimensions"]) > _LARGEST
+    known_padding = not any(map(is_symbolic, itertools.chain(*windows["padding"])))
+    if is_large or not known_padding or not has_elements((*ct.shape, *x.shape)):
         return jax_primitives.select_and_scatter_add_p.bind(ct, x, **windows)
     return unpool_p.bind(ct, x, **windows)
 
@@ -144,10 +150,14 @@ def _from_window(ct: Any, chosen: Any, shape: Sizes, earlier: Sizes, sizes: Size
     for axis, (n, size, stride, start) in enumerate(
         zip(shape, sizes, strides, starts, strict=True)
     ):
-        along_axis = earlier[axis] * stride + (np.arange(n) - start) % stride
+        if size == stride == 1:
+            continue
+        known = not is_symbolic(n)
+        numpy: Any = np if known else jnp
+        along_axis = earlier[axis] * stride + (numpy.arange(n) - start) % stride
         row_major = along_axis * math.prod(sizes[axis + 1 :])
-        along_axis = np.where(along_axis < size, row_major, _OUTSIDE)
-        if along_axis.any():
+        along_axis = numpy.where(along_axis < size, row_major, _OUTSIDE)
+        if not known or along_axis.any():
             part = lax.broadcast_in_dim(along_axis.astype(np.int32), shape, (axis,))
             place = lax.add(place, part)
     is_chosen = lax.eq(lax.convert_element_type(of_window(chosen, -1), np.int32), place)

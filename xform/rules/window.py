@@ -14,7 +14,6 @@ such as `_sum_transpose(ct, x, ...)` returns the cotangent of the input from tha
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +22,12 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, jax_primitives, zeros
+from xform._jax.symbolic import is_symbolic, larger
+from xform.errors import UnsupportedParam
 from xform.interpret import cost
 from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
+from xform.program.dimensions import product
 from xform.program.ir import program, trace
 from xform.registry.dependence import (
     AxisLink,
@@ -49,7 +51,7 @@ def _flops(eqn: JaxprEqn) -> int:
     """Return the FLOPs of combining all elements of each window."""
     combine = cost.flops(program(eqn.params["jaxpr"])) if "jaxpr" in eqn.params else 1
     windows = min(cost.operand_size(eqn), cost.size(eqn.outvars[0]))
-    return windows * math.prod(eqn.params["window_dimensions"]) * combine
+    return windows * product(eqn.params["window_dimensions"]) * combine
 
 
 def _dependence(eqn: JaxprEqn) -> list[list[Links]]:
@@ -79,7 +81,7 @@ _POOL = dataclasses.replace(WINDOW, pools=True)
 
 def _extent(size: int, dilation: int) -> int:
     """Return the length of an axis with `dilation - 1` holes between its elements."""
-    return max(0, (size - 1) * dilation + 1)
+    return larger(0, (size - 1) * dilation + 1)
 
 
 def fold_windows(combine: Combine, xs: list[Any], inits: Sequence[Any], window_dimensions: Sizes,
@@ -90,18 +92,27 @@ def fold_windows(combine: Combine, xs: list[Any], inits: Sequence[Any], window_d
     `inits` are the initial values. Each is combined once into each window. Padding and holes are
     never combined, so the initial value need not be neutral.
     """
-    not_empty: list[np.ndarray] = []  # for each axis, which windows have an element
+    not_empty: dict[int, np.ndarray] = {}  # for each axis, which windows have an element
     for axis, size in enumerate(window_dimensions):
         low, high = padding[axis]
+        if size == window_strides[axis] == base_dilation[axis] == 1 and not (low or high):
+            continue  # each window has one element
+        if any(map(is_symbolic, (xs[0].shape[axis], low, high))):
+            raise UnsupportedParam(
+                "derivative of reduce_window with a function of your own",
+                f"its windows move along an axis of symbolic length {xs[0].shape[axis]}",
+                "",
+                "use lax.max, lax.min or lax.add as the function, or export known sizes",
+            )
         extent = _extent(xs[0].shape[axis], base_dilation[axis])
         last_start = low + extent + high - _extent(size, window_dilation[axis])
         starts = np.arange(max(0, last_start // window_strides[axis] + 1)) * window_strides[axis]
         position = starts + np.arange(size)[:, None] * window_dilation[axis] - low
         exists = (position >= 0) & (position < extent) & (position % base_dilation[axis] == 0)
-        not_empty.append(exists.any(0))
+        not_empty[axis] = exists.any(0)
         xs = _fold_axis(combine, xs, position // base_dilation[axis], exists, axis)
     ys = combine([lax.broadcast(c, x.shape) for c, x in zip(inits, xs, strict=True)], xs)
-    for axis, full in enumerate(not_empty):
+    for axis, full in not_empty.items():
         if not full.all():
             shape = list(ys[0].shape)
             shape[axis] = np.sum(~full)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from xform._jax import Var
+from xform._jax.symbolic import is_symbolic
 from xform.interpret.cost import aval_bytes, shape
 from xform.program.ir import Program
 from xform.slices.custom_rules import largest_inside
@@ -75,7 +76,7 @@ def choices(prog: Program) -> list[RegionChoice]:
     inside: set[tuple[Var, int]] = set()
     for v in _largest_values(prog):
         for axis in range(len(shape(v))):
-            if (v, axis) in inside:
+            if (v, axis) in inside or is_symbolic(shape(v)[axis]):
                 continue
             for choice in _along(prog, v, axis, shard_length(v, axis)):
                 inside.update(choice.fewest.axes.items())

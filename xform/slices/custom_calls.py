@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import JaxprEqn
+from xform.program.arithmetic import float0_zeros
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program, gather, spread
 from xform.slices.bodies import BodySlices
@@ -56,7 +57,7 @@ def call_custom_jvp(eqn: JaxprEqn, bodies: Sequence[SlicedBody], number: Value,
     def push(primals: Sequence[Value], tangents: Sequence[Value]) -> tuple[Any, Any]:
         values = bodies[1](primals[0], [*primals[1:], *gather(tangents[1:], on)])
         ys, dys = values[: len(outs)], spread(values[len(outs) :], outs)
-        float0 = lambda y: np.zeros(np.shape(y), jax.dtypes.float0)
+        float0 = lambda y: float0_zeros(np.shape(y))
         pairs = zip(ys, dys, strict=True)
         return tuple(ys), tuple(float0(y) if dy is None else dy for y, dy in pairs)
 

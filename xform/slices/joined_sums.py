@@ -7,11 +7,12 @@ slices is again a sum over the slices, so it may run in each slice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from xform._jax import JaxprEqn, Var, has_effects
-from xform.interpret.cost import size
+from xform.interpret.cost import shape
 from xform.program.ir import Program
 from xform.slices.resize import sum_dtype
 from xform.slices.slicing import SCATTERS, Slicing
@@ -62,7 +63,7 @@ def _sums(eqn: JaxprEqn, slicing: Slicing) -> tuple[Var, ...]:
 def _is_wide_number(v: Var) -> bool:
     """Return whether a value is one number, and not narrower than its sums over slices."""
     aval: Any = v.aval
-    return size(v) == 1 and sum_dtype(aval.dtype) == aval.dtype
+    return math.prod(shape(v)) == 1 and sum_dtype(aval.dtype) == aval.dtype
 
 
 def _is_term(eqn: JaxprEqn, terms: Collection[Var], late: Collection[Var]) -> bool:

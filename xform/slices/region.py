@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret.cost import aval_bytes, shape, size
+from xform.interpret.cost import aval_bytes, shape
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program
 from xform.program.source import frame
@@ -216,4 +217,4 @@ def _grown(prog: Program, v: Var, axis: int, n: int, forward: Collection[Var] = 
 
 def is_number(y: Var, slicing: Slicing, axis: int | None) -> bool:
     """Return whether an output of a region is a sum with one element."""
-    return axis is None and slicing.summed and size(y) == 1
+    return axis is None and slicing.summed and math.prod(shape(y)) == 1

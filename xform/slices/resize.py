@@ -29,7 +29,7 @@ from xform._jax import (
     while_p,
 )
 from xform.interpret.cost import shape
-from xform.program.equation import bind, read, scan_options, switch, write
+from xform.program.equation import bind, read, scan_like, switch, write
 from xform.program.ir import Program
 from xform.program.source import name_stack, source
 from xform.registry.table import traits
@@ -204,8 +204,7 @@ def _scan(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSli
         return ys[:carried], ys[carried:]
 
     first = consts + carried
-    options = scan_options(eqn.params)
-    carry, ys = lax.scan(step, list(args[consts:first]), list(args[first:]), **options)
+    carry, ys = scan_like(eqn.params, step, list(args[consts:first]), list(args[first:]))
     return [*carry, *ys]
 
 

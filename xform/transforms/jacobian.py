@@ -256,7 +256,7 @@ def _basis(tree: Tree) -> Tree:
     sizes = [np.size(x) for x in leaves]
     eye = jnp.eye(sum(sizes), dtype=common_dtype(jax.typeof(x).dtype for x in leaves))
     parts = jnp.split(eye, np.cumsum(sizes)[:-1], axis=1)
-    shape = lambda x: (len(eye), *np.shape(x))
+    shape = lambda x: (eye.shape[0], *np.shape(x))
     rows = (_like(p.reshape(shape(x)), x) for p, x in zip(parts, leaves, strict=True))
     return structure.unflatten(rows)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from xform._jax import JaxprEqn, Var, name_p, scan_counts, scan_p
@@ -24,7 +23,7 @@ from xform.interpret.node import fork_p
 from xform.planner.decide import schedule
 from xform.policies import TAG, Budget, MinCut, TaggedPolicy
 from xform.program.arithmetic import differentiable
-from xform.program.equation import scan_options
+from xform.program.equation import scan_like
 from xform.program.ir import Program, bind, environment, program, read, write
 from xform.program.source import name_stack, source
 from xform.registry.table import rule_of
@@ -98,7 +97,7 @@ class _NamingInterpreter:
 
         n_before = n_consts + n_carry
         carry, seq = list(xs[n_consts:n_before]), list(xs[n_before:])
-        carry, ys = lax.scan(step, carry, seq, **scan_options(eqn.params))
+        carry, ys = scan_like(eqn.params, step, carry, seq)
         return [*carry, *ys]
 
     def _name(self, x: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Iterator, Mapping
 
+from xform._jax.symbolic import is_symbolic
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.interpret.repeat import node_obstacles
@@ -49,10 +50,13 @@ class PlannedLoop:
 def planned_loops(current: Schedule, prog: Program) -> dict[int, PlannedLoop]:
     """Return the loops of `prog` that carry a derivative, by index.
 
-    `current` is a Schedule of `prog`.
+    Loops of symbolic length are left out: a plan cannot split or nest them. `current` is a Schedule
+    of `prog`.
     """
     indices: dict[int, list[int]] = {}
     for i, eqn in enumerate(loops(prog)):
+        if is_symbolic(eqn.params["length"]):
+            continue
         indices.setdefault(id(eqn), []).append(i)
     planned: dict[int, PlannedLoop] = {}
     for loop in _visit(current, 1, False) if indices else ():

@@ -39,8 +39,8 @@ from xform.planner.cuts.integer_program import (
     equation_count,
 )
 from xform.planner.plan.decision import Decision
+from xform.program.dimensions import SampledCache
 from xform.program.fingerprint import lines
-from xform.storage.bounded_cache import BoundedCache
 
 # How many solutions are computed for each class of blocks, between the one of the fewest bytes and
 # the one of the least work.
@@ -212,7 +212,7 @@ def _block(top: Schedule, part: list[JaxprEqn], needed: Iterable[Var], joins: di
     )
     inner = {n: top.inner[n] for n in nodes}
     return dataclasses.replace(
-        top, joint=joint, inner=inner, saved=(), reads=(), cache=BoundedCache()
+        top, joint=joint, inner=inner, saved=(), reads=(), cache=SampledCache()
     )
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import broadcast_in_dim_p, dot_general_p
+from xform.planner.simulate.products import shape
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, repeat_p
 
@@ -168,7 +169,7 @@ def _supports_product(step: FlatStep) -> bool:
 def _product_sizes(step: FlatStep) -> tuple[int, int, int]:
     """Return the rows, summed elements and columns of a product."""
     (summed, _), (batch, _) = step.eqn.params["dimension_numbers"]
-    a, b = (v.aval.shape for v in step.eqn.invars)  # pyright: ignore[reportAttributeAccessIssue]
+    a, b = (shape(v.aval) for v in step.eqn.invars)
     n_summed = math.prod(a[i] for i in summed)
     n_products = math.prod(a[i] for i in batch)
     rows, columns = (math.prod(x) // max(1, n_summed * n_products) for x in (a, b))

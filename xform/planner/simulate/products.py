@@ -14,13 +14,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, dot_general_p
+from xform.program.dimensions import numbers
 
 _16_BIT_FLOATS = frozenset(map(jnp.dtype, ("bfloat16", "float16")))
 
 
 def shape(aval: object) -> tuple[int, ...]:
-    """Return the shape of a type; () for a type without a shape, such as an effect token."""
-    return getattr(aval, "shape", ())
+    """Return the shape of a type, as numbers; () for a type without a shape, such as a token."""
+    return numbers(getattr(aval, "shape", ()))
 
 
 def is_16_bit(aval: object) -> bool:

@@ -34,12 +34,12 @@ from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.orders import least_memory_order
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue
+from xform.program.dimensions import SampledCache
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program, program
-from xform.storage.bounded_cache import BoundedCache
 
 # The peaks of iterations of loops. Many plans of one program have equal loop bodies.
-_ITERATION_PEAKS: BoundedCache[tuple[str, int, int, str], int] = BoundedCache(4_096)
+_ITERATION_PEAKS = SampledCache(4_096)
 
 
 class Timeline:
