@@ -28,6 +28,7 @@ from xform.memory.lowering import (
     device_count,
     jitted_with_arguments,
     lower,
+    lower_traced,
     lowering_context,
     trace_jitted,
 )
@@ -282,7 +283,7 @@ def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tar
     arguments = _on_devices(args, kwargs, target, mesh, in_specs)
     with _planned_locally(target):
         trace = trace_jitted(f, arguments)
-        lowered = trace.lower()
+        lowered = lower_traced(trace, target.platform)
 
     def ask() -> Answer:
         with tempfile.TemporaryDirectory(prefix="xform-") as folder:

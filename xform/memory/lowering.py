@@ -14,6 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import export
 
 from xform._jax import argument_names, compiler_options, jaxpr_and_consts, jaxprs_of, jit
@@ -22,6 +23,9 @@ from xform.introspection.callables import definition_site
 from xform.introspection.modules import arguments_for_jit, nnx_object, take_static_out
 from xform.memory.sharding import Axes, LoweringArguments
 from xform.memory.targets import Target
+from xform.passes.structured import inputs_read
+from xform.program.dimensions import numbers, symbolic_dimensions
+from xform.program.ir import program
 from xform.program.source import frame
 
 # The first words of JAX's messages if a program cannot be lowered without the device.
@@ -121,7 +125,7 @@ def lower(f: Any, arguments: LoweringArguments, target: Target) -> tuple[Lowered
     with lowering_context(target, arguments):
         trace = trace_jitted(f, arguments)
         try:
-            exported = export.export(_TracedFunction(trace), platforms=[target.platform])()
+            exported, kept = _export_traced(trace, target.platform)
         except (NotImplementedError, ValueError) as error:
             # A ValueError may be about a custom call of another library, or about anything else.
             if isinstance(error, ValueError) and not str(error).startswith(_NEEDS_DEVICE):
@@ -146,13 +150,68 @@ def lower(f: Any, arguments: LoweringArguments, target: Target) -> tuple[Lowered
         in_tree=jax.tree.structure(((None,) * len(exported.in_avals), {}), is_leaf=is_none),
         out_tree=jax.tree.structure([None] * len(exported.out_avals), is_leaf=is_none),
     )
-    names = argument_names(trace.jaxpr)
-    donated = [i for i, a in enumerate(jax.tree.leaves(trace.args_info)) if a.donated]
+    names, infos = argument_names(trace.jaxpr), jax.tree.leaves(trace.args_info)
+    donated = [k for k, i in enumerate(kept) if infos[i].donated]
     lowered = LoweredProgram(exported.fun_name, bytes(flat.serialize()), exported.nr_devices,
                       arguments.axes, donated,
-                      tuple(names[i] for i in exported.module_kept_var_idx),
+                      tuple(names[kept[k]] for k in exported.module_kept_var_idx),
                       compiler_options(trace))  # fmt: skip
     return lowered, trace.jaxpr
+
+
+def lower_traced(traced: Any, platform: str) -> Any:
+    """Lower a program for a platform of this process, from JAX's object `traced`.
+
+    The result is JAX's `Lowered` object. Symbolic dimensions have their sizes at the current sample
+    (`xform.program.dimensions`).
+    """
+    if not _has_symbols(traced):
+        return traced.lower()
+    jitted, types, _ = _at_sample(traced, platform)
+    return jitted.lower(*types)
+
+
+def _export_traced(traced: Any, platform: str) -> tuple[export.Exported, Sequence[int]]:
+    """Export a program for a platform; with symbolic dimensions, at the current sample.
+
+    Also return the positions of its leaves among those of the arguments.
+    """
+    if not _has_symbols(traced):
+        exported = export.export(_TracedFunction(traced), platforms=[platform])()
+        return exported, range(len(exported.in_avals))
+    jitted, types, read = _at_sample(traced, platform)
+    return export.export(jitted, platforms=[platform])(*types), read
+
+
+def _has_symbols(traced: Any) -> bool:
+    """Return whether an argument of a traced program has a symbolic dimension."""
+    return bool(symbolic_dimensions(jax.tree.leaves(traced.args_info)))
+
+
+def _at_sample(
+    traced: Any, platform: str
+) -> tuple[Any, Sequence[jax.ShapeDtypeStruct], Sequence[int]]:
+    """Return a program with symbolic dimensions at the current sample, as a jitted function.
+
+    XLA replaces the symbols by their sizes. The function takes the leaves of the arguments that the
+    program reads. Their types are returned too, and their positions.
+    """
+    exported = export.export(_TracedFunction(traced), platforms=[platform])()
+    is_read = inputs_read(program(traced.jaxpr))
+    avals, read = exported.in_avals, [i for i, on in enumerate(is_read) if on]
+
+    def run(*given: Any) -> Any:
+        by_position = dict(zip(read, given, strict=True))
+        zeros = lambda a: jnp.zeros(numbers(a.shape), a.dtype)
+        leaves = [by_position[i] if i in by_position else zeros(a) for i, a in enumerate(avals)]
+        args, kwargs = jax.tree.unflatten(exported.in_tree, leaves)
+        return exported.call(*args, **kwargs)
+
+    run.__name__ = traced.fun_name
+    types = [jax.ShapeDtypeStruct(numbers(avals[i].shape), avals[i].dtype) for i in read]
+    infos = jax.tree.leaves(traced.args_info)
+    donated = [k for k, i in enumerate(read) if infos[i].donated]
+    return jit(run, donate_argnums=donated), types, read
 
 
 def trace_jitted(f: Any, arguments: LoweringArguments) -> Any:

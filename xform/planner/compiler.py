@@ -69,5 +69,6 @@ def schedule_key(schedule: Schedule) -> str:
     A Schedule says which values of a program are saved and which equations are recomputed.
     """
     if "key" not in schedule.cache:
-        schedule.cache["key"] = digest([text_of(record(decision_of(schedule), schedule.joint, {}))])
+        decisions = record(decision_of(schedule), schedule.joint, {})
+        schedule.cache["key"] = digest([text_of((decisions, schedule.sample))])
     return schedule.cache["key"]

@@ -45,9 +45,10 @@ from xform.planner.schedule import Inner, schedule_by_decision, schedule_by_poli
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, min_cut, parse, save_everything
 from xform.policies.regions import region_policy
+from xform.policies.sample import sample_for
+from xform.program.dimensions import SampledCache, at_sample
 from xform.program.ir import Mask, gather, seldom_collected
 from xform.program.source import frame
-from xform.storage.bounded_cache import BoundedCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,14 +117,15 @@ def _plan_uncached(joint: Joint, policy: Any, context: _Context) -> Schedule:
     decided = _decided(joint, policy, context)
     if context.backend != "gpu" or joint.push or decided.gradients_first:
         return decided
-    return dataclasses.replace(decided, gradients_first=True, cache=BoundedCache())
+    return dataclasses.replace(decided, gradients_first=True, cache=SampledCache())
 
 
 def _decided(joint: Joint, policy: Any, context: _Context) -> Schedule:
     """Return the Schedule under any policy, without its barriers between layers."""
     if isinstance(policy, Budget):
         region_policy(policy)  # raises WrongArgument for a budget of the peak
-        return _best_of_proposals(joint, propose_within(policy), context)
+        with at_sample(sample_for(policy, joint.program.in_avals)):
+            return _best_of_proposals(joint, propose_within(policy), context)
     if isinstance(policy, Plan):
         policy = policy.decide(joint)
     if isinstance(policy, MinCut):
@@ -246,7 +248,7 @@ def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str)
             is_read or v in reads for is_read, v in zip(cut.reads, joint.inputs, strict=True)
         ),
         decided_per_value=schedule.decided_per_value,
-        cache=BoundedCache(),
+        cache=SampledCache(),
     )
     lower = liveness(two_steps, backend).total_bytes < liveness(schedule, backend).total_bytes
     return two_steps if lower else schedule

@@ -15,6 +15,7 @@ from xform.planner.report.collectives import repeated_collectives
 from xform.planner.report.rows import rows_of
 from xform.planner.search_slices import sliced_regions
 from xform.planner.simulate.liveness import liveness
+from xform.program.dimensions import sample_of, symbolic_dimensions
 from xform.program.ir import has_auto_axes
 
 
@@ -50,6 +51,7 @@ def plan_of_candidate(
         recompute_flops=candidate.work[0],
         predicted_bytes=simulated.total_bytes + problem.outside_bytes,
         sharded=has_auto_axes(problem.program),
+        symbolic=sample_of(symbolic_dimensions(problem.program.in_avals)),
         compiled_bytes=None,
         compiles=0,
         live=simulated.live,

@@ -78,12 +78,14 @@ def infeasible(
         if has_auto_axes(joint.program)
         else ""
     )
+    slices_of_symbols = budget.slices and budget.symbolic
+    unsliced = "; no axis of symbolic length is sliced" if slices_of_symbols else ""
     return BudgetInfeasible(
         f"policy={budget!r}",
         f"the lowest peak found is {found} ({measured_by}): arguments "
         f"{size((*joint.inputs, *joint.seeds))}, outputs "
         f"{size((*joint.outputs, *joint.backward_outputs))}, saved values {saved}, {outside}"
-        f"the rest temporary{on_auto_axes}",
+        f"the rest temporary{on_auto_axes}{unsliced}",
         rows[0].rpartition(" at ")[2] if rows else "",
         "raise the budget, donate arguments that are not read later, make the batch or the "
         "sequence smaller, shard the largest arguments, or offload saved values",

@@ -35,6 +35,8 @@ from xform.planner.search_slices import search_slices, search_unsliced
 from xform.planner.simulate.profiles import backend_profile
 from xform.policies import Budget, MinCut, Policy, min_cut, parse, save_everything
 from xform.policies.regions import regions_of
+from xform.policies.sample import sample_for
+from xform.program.dimensions import at_sample
 from xform.program.ir import Program
 from xform.program.source import frame
 from xform.terminal import progress_line
@@ -57,8 +59,9 @@ def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = N
       BudgetInfeasible: no plan fits the budget.
       OtherProgram: a recorded Plan was made for another program.
     """
-    with progress_line.show("choosing what to save"):
-        policy = resolve_fit(parse(policy), problem.device)
+    policy = resolve_fit(parse(policy), problem.device)
+    sample = sample_for(policy, problem.marked.in_avals)
+    with progress_line.show("choosing what to save"), at_sample(sample):
         slices = policy.slices if isinstance(policy, Plan) else ()
         problem = dataclasses.replace(problem, regions=regions_of(policy), slices=slices)
         if isinstance(policy, Plan):

@@ -8,11 +8,13 @@ the peak by the device's memory.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from xform.errors import WrongArgument
+from xform.program.dimensions import Sample
 from xform.terminal.text import byte_count, human_bytes
 
 # Whether a policy keeps the remat regions of a program, or dissolves them first.
@@ -37,6 +39,8 @@ class Budget:
       regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
       verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak.
       slices: whether regions of the program may run in slices along an axis.
+      symbolic: the size of each symbolic dimension at which bytes are counted, by name; empty if
+        it was not given.
       typed: the bytes as text, as the user typed them; empty if they were given as a number.
     """
 
@@ -48,6 +52,7 @@ class Budget:
     regions: Regions = "marked"
     verify: bool = True
     slices: bool = False
+    symbolic: Sample = ()
     typed: str = dataclasses.field(default="", compare=False)
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
@@ -58,9 +63,10 @@ class Budget:
     def options(self) -> str:
         """The arguments of `budget` after the first, without defaults, as source code."""
         given = {"of": self.of, "batch_size": self.batch_size, "solver": self.solver,
-                 "verify": self.verify, "slices": self.slices}  # fmt: skip
+                 "verify": self.verify, "slices": self.slices,
+                 "symbolic": dict(self.symbolic)}  # fmt: skip
         defaults = {"of": "peak", "batch_size": None, "solver": "auto", "verify": True,
-                    "slices": False}  # fmt: skip
+                    "slices": False, "symbolic": {}}  # fmt: skip
         return "".join(f", {k}={x!r}" for k, x in given.items() if x != defaults[k])
 
     @property
@@ -92,12 +98,14 @@ class Fit:
       reserve: bytes of that memory that the derivative must not use.
       batch_size: the number of examples that share the memory; None if it was not given.
       regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
+      symbolic: the size of each symbolic dimension, as for a `Budget`.
       typed: the reserve as text, as the user typed it; empty if it was given as a number.
     """
 
     reserve: int = 0
     batch_size: int | None = None
     regions: Regions = "marked"
+    symbolic: Sample = ()
     typed: str = dataclasses.field(default="", compare=False)
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
@@ -108,6 +116,7 @@ class Fit:
         reserve = self.typed or human_bytes(self.reserve)
         given = [f"reserve={reserve!r}"] if self.reserve else []
         given += [f"batch_size={self.batch_size}"] if self.batch_size else []
+        given += [f"symbolic={dict(self.symbolic)}"] if self.symbolic else []
         return policy_text(self.regions, f"fit({', '.join(given)})" if given else "auto")
 
     def within(self, capacity: int, device: str) -> Budget:
@@ -118,6 +127,7 @@ class Fit:
             batch_size=self.batch_size,
             device=device,
             regions=self.regions,
+            symbolic=self.symbolic,
         )
 
 
@@ -134,6 +144,7 @@ def budget(
     solver: str = "auto",
     verify: bool = True,
     slices: bool = False,
+    symbolic: Mapping[str, int] | None = None,
 ) -> Budget:
     """Return a policy that fits a derivative into a number of bytes and recomputes least.
 
@@ -172,6 +183,9 @@ def budget(
         logits and the loss of some tokens at a time. They are tried if no other plan fits. Sums
         over slices are added in another order, so results differ by rounding. In a program with
         slices, remat regions are dissolved. For budgets of the peak.
+      symbolic: for a function that `jax.export` traces with symbolic dimensions: the size of each,
+        such as `{"b": 64}`, at which bytes and FLOPs are counted. The budget holds at these sizes
+        only: larger sizes may take more bytes. A budget without them is an error there.
 
     Returns:
       A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the smallest bytes
@@ -210,12 +224,17 @@ def budget(
             "use a budget of the peak, or leave slices out",
         )
     typed = amount if isinstance(amount, str) else ""
-    return Budget(
-        n // (batch_size or 1), of, solver, batch_size, verify=verify, slices=slices, typed=typed
-    )
+    sizes = _symbolic_sizes(request, symbolic)
+    return Budget(n // (batch_size or 1), of, solver, batch_size, verify=verify, slices=slices,
+                  symbolic=sizes, typed=typed)  # fmt: skip
 
 
-def fit(reserve: float | str = 0, *, batch_size: int | None = None) -> Fit:
+def fit(
+    reserve: float | str = 0,
+    *,
+    batch_size: int | None = None,
+    symbolic: Mapping[str, int] | None = None,
+) -> Fit:
     """Return a policy that fits a derivative into the memory of the device that the plan is for.
 
     It is a `budget` of the peak, arguments and outputs included. For a device of this process, the
@@ -231,6 +250,7 @@ def fit(reserve: float | str = 0, *, batch_size: int | None = None) -> Fit:
       batch_size: how many examples share the memory. Under `vmap` a function is planned for one
         example, so give the size of the mapped axis. If it is None, one example may take all of it,
         and a warning says so.
+      symbolic: the size of each symbolic dimension, as for `budget`.
 
     Returns:
       A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the smallest bytes
@@ -248,7 +268,8 @@ def fit(reserve: float | str = 0, *, batch_size: int | None = None) -> Fit:
     request = f"fit(reserve={reserve!r})"
     n = bytes_of(reserve, request)
     _check_batch_size(request, batch_size)
-    return Fit(n, batch_size, typed=reserve if isinstance(reserve, str) else "")
+    typed = reserve if isinstance(reserve, str) else ""
+    return Fit(n, batch_size, symbolic=_symbolic_sizes(request, symbolic), typed=typed)
 
 
 def bounds_peak(policy: Any) -> bool:
@@ -272,10 +293,28 @@ def bytes_of(amount: float | str, request: str) -> int:
         ) from None
 
 
+def _symbolic_sizes(request: str, symbolic: Mapping[str, int] | None) -> Sample:
+    """Return the sizes of symbolic dimensions as pairs, in the order of their names."""
+    sizes: Any = {} if symbolic is None else symbolic
+    if isinstance(sizes, Mapping) and all(map(_is_positive, sizes.values())):
+        return tuple(sorted((str(name), int(size)) for name, size in sizes.items()))
+    raise WrongArgument(
+        request,
+        f"symbolic={symbolic!r} does not map names of dimensions to sizes",
+        "",
+        "give a positive integer for each name, such as symbolic={'b': 64}",
+    )
+
+
+def _is_positive(size: Any) -> bool:
+    """Return whether a value is a positive integer."""
+    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    return is_integer and bool(size > 0)
+
+
 def _check_batch_size(request: str, size: Any) -> None:
     """Raise `WrongArgument` unless `size` is None or a positive integer."""
-    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
-    if size is not None and (not is_integer or size < 1):
+    if size is not None and not _is_positive(size):
         raise WrongArgument(
             request,
             f"batch_size={size!r} is not a number of examples",

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from xform.introspection.callables import function_name
 from xform.memory.targets import parse_target
 from xform.planner.bound import least_flops
@@ -20,6 +22,8 @@ from xform.planner.plan_program import plan_program
 from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Fit
 from xform.policies.regions import regions_of
+from xform.policies.sample import sample_for
+from xform.program.dimensions import at_sample
 from xform.terminal import progress_line
 from xform.transforms.function import Tree
 from xform.transforms.planning_task import planning_task
@@ -44,7 +48,9 @@ def plan(
         for `xform.flax.grad`. `plan` compiles its `grad`.
         If the loss returns more than a scalar, or with `argnums=None`, `plan` compiles both parts
         of `vjp` instead. With `policy_argument`, a whole training step.
-      *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
+      *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated. Dimensions
+        may be symbolic, as for `jax.export`. The plan then applies to all sizes. Its bytes are
+        those of one size for each symbol, which the plan names: that of the budget, or else 128.
       policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
         "save_dots" or "auto", which fits the target's memory. None is `min_cut`. A budget limits
         the bytes on each device. On a mesh of explicit axes, types say how values are sharded. On a
@@ -107,10 +113,12 @@ def plan(
     """
     start, parsed = time.perf_counter(), parse_target(target)
     policy = parse(min_cut if policy is None else policy)
-    planning = progress_line.show(f"planning {function_name(f)}")
-    with planning, parsed.planned_for():
-        fitted = isinstance(policy, Fit)
+    fitted = isinstance(policy, Fit)
+    with parsed.planned_for():
         policy = resolve_fit(policy)
+    sample = sample_for(policy, jax.tree.leaves(args))
+    planning = progress_line.show(f"planning {function_name(f)}")
+    with planning, parsed.planned_for(), at_sample(sample):
         unbounded = fitted and not isinstance(policy, Budget)
         name = f"auto, {policy_name(policy)}" if unbounded else policy_name(policy)
         task = planning_task(f, args, argnums, has_aux, policy_argument, parsed, donate_argnums,

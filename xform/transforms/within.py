@@ -7,6 +7,7 @@ memory of the whole product. The plans of the derivatives in it are searched as 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 
 from xform._jax import jit, staging
+from xform._jax.meshes import shape_dtype_struct
 from xform.errors import BudgetInfeasible
 from xform.planner.describe import plan_of_candidate
 from xform.planner.device import current_device, resolve_fit
@@ -22,6 +24,8 @@ from xform.planner.plan_several import plan_several
 from xform.planner.search_several import Candidates
 from xform.policies import min_cut, parse
 from xform.policies.budgets import Budget
+from xform.policies.sample import sample_for
+from xform.program.dimensions import at_sample, symbolic_dimensions
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
@@ -89,9 +93,18 @@ def _search(computation: _Traceable, budget: Budget) -> Decisions:
     unplanned = Decisions(default, {}, retrace=True, has_budget=True)
     seen: Seen = {}
     whole = computation.trace(unplanned, seen)
-    if not seen:
-        _check_without_derivatives(computation.name, budget, _bytes_of(whole))
-        return unplanned
+    with at_sample(sample_for(budget, whole.in_avals)):
+        if not seen:
+            _check_without_derivatives(computation.name, budget, _bytes_of(whole))
+            return unplanned
+        return _search_several(computation, budget, whole, seen)
+
+
+def _search_several(
+    computation: _Traceable, budget: Budget, whole: Program, seen: Seen
+) -> Decisions:
+    """Do the same for a computation with the derivatives `seen`; `whole` is its program."""
+    default = dataclasses.replace(min_cut, regions=budget.regions)
     device = current_device()
     problems = with_outside_bytes(seen, whole, device.backend, budget.regions)
 
@@ -131,8 +144,13 @@ def compiled_bytes(run: Callable[..., Any], avals: Sequence[Any]) -> float:
     """Return the bytes of a compiled function, arguments and outputs included.
 
     `run` is a function of flat arguments of types `avals`. The result is infinite if the compiler
-    refuses the program or reports nothing.
+    refuses the program or reports nothing. Symbolic dimensions have their sizes at the current
+    sample.
     """
+    if symbolic_dimensions(avals):
+        compile_for = importlib.import_module("xform.memory.compilation").compile_for
+        total = compile_for(jit(run), [*map(shape_dtype_struct, avals)]).total_bytes
+        return math.inf if total is None else total
     try:
         reported = jit(run).lower(*avals).compile().memory_analysis()
     except jax.errors.JaxRuntimeError:  # the program does not fit the device

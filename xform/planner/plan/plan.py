@@ -30,6 +30,7 @@ from xform.planner.shape import Shape
 from xform.policies import min_cut
 from xform.policies.budgets import Regions
 from xform.policies.vocabulary import PREFIXES
+from xform.program.dimensions import Sample, sample_text
 from xform.slices.decision import SlicedValue, Slices
 from xform.storage import results
 from xform.terminal.notebook import Result
@@ -77,6 +78,8 @@ class Plan(Result):
       compile_seconds: the time of the compilations; 0 if the plan was read from a file.
       derivative: the function that is compiled, for example "grad by argument 0".
       sliced_regions: a text for each region that runs in slices: how many, of what, and where.
+      symbolic: the size of each symbolic dimension at which bytes and FLOPs are counted, by name;
+        empty if there is none. The decisions hold for all sizes, the bytes only for these.
       sharded: whether a mesh has `Auto` axes of several devices. Only the compiler knows how values
         are sharded over these. So all bytes but `compiled_bytes` are those of unsharded values.
       repeated_collectives: the collectives of the forward pass that the backward pass runs again.
@@ -112,6 +115,7 @@ class Plan(Result):
     sliced_regions: tuple[str, ...] = ()
     repeated_collectives: tuple[RepeatedCollective, ...] = ()
     sharded: bool = False
+    symbolic: Sample = ()
 
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
@@ -242,6 +246,7 @@ class Plan(Result):
             table,
             *self.sliced_regions,
             *map(str, self.repeated_collectives),
+            *self._sample_text(),
             f"{human_bytes(self.saved_bytes)} saved{offloaded}, "
             f"peak {human_bytes(self.predicted_bytes)} predicted"
             f"{', both unsharded' * self.sharded}, {compiled}",
@@ -260,6 +265,11 @@ class Plan(Result):
         work = recomputed_flops(self.recompute_flops) + self._bound_text()
         slices = "".join(f", {text.partition(' (')[0]}" for text in self.sliced_regions)
         return f"{work}, {human_flops(self.forward_flops)} in the forward pass{slices}{times}"
+
+    def _sample_text(self) -> list[str]:
+        """Return a line with the sizes of symbolic dimensions; no line without such dimensions."""
+        sizes = sample_text(self.symbolic)
+        return [f"bytes and FLOPs for {sizes}: other sizes take other bytes"] if sizes else []
 
     def _bound_text(self) -> str:
         """Return the lower bound on the recomputed FLOPs in brackets; "" if there is no budget."""

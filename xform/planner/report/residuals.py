@@ -16,6 +16,13 @@ from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, user_equation
 from xform.planner.costs.saved_values import SavedValue, saved_values
+from xform.program.dimensions import (
+    as_data,
+    at_sample,
+    sample_of,
+    sample_text,
+    symbolic_dimensions,
+)
 from xform.program.source import frame
 from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes, shorten_place
@@ -30,7 +37,7 @@ class Residual:
         iterations), "shared" (saved by one branch of a cond, in memory that the row of another
         branch already counts), or "argument" (an input, which needs no new memory).
       type: shape and dtype in one iteration, as JAX writes them: `float32[4,8]`.
-      shape: the shape in one iteration.
+      shape: the shape in one iteration; a symbolic dimension is a text, such as "2*b".
       dtype: the dtype.
       trip_bytes: bytes of one iteration, on each device.
       loops: trip counts of the loops that stack the value, outermost first; empty outside loops.
@@ -43,7 +50,7 @@ class Residual:
     """
 
     kind: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     dtype: str
     trip_bytes: int
     operation: str
@@ -171,11 +178,14 @@ def residuals_of(schedule: Schedule, inputs: Sequence[str], title: str) -> Resid
     """
     argument_names = gather(list(zip(schedule.joint.inputs, inputs, strict=True)), schedule.reads)
     why = "the backward pass reads it"
-    arguments = [
-        _row(SavedValue("argument", v.aval, None, why), name) for v, name in argument_names
-    ]
+    with at_sample(schedule.sample):
+        arguments = [
+            _row(SavedValue("argument", v.aval, None, why), name) for v, name in argument_names
+        ]
+        saved = [_row(value) for value in saved_values(schedule)]
+        sample = sample_of(symbolic_dimensions(v.aval for v in schedule.joint.inputs))
+    title += f", for {sample_text(sample)}" if sample else ""
     by_size = lambda row: -row.total_bytes
-    saved = [_row(value) for value in saved_values(schedule)]
     return ResidualTable(title, (*sorted(saved, key=by_size), *sorted(arguments, key=by_size)))
 
 
@@ -189,7 +199,7 @@ def _row(value: SavedValue, operation: str = "") -> Residual:
             operation = f"jit({equation.params['name']})"
     return Residual(
         kind=value.kind,
-        shape=tuple(value.aval.shape),
+        shape=as_data(value.aval.shape),
         dtype=str(value.aval.dtype),
         trip_bytes=aval_bytes(value.aval),
         operation=operation,

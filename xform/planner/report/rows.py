@@ -19,6 +19,7 @@ from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import Node, fork_p, user_equation
 from xform.planner.costs.saved_values import state_reason
 from xform.policies import TAG
+from xform.program.dimensions import as_data
 from xform.program.source import frame
 
 
@@ -32,7 +33,7 @@ class PlanRow:
         that the user named "mlp" by `checkpoint_name`, and `carry.0` the first part of a loop's
         state.
       decision: "SAVE", "RECOMPUTE" or "OFFLOAD".
-      shape: the shape in one iteration.
+      shape: the shape in one iteration; a symbolic dimension is a text, such as "2*b".
       dtype: the dtype.
       trip_bytes: bytes of one iteration, on each device.
       loops: trip counts of the loops that stack the value, outermost first.
@@ -45,7 +46,7 @@ class PlanRow:
 
     value: str
     decision: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     dtype: str
     trip_bytes: int
     loops: tuple[int, ...]
@@ -132,7 +133,7 @@ def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...]
     return PlanRow(
         name,
         decision,
-        tuple(v.aval.shape),
+        as_data(v.aval.shape),
         str(v.aval.dtype),
         aval_bytes(v.aval),
         loops,
