@@ -25,6 +25,7 @@ from xform.jacobians.units import vary
 from xform.passes.inline import Inline
 from xform.policies import parse
 from xform.policies.budgets import Budget, Fit
+from xform.policies.sample import check_known_sizes
 from xform.program.arithmetic import differentiable, float0_zeros
 from xform.program.ir import seldom_collected
 from xform.transforms.check import check_input, check_output_types
@@ -110,6 +111,9 @@ class JacobianTransform:
         def jacobian_of(*args: Any, **kwargs: Any) -> Any:
             point = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, allow_int)
             has_budget = isinstance(policy, Budget | Fit)
+            if has_budget or chunk is not None or elimination is not None:
+                request = "jacobian with a budget, chunks or vertex elimination"
+                check_known_sizes(request, (args, kwargs))
             traced = point.trace(has_aux) if mode == "auto" or has_budget else None
             if elimination is not None:
                 y, aux, blocks = point.by_elimination(traced)

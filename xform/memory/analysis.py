@@ -24,6 +24,7 @@ from xform.memory.report import MemoryReport
 from xform.planner.idle_regions import warn_of_idle_regions
 from xform.planner.planning import current_planner, use_planner
 from xform.policies.budgets import bytes_of
+from xform.policies.sample import check_known_sizes
 from xform.policies.unused_names import warn_of_unused_names
 
 
@@ -81,6 +82,7 @@ def memory_analysis(
     """
     check_callable(f, "memory_analysis")
     check_names(f, kwargs, memory_analysis)
+    check_known_sizes(f"memory_analysis of {function_name(f)}", (args, kwargs))
     bytes_given = None if capacity is None else bytes_of(capacity, f"capacity={capacity!r}")
     with _warnings_of_idle_policies(function_name(f)):
         compilation = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,

@@ -20,6 +20,7 @@ from xform.memory.analysis import memory_analysis
 from xform.memory.batch import Argnums, resizer_by_axis, resizer_by_inputs
 from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
+from xform.policies.sample import check_known_sizes
 from xform.terminal import progress_line
 from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes
@@ -166,6 +167,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     384
     """
     check_callable(f, "max_batch")
+    check_known_sizes(f"max_batch of {function_name(f)}", (args, options))
     _check_sizes(multiple_of, max_size)
     resizer = (
         resizer_by_inputs(inputs) if inputs else resizer_by_axis(f, args, batch_argnums, batch_axis)

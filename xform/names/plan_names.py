@@ -20,6 +20,7 @@ from xform.planner.device import resolve_fit
 from xform.policies import parse, policy_name, save_nothing
 from xform.policies.budgets import Budget
 from xform.policies.combined import open_regions
+from xform.policies.sample import check_known_sizes
 from xform.steps.jit import jit
 from xform.steps.plan import StepPlan
 from xform.terminal import progress_line
@@ -111,6 +112,7 @@ def plan_names(
     start, parsed = time.perf_counter(), parse_target(target)
     request = f"plan_names of {function_name(f)}"
     budget = _budget(policy, parsed, request)
+    check_known_sizes(request, args)
     check_step(f, args, policy_argument, 0, False, "plan_names")
     if options and is_jitted(f):
         raise WrongArgument(

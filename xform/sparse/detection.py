@@ -15,6 +15,7 @@ from xform.errors import NotDifferentiable, WrongArgument
 from xform.interpret.cost import shape, size
 from xform.introspection.callables import check_callable, function_name
 from xform.policies import save_everything
+from xform.policies.sample import check_known_sizes
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Mask, Program, gather, lift_constants, spread, trace
 from xform.program.source import frame
@@ -163,6 +164,7 @@ def derivative_matrix(f: Callable[..., Any], args: Sequence[Any], argnums: int |
         )
     if of == "hessian":
         f = grad(f, argnums, policy=save_everything)
+    check_known_sizes(request, args)
     leaves, tree = jax.tree.flatten(tuple(args))
     in_columns = [i in where for i, x in enumerate(args) for _ in jax.tree.leaves(x)]
     is_array = tuple(

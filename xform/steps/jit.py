@@ -28,6 +28,7 @@ from xform.planner.problem import Problem
 from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Regions, bounds_peak
 from xform.policies.regions import regions_of
+from xform.policies.sample import check_known_sizes
 from xform.policies.unused_names import warn_of_unused_names
 from xform.program.ir import program
 from xform.program.source import user_stacklevel
@@ -260,6 +261,8 @@ class JitStep:
 
         `start` is when planning began, and `compile_seconds` has the time of each compilation.
         """
+        request = f"policy={policy!r} of {self._program.jitted.__name__} in xform.jit"
+        check_known_sizes(request, (args, kwargs))
         cut = dataclasses.replace(min_cut, regions=policy.regions)
         default = Decisions(cut, {}, retrace=True, has_budget=True)
         traced, seen = self._program.trace(default, args, kwargs)

@@ -23,6 +23,7 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
 from xform.policies import min_cut, parse, policy_name
+from xform.policies.sample import check_known_sizes
 from xform.terminal import progress_line
 from xform.terminal.notebook import Result
 from xform.terminal.text import (
@@ -206,6 +207,7 @@ def compare(
     """
     check_callable(f, "compare")
     request = f"compare of {function_name(f)}"
+    check_known_sizes(request, args)
     by_name = _policies_by_name(policies, request)
     several = [targets] if isinstance(targets, str) else targets
     if not isinstance(several, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]

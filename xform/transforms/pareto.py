@@ -17,6 +17,7 @@ from xform.errors import BudgetInfeasible, WrongArgument
 from xform.introspection.callables import function_name
 from xform.planner.plan.plan import Plan
 from xform.planner.report.pareto import Pareto, ParetoPoint
+from xform.policies.sample import check_known_sizes
 from xform.terminal import progress_line
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
@@ -84,6 +85,7 @@ def pareto(
     if not isinstance(number, int) or points < 1:
         raise WrongArgument(f"pareto with points={points!r}", "it is not a number of plans", "",
                             "give a positive integer")  # fmt: skip
+    check_known_sizes(f"pareto of {function_name(f)}", args)
     options: dict[str, Any] = {
         "argnums": argnums, "has_aux": has_aux, "policy_argument": policy_argument,
         "target": target, "verify": verify,

@@ -23,6 +23,7 @@ from xform.introspection.modules import (
 )
 from xform.modules.arguments import module_boundary
 from xform.planner.sliced.search import SlicedProgram, program_within
+from xform.policies.sample import check_known_sizes
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.program.source import frame
 from xform.slices.region import Region
@@ -120,6 +121,7 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
     def chosen(args: Sequence[Tree], kwargs: Mapping[str, Tree]) -> tuple[SlicedProgram, Any, Any]:
         """Return the program in slices, its leading inputs, and the tree of its outputs."""
         with_static, args, kwargs = _without_static(f, args, kwargs)
+        check_known_sizes(f"sliced({name}, {budget!r})", (args, kwargs))
         leaves, tree = jax.tree.flatten((args, kwargs))
         out_trees: list[Any] = []
 
