@@ -22,7 +22,7 @@ from rich.progress import (
 
 from experiments.fuzz.show import close, show
 from experiments.fuzz.totals import Totals, fingerprint, report
-from experiments.fuzz.worker import Result, one, prepare, work
+from experiments.fuzz.worker import CONDITIONS, Result, one, prepare, work
 from tests.fuzz.check import Outcome
 
 LIMIT = 300.0  # seconds for one program
@@ -32,14 +32,14 @@ SHRUNK = 40  # failures that are reduced; further ones are only counted
 class Worker:
     """A process that checks one program after the other, and may crash."""
 
-    def __init__(self, context: Any):
-        self.context = context
+    def __init__(self, context: Any, condition: str):
+        self.context, self.condition = context, condition
         self.start()
 
     def start(self) -> None:
         """Start a new process."""
         self.pipe, theirs = self.context.Pipe()
-        self.process = self.context.Process(target=work, args=(theirs,), daemon=True)
+        self.process = self.context.Process(target=work, args=(theirs, self.condition), daemon=True)
         self.process.start()
         theirs.close()
         self.seed: int | None = None
@@ -72,7 +72,7 @@ def run(totals: Totals, n: int, workers: int) -> None:
         TextColumn("{task.fields[rate]} programs/s"), TimeElapsedColumn(), TextColumn("left:"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )  # fmt: skip
-    pool = [Worker(context) for _ in range(workers)]
+    pool = [Worker(context, totals.condition) for _ in range(workers)]
     started, before, saved = time.monotonic(), totals.programs, time.monotonic()
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
         task = progress.add_task("", total=n, completed=totals.programs, rate="...")
@@ -132,19 +132,22 @@ def main() -> int:
     parser.add_argument("-n", "--programs", type=int, default=20_000, help="programs in total")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, metavar="SEED", help="show one program and its results")
+    parser.add_argument("--condition", default="", choices=[*CONDITIONS],
+                        help="run all programs under a condition, with totals of its own: "
+                        "symbolic has a batch of unknown size, as under jax.export")  # fmt: skip
     parser.add_argument("--cases", action="store_true", help="close the cases that now pass")
     parser.add_argument("--again", action="store_true", help="retry the programs that failed")
     options = parser.parse_args()
     if options.only is not None:
-        return show(options.only)
+        return show(options.only, options.condition)
     prepare()
     if options.cases:
         return close()
-    totals = Totals.load(fingerprint())
+    totals = Totals.load(fingerprint(), options.condition)
     if options.again:
         for seed in [f["seed"] for f in totals.failures]:
             totals.forget(seed)
-            totals.add(one(seed, True))
+            totals.add(one(seed, True, options.condition))
         totals.save()
     try:
         run(totals, options.programs, options.workers)

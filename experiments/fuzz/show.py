@@ -16,14 +16,14 @@ from tests.fuzz.source import function
 _CONSOLE = Console(highlight=False, markup=False, soft_wrap=True)
 
 
-def show(seed: int) -> int:
+def show(seed: int, condition: str = "") -> int:
     """Print a program and its results; if it fails, also a smaller one. Return 1 if it fails."""
     prepare()
-    s = sample(seed)
+    s, how = sample(seed), ways(seed, condition)
     _program(f"program {seed}", s)
-    outcome = check(s, ways(seed))
+    outcome = check(s, how)
     if outcome.failed:
-        s, outcome = smaller(s, outcome)
+        s, outcome = smaller(s, outcome, how)
         _program("smaller, and failing alike", s)
     for name, values in results(s).items():
         _CONSOLE.print(f"{name}:", *values, sep="\n")

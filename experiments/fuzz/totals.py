@@ -18,9 +18,17 @@ from tests.fuzz.cases import Case, load, save
 from xform.registry.table import rules_by_name
 
 HERE = Path(__file__).parent
-FILE = HERE / f"totals-{'.'.join(jax.__version__.split('.')[:2])}.json"
 _XFORM = HERE.parent.parent / "xform"
 _KEPT = 200
+
+
+def totals_file(condition: str) -> Path:
+    """Return the file with the totals of this JAX version under a condition.
+
+    "" means no condition.
+    """
+    version = ".".join(jax.__version__.split(".")[:2])
+    return HERE / f"totals-{'-'.join(filter(None, (condition, version)))}.json"
 
 
 def fingerprint() -> str:
@@ -38,6 +46,7 @@ class Totals:
     """Totals. `programs` counts compared programs; `next` is the first seed that was not tried."""
 
     rules: str
+    condition: str = ""
     jax: str = jax.__version__
     first: int = 0
     next: int = 0
@@ -63,14 +72,15 @@ class Totals:
         return self.agrees + self.ill_conditioned + self.mismatch + self.crash
 
     @classmethod
-    def load(cls, rules: str) -> Totals:
+    def load(cls, rules: str, condition: str = "") -> Totals:
         """Load the totals so far; after a change of a rule, start new ones at the next seed."""
-        if not FILE.exists():
-            return cls(rules)
-        data = json.loads(FILE.read_text())
+        path = totals_file(condition)
+        if not path.exists():
+            return cls(rules, condition)
+        data = json.loads(path.read_text())
         if data["rules"] != rules:
-            return cls(rules, first=data["next"], next=data["next"])
-        return cls.read(FILE)
+            return cls(rules, condition, first=data["next"], next=data["next"])
+        return cls.read(path)
 
     @classmethod
     def read(cls, path: Path) -> Totals:
@@ -82,9 +92,10 @@ class Totals:
 
     def save(self) -> None:
         """Write the file atomically."""
-        beside = FILE.with_suffix(".tmp")
+        path = totals_file(self.condition)
+        beside = path.with_suffix(".tmp")
         beside.write_text(json.dumps(vars(self), indent=1, sort_keys=True) + "\n")
-        os.replace(beside, FILE)
+        os.replace(beside, path)
 
     def add(self, result: Result) -> None:
         """Count one program."""
@@ -145,7 +156,8 @@ def report() -> None:
     counted = [Totals.read(path) for path in sorted(HERE.glob("totals-*.json"))]
     columns = [dict(totals.rows()) for totals in counted]
     rows = [[what, *(column[what] for column in columns)] for what in columns[0]]
-    write_table(HERE, ["what", *(f"JAX {totals.jax}" for totals in counted)], rows)
+    titles = [", ".join(filter(None, (f"JAX {t.jax}", t.condition))) for t in counted]
+    write_table(HERE, ["what", *titles], rows)
 
 
 def keep(case: Case) -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import jax
@@ -40,8 +41,14 @@ class Result:
     case: Case | None = None
 
 
-def ways(seed: int) -> tuple[str, ...]:
+# Ways to run all programs under a condition, instead of those of `ways`, by its name.
+CONDITIONS = {"symbolic": ("symbolic",)}
+
+
+def ways(seed: int, condition: str = "") -> tuple[str, ...]:
     """Return how a program is run: always traced, sometimes also eagerly or compiled."""
+    if condition:
+        return CONDITIONS[condition]
     more = ["eager"] * (seed % EAGER == 0) + ["single-eager"] * (seed % EAGER == EAGER // 2)
     more += ["compiled"] * (seed % COMPILED == COMPILED // 2)
     return (_TRACED[seed % len(_TRACED)], *more)
@@ -58,8 +65,8 @@ def prepare() -> None:
     np.seterr(all="ignore")
 
 
-def work(pipe: Connection) -> None:
-    """Check the seeds from the pipe until it is closed."""
+def work(pipe: Connection, condition: str) -> None:
+    """Check the seeds from the pipe until it is closed, under a condition ("" means none)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     prepare()
     gc.freeze()
@@ -71,25 +78,25 @@ def work(pipe: Connection) -> None:
                 seed, small = pipe.recv()
             except EOFError:
                 return
-            pipe.send(one(seed, small))
+            pipe.send(one(seed, small, condition))
             done += 1
             if done % _FRESH == 0:
                 jax.clear_caches()
                 gc.collect()
 
 
-def one(seed: int, small: bool) -> Result:
+def one(seed: int, small: bool, condition: str = "") -> Result:
     """Check one program. If it fails and `small` is set, find a smaller failing one."""
-    s = sample(seed)
-    outcome = check(s, ways(seed))
-    result = Result(seed, outcome, ways(seed), order(s.levels), depth(s.block))
+    s, how = sample(seed), ways(seed, condition)
+    outcome = check(s, how)
+    result = Result(seed, outcome, how, order(s.levels), depth(s.block))
     if outcome.failed and small:
-        result.case = case(*smaller(s, outcome))
+        result.case = case(*smaller(s, outcome, how))
     return result
 
 
-def smaller(s: Sample, outcome: Outcome) -> tuple[Sample, Outcome]:
-    """Return a smaller failing sample, and how it fails."""
-    end, how = time.monotonic() + _SECONDS, ways(s.seed)
+def smaller(s: Sample, outcome: Outcome, how: Sequence[str]) -> tuple[Sample, Outcome]:
+    """Return a smaller sample that fails if it is run in the ways `how`, and how it fails."""
+    end = time.monotonic() + _SECONDS
     s = shrink(s, lambda t: time.monotonic() < end and check(t, how).kind == outcome.kind)
     return s, check(s, how)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.fuzz.evaluate import Eager, Machine
+from tests.fuzz.evaluate import Eager, Machine, sized
 from tests.fuzz.generate import Sample, inputs
 from tests.fuzz.modes import Fun, Level, compose, order
 from tests.fuzz.source import function
@@ -67,12 +67,14 @@ class Found:
 class Way:
     """A way to run a program; `reference` is the way that JAX's own transforms use.
 
-    `run(f, xs, noise)` runs a function of arrays; `wide` means 64 bits.
+    `run(f, xs, noise)` runs a function of arrays; `wide` means 64 bits. `batched` runs the program
+    on a batch of points.
     """
 
     run: Callable[..., Found]
     reference: str
     wide: bool = True
+    batched: bool = False
 
 
 def check(sample: Sample, ways: Sequence[str] = ("staged",)) -> Outcome:
@@ -107,15 +109,18 @@ def check_source(source: str, xs: Sequence[Any], levels: Sequence[Level],
 def _compared(source: str, xs: Sequence[Any], levels: Sequence[Level], where: str) -> Outcome:
     """Return the outcome of one way."""
     way = WAYS[where]
-    theirs, reference = _composed(source, levels, own=False), WAYS[way.reference].run
+    if way.batched:
+        xs = _batch(xs)
+    theirs, reference = _composed(source, levels, False, way.batched), WAYS[way.reference].run
     try:
         expected = reference(theirs, xs)
     except Exception as e:
         return Outcome("refused", text=_short(e))
     try:
-        found = way.run(_composed(source, levels, own=True), xs)
+        found = way.run(_composed(source, levels, True, way.batched), xs)
     except Exception as e:
         both = isinstance(e, NotDifferentiable) and _pushed_through_custom_vjp(theirs, xs, way)
+        both = both or (way.run is _symbolic and _fails(lambda: _symbolic(theirs, xs)))
         return Outcome("refused" if both or _of_batching(e) else "crash", text=_short(e))
     if found.types != expected.types:
         text = f"types {', '.join(found.types)}\nare not {', '.join(expected.types)}"
@@ -158,13 +163,47 @@ def results(sample: Sample) -> dict[str, list[Any]]:
     return out
 
 
-def _composed(source: str, levels: Sequence[Level], own: bool) -> Fun:
+def _fails(run: Callable[[], Any]) -> bool:
+    """Return whether a function raises."""
+    try:
+        run()
+    except Exception:
+        return True
+    return False
+
+
+def _composed(source: str, levels: Sequence[Level], own: bool, batched: bool = False) -> Fun:
     """Return a program under all levels, in a form that they can differentiate."""
     by_jax = [level for level in levels if not own or level.by]
     forward = all(level.kind in ("jvp", "vmap", "jit") for level in by_jax)
     rule_by_jax = "jax.jvp(" in source  # a user's rule, which JAX differentiates
     f = function(source, for_jax=rule_by_jax or bool(by_jax), back=not forward)
-    return compose(f, levels, own)
+    return compose(_over_batch(f) if batched else f, levels, own)
+
+
+# The number of points in a batch.
+_LANES = 3
+
+
+def _is_batched(i: int) -> bool:
+    """Return whether input `i` of a program differs between the points of a batch."""
+    return i % 3 != 1
+
+
+def _batch(xs: Sequence[Any]) -> list[Any]:
+    """Return inputs for a batch of points: most have a new leading axis."""
+    scales = [1.0, 0.7, -0.4][:_LANES]
+    stack = lambda x: np.stack([k * x if x.dtype.kind == "f" else x for k in scales])
+    return [stack(np.asarray(x)) if _is_batched(i) else x for i, x in enumerate(xs)]
+
+
+def _over_batch(f: Fun) -> Fun:
+    """Return a program as a function of a batch of points."""
+
+    def batch(*xs: Any) -> tuple[Any, ...]:
+        return jax.vmap(f, [0 if _is_batched(i) else None for i in range(len(xs))])(*xs)
+
+    return batch
 
 
 def _type(aval: Any) -> str:
@@ -175,6 +214,18 @@ def _staged(f: Any, xs: Any, noise: float = 0.0) -> Found:
     """Run with arguments that are unknown during the trace, as in `jit`."""
     jaxpr = jax.make_jaxpr(f)(*xs)
     return Found(Machine(noise).run(jaxpr, xs), list(map(_type, jaxpr.out_avals)))
+
+
+def _symbolic(f: Any, xs: Any, noise: float = 0.0) -> Found:
+    """Run with the number of points unknown during the trace, as in `jax.export`."""
+    (b,) = jax.export.symbolic_shape("b")
+    types = [
+        jax.ShapeDtypeStruct((b, *np.shape(x)[1:]), x.dtype) if _is_batched(i) else x
+        for i, x in enumerate(xs)
+    ]
+    jaxpr = jax.make_jaxpr(f)(*types)
+    avals = [a.update(shape=sized(a.shape, {"b": _LANES})) for a in jaxpr.out_avals]
+    return Found(Machine(noise, {"b": _LANES}).run(jaxpr, xs), list(map(_type, avals)))
 
 
 def _closed(f: Any, xs: Any, noise: float = 0.0) -> Found:
@@ -209,6 +260,7 @@ WAYS = {
     "eager": Way(_eager, "closed"),
     "single-eager": Way(_eager, "single", wide=False),
     "compiled": Way(_compiled, "staged"),
+    "symbolic": Way(_symbolic, "staged", batched=True),
 }
 
 

@@ -10,7 +10,7 @@ cotangent that is a sum may be rounded once, or term by term if its value is rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from xform._jax import (
     scan_counts,
     set_current_trace,
 )
+from xform._jax.symbolic import is_symbolic, value_of
 
 Step = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -38,10 +39,13 @@ _TOO_MANY = 10_000
 
 
 class Machine:
-    """Evaluate programs, with a cache for each program."""
+    """Evaluate programs, with a cache for each program.
 
-    def __init__(self, noise: float = 0.0):
-        self.noise = noise
+    `sizes` are the sizes of the symbolic dimensions of the programs, by name.
+    """
+
+    def __init__(self, noise: float = 0.0, sizes: Mapping[str, int] | None = None):
+        self.noise, self.sizes = noise, sizes or {}
         self.known: dict[int, tuple[Any, ...]] = {}
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
@@ -85,7 +89,13 @@ class Machine:
     def step(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
         """Return an equation as a function from its inputs to a list of outputs."""
         name, params = eqn.primitive.name, eqn.params
+        if self.sizes:
+            params = {k: sized(v, self.sizes) for k, v in params.items()}
+            eqn = eqn.replace(params=params)
         many = eqn.primitive.multiple_results
+        if name == "dim_as_value":  # the size of a symbolic dimension
+            dim = np.asarray(params["dim"], eqn.outvars[0].aval.dtype)
+            return lambda: [dim]
         if (make := _STRUCTURED.get(name)) is not None:
             return make(self, eqn)
         plain = IN_NUMPY.get(name)
@@ -149,7 +159,7 @@ class Machine:
 
         def step(*args: Any) -> list[Any]:
             consts, carry, xs = args[:n], list(args[n : n + m]), args[n + m :]
-            stacks = [np.empty(t.shape, t.dtype) for t in types]
+            stacks = [np.empty(sized(t.shape, self.sizes), t.dtype) for t in types]
             for i in order:
                 out = self.run(body, [*consts, *carry, *(x[i] for x in xs)])
                 carry = out[:m]
@@ -179,6 +189,15 @@ _STRUCTURED: dict[str, Callable[..., Any]] = {
     "scan": Machine._scan,
     "custom_linear_solve": Machine._solve,
 }  # fmt: skip
+
+
+def sized(x: Any, sizes: Mapping[str, int]) -> Any:
+    """Return a parameter with numbers in place of symbolic dimensions."""
+    if is_symbolic(x):
+        return value_of(x, sizes)
+    if type(x) in (tuple, list):
+        return type(x)(sized(part, sizes) for part in x)
+    return x
 
 
 _COMPILED: dict[Any, Any] = {}

@@ -17,6 +17,8 @@ import numpy as np
 
 import xform
 from xform._jax import match_weak_type
+from xform._jax.symbolic import is_symbolic
+from xform.program.arithmetic import float0_zeros
 
 Fun = Callable[..., tuple[Any, ...]]
 POLICIES = {
@@ -155,9 +157,10 @@ class _Directions:
 
         def one(i: int, x: Any) -> Any:
             if not _float(x):
-                return np.zeros(np.shape(x), jax.dtypes.float0)
+                return float0_zeros(np.shape(x))
             phase = 0.7 + 1.3 * self.seed + 2.1 * call + 0.9 * i + salt
-            direction = np.cos(phase + 1.7 * np.arange(np.size(x))).reshape(np.shape(x))
+            numpy: Any = jnp if is_symbolic(np.size(x)) else np
+            direction = numpy.cos(phase + 1.7 * numpy.arange(np.size(x))).reshape(np.shape(x))
             weak = jax.typeof(x).weak_type
             if isinstance(self.scale, float):
                 if not weak:
