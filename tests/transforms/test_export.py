@@ -13,7 +13,10 @@ from jax import export, lax
 import xform
 from tests.symbolic import PROGRAMS, Program, exported, total
 from xform.errors import BudgetInfeasible, NotDifferentiable, UnsupportedParam, WrongArgument
+from xform.planner.report.show import show_schedule
 from xform.policies import budget, fit
+from xform.terminal.text import human_bytes
+from xform.transforms.inspect import derivative_at
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -238,6 +241,16 @@ def test_two_budgets_of_one_program_count_their_own_sizes() -> None:
     for size in (8, 32):
         policy = budget("1 MiB", of="saved", symbolic={"b": size})
         assert xform.residuals(f, *types(*DEEP), policy=policy).total_bytes // (size * 64) == 12
+        planned = derivative_at("show", deep, types(*DEEP), 0, False).planned(policy)
+        assert f"SAVED, {human_bytes(size * 64)}" in show_schedule(planned.schedule)
+
+
+def test_the_memory_of_a_device_is_a_budget() -> None:
+    plan = lambda policy: xform.plan(deep, *types(*DEEP), policy=policy, target="tpu:v5e",
+                                     verify=False)  # fmt: skip
+    with pytest.raises(WrongArgument, match=r"xform.policies.fit\(..., symbolic=\{'b': 128\}\)"):
+        plan("auto")
+    assert plan(fit(symbolic={"b": 64})).symbolic == (("b", 64),)
 
 
 def test_infeasible_budgets_name_the_sizes() -> None:

@@ -17,6 +17,7 @@ from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.passes.dce import live
 from xform.passes.listing import VariableNames, line, place
+from xform.program.dimensions import at_sample
 from xform.terminal.text import columns, human_bytes
 
 
@@ -34,12 +35,13 @@ def show_schedule(schedule: Schedule, lines: bool = False, word: str = "backward
     """
     names, joint = VariableNames(), schedule.joint
     inputs = names.typed(joint.inputs)
-    rows = [["forward"], *_forward(schedule, names, "  ")]
-    rows += [
-        [f"saved: {_saved(schedule, names)}"],
-        [f"{word}, of {names.typed(joint.seeds)}"],
-    ]
-    rows += _backward(schedule, names, "  ", word)
+    with at_sample(schedule.sample):  # bytes are counted here
+        rows = [["forward"], *_forward(schedule, names, "  ")]
+        rows += [
+            [f"saved: {_saved(schedule, names)}"],
+            [f"{word}, of {names.typed(joint.seeds)}"],
+        ]
+        rows += _backward(schedule, names, "  ", word)
     width = max(map(len, rows))
     if not lines:
         rows, width = [row[:2] for row in rows], 2

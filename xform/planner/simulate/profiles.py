@@ -17,6 +17,7 @@ import math
 import jax
 
 from xform.interpret.cost import aval_bytes
+from xform.program.dimensions import numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Profile:
 
     def bytes(self, aval: object) -> int:
         """Return the bytes of a value of the type `aval` in memory, padding included."""
-        size, dims = aval_bytes(aval), getattr(aval, "shape", ())
+        size, dims = aval_bytes(aval), numbers(getattr(aval, "shape", ()))
         return size * tiled_elements(dims) // max(1, math.prod(dims)) if self.tiles else size
 
     def table_bytes(self, n: int) -> int:
