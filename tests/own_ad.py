@@ -61,6 +61,7 @@ _DOORS = {
     ("memory/compilation.py", "_compile_locally"),
     ("memory/lowering.py", "lower"),
     ("interpret/concrete.py", "run"),  # the body of a `shard_map`
+    ("rules/call_time.py", "_run_active"),
     ("ir.py", "trace"),
     # A program under `run` may be left to JAX, or compared with it.
     ("commands/record.py", "_call"),

@@ -109,6 +109,14 @@ class Substitute(Split):
         return super().process_custom_vjp_call(primitive, fun, fwd, bwd, args, **options)
 
 
+class SubstituteKnown(Substitute):
+    """A trace that replaces known arrays by values. `values` maps the `id` of each to a value."""
+
+    def value(self, x: Value) -> Value:
+        """Return the value that `x` stands for, or `x` itself."""
+        return self.values.get(id(x), x)
+
+
 def stage(
     f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split
 ) -> Program:

@@ -66,24 +66,26 @@ def fingerprint(prog: Program) -> str:
     """Return a text that only equal programs share. Cost: linear in equations, then cached."""
     if "fingerprint" not in prog.cache:
         consts = (text_of(x) for _, x in prog.consts)
-        prog.cache["fingerprint"] = digest((*listing(prog), *consts))
+        prog.cache["fingerprint"] = digest((*listing(prog, rules=True), *consts))
     return prog.cache["fingerprint"]
 
 
-def listing(prog: Program) -> tuple[str, ...]:
+def listing(prog: Program, rules: bool) -> tuple[str, ...]:
     """Return the lines of a program: equations, inputs, constants, outputs. Cached on the program.
 
-    Constants are listed by type, like inputs, not by content.
+    Constants are listed by type, like inputs, not by content. `rules`: with the rules of custom
+    functions.
     """
-    if "listing" not in prog.cache:
+    key = "listing", rules
+    if key not in prog.cache:
         consts = [v for v, _ in prog.consts]
-        rows = _listing(prog.inputs, consts, prog.equations, prog.outputs)
-        prog.cache["listing"] = tuple(rows)
-    return prog.cache["listing"]
+        rows = _listing(prog.inputs, consts, prog.equations, prog.outputs, rules)
+        prog.cache[key] = tuple(rows)
+    return prog.cache[key]
 
 
 def _listing(inputs: Sequence[Any], consts: Sequence[Any], equations: Sequence[JaxprEqn],
-             outputs: Sequence[Atom], rules: bool = True) -> Iterator[str]:  # fmt: skip
+             outputs: Sequence[Atom], rules: bool) -> Iterator[str]:  # fmt: skip
     """Yield the lines of a program: its equations, then its inputs, constants and outputs.
 
     `rules`: with the rules of custom functions.
@@ -392,7 +394,24 @@ def _nested(jaxpr: Any, rules: bool = True) -> str:
 
 
 def _nested_without_rules(jaxpr: Any) -> str:
+    """Return the text of a nested program without the rules of custom functions.
+
+    The derivative rule of a function often calls the function itself. Such a call in a call counts
+    as one call: whether the inner one is kept depends on the derivatives around.
+    """
+    while (inner := _only_custom_call(jaxpr)) is not None:
+        jaxpr = inner
     return _nested(jaxpr, rules=False)
+
+
+def _only_custom_call(jaxpr: Any) -> Any:
+    """Return the program of the custom function that is all that a program calls; else None."""
+    opened = jaxpr_and_consts(jaxpr)[0]
+    for eqn in opened.eqns if len(opened.eqns) == 1 else ():
+        same = eqn.invars == [*opened.constvars, *opened.invars] and eqn.outvars == opened.outvars
+        if same and not RULE_PARAMS.isdisjoint(eqn.params):
+            return eqn.params["call_jaxpr"]
+    return None
 
 
 def _without_rules(x: Any) -> str:

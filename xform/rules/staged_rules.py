@@ -14,14 +14,25 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Tracer, Var, is_reference, is_zero, tangent_aval, zeros
+from xform._jax import (
+    JaxprEqn,
+    Tracer,
+    Var,
+    current_trace,
+    is_reference,
+    is_zero,
+    set_current_trace,
+    tangent_aval,
+    zeros,
+)
 from xform._jax.custom_functions import call_again, with_more_cotangents, wrap_like
 from xform._jax.wrappers import innermost
+from xform.interpret.staged import SubstituteKnown
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, differentiable
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Mask, Program, evaluate, gather, spread
-from xform.rules.user_rules import fill_zeros, push_by_rule
+from xform.rules.user_rules import fill_zeros, push_by_rule, residual_for_rule
 
 # Traces a function of flat values, at the arguments of a call and at other types.
 TraceRule = Callable[[Callable[..., Sequence[Value]], Sequence[Any]], Program]
@@ -109,7 +120,7 @@ def stage_jvp(fun: Any, jvp: Any, options: dict[str, Any], args: Sequence[Value]
         return [*ys, *gather(dys, has_tangent)]
 
     types = [tangent_aval(a) for a in gather(avals, on)]
-    prog, closed_over = _lift_tracers(trace_rule(run, types))
+    prog, closed_over = _lift(trace_rule(run, types), args)
     outputs = prog.outputs[: len(has_tangent)]
     rule = StagedJvp(prog, on, tuple(has_tangent), jvp if symbolic else None)
     functions = _primal(fun, prog, outputs, n), wrap_like(jvp, rule)
@@ -152,6 +163,41 @@ class StagedForward:
         return evaluate(self.program, values)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class BackwardOfKnown:
+    """The backward function of a `custom_vjp` call with known arguments.
+
+    The user's function gets the residuals that are such arguments as known values, as in JAX. Its
+    operations on them are recorded as operations on the residuals.
+
+    Attributes:
+      bwd: the user's backward function.
+      known: the value of each argument that is known; None for others.
+      forward: the forward function of the call.
+    """
+
+    bwd: Any
+    known: tuple[Value | None, ...]
+    forward: StagedForward
+
+    def __fingerprint__(self) -> Any:
+        """Return what identifies the function, see `xform.program.fingerprint`."""
+        return self.bwd, self.known
+
+    def __call__(self, *residuals_and_cts: Any) -> Any:
+        """Call the user's function."""
+        positions = self.forward.last_forwarded
+        given, values = list(residuals_and_cts), {}
+        for i, (position, residual) in enumerate(zip(positions, given, strict=False)):
+            known = None if position is None else self.known[position]
+            if known is not None and isinstance(residual, Tracer):
+                given[i], values[id(known)] = known, residual
+        if not values:
+            return self.bwd.call_wrapped(*given)
+        with set_current_trace(SubstituteKnown(current_trace(), values)):
+            return self.bwd.call_wrapped(*given)
+
+
 def stage_vjp(fun: Any, fwd: Any, bwd: Any, options: dict[str, Any], args: Sequence[Value],
               active: Mask, trace_rule: TraceRule) -> StagedCall:  # fmt: skip
     """Trace the forward function of a `custom_vjp` call whose arguments `active` have a tangent.
@@ -160,26 +206,25 @@ def stage_vjp(fun: Any, fwd: Any, bwd: Any, options: dict[str, Any], args: Seque
     not told which arguments these are, so one trace serves every `active`. The backward function is
     not called.
     """
-    symbolic, out_trees = options["symbolic_zeros"], options["out_trees"]
-    known, found = list(map(_is_known, args)), []
+    symbolic, out_trees, found = options["symbolic_zeros"], options["out_trees"], []
 
     def call(xs: Sequence[Value], flags: Sequence[bool]):
-        out = iter(call_again(fwd, *[a for pair in zip(xs, flags, strict=True) for a in pair]))
-        residuals = [next(out) if i is None else xs[i] for i in out_trees()[2]]
-        # The backward function gets the value of an argument that is known, not a tracer.
-        forwarded = tuple(None if i is None or known[i] else i for i in out_trees()[2])
-        new = [r for r, i in zip(residuals, forwarded, strict=True) if i is None]
-        return [*new, *out], forwarded
+        out = call_again(fwd, *[a for pair in zip(xs, flags, strict=True) for a in pair])
+        return out, tuple(out_trees()[2])
 
     def run(*values: Value) -> list[Value]:
         out, found[:] = call(_known_or_traced(args, values), active)
         return out
 
-    prog, closed_over = _lift_tracers(trace_rule(run, []))
+    prog, closed_over = _lift(trace_rule(run, []), args)
     forward = StagedForward(prog, tuple(found), active, call if symbolic else None)
     n_residuals = found.count(None)
     outputs = prog.outputs[n_residuals:]
-    backward = with_more_cotangents(bwd, list(map(jax.typeof, closed_over)))
+    known = tuple([residual_for_rule(x) if _is_known(x) else None for x in args])
+    backward = (
+        wrap_like(bwd, BackwardOfKnown(bwd, known, forward)) if any(map(_is_known, args)) else bwd
+    )
+    backward = with_more_cotangents(backward, list(map(jax.typeof, closed_over)))
     functions = _primal(fun, prog, outputs, len(args)), wrap_like(fwd, forward), backward
     has_tangent = tuple(differentiable(v.aval) for v in outputs)
     options = {**options, "out_trees": lambda: (*out_trees()[:2], forward.last_forwarded)}
@@ -202,12 +247,23 @@ def _is_known(x: Value) -> bool:
     return not isinstance(x, Tracer) and not is_reference(jax.typeof(x))
 
 
-def _lift_tracers(prog: Program) -> tuple[Program, list[Value]]:
-    """Make inputs of the tracers among the constants; return the program and these tracers."""
-    lifted = [(v, x) for v, x in prog.consts if isinstance(x, Tracer)]
-    consts = tuple((v, x) for v, x in prog.consts if not isinstance(x, Tracer))
-    inputs = (*prog.inputs, *(v for v, _ in lifted))
-    return Program(inputs, consts, prog.equations, prog.outputs), [x for _, x in lifted]
+def _lift(prog: Program, args: Sequence[Value]) -> tuple[Program, list[Value]]:
+    """Make inputs of the constants of a traced rule that are arguments of the call, or tracers.
+
+    Return the program, and the tracers, which become its last inputs. So the program of a rule does
+    not depend on which arguments are known: a plan that was made for unknown arguments fits.
+    """
+    position = {id(x): i for i, x in reversed([*enumerate(args)])}
+    inputs, tracers, consts = list(prog.inputs), [], []
+    for v, x in prog.consts:
+        if id(x) in position:
+            inputs[position[id(x)]] = v  # the rule got the argument itself, not this input
+        elif isinstance(x, Tracer):
+            inputs.append(v)
+            tracers.append(x)
+        else:
+            consts.append((v, x))
+    return Program(tuple(inputs), tuple(consts), prog.equations, prog.outputs), tracers
 
 
 def _primal(fun: Any, prog: Program, outputs: Sequence[Any], n: int) -> Any:

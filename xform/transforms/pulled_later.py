@@ -3,8 +3,8 @@
 A backward function runs when the pullback is called, as in JAX. The plan was made when `vjp` was
 called, from what the function did then (`interpret/ahead.py`). It may do something else now: it
 reads an attribute that has changed, or the matmul precision. Then the plan does not fit, and the
-forward pass runs again under a new one. `PulledLater` does so for a whole function, and
-`pull_equation_later` for a loop, branch or call that runs outside `jit`.
+forward pass runs again under a new one, if it may run twice. `PulledLater` does so for a whole
+function, and `pull_equation_later` for a loop, branch or call that runs outside `jit`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from xform.interpret.ahead import ahead_of_time, up_to_date
 from xform.interpret.joint import Schedule, analyze
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import vjp
+from xform.interpret.repeat import check_repeatable
 from xform.program.arithmetic import Value
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import Mask, program
@@ -28,6 +29,11 @@ from xform.rules.user_rules import calls_with_symbolic_zeros
 from xform.transforms.function import Function
 from xform.transforms.linear_map import LinearRunner, PlannedRunner
 from xform.transforms.run_nodes import with_nodes
+
+_REMEDY = (
+    "call the pullback in the function that calls vjp, or let the backward function read only its "
+    "arguments"
+)
 
 
 class PulledLater(PlannedRunner):
@@ -61,9 +67,9 @@ class PulledLater(PlannedRunner):
                 "the backward function of a custom_vjp computes something else than when vjp was "
                 "called, and the values that it needs now were not kept",
                 "",
-                "call the pullback in the function that calls vjp, or let the backward function "
-                "read only its arguments",
+                _REMEDY,
             )
+        _check_runs_again(now.forward, "the function")
         schedule = self._schedule.plan_other(now)
         unused = (False,) * len(self._fun.program.outputs)
         _, saved = emit.forward(schedule, self._inputs, unused)
@@ -97,7 +103,17 @@ def pull_equation_later(rule: Structured, eqn: JaxprEqn, xs: Sequence[Value], ac
         present = tuple(on and ct is not None for on, ct in zip(wanted, cts, strict=True))
         given = present if symbolic else wanted
         with up_to_date():
-            same = given == wanted and analyzed(wanted) == planned
-            return with_nodes(pull if same else run(given)[1], cts)
+            if given == wanted and analyzed(wanted) == planned:
+                return with_nodes(pull, cts)
+            _check_runs_again([eqn], eqn.primitive.name)
+            return with_nodes(run(given)[1], cts)
 
     return ys, pull_now
+
+
+def _check_runs_again(equations: Sequence[JaxprEqn], subject: str) -> None:
+    reason = (
+        "it runs again, because the backward function of a custom_vjp computes something else than "
+        "when vjp was called"
+    )
+    check_repeatable(equations, "pullback", subject, reason, _REMEDY)

@@ -231,7 +231,8 @@ def lines(joint: Joint) -> tuple[str, ...]:
     """Return the equations of a Joint as text. Equal programs have equal text.
 
     The last line says which inputs and outputs are differentiated. Captured constants appear by
-    type only, because decisions do not depend on their values.
+    type only, because decisions do not depend on their values. Nor do they depend on the rules of
+    custom functions, whose derivatives are in the Joint.
     """
     derivative = "derivative", joint.active, joint.seeded, joint.push
-    return (*listing(joint.program), " ".join(map(str, derivative)))
+    return (*listing(joint.program, rules=False), " ".join(map(str, derivative)))
