@@ -22,14 +22,13 @@ import inspect
 import os
 import pkgutil
 import sys
-import traceback
 from typing import Any
 
 import jax
 
 from xform.commands import trainer
 from xform.errors import FailedFunction, WrongArgument, XformError
-from xform.program.frameworks import is_framework, is_library, line_of_model
+from xform.program.source import line_of_error
 from xform.terminal.quiet import hide_stderr
 
 _MODULES = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
@@ -102,7 +101,7 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
     except XformError:
         raise
     except Exception as error:
-        where = _user_line(error)
+        where = line_of_error(error)
         if not where and not isinstance(error, OSError):
             _check_returned_arrays(error, args)
             raise
@@ -139,20 +138,6 @@ def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str | None]
         else:
             args.parser.error(f"unrecognized arguments: {word}")
     return values
-
-
-def _user_line(error: BaseException) -> str:
-    """Return the line of the user's code that raised an error; "" if other code raised it.
-
-    It may be in an installed package (`program/frameworks.py`).
-    """
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)[::-1]
-    own = [f for f in frames if not (is_library(f.filename) or f.filename.startswith("<"))]
-    if all(is_framework(f.filename) for f in own):  # xform called it, not the user's code
-        return ""
-    return line_of_model((f.filename, f"{f.filename}:{f.lineno} ({f.name})") for f in own)
 
 
 def _check_returned_arrays(error: Exception, args: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from xform._jax import argument_names, compiler_options, jaxpr_and_consts, jaxpr
 from xform.errors import WrongArgument, XformError
 from xform.introspection.callables import definition_site
 from xform.introspection.modules import arguments_for_jit, nnx_object, take_static_out
+from xform.memory.cudnn import UNCHECKED
 from xform.memory.sharding import Axes, LoweringArguments
 from xform.memory.targets import Target
 from xform.passes.structured import inputs_read
@@ -177,10 +178,15 @@ def _export_traced(traced: Any, platform: str) -> tuple[export.Exported, Sequenc
     Also return the positions of its leaves among those of the arguments.
     """
     if not _has_symbols(traced):
-        exported = export.export(_TracedFunction(traced), platforms=[platform])()
+        exported = _export(_TracedFunction(traced), platform)()
         return exported, range(len(exported.in_avals))
     jitted, types, read = _at_sample(traced, platform)
-    return export.export(jitted, platforms=[platform])(*types), read
+    return _export(jitted, platform)(*types), read
+
+
+def _export(jitted: Any, platform: str) -> Any:
+    """Return JAX's function that exports a jitted function for a platform."""
+    return export.export(jitted, platforms=[platform], disabled_checks=UNCHECKED)
 
 
 def _has_symbols(traced: Any) -> bool:
@@ -196,7 +202,7 @@ def _at_sample(
     XLA replaces the symbols by their sizes. The function takes the leaves of the arguments that the
     program reads. Their types are returned too, and their positions.
     """
-    exported = export.export(_TracedFunction(traced), platforms=[platform])()
+    exported = _export(_TracedFunction(traced), platform)()
     is_read = inputs_read(program(traced.jaxpr))
     avals, read = exported.in_avals, [i for i, on in enumerate(is_read) if on]
 
@@ -274,5 +280,5 @@ def _why_not_exported(error: Exception) -> str:
     if str(error).startswith("the platform for"):
         return "it calls back to Python"
     first_sentence = str(error).splitlines()[0].partition(". See ")[0]
-    custom_calls = sorted(set(re.findall(r"custom_call @([\w.]+)", str(error))))
+    custom_calls = sorted(set(re.findall(r"custom_call @\"?([\w.$]+)", str(error))))
     return first_sentence + (f" ({', '.join(custom_calls)})" if custom_calls else "")

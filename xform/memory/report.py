@@ -17,6 +17,7 @@ from xform.memory.attribute import Argument, BufferRow, buffer_rows, peak_rows
 from xform.memory.batch_axes import BatchAxis, batch_axes
 from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.compilation import Compilation
+from xform.memory.cudnn import uncounted
 from xform.memory.description import Description
 from xform.memory.difference import KINDS, Difference
 from xform.memory.page import write
@@ -29,7 +30,7 @@ from xform.terminal.notebook import Result
 from xform.terminal.text import human_bytes
 
 # Fields of a `Description` in the report's plain data.
-_DESCRIPTION = ("compiled", "transform", "policy", "code", "given", "planned", "note")
+_DESCRIPTION = ("compiled", "transform", "policy", "code", "given", "planned")
 # Properties of buffers that a report can be grouped by.
 _GROUPS = ("category", "where", "scope", "operation")
 # The first letters of dtypes of at most 16 bits.
@@ -265,6 +266,11 @@ class MemoryReport(Result):
         return max(flops_per_device / speed, self.moved_bytes / device.bytes_per_second)
 
     @cached_property
+    def uncounted(self) -> str:
+        """The memory that the compiler does not know and the total does not count; "" if none."""
+        return uncounted(self.assignment.module) if self.assignment else ""
+
+    @cached_property
     def batches(self) -> list[BatchAxis]:
         """The axes of the inputs that are proven to be batches."""
         prog = self.compilation.program
@@ -305,6 +311,7 @@ class MemoryReport(Result):
             "function": self.function,
             "target": self.target,
             **{k: getattr(self.description, k) for k in _DESCRIPTION},
+            "note": "; ".join(filter(None, (self.description.note, self.uncounted))),
             "device": {
                 "name": device.name,
                 "capacity_bytes": device.capacity_bytes,

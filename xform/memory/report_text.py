@@ -31,7 +31,7 @@ def _parts(report: Any) -> Iterator[str]:
     compilation = report.compilation
     count = f"{compilation.devices} x " if compilation.devices > 1 else ""
     head = f"{report.function} on {report.target} ({count}{compilation.target.device.name})"
-    yield f"{head}\n{report.description}".strip()
+    yield "\n".join(filter(None, (head, str(report.description), report.uncounted)))
     yield columns([*_byte_lines(report), *_work_lines(report)], right=(1,))
     if compilation.refused:
         yield "the compiler refused it and reports nothing else: use xform.memory.why_oom"

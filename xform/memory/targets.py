@@ -12,13 +12,14 @@ import importlib.util
 import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import jax
 
 from xform.errors import MissingExtra, WrongArgument
 from xform.introspection.packages import pip_argument
+from xform.memory.cudnn import naming_cudnn
 from xform.planner.device import planning_for
 from xform.planner.hardware import GPUS, TPUS, Gpu, Hardware, Tpu, find_hardware
 
@@ -68,9 +69,17 @@ class Target:
         """The name of the device if it need not be attached; None for a device of this process."""
         return None if self.local else self.device.name
 
-    def planned_for(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which traces are planned for this target."""
-        return planning_for(self.backend, self.absent, self.name)
+    @contextlib.contextmanager
+    def planned_for(self) -> Generator[None]:
+        """A context for traces: they are planned for this target.
+
+        Raises:
+          MissingExtra: a trace for an absent GPU needs cuDNN, which is not installed.
+        """
+        is_absent_gpu = self.absent is not None and self.platform == "cuda"
+        cudnn = naming_cudnn(self.name) if is_absent_gpu else contextlib.nullcontext()
+        with planning_for(self.backend, self.absent, self.name), cudnn:
+            yield
 
     @property
     def local(self) -> bool:

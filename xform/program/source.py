@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import re
 import sys
+from traceback import extract_tb
 from typing import Any
 
 from xform._jax import JaxprEqn, source_info_util
-from xform.program.frameworks import XFORM, is_library, line_of_model
+from xform.program.frameworks import XFORM, is_framework, is_library, line_of_model
 
 # What follows the file in the text of a frame.
 _AFTER_FILE = re.compile(r"(?::\d+)+ \(.*\)$")
@@ -67,6 +68,20 @@ def frame(eqn: Any = None) -> str:
     lines = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
     # A line is `file:line:column (function)`, or `file:line (function)`.
     return line_of_model((_AFTER_FILE.sub("", line), line) for line in lines) or _running_line()
+
+
+def line_of_error(error: BaseException) -> str:
+    """Return the line of the model's code that raised an error; "" if other code raised it.
+
+    It may be in an installed package (`frameworks.py`).
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = extract_tb(error.__traceback__)[::-1]
+    own = [f for f in frames if not (is_library(f.filename) or f.filename.startswith("<"))]
+    if all(is_framework(f.filename) for f in own):  # xform called it, not the user's code
+        return ""
+    return line_of_model((f.filename, f"{f.filename}:{f.lineno} ({f.name})") for f in own)
 
 
 def user_stacklevel() -> int:
