@@ -13,7 +13,7 @@ import pytest
 
 from xform import commands, everywhere
 from xform._jax import jax_primitives
-from xform.commands.record import largest_difference
+from xform.commands.difference import largest_difference
 from xform.errors import BudgetInfeasible
 from xform.planner.planning import use_planner
 from xform.program.ir import clear_program_cache
@@ -170,6 +170,78 @@ def test_a_comparison_with_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(everywhere._OURS, "value_and_grad", wrong)
     _, _, err = run("import jax\njax.grad(lambda x: x * x)(2.0)", options=("--compare-with-jax",))
     assert err.endswith("<lambda> (program.py:2): value 0.75, gradient 0.25\n")
+
+
+def test_a_comparison_with_jax_calls_a_loss_of_nnx_again(run: Run) -> None:
+    program = """
+        import jax, jax.numpy as jnp
+        from flax import nnx
+
+        class Net(nnx.Module):
+            def __init__(self):
+                self.w, self.calls = nnx.Param(jnp.array([2.0, 3.0])), nnx.Variable(jnp.array(1.0))
+
+        def loss(net, x):
+            net.calls[...] += 1
+            return net.calls[...] * jnp.sum(net.w[...] * x), "two"
+
+        def step(net, x):
+            return nnx.value_and_grad(loss, has_aux=True)(net, x)[1]["w"][...]
+
+        def fails(net):
+            raise ValueError("the program's own")
+
+        net = Net()
+        print(step(net, 2.0), nnx.jit(step)(net, 2.0), net.calls[...])
+        print(nnx.grad(loss, has_aux=True, argnums=nnx.DiffState(0, nnx.Param))(net, 2.0)[1])
+        try:
+            nnx.grad(fails)(net)
+        except ValueError as error:
+            print(error)
+    """
+    code, out, err = run(program, options=("--compare-with-jax",))
+    assert (code, out) == (0, "[4. 4.] [6. 6.] 3.0\ntwo\nthe program's own\n"), err
+    loss = "loss (program.py:9): value 0, gradient 0\n"
+    assert err.endswith(f"largest relative difference from JAX:\n{2 * loss}")
+
+
+def test_a_comparison_leaves_the_attributes_of_a_function_as_they_are(run: Run) -> None:
+    program = """
+        import jax
+        from collections import deque
+
+        class Loss:
+            def __init__(self):
+                self.scales, self.calls, self.seen = deque([2.0, 3.0]), [], {}
+
+            def __call__(self, x):
+                self.calls.append(len(self.calls))
+                self.seen[self.scales[0]] = True
+                return self.scales.popleft() * x
+
+        loss = Loss()
+        print(jax.grad(loss)(1.0), [*loss.scales], loss.calls, loss.seen)
+        print(jax.grad(loss)(1.0), [*loss.scales], loss.calls, loss.seen)
+    """
+    _, out, err = run(program, options=("--compare-with-jax",))
+    assert out == "2.0 [3.0] [0] {2.0: True}\n3.0 [] [0, 1] {2.0: True, 3.0: True}\n"
+    assert "value 0, gradient 0" in err
+
+
+def test_what_cannot_be_compared_is_left_alone_with_a_line(run: Run) -> None:
+    program = """
+        import jax
+        scales = iter([2.0])
+
+        def loss(x):
+            return next(scales) * x
+
+        print(jax.grad(loss)(1.0))
+    """
+    code, out, err = run(program, options=("--compare-with-jax",))
+    assert (code, out) == (0, "2.0\n")
+    assert "loss (program.py:5), grad, 1x could not be compared: StopIteration" in err
+    assert err.endswith("largest relative difference from JAX:\nnothing compared\n")
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,20 @@ budget that a step cannot keep stops it.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
 import html
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from xform import everywhere
 from xform._jax import staging
+from xform.commands.difference import largest_difference
 from xform.errors import OtherProgram
 from xform.interpret.joint import Schedule
 from xform.introspection.callables import function_name
@@ -261,6 +263,7 @@ class DerivativeRecorder:
         Errors of JAX's transform are the program's own, and pass through.
         """
         row, result, note = self._row(use), None, ""
+        restore_state = _containers_of(use.f)
         try:
             with use_planner(functools.partial(row.plan, current_planner())):
                 result = use.ours(*xs, **kwargs)
@@ -269,11 +272,18 @@ class DerivativeRecorder:
                 raise
             note = f"left to JAX: {_line(error)}"
         if note:
+            restore_state()
             result = use.theirs(*xs, **kwargs)
             row.left_to_jax += 1
             row.notes[note] += 1
         elif compared and self._compared and use.called not in (*_REGIONS, "linear_transpose"):
-            _compare(row, use.called, result, use.theirs(*xs, **kwargs))
+            restore_own = _containers_of(use.f)
+            restore_state()
+            try:
+                _compare(row, use.called, result, use.theirs(*xs, **kwargs))
+            except Exception as error:  # the program goes on
+                row.notes[f"could not be compared: {_line(error)}"] += 1
+            restore_own()
         if staging():
             row.traced += 1
         else:
@@ -354,40 +364,27 @@ def _line(error: Exception) -> str:
     return " ".join([f"{type(error).__name__}:", *text.strip().splitlines()[:1]])
 
 
+def _containers_of(f: Any) -> Callable[[], None]:
+    """Return a function that gives the containers in attributes of `f` their present contents back.
+
+    Flax calls JAX's `grad` with an object that takes its values from a queue when it is called.
+    Such an object can be called once more only with its queue as it was.
+    """
+    attributes = list(getattr(f, "__dict__", {}).values())
+    contents = [(c, copy.copy(c)) for c in attributes if type(c) in (list, dict, set, deque)]
+
+    def restore() -> None:
+        for container, content in contents:
+            container.clear()
+            (container.extend if isinstance(container, list | deque) else container.update)(content)
+
+    return restore
+
+
 def _compare(row: FunctionRecord, name: str, ours: Any, theirs: Any) -> None:
     """Record by how much the results of a transform differ, as soon as they are computed."""
     parts = _PARTS.get(name)
     pairs = zip(parts, ours, theirs, strict=False) if parts else [("derivative", ours, theirs)]
-    try:
-        for part, a, b in pairs:
-            record = functools.partial(row.record_difference, part=part)
-            jax.debug.callback(record, largest_difference(jax.tree.leaves(a), jax.tree.leaves(b)))
-    except Exception as error:  # the program goes on
-        row.notes[f"could not be compared: {_line(error)}"] += 1
-
-
-def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
-    """Return the largest difference between arrays of two lists, as a float32 scalar.
-
-    The difference of two arrays is relative to the largest number in JAX's array. A difference up
-    to the rounding error of the largest number of all arrays counts as 0. Otherwise a gradient that
-    is zero except for rounding, such as that of a bias that softmax cancels, would count as
-    entirely different.
-    """
-    differences: list[Any] = []
-    for a, b in zip(ours, theirs, strict=True):
-        if not jnp.issubdtype(getattr(b, "dtype", jax.dtypes.float0), jnp.inexact) or not b.size:
-            continue
-        a, b = map(jax.lax.stop_gradient, (jnp.asarray(a), jnp.asarray(b)))
-        is_equal = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
-        scale = jnp.max(jnp.where(jnp.isfinite(b), jnp.abs(b), 0))
-        differences.append(
-            (jnp.max(jnp.where(is_equal, 0, jnp.abs(a - b))), scale, jnp.finfo(b.dtype).eps)
-        )
-    largest_scale = functools.reduce(jnp.maximum, [scale for _, scale, _ in differences], 0.0)
-    largest: Any = 0.0
-    for difference, scale, eps in differences:
-        counted = jnp.where(difference <= eps * largest_scale, 0, difference)
-        relative = counted / jnp.where(scale == 0, 1, scale)
-        largest = jnp.maximum(largest, relative.astype(jnp.float32))
-    return largest
+    for part, a, b in pairs:
+        record = functools.partial(row.record_difference, part=part)
+        jax.debug.callback(record, largest_difference(jax.tree.leaves(a), jax.tree.leaves(b)))
