@@ -52,11 +52,17 @@ def lattice(ws, x):
     return jnp.mean(x**2)
 
 
+def unread(ws, x):
+    """The gradient of the second array is zero, and the user gets it as an array."""
+    return jnp.sum(jnp.tanh(jnp.sin(x @ ws[0]) @ ws[0]) + lax.stop_gradient(ws[1][0, 0]))
+
+
 PROGRAMS = {
     "states": (states, (f32(1, 16, 16), f32(32, 16))),
     "physics": (physics, (f32(2, 64, 64), f32(512, 1))),
     "attention": (attention, (f32(4, 64, 64), f32(128, 64))),
     "lattice": (lattice, (f32(4, 64, 64), f32(256, 64))),
+    "unread": (unread, ((f32(16, 16), f32(20, 20)), f32(24, 16))),
 }
 
 
@@ -102,6 +108,21 @@ def test_what_is_returned_counts(ask: str) -> None:
     less = total(functools.partial(step, budget(int(0.97 * default))), *args)
     assert kept == default
     assert less <= 0.97 * default
+
+
+@pytest.mark.parametrize("aux", [False, True])
+def test_a_budget_of_the_floor_is_enough_for_integers_and_auxiliary_outputs(aux: bool) -> None:
+    def f(ws, x, i):
+        value = unread(ws, x) * jnp.sin(x[0, 0])
+        return (value, jnp.cos(x)) if aux else value
+
+    args = *PROGRAMS["unread"][1], jax.ShapeDtypeStruct((30,), "int32")
+    ask = lambda n: xform.value_and_grad(
+        f, (0, 1, 2), has_aux=aux, allow_int=True, policy=budget(n)
+    )
+    with pytest.raises(BudgetInfeasible) as caught:
+        jax.eval_shape(ask(0), *args)
+    assert total(ask(caught.value.floor_bytes), *args) == caught.value.floor_bytes
 
 
 def test_gradients_are_those_of_jax() -> None:

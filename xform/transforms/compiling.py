@@ -28,7 +28,7 @@ from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value, float0_zeros
 from xform.program.source import frame, user_stacklevel
 from xform.transforms.function import Function
-from xform.transforms.linear_map import PlannedRunner
+from xform.transforms.linear_map import PlannedRunner, dense
 
 if TYPE_CHECKING:
     from xform.memory.targets import Target
@@ -134,7 +134,9 @@ class _DerivativeCompiler:
                    for a in self.cotangents]  # fmt: skip
         runner = PlannedRunner(self.fun, candidate.schedule, push=False)
         outs = outs[n:] if self.transform == "grad" else outs
-        return outs, runner.run(runner.arrays(saved, args), cts)
+        # The user gets arrays of zeros where the outputs do not depend on an argument.
+        avals = map(cotangent_aval, self.fun.signature.primal_avals)
+        return outs, list(map(dense, runner.run(runner.arrays(saved, args), cts), avals))
 
 
 def _planned_target() -> Target | None:
