@@ -30,7 +30,7 @@ from jax import (
     jit,  # JAX's own, also while `xform.install` replaces `jax.jit`
 )
 from jax.ad_checkpoint import Offloadable
-from jax.core import AbstractValue, ShapedArray, Trace, Tracer
+from jax.core import AbstractValue, ShapedArray, Trace, Tracer, eval_context
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import compute_on as _compute_on
 from jax.experimental import scheduling_groups as _groups
@@ -71,25 +71,24 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
 from jaxlib import xla_client
 
+from xform._jax.contexts import joined, no_mesh
 from xform._jax.effects import has_effects, side_effects
-from xform._jax.meshes import on_mesh_of
 from xform._jax.mutable import argument_type, drop_content
 from xform.introspection.loaded import names_of
 
 __all__ = [
-    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal",
-    "Offloadable", "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad",
-    "argument_names", "batching", "broadcast_in_dim_p", "callee", "compiler_options",
-    "compute_on", "cond_p", "context_fields", "conv_general_dilated_p", "cotangent_aval",
-    "current_trace", "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation",
-    "has_effects", "hlo_text", "iota_p", "ir", "is_bookkeeping", "is_inlined", "is_jaxpr",
-    "is_reference", "is_zero", "itemsize", "jax_primitives", "jaxpr_and_consts",
-    "jaxprs_in_params", "jaxprs_of", "jit", "jit_p", "linear_part", "linear_util",
-    "match_weak_type", "mlir", "name_p", "named_axes", "policy_answer", "ppermute_p",
-    "primitive_named", "primitives", "registered_names", "reshape_p", "scan_counts", "scan_p",
-    "set_current_trace", "side_effects", "source_info_util", "staging", "tangent_aval",
-    "trace_of", "trace_to_jaxpr", "tracer_of_type", "transpose_p", "value_inside",
-    "variable_of", "while_p", "with_metadata", "zeros",
+    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable",
+    "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names",
+    "batching", "broadcast_in_dim_p", "callee", "compiler_options", "compute_on", "cond_p",
+    "context_fields", "conv_general_dilated_p", "cotangent_aval", "current_trace",
+    "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation", "has_effects",
+    "hlo_text", "iota_p", "ir", "is_bookkeeping", "is_inlined", "is_jaxpr", "is_reference",
+    "is_zero", "itemsize", "jax_primitives", "jaxpr_and_consts", "jaxprs_in_params", "jaxprs_of",
+    "jit", "jit_p", "linear_part", "linear_util", "match_weak_type", "mlir", "name_p", "named_axes",
+    "policy_answer", "ppermute_p", "primitive_named", "primitives", "registered_names", "reshape_p",
+    "run_at_once", "scan_counts", "scan_p", "set_current_trace", "side_effects", "source_info_util",
+    "staging", "tangent_aval", "trace_of", "trace_to_jaxpr", "tracer_of_type", "transpose_p",
+    "value_inside", "variable_of", "while_p", "with_metadata",
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer
@@ -225,17 +224,6 @@ def itemsize(dtype: Any) -> int:
     return dtype.itemsize
 
 
-def zeros(aval: Any) -> Any:
-    """Zeros of type `aval`: shape, dtype, sharding, varying manual axes, and memory.
-
-    The mesh is that of `aval`: a value that a `shard_map` closes over has the outer mesh.
-    """
-    with on_mesh_of(aval):
-        x = ad.zeros_like_aval(aval)
-        host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-        return jax.device_put(x, jax.memory.Space.Host) if host else x
-
-
 def value_inside(x: Any) -> Any:
     """The value that a tracer of `vmap` or of JAX's own derivatives wraps; None for others."""
     names = {"BatchTracer": "val", "JVPTracer": "primal", "LinearizeTracer": "primal"}
@@ -338,6 +326,14 @@ def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
         avals = avals if prim.multiple_results else [avals]
         outputs = [Var(drop_content(a)) for a in avals]
     return new_jaxpr_eqn(list(inputs), outputs, prim, params, effects, source_info_util.current())
+
+
+def run_at_once() -> Any:
+    """Context in which operations on known values run, inside any trace and any `shard_map`.
+
+    `jax.ensure_compile_time_eval` does not work in a `shard_map` outside `jit`.
+    """
+    return joined(eval_context(), no_mesh())
 
 
 def current_trace() -> Any:

@@ -16,6 +16,11 @@ def side_effects(eqn: Any) -> frozenset[str]:
     return frozenset([type(effect).__name__ for effect in eqn.effects]) - _LOCAL
 
 
+def uses_named_axis(eqn: Any) -> bool:
+    """Whether an equation communicates along a named axis, or reads the index along one."""
+    return any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+
+
 def has_effects(eqn: Any) -> bool:
     """Whether an equation has side effects."""
     return bool(side_effects(eqn))

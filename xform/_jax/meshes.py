@@ -21,19 +21,6 @@ def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
 
 
-def on_mesh_of(*avals: Any) -> contextlib.AbstractContextManager[Any]:
-    """Context that sets the current mesh to the mesh of the first of `avals` that has one.
-
-    If none of them has a mesh, the current mesh stays. The mesh of a type differs from the current
-    one inside `jax.sharding.auto_axes` and similar functions, which change the types of axes.
-    """
-    meshes = (getattr(getattr(aval, "sharding", None), "mesh", None) for aval in avals)
-    mesh = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), None)
-    if mesh is None or mesh == jax.sharding.get_abstract_mesh():
-        return contextlib.nullcontext()
-    return jax.sharding.use_abstract_mesh(mesh)
-
-
 def explicit_mesh_of(tree: Any) -> contextlib.AbstractContextManager[Any]:
     """Context that sets the mesh of the first array in a tree that is on a mesh of explicit axes.
 

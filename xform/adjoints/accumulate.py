@@ -20,10 +20,12 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 
 from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue
 from xform.program.arithmetic import Value as Array
+from xform.program.arrays import filled, zeros
 from xform.program.ir import gather
 
 # The adjoint of each value, by the value's `id`.
@@ -50,7 +52,7 @@ def push_adjoints(values: Sequence[GraphValue], operations: Sequence[GraphOperat
     Cost: one pullback for each operation with an adjoint.
     """
     edges_into = _edges_by(edges, "target")
-    adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
+    adjoints: Adjoints = {output: filled(jax.typeof(values[output].array), 1)}
     flows: Flows = {}
     updates: list[AdjointUpdate] = []
     for op in reversed(operations):
@@ -81,7 +83,7 @@ def pull_adjoints(values: Sequence[GraphValue], operations: Sequence[GraphOperat
     several array inputs runs several times.
     """
     edges_out_of, edges_into = _edges_by(edges, "source"), _edges_by(edges, "target")
-    adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
+    adjoints: Adjoints = {output: filled(jax.typeof(values[output].array), 1)}
     updates: list[AdjointUpdate] = []
     for value in reversed(values):
         for edge in sorted(edges_out_of[value.id], key=lambda e: (-e.target, e.operand)):
@@ -120,4 +122,4 @@ def _cotangents(
     active = gather(outs, [v.activity == "active" for v in outs])
     if not any(v.id in adjoints for v in active):
         return None
-    return [adjoints.get(v.id, jnp.zeros_like(v.array)) for v in active]
+    return [adjoints.get(v.id, zeros(jax.typeof(v.array))) for v in active]

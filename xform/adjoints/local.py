@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from xform._jax import cotangent_aval
 from xform.adjoints.parts import Partial, Pull, norm
 from xform.program.arithmetic import Value as Array
+from xform.program.arrays import basis, filled, random
 
 # The norm of a Jacobian with more entries is estimated from this number of random cotangents.
 _MAX_ENTRIES = 4096
@@ -33,34 +34,28 @@ def partials_of(pull: Pull, ys: Sequence[Array], xs: Sequence[Array], elementwis
     shapes = [(*(ys[0].shape if len(ys) == 1 else (rows,)), *x.shape) for x in xs]
     if any(np.iscomplexobj(v) for v in (*ys, *xs)):
         return [Partial(shape, None, None) for shape in shapes]
+    avals = [cotangent_aval(jax.typeof(y)) for y in ys]
     if rows == 1 or (elementwise and all(x.shape == ys[0].shape for x in xs)):
-        pairs = zip(shapes, pull([jnp.ones_like(y) for y in ys]), strict=True)
+        pairs = zip(shapes, pull([filled(aval, 1) for aval in avals]), strict=True)
         return [Partial(shape, None if shape else float(ct), norm(ct)) for shape, ct in pairs]
     if rows * max(sizes, default=0) <= _MAX_ENTRIES:
-        blocks = jax.vmap(lambda *cts: pull(cts))(*_basis(ys, rows))
+        blocks = jax.vmap(lambda *cts: pull(cts))(*basis(avals))
         pairs = zip(shapes, blocks, strict=True)
         return [Partial(shape, None, norm(block)) for shape, block in pairs]
     squares = np.zeros(len(xs))
-    for cts in _random_cotangents(ys):
+    for cts in _random_cotangents(avals):
         squares += [norm(ct) ** 2 for ct in pull(cts)]
     estimates = np.sqrt(squares / _RANDOM_COTANGENTS).tolist()
     pairs = zip(shapes, estimates, strict=True)
     return [Partial(shape, None, estimate, exact=False) for shape, estimate in pairs]
 
 
-def _basis(ys: Sequence[Array], rows: int) -> list[Array]:
-    """Return all unit cotangents of `ys`, which have `rows` elements, along a leading axis."""
-    ends = np.cumsum([y.size for y in ys])
-    blocks = np.split(np.eye(rows), ends[:-1], axis=1)
-    return [jnp.asarray(block.reshape(rows, *y.shape), y.dtype)
-            for block, y in zip(blocks, ys, strict=True)]  # fmt: skip
-
-
-def _random_cotangents(ys: Sequence[Array]) -> Iterator[list[Any]]:
-    """Yield normally distributed cotangents of `ys`.
+def _random_cotangents(avals: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield normally distributed cotangents of types `avals`.
 
     The expected squared norm of the pulled-back cotangent is the squared norm of the Jacobian.
     """
     for key in jax.random.split(jax.random.key(0), _RANDOM_COTANGENTS):
-        keys = jax.random.split(key, len(ys))
-        yield [jax.random.normal(k, y.shape, y.dtype) for k, y in zip(keys, ys, strict=True)]
+        keys = jax.random.split(key, len(avals))
+        pairs = zip(keys, avals, strict=True)
+        yield [random(jax.random.normal, key, aval) for key, aval in pairs]

@@ -17,12 +17,13 @@ from typing import Any, Literal
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, jit, scan_counts, zeros
+from xform._jax import JaxprEqn, Var, jit, scan_counts
 from xform.adjoints.sites import Path, bodies, inline_named_calls, kind
 from xform.errors import NotDifferentiable
 from xform.passes.structured import chosen_sharding
 from xform.program.arithmetic import Value, differentiable
-from xform.program.equation import scan_like, switch
+from xform.program.arrays import zeros
+from xform.program.equation import context, scan_like, switch
 from xform.program.ir import Program, bind, environment, read, trace, write
 from xform.program.source import frame, name_stack, source
 from xform.rules.call import remat_region_of
@@ -101,7 +102,7 @@ def run_edited(
         xs = _read_perturbed(prog, env, eqn.invars, own, perturbations)
         if nested:
             keys = [edit.key for edit in nested if edit.key in perturbations]
-            with source(eqn, outer), eqn.ctx.manager:
+            with source(eqn, outer), context(eqn):
                 used = {key: perturbations[key] for key in keys}
                 ys, nested_values = _REBUILD[kind(eqn)](eqn, xs, nested, used, names)
             cut_values |= nested_values

@@ -33,6 +33,7 @@ from xform.curvature.vectors import (
 from xform.errors import WrongArgument
 from xform.planner.report.picture import BLUE, new_axes, save_figure
 from xform.program.arithmetic import Value
+from xform.program.arrays import stacked, zeros
 from xform.terminal.notebook import Result
 from xform.transforms.function import Tree
 from xform.transforms.within import run_within
@@ -241,8 +242,9 @@ def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
     zero.
     """
     dtype = accumulation_dtype(start)
-    basis = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), start)
-    q = scale(start, 1 / norm(start))
+    basis = jax.tree.map(lambda x: zeros(stacked(steps, jax.typeof(x))), start)
+    length = norm(start)
+    q = scale(start, 1 / length)
     tiny = 10 * float(jnp.finfo(dtype).eps)
 
     def step(carry: Any, i: Value) -> Any:
@@ -258,7 +260,7 @@ def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
         q = scale(w, jnp.where(has_next, 1 / jnp.where(has_next, beta, 1), 0))
         return (basis, q, largest), (alpha, beta)
 
-    carry = basis, q, jnp.zeros((), dtype)
+    carry = basis, q, zeros(jax.typeof(length))
     _, (alphas, betas) = lax.scan(step, carry, jnp.arange(steps))
     return alphas, betas
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.errors import WrongArgument, WrongDtype
-from xform.program.arithmetic import Value, common_dtype
+from xform.program.arithmetic import Value
+from xform.program.arrays import common_dtype, random
 from xform.transforms.function import Tree, as_array, as_tuple
 
 
@@ -90,12 +91,12 @@ def size(a: Tree) -> int:
 
 
 def rademacher(key: Value, like: Tree) -> Tree:
-    """Return a vector of random signs, -1 or 1 with equal probability, shaped like `like`."""
+    """Return a vector of random signs, -1 or 1 with equal probability, with the types of `like`."""
     leaves, tree = jax.tree.flatten(like)
     keys = jax.random.split(key, max(len(leaves), 1))
-    return tree.unflatten(
-        [jax.random.rademacher(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=False)]
-    )
+    pairs = zip(keys, leaves, strict=False)
+    draw = functools.partial(random, jax.random.rademacher)
+    return tree.unflatten([draw(key, jax.typeof(x)) for key, x in pairs])
 
 
 def unwrap(trees: tuple[Tree, ...]) -> Tree:

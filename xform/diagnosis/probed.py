@@ -18,7 +18,7 @@ from jax import lax
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
 from xform.diagnosis.layers import Layer, NestedLayer, ProgramLayers
 from xform.program.arithmetic import Value
-from xform.program.equation import scan_like, switch
+from xform.program.equation import context, scan_like, switch
 from xform.program.ir import bind, environment, evaluate, program, read, write
 from xform.program.source import name_stack, source
 
@@ -58,7 +58,7 @@ def run_with_probes(
         nested = layers.nested.get(id(eqn), ())
         nested_sinks = [[next(remaining) for _ in inner.rows] for inner in nested]
         if any(nested_sinks):
-            with source(eqn, outer), eqn.ctx.manager:
+            with source(eqn, outer), context(eqn):
                 ys = _run_nested(eqn, nested, xs, nested_sinks, probe)
         else:
             ys = bind(eqn, xs, outer)

@@ -21,6 +21,7 @@ from xform._jax import Var
 from xform.diagnosis.layers import Layer
 from xform.diagnosis.thresholds import FLAT_SLOPE
 from xform.program.arithmetic import Value
+from xform.program.arrays import converted, filled
 
 # Returns the value of a variable of a layer's program.
 ValueOf = Callable[[Var], Value]
@@ -124,7 +125,7 @@ def _dead_and_saturated(layer: Layer, value_of: ValueOf) -> dict[str, Value]:
     """
     assert layer.activation is not None
     start = value_of(layer.activation.inputs[0])
-    slope = layer.activation.push(value_of, [jnp.ones_like(start)])
+    slope = layer.activation.push(value_of, [filled(jax.typeof(start), 1)])
     out = value_of(layer.activation.output)
     if not slope.size:
         return {}
@@ -175,8 +176,8 @@ def largest_singular_value(layer: Layer, value_of: ValueOf, key: Value, iteratio
     Source: Golub and Van Loan, "Matrix Computations", 4th edition, section 8.2.
     """
     assert layer.function is not None
-    function, aval = layer.function, layer.function.inputs[0].aval
-    shape, dtype = getattr(aval, "shape", ()), getattr(aval, "dtype", jnp.float32)
+    function = layer.function
+    aval: Any = function.inputs[0].aval
     pull = function.pull(value_of)
 
     def power_iteration(_: Any, state: tuple[Value, Value]) -> tuple[Value, Value]:
@@ -184,7 +185,7 @@ def largest_singular_value(layer: Layer, value_of: ValueOf, key: Value, iteratio
         u = function.push(value_of, [_normalize(v)])
         return pull(_normalize(u)), rms(u) * jnp.sqrt(jnp.float32(u.size))
 
-    start = jax.random.normal(key, shape, jnp.float32).astype(dtype)
+    start = converted(jax.random.normal(key, aval.shape, jnp.float32), aval)
     _, sigma = lax.fori_loop(0, iterations, power_iteration, (start, jnp.zeros((), jnp.float32)))
     return sigma
 

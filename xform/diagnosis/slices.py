@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-import jax.numpy as jnp
-
-from xform._jax import JaxprEqn, Var
+from xform._jax import JaxprEqn, Var, cotangent_aval, tangent_aval
 from xform.diagnosis.groups import DependenceMap, Group
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
 from xform.passes.structured import called_body
 from xform.program.arithmetic import Value, differentiable
+from xform.program.arrays import zeros
 from xform.program.ir import Program
 from xform.registry.table import traits
 
@@ -65,7 +64,7 @@ class Slice:
         args = [env(v) for v in self.program.inputs]
         _, (dy,) = jvp(self.program, args, [*tangents, *[None] * len(self.constants)])
         aval: Any = self.output.aval
-        return jnp.zeros(aval.shape, aval.dtype) if dy is None else dy
+        return zeros(tangent_aval(aval)) if dy is None else dy
 
     def pull(self, env: Callable[[Var], Value]) -> Callable[[Value], Value]:
         """Return the function from a cotangent of the output to the cotangent of the first input.
@@ -78,7 +77,7 @@ class Slice:
 
         def pull_to_first(ct: Value) -> Value:
             (dx, *_) = pull([ct])
-            return jnp.zeros(x.shape, x.dtype) if dx is None else dx
+            return zeros(cotangent_aval(x)) if dx is None else dx
 
         return pull_to_first
 

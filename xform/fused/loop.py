@@ -15,12 +15,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, scan_counts, zeros
+from xform._jax import JaxprEqn, Var, scan_counts
 from xform.fused.layer_axis import slice_equation
 from xform.fused.layers import LayerTarget, LeafUpdate, Sliced
 from xform.fused.writes import Write, sums_of, writes_of
 from xform.interpret.barrier import barrier
-from xform.program.equation import scan_like, scan_options
+from xform.program.arrays import zeros
+from xform.program.equation import context, scan_like, scan_options
 from xform.program.ir import Atom, evaluate, program, read
 from xform.program.source import name_stack, source
 
@@ -64,7 +65,7 @@ class BackwardLoop:
 
     def run(self, value_of: Read) -> dict[Var, Any]:
         """Run the loop; return the values that it makes. `value_of` returns the values it reads."""
-        with source(self.scan, name_stack()), self.scan.ctx.manager:
+        with source(self.scan, name_stack()), context(self.scan):
             return self._run(value_of)
 
     def _run(self, value_of: Read) -> dict[Var, Any]:

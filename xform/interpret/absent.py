@@ -26,20 +26,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import (
-    JaxprEqn,
-    Primitive,
-    Var,
-    ad,
-    batching,
-    jax_primitives,
-    mlir,
-    primitive_named,
-    zeros,
-)
+from xform._jax import JaxprEqn, Primitive, Var, ad, batching, jax_primitives, mlir, primitive_named
 from xform.interpret.node import gather, join_p, spread, submask
 from xform.passes.dce import live
 from xform.program.arithmetic import Value
+from xform.program.arrays import zeros
 from xform.program.dimensions import SampledCache
 from xform.program.ir import Atom, Mask, Program, trace
 from xform.registry.table import rule_of

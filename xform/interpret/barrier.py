@@ -24,6 +24,7 @@ from jax import lax
 from jax.dtypes import prng_key
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
+from xform._jax.contexts import no_mesh, wide_if_needed
 from xform.program.arithmetic import Value, differentiable
 from xform.program.dimensions import has_elements
 from xform.program.ir import Mask, gather, spread
@@ -129,11 +130,6 @@ def plain(avals: Sequence[Any]) -> list[ShapedArray]:
     return [ShapedArray(a.shape, a.dtype) for a in avals]
 
 
-def no_mesh() -> Any:
-    """Return a context without a mesh."""
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
-
-
 def lowered_plainly(f: Any, several: bool = True) -> Any:
     """Return a lowering of `f` on types without sharding, and without a mesh.
 
@@ -145,7 +141,7 @@ def lowered_plainly(f: Any, several: bool = True) -> Any:
 
     def rule(ctx: Any, *args: Any, **params: Any) -> Any:
         ctx = ctx.replace(avals_in=plain(ctx.avals_in), avals_out=plain(ctx.avals_out))
-        with no_mesh():
+        with no_mesh(), wide_if_needed(ctx.avals_in):
             return lower(ctx, *args, **params)
 
     return rule

@@ -31,12 +31,12 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import zeros
 from xform.interpret.cost import iterations_scope
 from xform.interpret.lanes import any_alive, predicate, select_alive, store_slice
 from xform.interpret.node import gather
 from xform.interpret.slots import recomputed_steps, slot_of_each_step
 from xform.program.arithmetic import Value
+from xform.program.arrays import zeros
 from xform.program.ir import Mask
 
 States = list[Value]

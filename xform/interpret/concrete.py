@@ -31,6 +31,7 @@ from xform._jax import (
     trace_of,
     tracer_of_type,
 )
+from xform._jax.contexts import wide_if_needed
 from xform._jax.mutable import is_mutable
 from xform.errors import DerivativeLost
 from xform.interpret.reference import run_on_references
@@ -248,7 +249,8 @@ class Watch(Trace, abc.ABC):
                 eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
                 # Only the rule of `jit` takes Python numbers; others get them as arrays.
                 xs = xs if rule.takes_python_numbers else as_jax_values(xs)
-                outputs = self._by_equation(rule, eqn, xs, marks, on)
+                with wide_if_needed(avals):
+                    outputs = self._by_equation(rule, eqn, xs, marks, on)
                 return outputs if primitive.multiple_results else outputs[0]
             if rule is None and True in on:
                 eqn = self.applied(primitive, params, avals, marks)
@@ -268,7 +270,8 @@ class Watch(Trace, abc.ABC):
             wanted = rule.active(eqn, on)
             if True not in wanted:
                 return out
-            marks = self.formula(rule, eqn, xs, as_jax_values(ys), marks)
+            with wide_if_needed(avals):
+                marks = self.formula(rule, eqn, xs, as_jax_values(ys), marks)
         outputs = [
             self.lift(y, m, v.aval) if w else y
             for y, m, w, v in zip(ys, marks, wanted, outs, strict=True)

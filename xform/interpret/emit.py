@@ -29,7 +29,8 @@ from xform.interpret.node import fork_p, gather, present_mask, spread
 from xform.interpret.wait import Wait
 from xform.program.arithmetic import Value
 from xform.program.dimensions import at_sample
-from xform.program.ir import Atom, Mask, Program, bind, read
+from xform.program.equation import bind_at_default_precision, takes_default_precision
+from xform.program.ir import Atom, Mask, Program, bind, context, read
 from xform.program.source import name_stack, source
 
 BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recompute)"
@@ -112,7 +113,7 @@ def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
         return spread(results, present)
     scope = jax.named_scope(TANGENT if schedule.joint.push else BACKWARD)
     with at_sample(schedule.sample), scope:
-        back_end = _Emit(_backward_scopes(schedule))
+        back_end = _Emit(_backward_scopes(schedule), _derived(schedule))
         kept, args = unused_keys(kept), unused_keys(args)
         return walk.backward(schedule, back_end, kept, args, seeds, together, whole)
 
@@ -132,7 +133,7 @@ def fork(
 ) -> list[Any]:
     """Run a node's forward part; return its outputs and then its token, None where not `used`."""
     node, outputs = eqn.params["node"], used[:-1]
-    with eqn.ctx.manager:
+    with context(eqn):
         if not used[-1]:
             return [*node.outputs(schedules, xs, outputs), None]
         results, token = node.forward(schedules, xs, outputs)
@@ -146,16 +147,21 @@ def join(eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: Sequence[
     `xs` has None for the inputs that it does not read. `seeds` has only the seeds that are present.
     """
     node, given = eqn.params["node"], eqn.params["given"]
-    with eqn.ctx.manager:
+    with context(eqn):
         results = node.backward(schedules, token, xs, spread(seeds, given), together)
     return gather(results, node.present_results(given))
 
 
 class _Emit(walk.BackEnd):
-    """Binds equations in the current trace, each in the name scope that `scope_of` returns."""
+    """Binds equations in the current trace, each in the name scope that `scope_of` returns.
 
-    def __init__(self, scope_of: Callable[[JaxprEqn], Any]):
-        self.staged, self.scope_of = staging(), scope_of
+    `derived` has the `id`s of equations that a rule made for a pullback. As in JAX, their products
+    have the precision that `jax.default_matmul_precision` sets where the pullback is called, unless
+    the function's own products have a precision.
+    """
+
+    def __init__(self, scope_of: Callable[[JaxprEqn], Any], derived: frozenset[int] = frozenset()):
+        self.staged, self.scope_of, self.derived = staging(), scope_of, derived
 
     def read(self, env: walk.Environment, v: Any) -> Value:
         return read(env, v)
@@ -164,6 +170,8 @@ class _Emit(walk.BackEnd):
         return dict(prog.consts)
 
     def results(self, eqn: JaxprEqn, xs: list[Value]) -> list[Value]:
+        if id(eqn) in self.derived and takes_default_precision(eqn):
+            return bind_at_default_precision(eqn, xs, self.scope_of(eqn))
         return bind(eqn, xs, self.scope_of(eqn))
 
     def fork(
@@ -203,6 +211,16 @@ def _forward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
             return name_stack()
 
     return scope_of
+
+
+def _derived(schedule: Schedule) -> frozenset[int]:
+    """Return the `id`s of the equations of a pullback, if a default precision of products is set.
+
+    A pushforward has the precision that was set where the function was linearized.
+    """
+    config: Any = jax.config
+    is_set = config.jax_default_matmul_precision is not None and not schedule.joint.push
+    return schedule.joint.backward_ids if is_set else frozenset()
 
 
 def _backward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:

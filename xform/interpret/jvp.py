@@ -12,7 +12,7 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret.activity import path
 from xform.interpret.node import Structured
 from xform.program.arithmetic import Value
-from xform.program.ir import Mask, Program, apply, bind, environment, read, write
+from xform.program.ir import Mask, Program, apply, bind, context, environment, read, write
 from xform.program.source import name_stack, source
 from xform.registry.table import Rule, lookup
 from xform.registry.words import Composite
@@ -38,7 +38,7 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
         if i not in steps or all([dx is None for dx in dxs]):
             write(env, eqn.outvars, bind(eqn, xs, outer))
             continue
-        with source(eqn, outer), eqn.ctx.manager:
+        with source(eqn, outer), context(eqn):
             ys, dys = push(lookup(eqn), eqn, xs, dxs, steps[i][1], split)
         write(env, eqn.outvars, ys)
         results = zip(eqn.outvars, dys, steps[i][1], strict=True)

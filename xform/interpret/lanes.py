@@ -21,10 +21,11 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import Primitive, ad, batching, mlir, zeros
+from xform._jax import Primitive, ad, batching, mlir
 from xform.errors import NotDifferentiable
 from xform.interpret.keys import unused_keys
 from xform.program.arithmetic import Value
+from xform.program.arrays import zeros
 from xform.registry.traits import UNFUSED
 from xform.registry.words import constant, linear
 

@@ -26,7 +26,6 @@ from xform._jax import (
     staging,
     tangent_aval,
     trace_of,
-    zeros,
 )
 from xform.errors import WrongCotangent
 from xform.interpret.activity import path
@@ -34,8 +33,9 @@ from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.staged import Split, Substitute, stage
 from xform.passes.inline import inline_bodies, jitted_body
 from xform.program.arithmetic import Value, add, as_jax_values, differentiable
+from xform.program.arrays import zeros
 from xform.program.hijax import is_differentiable_hitype, operation_name
-from xform.program.ir import Atom, Mask, Program, apply, bind, environment, read, write
+from xform.program.ir import Atom, Mask, Program, apply, bind, context, environment, read, write
 from xform.program.source import frame, name_stack, source
 from xform.registry.table import Rule, lookup, traits
 from xform.registry.words import Composite
@@ -58,7 +58,7 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
         xs = [read(env, v) for v in eqn.invars]
         if i in steps:
             rule = lookup(eqn)
-            with source(eqn, outer), eqn.ctx.manager:
+            with source(eqn, outer), context(eqn):
                 ys, pull_eqn = vjp(rule, eqn, xs, *steps[i], linear)
             if rule.calls_user_function and staging():
                 pull_eqn = functools.partial(_with_values, env, pull_eqn)
@@ -102,7 +102,7 @@ def pull_tape(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | No
         if all(ct is None for ct in out_cts):
             continue
         with source(eqn, outer):
-            with eqn.ctx.manager:
+            with context(eqn):
                 in_cts = _pull_equation(eqn, pull_eqn, out_cts)
             # The sum of two cotangents belongs to no equation: it uses the trace's mesh, not the
             # equation's.

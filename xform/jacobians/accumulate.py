@@ -23,7 +23,8 @@ from xform.jacobians.chain import Order, Product, Sweep
 from xform.jacobians.segments import CutProgram, Segment
 from xform.jacobians.units import LinearMap, images_of_rows, images_of_units
 from xform.jacobians.work import linear_map
-from xform.program.arithmetic import Value, common_dtype
+from xform.program.arithmetic import Value
+from xform.program.arrays import common_dtype
 from xform.program.ir import environment, read
 
 # The Jacobian by output leaf and input leaf; each block has shape `[*output, *input]`.

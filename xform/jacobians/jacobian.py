@@ -21,7 +21,6 @@ from xform.jacobians.accumulate import Blocks, jacobian_by_sweep
 from xform.jacobians.choice import choose
 from xform.jacobians.explain import Explanation, explain_choice
 from xform.jacobians.scalars import jacobian_by_elimination
-from xform.jacobians.units import vary
 from xform.passes.inline import Inline
 from xform.policies import parse
 from xform.policies.budgets import Budget, Fit
@@ -295,11 +294,11 @@ class _FunctionAtPoint:
         leaves, tree = jax.tree.flatten(self.primals)
         if mode == "forward":
             y, push, *aux = linearize(self.f, *self.primals, has_aux=has_aux)
-            image = lambda dxs: push(*tree.unflatten(vary(dxs, ins)))
+            image = lambda dxs: push(*tree.unflatten(dxs))
         else:
             y, pull, *aux = immediate_vjp(self.f, *self.primals, has_aux=has_aux, policy=policy)
             out_tree = jax.tree.structure(y)
-            image = lambda cts: pull(out_tree.unflatten(vary(cts, outs)))
+            image = lambda cts: pull(out_tree.unflatten(cts))
         ins, outs = ([jax.typeof(x) for x in xs] for xs in (leaves, jax.tree.leaves(y)))
         self.check_output(outs)
         ins = list(filter(differentiable, ins))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import JaxprEqn, Var
+from xform._jax import JaxprEqn, Var, run_at_once, tangent_aval
 from xform.errors import WrongArgument
 from xform.interpret.activity import path
 from xform.interpret.cost import size
@@ -24,8 +24,9 @@ from xform.interpret.jvp import push
 from xform.jacobians.accumulate import Blocks, JacobianMatrices, split_into_blocks
 from xform.jacobians.elimination import Edge, Elimination, ScalarGraph, cheapest_elimination
 from xform.passes.inline import Inline
-from xform.program.arithmetic import Value, common_dtype, differentiable
-from xform.program.ir import Mask, Program, bind, environment, gather, read, trace
+from xform.program.arithmetic import Value, differentiable
+from xform.program.arrays import basis, common_dtype, filled, replicated
+from xform.program.ir import Mask, Program, bind, context, environment, gather, read, trace
 from xform.program.source import frame, name_stack, source
 from xform.registry.table import lookup, traits
 from xform.registry.words import Bilinear, Linear, Pointwise
@@ -78,7 +79,7 @@ def _build_graph(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value
         xs = [read(env, v) for v in eqn.invars]
         env.update(zip(eqn.outvars, bind(eqn, xs, outer), strict=True))
         if i in builder.steps:
-            with source(eqn, outer), eqn.ctx.manager:
+            with source(eqn, outer), context(eqn):
                 builder.add(eqn, xs, [env[v] for v in eqn.outvars], *builder.steps[i])
     return env, builder
 
@@ -179,7 +180,7 @@ class _ScalarGraphBuilder:
         dtype = common_dtype([v.dtype for v in arrays] or [np.dtype(np.float32)])
         values = jnp.zeros(order.slots, dtype)
         for slots, block in self.blocks:
-            values = values.at[slots].add(jnp.asarray(block, dtype))
+            values = values.at[slots].add(replicated(jnp.asarray(block, dtype)))
         for level in order.levels:
             added_to, a, b = np.array(level).T
             values = values.at[added_to].add(values[a] * values[b])
@@ -209,11 +210,11 @@ def _local_derivatives(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], 
             constant = rule.call(rule.formulas[j], eqn, ys[0], *xs)
             if isinstance(constant, int):
                 return {0: (rows, columns, np.full(m, float(constant)))}
-        dy = _tangents(eqn, xs, j, jnp.ones_like(xs[j]), outs)[0]
+        dy = _tangents(eqn, xs, j, filled(tangent_aval(jax.typeof(xs[j])), 1), outs)[0]
         return {} if dy is None else {0: (rows, columns, jnp.broadcast_to(dy, ys[0].shape).ravel())}
     operands = list(enumerate(eqn.invars))
     if isinstance(rule, Linear) and not any(_is_coefficient(rule, i, v) for i, v in operands):
-        with jax.ensure_compile_time_eval():  # the matrix depends on no operand
+        with run_at_once():  # the matrix depends on no operand
             pairs = zip(xs, eqn.invars, strict=True)
             zeros = [jnp.zeros(x.shape, x.dtype) if isinstance(v, Var) else x for x, v in pairs]
             known = _dense_jacobians(eqn, zeros, j, outs)
@@ -221,7 +222,7 @@ def _local_derivatives(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], 
     dense = _dense_jacobians(eqn, xs, j, outs)
     if not isinstance(rule, Bilinear):
         return {k: _nonzeros(m, np.ones(m.shape)) for k, m in dense.items()}
-    with jax.ensure_compile_time_eval():  # random operands give nonzeros wherever there can be one
+    with run_at_once():  # random operands give nonzeros wherever there can be one
         random = [_random(i, v) for i, v in operands]
         pattern = _to_numpy(_dense_jacobians(eqn, random, j, outs))
     return {k: _nonzeros(m, pattern[k]) for k, m in dense.items()}
@@ -258,9 +259,8 @@ def _tangents(eqn: JaxprEqn, xs: Sequence[Value], j: int, dx: Value, outs: Mask)
 
 def _dense_jacobians(eqn: JaxprEqn, xs: Sequence[Value], j: int, outs: Mask) -> dict[int, Value]:
     """Return the local Jacobians in operand `j`, as a dense matrix for each dependent result."""
-    aval: Any = eqn.invars[j].aval
-    n = math.prod(aval.shape)
-    units = jnp.eye(n, dtype=aval.dtype).reshape(n, *aval.shape)
+    (units,) = basis([tangent_aval(jax.typeof(xs[j]))])
+    n = len(units)
     dependent: list[int] = []
 
     def column(dx: Value) -> list[Value]:

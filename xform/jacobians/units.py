@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xform._jax import JaxprEqn, ShapedArray, Var, dot_general_p, match_weak_type
+from xform._jax import JaxprEqn, Var, dot_general_p
 from xform.passes.inline import Inline
 from xform.program.arithmetic import Value
+from xform.program.arrays import converted, placed, stacked
 from xform.program.ir import Program, bind, read, trace, write
-from xform.transforms.linear_map import varying
 
 # Maps the leaves of one vector to the leaves of its image: the result of the linear map.
 LinearMap = Callable[[Sequence[Value]], Sequence[Value]]
@@ -59,18 +59,6 @@ def images_of_rows(
     if chunk is not None and chunk < rows[0].shape[0]:
         return lax.map(as_list, list(rows), batch_size=chunk)
     return jax.vmap(as_list)(list(rows))
-
-
-def vary(xs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
-    """Cast vectors to vary over the same axes of a `shard_map` as the types `avals`."""
-    all_axes = [tuple(sorted(varying(aval), key=str)) for aval in avals]
-    return [lax.pcast(x, axes, to="varying") if axes and not varying(jax.typeof(x)) else x
-            for x, axes in zip(xs, all_axes, strict=True)]  # fmt: skip
-
-
-def stacked(n: int, aval: Any) -> Any:
-    """Return the type of `n` stacked values of type `aval`."""
-    return ShapedArray((n, *aval.shape), aval.dtype, weak_type=aval.weak_type)
 
 
 class _UnitVectors:
@@ -135,7 +123,7 @@ class _UnitVectors:
             matrix_axes = b + 1 + a
             y = lax.transpose(y, (*range(b), *range(matrix_axes, y.ndim), *range(b, matrix_axes)))
         out: Any = eqn.outvars[0].aval
-        return lax.convert_element_type(y, out.dtype)
+        return placed(lax.convert_element_type(y, out.dtype), out)
 
 
 def side_of_units(eqn: JaxprEqn, units: Any) -> int | None:
@@ -180,4 +168,4 @@ def _run_on_units(prog: Program, units: dict[Var, _UnitVectors]) -> list[Value]:
 def _unit_vector_leaf(i: Value, aval: Any, start: int) -> Value:
     """Return the part of unit vector `i` in one leaf, which begins at element `start`."""
     index = lax.reshape(lax.iota(jnp.int32, math.prod(aval.shape)), aval.shape)
-    return match_weak_type((index == i - start).astype(aval.dtype), aval)
+    return converted(lax.eq(index, lax.full_like(index, i - start)), aval)

@@ -18,10 +18,11 @@ from xform.interpret.barrier import barrier_p
 from xform.interpret.cost import equation_flops
 from xform.jacobians.chain import ChainLink
 from xform.jacobians.segments import CutProgram, Segment
-from xform.jacobians.units import LinearMap, images_of_rows, side_of_units, stacked, vary
+from xform.jacobians.units import LinearMap, images_of_rows, side_of_units
 from xform.passes.dce import live
 from xform.passes.inline import Inline
 from xform.program.arithmetic import Value
+from xform.program.arrays import stacked
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import evaluate, trace
 from xform.transforms.forward import linearize
@@ -62,7 +63,6 @@ def linear_map(
     """
     n, k = len(segment.active), len(segment.wanted)
     inactive = args[n:]
-    ins, outs = ([v.aval for v in vs] for vs in (segment.active, segment.wanted))
 
     def run(*xs: Value) -> tuple[list[Value], list[Value]]:
         ys = evaluate(segment.program, [*xs, *inactive])
@@ -70,9 +70,9 @@ def linear_map(
 
     if mode == "forward":
         ys, push, others = linearize(run, *args[:n], has_aux=True)
-        return [*ys, *others], lambda dxs: push(*vary(dxs, ins))
+        return [*ys, *others], lambda dxs: push(*dxs)
     ys, pull, others = immediate_vjp(run, *args[:n], has_aux=True, policy=policy)
-    return [*ys, *others], lambda cts: pull(vary(cts, outs))
+    return [*ys, *others], lambda cts: pull(list(cts))
 
 
 def _flops(segment: Segment, mode: str) -> tuple[float, float]:

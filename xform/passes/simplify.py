@@ -25,7 +25,7 @@ from xform._jax import JaxprEqn, Literal, Primitive
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.erased import known_number
-from xform.program.ir import Atom, Program, trace
+from xform.program.ir import Atom, Program, context, trace
 from xform.program.source import name_stack, source
 
 Producers = Mapping[Any, JaxprEqn]
@@ -83,7 +83,7 @@ def _trace(eqn: JaxprEqn, simpler: Replacement) -> Program:
     """Trace the replacement of an equation, as a program from its inputs."""
 
     def run(*xs: Any) -> list[Any]:
-        with source(eqn, name_stack()), eqn.ctx.manager:
+        with source(eqn, name_stack()), context(eqn):
             return [simpler.f(*xs)]
 
     return trace(run, *[v.aval for v in simpler.inputs])

@@ -27,7 +27,7 @@ from xform._jax import (
     scan_p,
     while_p,
 )
-from xform.program.equation import scan_like, switch
+from xform.program.equation import context, scan_like, switch
 from xform.program.ir import Mask, Program, evaluate, gather, program, spread, trace
 from xform.program.source import name_stack, source
 from xform.registry.table import traits
@@ -130,7 +130,7 @@ def rebuild_equation(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Progr
     bind_new = _REBUILDERS[eqn.primitive]
 
     def run(*xs: Any) -> list[Any]:
-        with source(eqn, name_stack()), eqn.ctx.manager:
+        with source(eqn, name_stack()), context(eqn):
             return bind_new(eqn, new, used, xs)
 
     prog = trace(run, *[v.aval for v in eqn.invars])

@@ -18,7 +18,7 @@ from jax import lax
 from xform._jax import JaxprEqn, Var, scan_counts, scan_p
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
-from xform.program.equation import scan_like
+from xform.program.equation import context, scan_like
 from xform.program.ir import Atom, Program, evaluate, program, trace
 from xform.program.source import name_stack, source
 
@@ -151,7 +151,7 @@ def _with_sums(eqn: JaxprEqn, sums: Sequence[_StackedSum]) -> Program | None:
             return (ys[:n_carry], totals), [y for p, y in enumerate(ys)
                                             if p >= n_carry and p not in added]  # fmt: skip
 
-        with source(eqn, name_stack()), eqn.ctx.manager:
+        with source(eqn, name_stack()), context(eqn):
             numbers = jnp.arange(eqn.params["length"], dtype=jnp.int32)
             carry = list(start), list(arrays)
             (states, totals), ys = scan_like(eqn.params, step, carry, (numbers, scanned))

@@ -20,7 +20,7 @@ from xform._jax import JaxprEqn, scan_p
 from xform.passes.inline import inlinable_body
 from xform.passes.structured import bodies, called_body, is_remat_region, rebuild_equation
 from xform.planner.shape import Shape, loop_levels, scan_in_parts
-from xform.program.ir import Program, bind, environment, evaluate, read, retrace, write
+from xform.program.ir import Program, bind, context, environment, evaluate, read, retrace, write
 from xform.program.source import name_stack, source
 from xform.rules.call import remat_region_of
 
@@ -107,7 +107,7 @@ def _run_reshaped(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer_names:
         index += n_loops
     if inlinable_body(eqn) is not None:
         return evaluate(new_bodies[0], xs)
-    with source(eqn, outer_names), eqn.ctx.manager:
+    with source(eqn, outer_names), context(eqn):
         if eqn.primitive is scan_p and 0 in shapes:
             body_changed = len(shapes) > 1
             params = {**eqn.params, "jaxpr": _jaxpr(new_bodies[0])} if body_changed else eqn.params

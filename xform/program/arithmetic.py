@@ -19,17 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import (
-    ShapedArray,
-    Tracer,
-    ad,
-    cotangent_aval,
-    is_reference,
-    tangent_aval,
-    zeros,
-)
-from xform._jax.meshes import has_explicit_axis, on_mesh_of
+from xform._jax import ShapedArray, Tracer, ad, cotangent_aval, is_reference, tangent_aval
+from xform._jax.meshes import has_explicit_axis
 from xform._jax.symbolic import is_symbolic
+from xform.program.arrays import context_for, resharded, zeros
 from xform.program.hijax import is_differentiable_hitype
 
 Value = Any
@@ -102,9 +95,7 @@ def reshard_tangent(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_av
     """
     if not has_explicit_axis(aval):
         return x
-    sharding = kind(aval).sharding
-    same = jax.typeof(x).sharding.spec == sharding.spec
-    return x if same else jax.sharding.reshard(x, sharding)
+    return resharded(x, kind(aval))
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:
@@ -156,13 +147,13 @@ def add(terms: Sequence[Value]) -> Value:
 
 
 def _add_two(a: Value, b: Value) -> Value:
-    """Add two values on the mesh of their types.
+    """Add two values in the context of their types.
 
-    The mesh is set here, because a sum of cotangents belongs to no equation that would set it.
+    It is set here, because a sum of cotangents belongs to no equation that would set it.
     """
     avals = jax.typeof(a), jax.typeof(b)
     own_addition = not isinstance(getattr(avals[0], "dtype", None), np.dtype)
-    with on_mesh_of(*avals):
+    with context_for(*avals):
         return ad.add_jaxvals(a, b) if own_addition else lax.add(a, b)
 
 
@@ -175,12 +166,6 @@ def shaped_like(dx: Value, y: Value) -> Value:
     axes = tuple(range(y.ndim)) if dx.ndim == y.ndim else ()
     full = dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, axes)
     return reshard_tangent(full, jax.typeof(y))
-
-
-def common_dtype(dtypes: Iterable[Any]) -> Any:
-    """Return the dtype that all dtypes promote to, also under strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        return functools.reduce(jnp.promote_types, dtypes)
 
 
 def reduce_like(ct: Value, x: Value) -> Value:

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Primitive, Var, equation
+from xform._jax import (
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    conv_general_dilated_p,
+    dot_general_p,
+    equation,
+    primitive_named,
+)
+from xform._jax.contexts import also_wide, has_wide
 from xform._jax.symbolic import is_symbolic
 from xform.program.source import name_stack, source
 
@@ -57,14 +68,48 @@ def write(env: dict[Var, Any], variables: Iterable[Var], values: Sequence[Any]) 
     env.update(zip(variables, values, strict=True))
 
 
+def context(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+    """Return the context in which an equation was traced, for its operation and for its rules.
+
+    It has the mesh and the compute type of the equation, and enables 64-bit dtypes if the equation
+    has values of such a dtype.
+    """
+    manager = eqn.ctx.manager
+    if has_wide(eqn.outvars) or has_wide(eqn.invars):
+        return also_wide(manager)
+    return manager
+
+
 def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
     """Bind an equation's primitive to `args`; returns a list of outputs.
 
     The operation gets the source line, name scopes and context of the equation. `outer` is the
     current name stack. Pass it if you bind many equations in a row, to look it up once.
     """
-    with source(eqn, name_stack() if outer is None else outer), eqn.ctx.manager:
+    with source(eqn, name_stack() if outer is None else outer), context(eqn):
         return apply(eqn, args)
+
+
+# Products. Such a function uses `jax.default_matmul_precision` if its argument `precision` is None.
+_PRODUCTS: dict[Any, Callable[..., Any]] = {
+    dot_general_p: lax.dot_general,
+    conv_general_dilated_p: lax.conv_general_dilated,
+    primitive_named("ragged_dot_general"): lax.ragged_dot_general,
+}
+
+
+def takes_default_precision(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is a product for which no precision was set."""
+    return eqn.primitive in _PRODUCTS and eqn.params["precision"] is None
+
+
+def bind_at_default_precision(eqn: JaxprEqn, args: Sequence[Any], outer: Any) -> list[Any]:
+    """Bind a product at the precision that `jax.default_matmul_precision` sets now.
+
+    `outer` is the current name stack.
+    """
+    with source(eqn, outer), context(eqn):
+        return [_PRODUCTS[eqn.primitive](*args, **eqn.params)]
 
 
 def apply(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:

@@ -26,6 +26,7 @@ from xform.program.dimensions import SampledCache
 from xform.program.equation import Atom as Atom
 from xform.program.equation import apply as apply
 from xform.program.equation import bind as bind
+from xform.program.equation import context as context
 from xform.program.equation import read as read
 from xform.program.equation import write as write
 from xform.program.hijax import lower_equation

@@ -29,13 +29,13 @@ from xform._jax import (
     scan_counts,
     scan_p,
     while_p,
-    zeros,
 )
 from xform._jax.custom_functions import call_again, wrap_like
 from xform._jax.mutable import reference_type
 from xform.errors import NotDifferentiable
 from xform.program.arithmetic import differentiable
-from xform.program.equation import bind, read, scan_like, switch, write
+from xform.program.arrays import zeros
+from xform.program.equation import bind, context, read, scan_like, switch, write
 from xform.program.hijax import lower_equation
 from xform.program.reference_operations import EMPTY_REF, NEW_REF, OPERATIONS, RefCell
 from xform.program.source import frame, name_stack, source
@@ -99,7 +99,7 @@ def _apply_equation(eqn: JaxprEqn, xs: Sequence[Value], outer: Any) -> list[Valu
     """Bind an equation, or run it with cells if it uses references."""
     if not uses_references(eqn.primitive, xs):
         return bind(eqn, xs, outer)
-    with source(eqn, outer), eqn.ctx.manager:
+    with source(eqn, outer), context(eqn):
         return apply(eqn.primitive, eqn.params, xs, frame(eqn))
 
 

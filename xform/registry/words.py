@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Primitive, cotangent_aval, is_reference, zeros
+from xform._jax import JaxprEqn, Primitive, cotangent_aval, is_reference
 from xform.program.arithmetic import (
     Value,
     add,
@@ -36,6 +36,7 @@ from xform.program.arithmetic import (
     scale,
     shaped_like,
 )
+from xform.program.arrays import zeros
 from xform.program.equation import apply
 from xform.program.ir import Mask, gather, spread
 from xform.registry.table import Formula, Rule, declare

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, cotangent_aval, tangent_aval, zeros
+from xform._jax import JaxprEqn, cotangent_aval, tangent_aval
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import path
@@ -29,6 +29,7 @@ from xform.interpret.joint import Schedule, analyze, wrong_dtype
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
 from xform.program.arithmetic import Value, instantiate
+from xform.program.arrays import zeros
 from xform.program.equation import switch
 from xform.program.ir import Mask, Program, evaluate, program, trace, union
 from xform.registry.table import declare

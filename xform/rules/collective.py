@@ -24,8 +24,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import zeros
 from xform.program.arithmetic import Value
+from xform.program.arrays import zeros
 from xform.registry.traits import COLLECTIVE, EXCHANGE, UNFUSED, VIEW
 from xform.registry.words import composite, constant, linear
 

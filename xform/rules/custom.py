@@ -22,7 +22,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured, present_mask
 from xform.interpret.pullback import pull_of_jvp, pullback
 from xform.program.arithmetic import Value, as_jax_values, instantiate
-from xform.program.ir import Mask, apply, program
+from xform.program.ir import Mask, apply, context, program
 from xform.program.source import frame, name_stack, source
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -39,7 +39,7 @@ from xform.rules.user_rules import (
 @contextlib.contextmanager
 def _at_call(eqn: JaxprEqn) -> Generator[None]:
     """Return a context in which JAX traces a rule, and keeps the trace: with the call's lines."""
-    with source(eqn, name_stack()), eqn.ctx.manager:
+    with source(eqn, name_stack()), context(eqn):
         yield
 
 

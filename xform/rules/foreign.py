@@ -13,19 +13,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import (
-    JaxprEqn,
-    Primitive,
-    ad,
-    cotangent_aval,
-    primitive_named,
-    tangent_aval,
-    zeros,
-)
+from xform._jax import JaxprEqn, Primitive, ad, cotangent_aval, primitive_named, tangent_aval
 from xform.errors import NotDifferentiable
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp
 from xform.program.arithmetic import Value
+from xform.program.arrays import zeros
 from xform.program.hijax import blocks_derivatives
 from xform.program.ir import Mask
 from xform.program.source import frame

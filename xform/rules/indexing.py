@@ -25,10 +25,11 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, zeros
+from xform._jax import JaxprEqn
 from xform.errors import NotDifferentiable
 from xform.interpret import cost
 from xform.program.arithmetic import Value, constant_like
+from xform.program.arrays import zeros
 from xform.registry.table import declare
 from xform.registry.traits import none
 from xform.registry.words import Linear, composite, linear

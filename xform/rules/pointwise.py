@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, match_weak_type, primitives, zeros
+from xform._jax import JaxprEqn, match_weak_type, primitives
 from xform.program.arithmetic import (
     DivideBy,
     Value,
@@ -34,6 +34,7 @@ from xform.program.arithmetic import (
     reduce_like,
     shaped_like,
 )
+from xform.program.arrays import zeros
 from xform.program.equation import apply
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement
 from xform.registry.table import declare
@@ -259,9 +260,8 @@ def _select_n(ct: Value, which: Value, *cases: Value) -> list[Any]:
     zero = zeros(jax.typeof(ct))
     if len(cases) == 2 and which.dtype == np.bool_:
         return [None, lax.select_n(which, ct, zero), lax.select_n(which, zero, ct)]
-    selected = [lax.eq(lax.convert_element_type(which, np.int32), np.int32(i))
-                for i in range(len(cases))]  # fmt: skip
-    return [None, *(lax.select_n(on, zero, ct) for on in selected)]
+    index = lax.convert_element_type(which, np.int32)
+    return [None, *(lax.select_n(lax.eq(index, np.int32(i)), zero, ct) for i in range(len(cases)))]
 
 
 def _move_selected(params: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> np.ndarray:

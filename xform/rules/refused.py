@@ -19,11 +19,11 @@ from xform._jax import (
     cotangent_aval,
     mlir,
     tangent_aval,
-    zeros,
 )
 from xform.interpret.absent import group_cotangents
 from xform.interpret.node import Structured, gather, spread
 from xform.program.arithmetic import Value, differentiable
+from xform.program.arrays import zeros
 from xform.program.ir import Mask, apply
 from xform.program.source import frame
 from xform.registry.table import declare

@@ -41,7 +41,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread
 from xform.program.arithmetic import Value, constant_like, instantiate, reshard_tangent
 from xform.program.fingerprint import fingerprint
-from xform.program.ir import Atom, Mask, Program, evaluate, program, trace
+from xform.program.ir import Atom, Mask, Program, context, evaluate, program, trace
 from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -277,7 +277,7 @@ class _ShardNode(Node):
             return [*out[:n], *(lax.expand_dims(x, (0,)) for x in gather(out[n:], has_new_axis))]
 
         all_specs = [*out_specs, *gather(saved_specs, has_new_axis)]
-        with self.eqn.ctx.manager:
+        with context(self.eqn):
             out = devices.map(run, tuple(devices.in_specs), all_specs)(*xs)
         residuals = iter(out[n:])
         leaves = [next(residuals) if i is None else out[i] for i in equal_outputs]
@@ -301,7 +301,7 @@ class _ShardNode(Node):
                 return [*gather(outs, used), *leaves]
 
             types = self.devices.body.in_avals
-            with self.eqn.ctx.manager:
+            with context(self.eqn):
                 prog = self.devices.call_inside(lambda: trace(flat, *types))
             schedule.cache[key] = prog, trees[0]
         return schedule.cache[key]
@@ -349,7 +349,7 @@ class _ShardNode(Node):
             [spec_of(spec) for *_, spec in ends] for ends in (seed_ends, result_ends)
         )
         in_specs = list(specs), gather(devices.in_specs, reads), seed_specs
-        with self.eqn.ctx.manager:
+        with context(self.eqn):
             pairs = zip(gather(seeds, given), seed_ends, strict=True)
             resharded = [reshard_tangent(x, v.aval, kind) for x, (_, v, _) in pairs]
             mapped = devices.map(run, in_specs, result_specs)

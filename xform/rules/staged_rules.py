@@ -23,13 +23,13 @@ from xform._jax import (
     is_zero,
     set_current_trace,
     tangent_aval,
-    zeros,
 )
 from xform._jax.custom_functions import call_again, with_more_cotangents, wrap_like
 from xform._jax.wrappers import innermost
 from xform.interpret.staged import SubstituteKnown
 from xform.passes.dce import live
 from xform.program.arithmetic import Value, differentiable
+from xform.program.arrays import zeros
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Mask, Program, evaluate, gather, spread
 from xform.rules.user_rules import fill_zeros, push_by_rule, residual_for_rule

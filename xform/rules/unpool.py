@@ -23,8 +23,9 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Primitive, ad, batching, jax_primitives, jit, mlir
+from xform._jax.contexts import no_mesh, wide_if_needed
 from xform._jax.symbolic import is_symbolic
-from xform.interpret.barrier import lowered_plainly, no_mesh, plain
+from xform.interpret.barrier import lowered_plainly, plain
 from xform.interpret.materialize import materialize
 from xform.program.dimensions import has_elements
 from xform.program.ir import Program, trace
@@ -100,7 +101,7 @@ def lowered(eqn: JaxprEqn) -> Program | None:
     types: list[Any] = [v.aval for v in eqn.invars]
     if any(axis is not None for t in types for axis in t.sharding.spec):
         return None
-    with no_mesh():
+    with no_mesh(), wide_if_needed(types):
         types = plain(types)
         return trace(lambda ct, x: [_unpool(ct, x, **eqn.params)], *types)
 

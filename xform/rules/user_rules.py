@@ -24,7 +24,6 @@ from xform._jax import (
     is_zero,
     jaxprs_of,
     tangent_aval,
-    zeros,
 )
 from xform._jax.custom_functions import pull_custom_vjp
 from xform.errors import NoForwardMode, NotDifferentiable
@@ -33,6 +32,7 @@ from xform.interpret.ahead import runs_ahead
 from xform.interpret.logs import log
 from xform.interpret.pullback import RULE_RETURNED_NONE
 from xform.program.arithmetic import Value, as_jax_value, instantiate
+from xform.program.arrays import zeros
 from xform.program.ir import Mask, Program, gather, program, spread
 from xform.program.source import frame
 from xform.registry.table import Rule, rule_of

@@ -21,12 +21,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, jax_primitives, zeros
+from xform._jax import JaxprEqn, jax_primitives
 from xform._jax.symbolic import is_symbolic, larger
 from xform.errors import UnsupportedParam
 from xform.interpret import cost
 from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
+from xform.program.arrays import zeros
 from xform.program.dimensions import product
 from xform.program.ir import program, trace
 from xform.registry.dependence import (

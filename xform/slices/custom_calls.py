@@ -11,6 +11,7 @@ import numpy as np
 
 from xform._jax import JaxprEqn
 from xform.program.arithmetic import float0_zeros
+from xform.program.arrays import zeros
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program, gather, spread
 from xform.slices.bodies import BodySlices
@@ -93,4 +94,4 @@ def call_custom_vjp(eqn: JaxprEqn, bodies: Sequence[SlicedBody], number: Value,
 
 def _of_first_slice(number: Value, ct: Value) -> Value:
     """Return a cotangent that is the same in each slice, such that it counts once."""
-    return jnp.where(number == 0, ct, jnp.zeros_like(ct))
+    return jnp.where(number == 0, ct, zeros(jax.typeof(ct)))

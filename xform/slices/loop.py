@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import Var, match_weak_type, zeros
+from xform._jax import Var, match_weak_type
+from xform.program.arrays import zeros
 from xform.program.equation import read, write
 from xform.program.source import name_stack
 from xform.slices.region import Region

@@ -29,7 +29,7 @@ from xform._jax import (
     while_p,
 )
 from xform.interpret.cost import shape
-from xform.program.equation import bind, read, scan_like, switch, write
+from xform.program.equation import bind, context, read, scan_like, switch, write
 from xform.program.ir import Program
 from xform.program.source import name_stack, source
 from xform.registry.table import traits
@@ -91,7 +91,7 @@ def run_on_slice(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: Cur
     """
     outer = name_stack() if outer is None else outer
     if has_body(eqn):
-        with source(eqn, outer), eqn.ctx.manager:
+        with source(eqn, outer), context(eqn):
             return _BODIES[eqn.primitive.name](eqn, slicing, args, at)
     if slicing.summed:
         return _terms(eqn, args, outer)
@@ -99,7 +99,7 @@ def run_on_slice(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: Cur
     if draws_each_element(eqn):
         assert axis is not None
         size = shape(eqn.outvars[0])[axis]
-        with source(eqn, outer), eqn.ctx.manager:
+        with source(eqn, outer), context(eqn):
             place = functools.partial(at.place, size=size)
             return draw_slice(eqn.params["shape"], args[0], axis, place, size // at.n)
     if eqn.primitive is iota_p and axis == params["dimension"]:
@@ -137,7 +137,7 @@ def _terms(eqn: JaxprEqn, args: Sequence[Value], outer: Any) -> list[Value]:
         x, indices, updates = args
         names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
         add = lax.scatter_sub if "sub" in eqn.primitive.name else lax.scatter_add
-        with source(eqn, outer), eqn.ctx.manager:
+        with source(eqn, outer), context(eqn):
             wide = [lax.convert_element_type(a, dtype) for a in (x, updates)]
             return [add(wide[0], indices, wide[1], *(params[name] for name in names[:1]),
                         **{name: params[name] for name in names[1:]})]  # fmt: skip

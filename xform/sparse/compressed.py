@@ -20,6 +20,7 @@ from scipy import sparse
 from xform._jax import Tracer, jit
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
 from xform.introspection.callables import definition_site, function_name
+from xform.program.arrays import replicated
 from xform.program.ir import gather
 from xform.sparse.coloring import Coloring, color_hessian, color_jacobian
 from xform.sparse.detection import derivative_matrix, not_sparse
@@ -204,13 +205,15 @@ class SparseMatrixFunction:
         """Return the values of the nonzeros, in the order of the pattern."""
         product_indices, column_vectors, row_vectors = arrays
         coloring, (g, x) = prepared.coloring, self._flat_function(call, traced)
-        products = [jnp.zeros(0, jax.eval_shape(g, x).dtype)]
+        products: list[Any] = []
         if coloring.pushes:
             products.append(self._products(lambda v: jvp(g, (x,), (v,))[1], column_vectors))
         if coloring.pulls:
             pull = immediate_vjp(g, x)[1]
             products.append(self._products(lambda v: pull(v)[0], row_vectors))
-        flat = jnp.concatenate([jnp.ravel(p) for p in products])
+        if not products:
+            return jnp.zeros(0, jax.eval_shape(g, x).dtype)
+        flat = jnp.concatenate([jnp.ravel(replicated(p)) for p in products])
         if coloring.trees is not None:
             return solve_forest(coloring.trees, flat, product_indices)
         return flat.at[product_indices].get(mode="promise_in_bounds") if flat.size else flat
@@ -302,7 +305,9 @@ def _check_symmetric(pattern: Pattern, request: str) -> None:
 def _flatten(tree: Any) -> Any:
     """Return all elements of a tree, leaf by leaf, as one vector."""
     leaves = [jnp.ravel(x) for x in jax.tree.leaves(tree)]
-    return jnp.concatenate(leaves) if leaves else jnp.zeros(0)
+    if len(leaves) == 1:
+        return leaves[0]
+    return jnp.concatenate(list(map(replicated, leaves))) if leaves else jnp.zeros(0)
 
 
 def _unflatten(x: Any, like: Any) -> Any:

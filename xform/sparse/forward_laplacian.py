@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, tangent_aval, zeros
+from xform._jax import JaxprEqn, Var, tangent_aval
 from xform.errors import WrongDtype
 from xform.interpret.cost import shape
 from xform.interpret.jvp import jvp, push
@@ -34,11 +34,13 @@ from xform.program.arithmetic import (
     scale,
     shaped_like,
 )
+from xform.program.arrays import basis, stacked, zeros
 from xform.program.ir import (
     Mask,
     Program,
     apply,
     bind,
+    context,
     environment,
     gather,
     last_uses,
@@ -125,18 +127,15 @@ def laplacian(
         prog = trace(of_leaves, *xs)
         _check_real(prog.out_avals, request, "an output")
         n = sum(x.size for x in xs)
-        identity = jnp.split(jnp.eye(n), np.cumsum([x.size for x in xs])[:-1], axis=1)
-        derivatives: list[Derivatives | None] = [
-            Derivatives(columns.reshape(n, *x.shape).astype(x.dtype), None)
-            for columns, x in zip(identity, xs, strict=True)
-        ]
+        units = basis([tangent_aval(jax.typeof(x)) for x in xs])
+        derivatives: list[Derivatives | None] = [Derivatives(columns, None) for columns in units]
         ys, dys = evaluate_with_derivatives(prog, xs, derivatives)
         laplacians = [zeros(a) if dy is None or dy.laplacian is None else dy.laplacian
                       for dy, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
         unflatten = functools.partial(jax.tree.unflatten, out_trees[0])
         if not return_jacobian:
             return unflatten(laplacians)
-        jacobians = [jnp.zeros((n, *a.shape), a.dtype) if dy is None else dy.jacobian
+        jacobians = [zeros(stacked(n, a)) if dy is None else dy.jacobian
                      for dy, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
         return unflatten(ys), unflatten(jacobians), unflatten(laplacians)
 
@@ -174,7 +173,7 @@ def evaluate_with_derivatives(
         if rule is None or not any(rule.active(eqn, active)):
             write(env, eqn.outvars, bind(eqn, xs, outer))
         else:
-            with source(eqn, outer), eqn.ctx.manager:
+            with source(eqn, outer), context(eqn):
                 ys, dys = _equation(rule, eqn, xs, ds, active)
             write(env, eqn.outvars, ys)
             pairs = zip(eqn.outvars, dys, strict=True)

@@ -17,10 +17,22 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Literal, Tracer, Var, jit
+from xform._jax.effects import uses_named_axis
 from xform.errors import NotDifferentiable
-from xform.interpret.cost import shape
 from xform.program.arithmetic import differentiable, scale
-from xform.program.ir import Atom, Mask, Program, apply, bind, environment, gather, read, spread
+from xform.program.arrays import filled
+from xform.program.ir import (
+    Atom,
+    Mask,
+    Program,
+    apply,
+    bind,
+    context,
+    environment,
+    gather,
+    read,
+    spread,
+)
 from xform.program.source import name_stack
 from xform.registry.dependence import Dependence, Elementwise
 from xform.registry.repeatable import repeatable
@@ -174,7 +186,10 @@ class KnownValues:
                 for eqn in equations:
                     values = bind(eqn, [read(env, v) for v in eqn.invars], outer)
                     env.update(zip(eqn.outvars, values, strict=True))
-                slopes = [_slope_mask(eqn, i, env) for eqn, i in sloped]
+                slopes: list[Any] = []
+                for eqn, i in sloped:
+                    with context(eqn):
+                        slopes.append(_slope_mask(eqn, i, env))
                 return [env[v] for v in wanted], slopes
 
             self._prog.cache[key] = jit(run).lower(args).compile()
@@ -190,13 +205,9 @@ def _can_run(eqn: JaxprEqn) -> bool:
     """Return whether an equation may run during the analysis.
 
     Equations whose next run could give other values may not, and neither may callbacks and
-    transfers.
+    transfers. Equations that use the axes of a `shard_map` cannot run outside it.
     """
-    return repeatable(eqn) and not traits(eqn.primitive).foreign
-
-
-def _dtype(v: Any) -> Any:
-    return v.aval.dtype
+    return repeatable(eqn) and not uses_named_axis(eqn) and not traits(eqn.primitive).foreign
 
 
 def _slope_mask(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
@@ -206,7 +217,7 @@ def _slope_mask(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
     if isinstance(rule, Bilinear):
         # The derivative of a product in one operand is the product with ones in its place.
         xs: list[Any] = spread([read(env, eqn.invars[1 - i])], (i == 1, i == 0))
-        xs[i] = lax.full(shape(operand), 1, _dtype(operand))
+        xs[i] = filled(operand.aval, 1)
         (slope,) = apply(eqn, xs)
     else:
         xs = [read(env, v) for v in eqn.invars]
@@ -214,7 +225,7 @@ def _slope_mask(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
             partial = rule.call(rule.formulas[i], eqn, env[out], *xs)
         except NotDifferentiable:
             return None
-        slope = scale(lax.full(shape(out), 1, _dtype(out)), partial)
+        slope = scale(filled(out.aval, 1), partial)
     return lax.ne(slope, lax.full_like(slope, 0))
 
 

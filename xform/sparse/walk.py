@@ -26,7 +26,7 @@ from xform.passes.inline import inline_bodies
 from xform.passes.structured import called_body
 from xform.policies import save_everything
 from xform.program.arithmetic import differentiable
-from xform.program.ir import Mask, Program, bind, gather, lift_constants, spread, trace
+from xform.program.ir import Mask, Program, bind, context, gather, lift_constants, spread, trace
 from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Composite
 from xform.sparse.known import KnownValues, OperandFacts, active_equations, dependence_of
@@ -183,7 +183,7 @@ def _push_program(rule: Any, eqn: JaxprEqn, active: Mask) -> tuple[Program, Mask
 
     def run(*args: Any) -> list[Any]:
         xs, dxs = args[: len(active)], spread(args[len(active) :], active)
-        with eqn.ctx.manager:
+        with context(eqn):
             _, dys = push(rule, eqn, xs, dxs, (True,) * len(eqn.outvars), False)
         has_tangent[:] = [dy is not None for dy in dys]
         return gather(dys, tuple(has_tangent))

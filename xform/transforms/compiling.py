@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from jax.dtypes import float0
 
 from xform._jax import AbstractValue, ShapedArray, Tracer, cotangent_aval, is_batched
@@ -26,6 +25,7 @@ from xform.planner.device import current_device, current_target, resolve_fit
 from xform.policies import Policy
 from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value, float0_zeros
+from xform.program.arrays import filled
 from xform.program.source import frame, user_stacklevel
 from xform.transforms.function import Function
 from xform.transforms.linear_map import PlannedRunner, dense
@@ -128,7 +128,7 @@ class _DerivativeCompiler:
         args = [next(remaining) if x is None else x for x in self.known]
         outs, saved = emit.forward(candidate.schedule, args)
         if self.cotangents is None:
-            cts = [jnp.ones_like(y) for y in outs[:n]]
+            cts = [filled(cotangent_aval(jax.typeof(y)), 1) for y in outs[:n]]
         else:
             cts = [float0_zeros(a.shape) if a.dtype == float0 else next(remaining)
                    for a in self.cotangents]  # fmt: skip

@@ -22,7 +22,8 @@ from xform.program.arithmetic import Value, as_jax_values
 from xform.program.ir import seldom_collected
 from xform.transforms import eager
 from xform.transforms.function import FunctionCall, Tree, as_tuple, function_call, trace_function
-from xform.transforms.linear_map import PlannedRunner, Pushforward, check_tangents, dense
+from xform.transforms.linear_map import PlannedRunner, Pushforward, dense
+from xform.transforms.seeds import check_tangents
 
 
 def jvp(

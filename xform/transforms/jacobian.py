@@ -14,12 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from xform._jax import match_weak_type, staging
+from xform._jax import cotangent_aval, staging, tangent_aval
+from xform._jax.meshes import explicit_mesh_of
 from xform.errors import WrongArgument, WrongDtype
 from xform.policies import save_everything
-from xform.program.arithmetic import Value, common_dtype
+from xform.program.arithmetic import Value
+from xform.program.arrays import basis, filled, zeros
+from xform.program.arrays import stacked as stacked_type
 from xform.transforms.check import check_input, check_inputs, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import (
@@ -77,7 +79,7 @@ def jacfwd(
             return jvp(bound, tuple(primals), tangents, has_aux=has_aux)
 
         axes = (None, -1, None) if has_aux else (None, -1)
-        y, columns, *aux = jax.vmap(push, out_axes=axes)(_basis(tuple(primals)))
+        y, columns, *aux = jax.vmap(push, out_axes=axes)(_basis(tuple(primals), tangent_aval))
         if holomorphic:
             check_output("jacfwd", y, holomorphic)
         inputs = primals[0] if isinstance(argnums, int | np.integer) else tuple(primals)
@@ -243,22 +245,13 @@ def hvp(
     return run_within("hvp", policy, run_under, leaves)
 
 
-def _basis(tree: Tree) -> Tree:
-    """Return the standard basis of the space of trees like `tree`, stacked.
+def _basis(tree: Tree, kind: Callable[[Any], Any]) -> Tree:
+    """Return the standard basis of the space of trees like `tree`, stacked along a leading axis.
 
-    Each leaf gets a new leading axis. Its length is the number of elements of the whole tree.
-
-    The basis is computed in the program, because a constant in the program would grow with the
-    square of that length. XLA also recognizes a computed basis as a mask, and replaces products
-    with it by selects. So 0 times an infinite derivative gives 0, not NaN.
+    `kind` is `tangent_aval` or `cotangent_aval`.
     """
     leaves, structure = jax.tree.flatten(tree)
-    sizes = [np.size(x) for x in leaves]
-    eye = jnp.eye(sum(sizes), dtype=common_dtype(jax.typeof(x).dtype for x in leaves))
-    parts = jnp.split(eye, np.cumsum(sizes)[:-1], axis=1)
-    shape = lambda x: (eye.shape[0], *np.shape(x))
-    rows = (_like(p.reshape(shape(x)), x) for p, x in zip(parts, leaves, strict=True))
-    return structure.unflatten(rows)
+    return structure.unflatten(basis([kind(jax.typeof(x)) for x in leaves]))
 
 
 def _pull_basis(pull: Callable[..., Any], y: Tree) -> Tree:
@@ -267,15 +260,11 @@ def _pull_basis(pull: Callable[..., Any], y: Tree) -> Tree:
     For an output of one element, `pull` is called once without `vmap`, so that XLA can fuse more.
     """
     if sum(map(np.size, jax.tree.leaves(y))) != 1:
-        return jax.vmap(pull)(_basis(y))
-    row = pull(jax.tree.map(jnp.ones_like, y))
+        with explicit_mesh_of(y):
+            return jax.vmap(pull)(_basis(y, cotangent_aval))
+    with explicit_mesh_of(y):
+        row = pull(jax.tree.map(lambda y: filled(cotangent_aval(jax.typeof(y)), 1), y))
     return jax.tree.map(lambda r: r[None], row)
-
-
-def _like(x: Value, leaf: Value) -> Value:
-    """Return `x` with the dtype and the weak type of a leaf."""
-    aval = jax.typeof(leaf)
-    return match_weak_type(lax.convert_element_type(x, aval.dtype), aval)
 
 
 def _columns(inputs: Tree, y: Value, columns: Value) -> Tree:
@@ -303,7 +292,7 @@ def _split(
     """
     leaves, structure = jax.tree.flatten(tree)
     if stacked.dtype == jax.dtypes.float0:
-        stacked = match_weak_type(jnp.zeros(stacked.shape, jax.typeof(of).dtype), jax.typeof(of))
+        stacked = jnp.moveaxis(zeros(stacked_type(stacked.shape[axis], jax.typeof(of))), 0, axis)
     ends = np.cumsum([np.size(x) for x in leaves])[:-1]
     parts = jnp.split(stacked, ends, axis=axis)
     return structure.unflatten(p.reshape(shape(x)) for p, x in zip(parts, leaves, strict=True))

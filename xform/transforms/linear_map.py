@@ -14,11 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from xform._jax import cotangent_aval, is_reference, staging, tangent_aval, zeros
-from xform.errors import WrongCotangent, WrongTangent
+from xform._jax import cotangent_aval, is_reference, staging, tangent_aval
+from xform.errors import WrongCotangent
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Schedule
@@ -27,17 +25,15 @@ from xform.interpret.node import gather, spread
 from xform.program.arithmetic import (
     Value,
     as_jax_values,
-    differentiable,
     float0_zeros,
-    is_number,
-    reshard_tangent,
 )
-from xform.program.hijax import is_differentiable_hitype
+from xform.program.arrays import zeros
 from xform.program.ir import Mask, seldom_collected
-from xform.transforms.function import Function, Signature, Tree, as_array
+from xform.transforms.function import Function, Signature, Tree
 from xform.transforms.gradient_refs import reference_argument_error, with_refs
 from xform.transforms.prefix import mirrored
 from xform.transforms.residuals import Primals, PullbackResiduals, split_residuals
+from xform.transforms.seeds import check_cotangent, check_tangents
 
 
 class LinearRunner(abc.ABC):
@@ -255,7 +251,7 @@ class Pullback:
                 "",
                 "pass a cotangent with the tree of the function's output",
             )
-        checked = [_cotangent(x, a, of.name) for x, a in zip(cts, of.out_avals, strict=True)]
+        checked = [check_cotangent(x, a, of.name) for x, a in zip(cts, of.out_avals, strict=True)]
         separate = self._residuals
         arrays = self._arrays if separate is None else separate.arrays(of)
         results = self._runner.run(arrays, checked)
@@ -304,96 +300,3 @@ def dense(value: Value, aval: Any) -> Value:
     if getattr(aval, "dtype", None) == jax.dtypes.float0:
         return float0_zeros(aval.shape)
     return zeros(aval)
-
-
-def _cotangent(ct: Value, aval: Any, name: str) -> Value:
-    """Return a cotangent of an output of type `aval` as an array.
-
-    Raise WrongCotangent if shape or dtype do not match; the message has the function's `name`.
-    """
-    ct_aval = jax.typeof(ct)
-    vector = is_differentiable_hitype(aval)
-    integer = not vector and not jnp.issubdtype(aval.dtype, np.inexact)
-    if vector:
-        same = ct_aval == cotangent_aval(aval)
-    else:
-        same = ct_aval.shape == aval.shape and (ct_aval.dtype == aval.dtype or integer)
-    if not same:
-        raise WrongCotangent(
-            f"pullback of {name}",
-            f"a cotangent is {ct_aval.str_short()}, the output it belongs to {aval.str_short()}",
-            "",
-            "pass a cotangent of the output's shape and dtype",
-        )
-    # As in JAX, the backward function of a custom_vjp gets a Python number unchanged.
-    if vector or integer or is_number(ct):
-        return ct
-    return reshard_tangent(as_array(ct, f"pullback of {name}"), aval, cotangent_aval)
-
-
-def _check_varying(dx_aval: Any, aval: Any, caller: str, name: str) -> None:
-    """Raise WrongTangent if a tangent varies over devices and its primal does not."""
-    axes = tuple(sorted(varying(dx_aval) - varying(aval), key=str))
-    if axes:
-        raise WrongTangent(
-            f"{caller} of {name}",
-            f"a tangent varies over {axes} within a shard_map, but its primal is the same there",
-            "",
-            f"let the primal vary, by applying `jax.lax.pcast(..., {axes}, to='varying')` to the "
-            f"primal value passed to `xform.{caller}`",
-        )
-
-
-def varying(aval: Any) -> frozenset[Any]:
-    """Return the `shard_map` axes over which a value of this type varies."""
-    kind = getattr(aval, "mat", None)
-    return frozenset() if kind is None else kind.varying
-
-
-def check_tangents(
-    name: str, tree: Any, avals: Sequence[Any], caller: str, tangents: tuple[Tree, ...]
-) -> list[Value]:
-    """Return tangents as a flat list, with None for integers.
-
-    Args:
-      name: the name of the function, for messages.
-      tree: the tree of its primals.
-      avals: the types of the leaves of that tree.
-      caller: the transform, for messages.
-      tangents: one tree for each primal.
-
-    Raises:
-      WrongTangent: the tangents do not match the primals in tree, shape or dtype, or vary over a
-        `shard_map` axis over which the primal does not.
-    """
-    leaves, tangent_tree = jax.tree.flatten(tangents)
-    if tangent_tree != tree:
-        raise WrongTangent(
-            f"{caller} of {name}",
-            f"the tangents' tree is {tangent_tree}, the primals' is {tree}",
-            "",
-            "pass tangents with the tree of the primals",
-        )
-    out: list[Value] = []
-    for x, aval in zip(leaves, avals, strict=True):
-        dx_aval, active = jax.typeof(x), differentiable(aval)
-        if is_differentiable_hitype(aval):
-            same = dx_aval == tangent_aval(aval)
-        else:
-            plain = active and isinstance(aval.dtype, np.dtype)
-            wanted = aval.dtype if plain else tangent_aval(aval).dtype
-            same = dx_aval.dtype == wanted and dx_aval.shape == aval.shape
-        if not same:
-            raise WrongTangent(
-                f"{caller} of {name}",
-                f"a tangent is {dx_aval.str_short()}, but its primal {aval.str_short()} needs "
-                f"{tangent_aval(aval).str_short()}",
-                "",
-                "pass tangents of the primals' shapes and dtypes; for integers, "
-                "np.zeros(shape, jax.dtypes.float0)",
-            )
-        _check_varying(dx_aval, aval, caller, name)
-        unchanged = is_number(x) or is_differentiable_hitype(aval)
-        dx = x if unchanged else reshard_tangent(as_array(x, caller), aval)
-        out.append(dx if active else None)
-    return out

@@ -23,7 +23,7 @@ from xform.interpret.node import fork_p
 from xform.planner.decide import schedule
 from xform.policies import TAG, Budget, MinCut, TaggedPolicy
 from xform.program.arithmetic import differentiable
-from xform.program.equation import scan_like
+from xform.program.equation import context, scan_like
 from xform.program.ir import Program, bind, environment, program, read, write
 from xform.program.source import name_stack, source
 from xform.registry.table import rule_of
@@ -77,7 +77,7 @@ class _NamingInterpreter:
             if inlined is not None:
                 ys = self.run(inlined, xs)
             elif eqn.primitive is scan_p:
-                with source(eqn, outer), eqn.ctx.manager:
+                with source(eqn, outer), context(eqn):
                     ys = self._scan(eqn, xs)
             else:
                 ys = [self._name(y) for y in bind(eqn, xs, outer)]

@@ -14,19 +14,13 @@ from typing import Any
 
 import jax
 
-from xform._jax import (
-    JaxprEqn,
-    Primitive,
-    cotangent_aval,
-    current_trace,
-    set_current_trace,
-    zeros,
-)
+from xform._jax import JaxprEqn, Primitive, cotangent_aval, current_trace, set_current_trace
 from xform.interpret.node import EagerToken, Node, Pull, fork_p, gather, join_p, spread
 from xform.interpret.pullback import RULE_RETURNED_NONE, check_cotangent
 from xform.interpret.staged import Split
 from xform.planner.decide import schedule
 from xform.program.arithmetic import Value
+from xform.program.arrays import zeros
 from xform.program.ir import Mask
 
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import SymbolicZero, Var, is_zero, tangent_aval
+from xform._jax import SymbolicZero, Var, cotangent_aval, is_zero, tangent_aval
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.activity import path
@@ -34,6 +34,7 @@ from xform.interpret.pullback import pullback
 from xform.passes.sum_in_loops import SumInLoops
 from xform.planner.sliced.slice_plan import plan_of_slice, slice_program
 from xform.program.arithmetic import differentiable, instantiate
+from xform.program.arrays import filled, zeros
 from xform.program.ir import Mask, Program, gather, spread, trace
 from xform.rules.refused import refuse_push
 from xform.slices.loop import (
@@ -126,7 +127,7 @@ def _tangents_of_pullback(prog: Program, wanted: Mask, primals: Sequence[Value],
         _, pull_all = pullback(prog, active, wanted, primals)
         return instantiate(pull_all(spread(gather(cts, wanted), wanted)), primals)
 
-    outputs = [jnp.zeros(a.shape, a.dtype) for a in prog.out_avals]
+    outputs = list(map(zeros, prog.out_avals))
     return refuse_push(outputs, primals, pull, dxs, where)[1]
 
 
@@ -197,7 +198,7 @@ def value_and_gradients(region: Region, loss: int, sliced: Sequence[Value], full
         at = CurrentSlice(x[0], region.n, region.shards)
         args = [at.number, *inputs.slices(at, x[1]), *full]
         ys, saved = emit.forward(planned, args)
-        cts = [jnp.ones_like(ys[loss])]
+        cts = [filled(cotangent_aval(jax.typeof(ys[loss])), 1)]
         results = emit.backward(planned, saved, args, cts, together=True, whole=True)
         of_args = spread(results, planned.joint.results)
         gradients = gather(instantiate(of_args, args), (False, *active))
