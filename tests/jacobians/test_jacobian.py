@@ -264,6 +264,23 @@ def test_within_a_shard_map() -> None:
     close(jax.jit(both[0])(xs), jax.jit(both[1])(xs))
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_across_the_devices_of_a_shard_map(check_vma: bool) -> None:
+    """A sum over devices between two narrow values: products of the parts' Jacobians are wrong."""
+    first, second = HOURGLASS[:2]
+
+    def f(x: Any) -> Any:
+        total = jax.lax.psum(jnp.tanh(x[0] @ first), "d")
+        return jnp.tanh(jnp.sin(total) @ second) * (1.0 + jax.lax.axis_index("d"))
+
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    xs = np.linspace(-1, 1, 8 * first.shape[0]).reshape(8, -1)
+    spec = jax.sharding.PartitionSpec("d")
+    run = lambda t: jax.shard_map(lambda x: t.jacobian(f)(x)[None], mesh=mesh, in_specs=spec,
+                                  out_specs=spec, check_vma=check_vma)  # fmt: skip
+    close(*jax.jit(lambda xs: (run(xform)(xs), run(jax)(xs)))(xs))
+
+
 def test_a_long_chain() -> None:
     f = lambda x: mlp([np.eye(3) * 1.1] * 150, x)
     x = np.ones(3) * 0.1

@@ -29,7 +29,7 @@ from xform.jacobians.chain import (
     forward_order,
     reverse_order,
 )
-from xform.jacobians.segments import CutProgram, cut_into_segments
+from xform.jacobians.segments import CutProgram, crosses_devices, cut_into_segments
 from xform.jacobians.work import links
 from xform.passes.inline import Inline
 from xform.planner.device import resolve_fit
@@ -124,13 +124,15 @@ def _required_mode(
 
     Complex inputs of a function that is not holomorphic, and integer inputs, have a Jacobian only
     by the conventions of `jax.jacrev`. A budget of the saved bytes bounds what reverse mode saves,
-    so it has no meaning for other modes.
+    so it has no meaning for other modes. A derivative that goes to other devices of a `shard_map`
+    differs between the modes, and `jax.jacobian` computes it by reverse mode.
     """
     avals = fun.signature.primal_avals
     complex_input = any(getattr(a.dtype, "kind", "") == "c" for a in avals)
     integer = len(full.segment(0, len(full) - 1).active) < len(avals)
     saved = isinstance(policy, Budget) and policy.of != "peak"
-    only_reverse = (complex_input and not holomorphic) or integer or saved
+    crosses = crosses_devices(full.program, full.active, full.wanted) is not None
+    only_reverse = (complex_input and not holomorphic) or integer or saved or crosses
     return "reverse" if mode == "auto" and only_reverse else mode
 
 

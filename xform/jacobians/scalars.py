@@ -23,6 +23,7 @@ from xform.interpret.cost import size
 from xform.interpret.jvp import push
 from xform.jacobians.accumulate import Blocks, JacobianMatrices, split_into_blocks
 from xform.jacobians.elimination import Edge, Elimination, ScalarGraph, cheapest_elimination
+from xform.jacobians.segments import crosses_devices
 from xform.passes.inline import Inline
 from xform.program.arithmetic import Value, differentiable
 from xform.program.arrays import basis, common_dtype, filled, replicated
@@ -48,7 +49,18 @@ def jacobian_by_elimination(
       wanted: a mask of the outputs that are differentiated.
       args: the inputs.
       holomorphic: whether the program is complex-differentiable.
+
+    Raises:
+      WrongArgument: the program communicates between the devices of a `shard_map`, or has too many
+        scalar derivatives.
     """
+    if (eqn := crosses_devices(prog, active, wanted)) is not None:
+        raise WrongArgument(
+            'jacobian with elimination="markowitz"',
+            f"{eqn.primitive} makes values of one device depend on those of others",
+            frame(eqn),
+            "drop elimination; the default computes it in reverse mode, like jax.jacobian",
+        )
     env, builder = _build_graph(prog, active, wanted, args, holomorphic)
     ins, outs = gather(prog.inputs, active), gather(prog.outputs, wanted)
     order = cheapest_elimination(builder.graph(ins, outs))

@@ -17,11 +17,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import Var
+from xform._jax import JaxprEqn, Var
+from xform._jax.effects import uses_named_axis
 from xform._jax.meshes import has_explicit_axis
 from xform.interpret.activity import path
 from xform.interpret.cost import size
 from xform.planner.costs.recompute import fusible
+from xform.program.arrays import varying
 from xform.program.ir import Atom, Mask, Program, gather
 
 # Maximum number of segments. If there are more cuts, the cuts with the fewest elements are used.
@@ -159,6 +161,22 @@ def _candidates(prog: Program, active: Mask, wanted: Mask, holomorphic: bool
             if v in eqn.outvars and _has_one_derivative(v.aval, holomorphic):
                 candidates.append((i + 1, v))
     return candidates
+
+
+def crosses_devices(prog: Program, active: Mask, wanted: Mask) -> JaxprEqn | None:
+    """Return an equation through which a derivative goes to other devices of a `shard_map`.
+
+    It communicates, or its input is the same on all devices and its output varies. The result is
+    None if there is none. Past such an equation, a tangent that is pushed and a cotangent that is
+    pulled belong to different functions: of the values on one device, or of those on all devices.
+    So the product of their Jacobians is no Jacobian.
+    """
+    for i, (ins, outs) in path(prog, active, wanted).steps.items():
+        eqn = prog.equations[i]
+        variables = (*gather(eqn.invars, ins), *gather(eqn.outvars, outs))
+        if uses_named_axis(eqn) or len({varying(v.aval) for v in variables}) > 1:
+            return eqn
+    return None
 
 
 def _has_one_derivative(aval: Any, holomorphic: bool) -> bool:
