@@ -91,6 +91,21 @@ STEP = xform.value_and_grad(decoder, argnums=(0, 1), policy=xform.policies.save_
 DECODER = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 512), (512, 784), (4096, 64)]]
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: jnp.sum(jnp.tanh(x) ** 2),
+        lambda x: jnp.sum(jnp.exp(jnp.sin(jnp.tanh(x)))),
+        lambda x: jnp.sum(jax.nn.logsumexp(jnp.sin(x), -1)),
+    ],
+)
+def test_an_early_recompute_waits_once(f) -> None:
+    """If its results waited again, they would be in memory between two fusions."""
+    x = jax.ShapeDtypeStruct((256, 64), jnp.float32)
+    compiled = jax.jit(xform.grad(f)).lower(x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 256 * 64
+
+
 def test_what_early_products_share_waits_on_gpus() -> None:
     """A compiler for GPUs merges two small products with the same weights."""
     held = [e for e in jax.make_jaxpr(STEP)(*DECODER).eqns if e.primitive.name == "xform_barrier"]

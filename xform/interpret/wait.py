@@ -65,7 +65,9 @@ def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
       with their readers. So a recompute at the beginning waits only if it contains work. But if one
       of these recomputes has an operation that is expensive for each element, such as `exp`, all of
       them wait on CPU and TPU. Otherwise XLA would not repeat that operation but keep its result:
-      for logits it would keep both the logits and what the loss computes from them.
+      for logits it would keep both the logits and what the loss computes from them. A value waits
+      there once, and what is recomputed from it does not wait again: between two barriers XLA would
+      write it to memory.
     - The GPU compiler merges two small products that read the same value, if neither needs the
       other. So on GPUs all operands of recomputed work at the beginning wait.
     - On CPU a barrier costs time, so small recomputes do not wait (`_MERGED_FRACTION`).
@@ -101,6 +103,7 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
     early: dict[int, Wait] = {}
     operands: dict[int, list[Wait]] = {}
     run: list[JaxprEqn] = []
+    waits_early: set[Var] = set()
     start, early_is_expensive = 0, False
     for i, eqn in enumerate(schedule.order):
         if id(eqn) in forward:
@@ -123,8 +126,10 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
             if not work:
                 bytes_without_work[start] = sum(map(_computed_bytes, run))
         elif saved:
-            early[start] = Wait(saved, tuple(cts), EARLY)
             early_is_expensive = early_is_expensive or any(map(_expensive, run))
+            if saved := tuple(v for v in saved if v not in waits_early):
+                early[start] = Wait(saved, tuple(cts), EARLY)
+            waits_early.update(saved, *(e.outvars for e in run))
         run = []
     by_start |= early if early_is_expensive else {}
     saved_bytes = sum(aval_bytes(v.aval) for v in schedule.saved)
