@@ -13,6 +13,7 @@ literal) that equals the result, a `Replacement`, or None if it finds nothing si
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from xform._jax import JaxprEqn, Literal, Primitive
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.erased import known_number
+from xform.passes.views import VIEWS, simplest_view
 from xform.program.ir import Atom, Program, context, trace
 from xform.program.source import name_stack, source
 
@@ -48,8 +50,8 @@ class Simplify(Pass):
 
     It removes operations with a neutral element (`x * 1`), operations that change nothing (a
     reshape to the same shape), and pairs of operations that undo each other (negations,
-    conversions, transpositions, reshapes). It also combines two operations in a row into one, such
-    as two transpositions.
+    conversions). It also replaces chains of views, such as transpositions, reshapes and slices of
+    whole axes, by fewer operations.
 
     >>> from xform import passes
     >>> f = passes.Simplify()(lambda x: -(-x) * 1.0 + x.T.T)
@@ -240,18 +242,14 @@ def _represents(large: Any, small: Any) -> bool:
     return bits <= 8 * large.itemsize - (large.kind == "i")
 
 
-def _transpose(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
-    """Simplify a transposition that keeps the order of the axes, or two transpositions in a row."""
-    order, x = eqn.params["permutation"], eqn.invars[0]
-    if tuple(order) == tuple(range(len(order))):
-        return x
-    inner = _producer(x, producers, lax.transpose_p)
-    if inner is None:
+def _view(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
+    """Simplify a chain of views, such as transpositions and reshapes, to fewer operations."""
+    simplest = simplest_view(eqn, producers)
+    if simplest is None:
         return None
-    combined = [inner.params["permutation"][i] for i in order]
-    if combined == sorted(combined):
-        return inner.invars[0]
-    return Replacement(lambda x: lax.transpose(x, combined), (inner.invars[0],))
+    x, movements = simplest
+    apply = lambda x: functools.reduce(lambda y, move: move(y), movements, x)
+    return Replacement(apply, (x,)) if movements else x
 
 
 def _bitcast(eqn: JaxprEqn, producers: Producers) -> Atom | None:
@@ -272,62 +270,6 @@ def _concatenate(eqn: JaxprEqn, producers: Producers) -> Atom | None:
     return split.invars[0] if all(map(operator.is_, parts, split.outvars)) else None
 
 
-# Primitives that change nothing but the shape, for some parameters. `_only_reshapes` checks these.
-_RESHAPING = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
-
-
-def _reshape(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
-    """Simplify a reshape to the same shape, or two reshapes in a row."""
-    if not _only_reshapes(eqn):
-        return None
-    x, shape = eqn.invars[0], _type(eqn.outvars[0]).shape
-    if _type(x).shape == shape:
-        return x
-    inner = _producer(x, producers, *_RESHAPING)
-    if inner is None or not _only_reshapes(inner):
-        return None
-    (first,) = inner.invars
-    if _type(first).shape == shape:
-        return first
-    if eqn.primitive is inner.primitive is lax.reshape_p:
-        return Replacement(lambda x: lax.reshape(x, shape), (first,))
-    return None
-
-
-def _only_reshapes(eqn: JaxprEqn) -> bool:
-    """Whether an equation has one input and only changes its shape, not the order of elements."""
-    params, primitive = eqn.params, eqn.primitive
-    if len(eqn.invars) != 1 or params.get("sharding") is not None:
-        return False
-    if primitive is lax.reshape_p:
-        return params["dimensions"] is None
-    if primitive is not lax.broadcast_in_dim_p:
-        return True
-    (x,), dims = eqn.invars, params["broadcast_dimensions"]
-    return list(dims) == sorted(dims) and _size(x) == _size(eqn.outvars[0]) != 0
-
-
-def _size(atom: Atom) -> int:
-    return math.prod(_type(atom).shape)
-
-
-def _broadcast(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
-    """Simplify a broadcast that is only a reshape, or two broadcasts in a row."""
-    simpler = _reshape(eqn, producers)
-    inner = _producer(eqn.invars[0], producers, lax.broadcast_in_dim_p)
-    if simpler is not None or inner is None or len(eqn.invars) + len(inner.invars) > 2:
-        return simpler
-    if any(e.params.get("sharding") is not None for e in (eqn, inner)):
-        return None
-    inner_dims, dims = inner.params["broadcast_dimensions"], eqn.params["broadcast_dimensions"]
-    shape, combined = eqn.params["shape"], [dims[i] for i in inner_dims]
-    return Replacement(lambda x: lax.broadcast_in_dim(x, shape, combined), (inner.invars[0],))
-
-
-def _changes_shape(eqn: JaxprEqn) -> bool:
-    return _type(eqn.invars[0]).shape != _type(eqn.outvars[0]).shape
-
-
 def _complex_part(which: int) -> Rule:
     """Return a rule that simplifies the real (0) or imaginary (1) part of `complex(a, b)`."""
 
@@ -345,7 +287,6 @@ _RULES: dict[Primitive, Rule] = {
     lax.sub_p: _neutral(None, right=True),
     lax.neg_p: _involution,
     lax.not_p: _involution,
-    lax.rev_p: _involution,
     lax.abs_p: _abs,
     **dict.fromkeys((lax.floor_p, lax.ceil_p, lax.round_p), _idempotent),
     **dict.fromkeys((lax.max_p, lax.min_p, lax.and_p, lax.or_p), _extreme_or_logical),
@@ -354,11 +295,7 @@ _RULES: dict[Primitive, Rule] = {
     lax.real_p: _complex_part(0),
     lax.imag_p: _complex_part(1),
     lax.convert_element_type_p: _convert,
-    lax.transpose_p: _transpose,
-    lax.reshape_p: _reshape,
-    lax.squeeze_p: _reshape,
-    lax.broadcast_in_dim_p: _broadcast,
-    **dict.fromkeys((lax.slice_p, lax.dynamic_slice_p), _operand_unless(_changes_shape)),
+    **dict.fromkeys(VIEWS, _view),
     lax.pad_p: _operand_unless(lambda eqn: any(map(any, eqn.params["padding_config"]))),
     lax.concatenate_p: _concatenate,
     lax.bitcast_convert_type_p: _bitcast,
