@@ -210,11 +210,13 @@ pointwise("cosh", lambda y, x: lax.sinh(x), traits=EXPENSIVE)
 def _tanh(y: Value, x: Value, *, accuracy: Any = None) -> Value:
     """Return 1 - y², or at the highest accuracy, as in JAX, a formula of x that is right for y = 1.
 
-    Unlike that of (1 - y) (1 + y), the derivative of the difference is one term, which is accurate.
+    Unlike that of (1 - y) (1 + y), its derivative is a sum of equal terms, which is accurate. The
+    difference is written 1 + y (-y): XLA would merge y² with the square of a loss, such as
+    mean(tanh(x)²), and keep it in memory.
     """
     if accuracy is lax.AccuracyMode.HIGHEST:
         return tanh_slope(x, accuracy)
-    return lax.sub(C(y, 1), lax.square(y))
+    return lax.add(C(y, 1), lax.mul(y, lax.neg(y)))
 
 
 pointwise("tanh", _tanh, traits=EXPENSIVE)
