@@ -35,7 +35,7 @@ def scalar(x: Any) -> Any:
     return jnp.sum(vector(x) * x)
 
 
-# Of each transform `t`, a vector function `f` and a scalar function `s`: the result at `x`.
+# The result at `x` of a transform of `t`, for a vector function `f` and a scalar function `s`.
 OF_BOTH: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "value_and_grad": lambda t, f, s, x: t.value_and_grad(s)(x),
     "vjp": lambda t, f, s, x: t.vjp(f, x)[1](f(x)),
@@ -48,7 +48,7 @@ OF_BOTH: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "jacrev of jacrev": lambda t, f, s, x: t.jacrev(t.jacrev(s))(x),
     "jacrev of jacfwd": lambda t, f, s, x: t.jacrev(t.jacfwd(s))(x),
 }
-# Of xform alone, and what JAX computes instead.
+# Functions of xform alone, each with the same computation in JAX.
 OF_XFORM: dict[str, tuple[Callable[[Any, Any, Any], Any], Callable[[Any, Any, Any], Any]]] = {
     "jacobian": (
         lambda f, s, x: xform.jacobian(f)(x),

@@ -166,9 +166,9 @@ def _candidates(prog: Program, active: Mask, wanted: Mask, holomorphic: bool
 def crosses_devices(prog: Program, active: Mask, wanted: Mask) -> JaxprEqn | None:
     """Return an equation through which a derivative goes to other devices of a `shard_map`.
 
-    It communicates, or its input is the same on all devices and its output varies. The result is
-    None if there is none. Past such an equation, a tangent that is pushed and a cotangent that is
-    pulled belong to different functions: of the values on one device, or of those on all devices.
+    It communicates, or its input is the same on all devices and its output varies. Without one, the
+    result is None. Past such an equation, a tangent that is pushed and a cotangent that is pulled
+    belong to different functions: of the values on one device, or of those on all devices.
     So the product of their Jacobians is no Jacobian.
     """
     for i, (ins, outs) in path(prog, active, wanted).steps.items():
