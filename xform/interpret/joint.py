@@ -42,6 +42,7 @@ from xform.interpret.logs import collect_logs
 from xform.interpret.node import Node, fork_p, gather, join_p, resolve_node_references, spread
 from xform.interpret.pullback import pullback
 from xform.interpret.repeat import repeatable
+from xform.passes.cse import Cse
 from xform.passes.dce import live
 from xform.passes.erased import is_reshape, unchanged_operand
 from xform.passes.inline import inlinable_body, inline_bodies
@@ -279,7 +280,7 @@ def _inline_and_simplify(traced: Program) -> Program:
     prog = inline_bodies(
         resolve_node_references(traced), functools.partial(inlinable_body, staged=not _SINGLY.get())
     )
-    simpler = Simplify().rewrite(prog)
+    simpler = Cse().rewrite(Simplify().rewrite(prog))
     if simpler is prog:
         return prog
     return dataclasses.replace(simpler, equations=live(simpler.equations, simpler.outputs))

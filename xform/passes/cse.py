@@ -32,12 +32,23 @@ class Cse(Pass):
 
     def rewrite(self, prog: Program) -> Program:
         build = Builder(prog)
-        seen: dict[Any, JaxprEqn] = {}
+        # Equations with one primitive that read the same variables: the first, or all by their
+        # texts. Few programs have two such equations, so texts are made when the second comes.
+        alike: dict[Any, JaxprEqn | dict[tuple[str, ...], JaxprEqn]] = {}
         for eqn in map(build.renamed, prog.equations):
-            operands = (literal_text(v) if isinstance(v, Literal) else v for v in eqn.invars)
-            first = seen.setdefault((operation_text(eqn), *operands), eqn) if is_pure(eqn) else eqn
-            if first is eqn:
-                build.add(eqn)
-            else:
-                build.alias(eqn.outvars, first.outvars)
+            key = eqn.primitive, *[None if isinstance(v, Literal) else v for v in eqn.invars]
+            found = alike.setdefault(key, eqn)
+            if found is not eqn and is_pure(eqn):
+                if isinstance(found, JaxprEqn):
+                    found = alike[key] = {_text(found): found}
+                first = found.setdefault(_text(eqn), eqn)
+                if first is not eqn:
+                    build.alias(eqn.outvars, first.outvars)
+                    continue
+            build.add(eqn)
         return build.program()
+
+
+def _text(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Return the text of an equation, without the variables that it reads."""
+    return operation_text(eqn), *(literal_text(v) for v in eqn.invars if isinstance(v, Literal))
