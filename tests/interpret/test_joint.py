@@ -77,6 +77,20 @@ def test_a_program_is_analyzed_once_for_its_masks() -> None:
     assert schedule(one) is not schedule(one, xform.policies.save_nothing)
 
 
+def test_equal_calls_are_one_call() -> None:
+    """Two calls of a network share the saved values, as where a function and its gradient are."""
+
+    def network(w, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w))
+
+    w, x = jnp.eye(64), jnp.ones((32, 64))
+    one, two = (
+        xform.residuals(f, w, x)
+        for f in (lambda w, x: network(w, x) ** 2, lambda w, x: network(w, x) * network(w, x))
+    )
+    assert two.total_bytes <= one.total_bytes + 8
+
+
 def test_a_layer_called_many_times_is_analyzed_once() -> None:
     traces = []
 

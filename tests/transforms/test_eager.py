@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import jet
 
 import xform
 from tests.parameters import slow
@@ -316,11 +315,17 @@ def test_a_rule_of_the_users_is_given_arrays() -> None:
 
 
 def test_acosh_outside_of_its_domain_is_as_in_jax() -> None:
-    series = lambda t, x: jet.jet(t.grad(jnp.arccosh), (x,), ((1.0, 0.0, 0.0),))
+    def derivatives(lib, x):
+        f, values = jnp.arccosh, []
+        for _ in range(4):
+            f = lib.grad(f)
+            values.append(f(x))
+        return values
+
     for x in (1.5, -1.5):
-        theirs = series(jax, x)
+        theirs = derivatives(jax, x)
         if np.isfinite(theirs[0]):  # JAX 0.12 has no derivative there
-            close(series(xform, x), theirs, 1e-5)
+            close(derivatives(xform, x), theirs, 1e-5)
 
 
 @pytest.mark.skipif(Box is None, reason="this JAX has none")
