@@ -303,6 +303,10 @@ class Eager(Trace):
         with set_current_trace(self):  # JAX 0.12 no longer sets it here
             return fun.call_wrapped(*args)
 
+    def process_shard_map(self, primitive: Any, f: Any, args: Any, /, **params: Any) -> Any:
+        with jax.core.eval_context():
+            return primitive.bind(*args, subfuns=(f,), **params)
+
     def stage_value(self, val: Any) -> Any:
         return _array(val, jax.typeof(val))
 

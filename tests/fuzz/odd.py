@@ -11,6 +11,7 @@ from tests.fuzz.source import function
 from tests.fuzz.writer import Writer
 
 Shape = tuple[int, ...]
+_MESH = "jax.make_mesh((1,), ('i',), (jax.sharding.AxisType.Auto,))"
 # Text, shapes of its arguments, bounds of its arguments and of its value.
 INITIAL = (
     ("reduce({0}, 0.37, lax.add, (0,))", ((2, 3),), 1.2, 2.8),
@@ -124,6 +125,16 @@ ODD = (
     ("lax.convert_element_type({0}, jnp.float8_e4m3fn).astype(F)", ((3,),), 2.5, 2.6),
     ("lax.convert_element_type({0}, jnp.float8_e5m2)[np.int32([2, 0, 2])].astype(F)", ((3,),), 2.5,
      2.8),
+    ("jax.enable_x64(True)(lambda a: jnp.sin(a.astype(np.float64) * 1.3).astype(F))({0})",
+     ((3,),), 2.5, 1.0),
+    ("jax.enable_x64(False)(lambda a, b: a.astype(np.float32) @ b.astype(np.float32))({0}, {1})"
+     ".astype(F)", ((2, 3), (3,)), 1.0, 3.0),
+    ("jax.enable_x64(True)(lambda a: jnp.cumsum(a.astype(np.float64) ** 2).astype(F))({0})",
+     ((3,),), 1.2, 4.4),
+    ("jax.shard_map(lambda a, b: jnp.sin(a) * lax.psum(a * b, 'i'), in_specs=jax.P('i'),"
+     f" out_specs=jax.P('i'), mesh={_MESH})({{0}}, {{1}})", ((3,), (3,)), 1.3, 1.7),
+    ("jax.shard_map(lambda a, b: lax.psum(jnp.cos(a) @ b, 'i'), in_specs=(jax.P(None, 'i'),"
+     f" jax.P('i')), out_specs=jax.P(), mesh={_MESH})({{0}}, {{1}})", ((2, 3), (3,)), 0.9, 2.7),
     ("jax.numpy.piecewise({0}, [{0} > 0.1131], [jnp.sin, 0.25])", ((3,),), 2.5, 1.0),
 )  # fmt: skip
 
