@@ -63,6 +63,12 @@ def unsolved():
         model.solve(1.0, model.cost, 1.0, exact=True)
 
 
+def times(x):
+    f = jax.custom_vjp(lambda y: x * y)
+    f.defvjp(lambda y: (x * y, None), lambda res, ct: (x * ct,))
+    return f
+
+
 def other_program():
     return xform.vjp(lambda x: jnp.sum(jnp.cos(x)), X, policy=of_sine())
 
@@ -235,13 +241,23 @@ derivative of strict_of_test_errors
     ),
     "forward of custom_vjp": (
         lambda: xform.jvp(lambda x: reverse_only(x), (1.0,), (1.0,)),
-        errors.NotDifferentiable,
+        errors.NoForwardMode,
         TypeError,
         """\
 forward-mode autodiff (jvp) of a custom_vjp function
   problem: its rule says how to pull cotangents back, not how to push tangents forward
   where:   HERE
   remedy:  use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead""",
+    ),
+    "custom_vjp over a value": (
+        lambda: jax.jit(xform.grad(lambda x: times(x)(x)))(1.0),
+        errors.NotDifferentiable,
+        TypeError,
+        """\
+derivative of a custom_vjp function
+  problem: it closes over a value that is being differentiated, which its rule cannot see
+  where:   HERE
+  remedy:  pass the value as an argument of the function""",
     ),
     "a number of what is differentiated": (
         lambda: xform.grad(lambda x: x * float(x))(1.0),

@@ -424,13 +424,21 @@ def test_why_an_operation_must_not_run_twice(name: str) -> None:
     assert frozenset[str]().union(*found) == want
 
 
-noisy_p = Primitive("noisy")
-noisy_p.def_impl(lambda x: x * np.random.random(x.shape).astype(np.float32))
-noisy_p.def_abstract_eval(lambda x: x)
-extend.pointwise(noisy_p, lambda y, x: y / x, traits=extend.Traits("elementwise", repeatable=False))
+@functools.cache
+def noisy_p() -> Primitive:
+    """Return a primitive with a rule. It is declared in a test, not when tests are collected."""
+    p = Primitive("noisy")
+    p.def_impl(lambda x: x * np.random.random(x.shape).astype(np.float32))
+    p.def_abstract_eval(lambda x: x)
+    extend.pointwise(p, lambda y, x: y / x, traits=extend.Traits("elementwise", repeatable=False))
+    return p
 
 
-@pytest.mark.parametrize("draw", [noisy_p.bind, host_values], ids=["trait", "effect"])
+def noisy(x):
+    return noisy_p().bind(x)
+
+
+@pytest.mark.parametrize("draw", [noisy, host_values], ids=["trait", "effect"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_a_trait_or_an_effect_marks_runs_once(policy: str, draw) -> None:
     def f(x):
@@ -442,7 +450,7 @@ def test_what_a_trait_or_an_effect_marks_runs_once(policy: str, draw) -> None:
 
 
 def test_slices_do_not_draw() -> None:
-    for f in (noisy_p.bind, jax.jit(noisy_p.bind), lambda x: x * lax.rng_uniform(0.0, 1.0, ())):
+    for f in (noisy, jax.jit(noisy), lambda x: x * lax.rng_uniform(0.0, 1.0, ())):
         first, *_ = trace(lambda x: [f(x)], WIDE).equations  # noqa: B023
         assert not may_be_sliced(first)
 

@@ -111,7 +111,8 @@ def test_the_jacobian_of_a_gradient_is_finite_where_jaxs_is() -> None:
     got, want = (
         jax.jit(t.jacfwd(t.grad(lambda x: jnp.sum(lax.atan(x) ** 2))))(x) for t in (xform, jax)
     )
-    np.testing.assert_allclose(got, want, rtol=1e-12)
+    finite = np.isfinite(want)
+    np.testing.assert_allclose(got[finite], want[finite], rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ def fingerprint(prog: Program) -> str:
     """Return a text that only equal programs share. Cost: linear in equations, then cached."""
     if "fingerprint" not in prog.cache:
         consts = (text_of(x) for _, x in prog.consts)
-        prog.cache["fingerprint"] = digest((*listing(prog, rules=True), *consts))
+        prog.cache["fingerprint"] = digest((*listing(prog), *consts))
     return prog.cache["fingerprint"]
 
 
-def listing(prog: Program, rules: bool) -> tuple[str, ...]:
+def listing(prog: Program, rules: bool = True) -> tuple[str, ...]:
     """Return the lines of a program: equations, inputs, constants, outputs. Cached on the program.
 
     Constants are listed by type, like inputs, not by content. `rules`: with the rules of custom

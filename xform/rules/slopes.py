@@ -177,7 +177,8 @@ def atan_slope(x: Value) -> Value:
 
 @in_32_bits
 def _acosh_curvature(x: Value) -> Value:
-    return lax.div(lax.mul(x, acosh_slope(x)), one_minus_square(x))
+    square_minus_one = lax.mul(lax.sub(x, C(x, 1)), lax.add(x, C(x, 1)))  # +0 at 1
+    return lax.div(lax.mul(lax.neg(x), acosh_slope(x)), square_minus_one)
 
 
 @derivative(lambda y, x: _acosh_curvature(x))

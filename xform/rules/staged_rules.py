@@ -248,12 +248,12 @@ def _is_known(x: Value) -> bool:
 
 
 def _lift(prog: Program, args: Sequence[Value]) -> tuple[Program, list[Value]]:
-    """Make inputs of the constants of a traced rule that are arguments of the call, or tracers.
+    """Make inputs of the constants of a traced rule that are known arguments, or tracers.
 
     Return the program, and the tracers, which become its last inputs. So the program of a rule does
     not depend on which arguments are known: a plan that was made for unknown arguments fits.
     """
-    position = {id(x): i for i, x in reversed([*enumerate(args)])}
+    position = {id(x): i for i, x in reversed([*enumerate(args)]) if _is_known(x)}
     inputs, tracers, consts = list(prog.inputs), [], []
     for v, x in prog.consts:
         if id(x) in position:
