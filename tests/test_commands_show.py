@@ -91,14 +91,12 @@ backward, of j:f32[]
     body of 3 trips, 1 carry value saved in each, backward: n:f32[4,8]
       o:f32[4,8] = mul n 3.0
       g:f32[4,8] = tanh f                                                         RECOMPUTED
-      p:f32[4,8] = neg g                                                          RECOMPUTED
-      q:f32[4,8] = mul g p                                                        RECOMPUTED
-      r:f32[4,8] = add 1.0 q                                                      RECOMPUTED
-      s:f32[4,8] = mul o r
-      t:f32[4,8] = dot_general[preferred_element_type=float32] s e
-      u:f32[8,8] = dot_general[preferred_element_type=float32] s d
-      v:f32[8,8] = transpose[permutation=(1,0)] u
-    return t v
+      p:f32[4,8] = one_minus_square g                                             RECOMPUTED
+      q:f32[4,8] = mul o p
+      r:f32[4,8] = dot_general[preferred_element_type=float32] q e
+      s:f32[8,8] = dot_general[preferred_element_type=float32] q d
+      t:f32[8,8] = transpose[permutation=(1,0)] s
+    return r t
 outputs i
 results m"""
     )

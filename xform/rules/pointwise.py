@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, match_weak_type, primitives
+from xform._jax.one_minus_square import one_minus_square_p
 from xform.program.arithmetic import (
     DivideBy,
     Value,
@@ -95,7 +96,7 @@ def _rem_divisor(a: Value, b: Value) -> Value:
 
 pointwise("rem", lambda y, a, b: 1, lambda y, a, b: _rem_divisor(a, b), traits=EXPENSIVE)
 pointwise("square", lambda y, x: lax.mul(C(x, 2), x), traits=ELEMENTWISE)
-pointwise("one_minus_square", lambda y, x: (x, C(x, -2)))
+pointwise(one_minus_square_p, lambda y, x: (x, C(x, -2)))
 pointwise("sqrt", lambda y, x, *, accuracy=None: DivideBy(lax.add(y, y)), traits=EXPENSIVE)
 pointwise(
     "rsqrt", lambda y, x, *, accuracy=None: lax.div(lax.mul(C(x, -0.5), y), x), traits=EXPENSIVE
@@ -208,15 +209,8 @@ pointwise("cosh", lambda y, x: lax.sinh(x), traits=EXPENSIVE)
 
 
 def _tanh(y: Value, x: Value, *, accuracy: Any = None) -> Value:
-    """Return 1 - y², or at the highest accuracy, as in JAX, a formula of x that is right for y = 1.
-
-    Unlike that of (1 - y) (1 + y), its derivative is a sum of equal terms, which is accurate. The
-    difference is written 1 + y (-y): XLA would merge y² with the square of a loss, such as
-    mean(tanh(x)²), and keep it in memory.
-    """
-    if accuracy is lax.AccuracyMode.HIGHEST:
-        return tanh_slope(x, accuracy)
-    return lax.add(C(y, 1), lax.mul(y, lax.neg(y)))
+    """Return 1 - y²; at the highest accuracy, as in JAX, a formula of x that is right for y = 1."""
+    return tanh_slope(x, accuracy) if accuracy is lax.AccuracyMode.HIGHEST else one_minus_square(y)
 
 
 pointwise("tanh", _tanh, traits=EXPENSIVE)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xform._jax.one_minus_square import one_minus_square_p
 from xform.program.arithmetic import Value, add, as_jax_value, constant_like, scale
 
 C = constant_like  # C(x, c): the scalar c in the dtype of x
@@ -63,13 +64,9 @@ def in_32_bits(f: Callable[..., Value]) -> Callable[..., Value]:
     return wide
 
 
-# 1 - x² as (1 - x) (1 + x) loses no digits as |x| goes to 1.
-
-
-@derivative(lambda y, x: lax.mul(C(x, -2), x))
 def one_minus_square(x: Value) -> Value:
-    """Return 1 - x²."""
-    return lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
+    """Return 1 - x², with all digits as |x| goes to 1."""
+    return one_minus_square_p.bind(x)
 
 
 @derivative(
