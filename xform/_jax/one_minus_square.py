@@ -1,7 +1,7 @@
 """1 - x² as one operation: JAX 0.12's primitive, and an equal one for older versions.
 
-The derivative of 1 - x² is -2 x. That of (1 - x) (1 + x), which has the digits of 1 - x² as |x|
-goes to 1, is a difference that loses the digits of a small x.
+The value is computed as (1 - x) (1 + x), which keeps its digits as |x| goes to 1. The derivative is
+-2 x. The derivative of the product would be a difference, which loses the digits of a small x.
 """
 
 from __future__ import annotations
