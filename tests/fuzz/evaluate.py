@@ -30,6 +30,7 @@ from xform._jax import (
     scan_counts,
     set_current_trace,
 )
+from xform._jax.contexts import wide_if_needed
 from xform._jax.symbolic import is_symbolic, value_of
 
 Step = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]
@@ -315,7 +316,7 @@ def _array(x: Any, aval: Any) -> Any:
     """Return a value as JAX's own evaluation would return it."""
     if isinstance(x, jax.Array) or aval.dtype == jax.dtypes.float0:
         return x
-    with jax.core.eval_context():
+    with jax.core.eval_context(), wide_if_needed([aval]):
         if aval.weak_type:
             return convert_element_type_p.bind(
                 x, new_dtype=aval.dtype, weak_type=True, sharding=None
