@@ -41,7 +41,7 @@ _LAST_EXCESS_FACTOR = 1.5
 # A plan nearly fits if its scaled simulated bytes are less than the budget times _NEAR. Once a plan
 # fits, plans that recompute less and nearly fit are compiled too, until _MAX_MISSES in a row do not
 # fit.
-_NEAR, _MAX_MISSES = 1.08, 3
+_NEAR, _MAX_MISSES = 1.1, 3
 
 
 def search_compiled(

@@ -96,7 +96,7 @@ def _rem_divisor(a: Value, b: Value) -> Value:
 
 pointwise("rem", lambda y, a, b: 1, lambda y, a, b: _rem_divisor(a, b), traits=EXPENSIVE)
 pointwise("square", lambda y, x: lax.mul(C(x, 2), x), traits=ELEMENTWISE)
-pointwise(one_minus_square_p, lambda y, x: (x, C(x, -2)))
+pointwise(one_minus_square_p, lambda y, x: lax.mul(C(x, -2), x), traits=ELEMENTWISE)
 pointwise("sqrt", lambda y, x, *, accuracy=None: DivideBy(lax.add(y, y)), traits=EXPENSIVE)
 pointwise(
     "rsqrt", lambda y, x, *, accuracy=None: lax.div(lax.mul(C(x, -0.5), y), x), traits=EXPENSIVE

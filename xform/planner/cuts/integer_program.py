@@ -47,6 +47,9 @@ MAX_EQUATIONS = 3_000
 # memory, so a value that XLA fuses is recomputed instead. It is below the cost of any product.
 _OFFLOAD_COST = 1 / 16
 
+# How much more the last equation costs than the first. Of equal choices the one is made that saves
+# late values: the backward pass reads them early, and then they are freed.
+_LATER = 1e-6
 # A column, and the work that it adds if it is 1: its cost and its FLOPs.
 Term = tuple[int, float, float]
 
@@ -289,11 +292,11 @@ def _add_equations(model: Model, parts: dict[Joint, _JointColumns], part: _Joint
     Return the bytes that remat regions and while loops save, which are not decided here.
     """
     joint, schedule, needed, fixed_bytes = part.schedule.joint, part.schedule, part.needed, 0
-    for eqn in joint.forward:
+    for i, eqn in enumerate(joint.forward):
         cost = math.inf if eqn.primitive is fork_p else price(eqn, 1.0)
         never = cost == math.inf
         flops = 0 if never or fusible(eqn) else part.runs * equation_flops(eqn)
-        run_cost = 0.0 if never else part.runs * cost
+        run_cost = 0.0 if never else part.runs * cost * (1 + _LATER * i / len(joint.forward))
         recomputed = model.column(run_cost, 0.0, float(not never), 0.0, flops)
         if not never:
             work = 0.0 if fusible(eqn) else float(equation_flops(eqn))
