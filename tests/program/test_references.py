@@ -245,6 +245,29 @@ def test_a_custom_jvp_rule_may_write() -> None:
         close(derivative(X), 8 * X)  # 3 x^2 + x^2
 
 
+@pytest.mark.parametrize("returned", [(), (0,)])
+def test_a_custom_jvp_function_may_return_nothing_that_is_used(returned) -> None:
+    @jax.custom_jvp
+    def add_to(ref, x):
+        ref[...] += x
+        return [x for _ in returned]
+
+    @add_to.defjvp
+    def _(primals, tangents):
+        (ref, x), (dref, dx) = primals, tangents
+        ref[...] += x
+        dref[...] += dx
+        return [x for _ in returned], [dx for _ in returned]
+
+    def f(x):
+        ref = jax.new_ref(jnp.zeros(()))
+        add_to(ref, x)
+        return ref[...] ** 2
+
+    for derivative in (xform.grad(f), jax.jit(xform.grad(f)), xform.jacfwd(f)):
+        close(derivative(X), 2 * X)
+
+
 @jax.custom_vjp
 def writes(ref):
     ref[...] = 3 * ref[...]

@@ -323,9 +323,10 @@ class Watch(Trace, abc.ABC):
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /, *,
                                 symbolic_zeros: bool) -> Any:  # fmt: skip
-        options = {"subfuns": (fun, jvp), "symbolic_zeros": symbolic_zeros}
-        if self.has_references and (outs := run_on_references(self, primitive, args, options)):
-            return outs
+        if self.has_references:
+            params = {"subfuns": (fun, jvp), "symbolic_zeros": symbolic_zeros}
+            if (outs := run_on_references(self, primitive, args, params)) is not None:
+                return outs
         xs, marks, _ = self._lower_all(args)
         with set_current_trace(self.below):
             if all(m is None for m in marks):
@@ -337,9 +338,9 @@ class Watch(Trace, abc.ABC):
 
     def process_custom_vjp_call(self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any,
                                 /, *, out_trees: Any, symbolic_zeros: bool) -> Any:  # fmt: skip
-        options = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         if self.has_references:
-            params = {"subfuns": (fun, fwd, bwd), **options}
+            params = {"subfuns": (fun, fwd, bwd), "out_trees": out_trees,
+                      "symbolic_zeros": symbolic_zeros}  # fmt: skip
             if (outs := run_on_references(self, primitive, args, params)) is not None:
                 return outs
         xs, marks, _ = self._lower_all(args)

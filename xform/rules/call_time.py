@@ -152,6 +152,12 @@ class ActivityTrace(Split):
         levels = list(map(levels_of, args))
         if not any(levels):
             return process(primitive, *functions, args, **options)
+        references = [x for x in args if is_reference(jax.typeof(x))]
+        if references:  # the rule is for the content, see `program/references.py`
+            out = process(primitive, *functions, args, **options)
+            for x in (*out, *references):
+                self._mark(x, _NONE.union(*levels))
+            return out
         innermost = max(_NONE.union(*levels))
         of_results: list[Levels] = []
 
