@@ -72,7 +72,7 @@ from jax.ref import AbstractRef
 from jaxlib import xla_client
 
 from xform._jax.contexts import joined, no_mesh
-from xform._jax.effects import has_effects, side_effects
+from xform._jax.effects import has_effects, names_axis, side_effects
 from xform._jax.mutable import argument_type, drop_content
 from xform.introspection.loaded import names_of
 
@@ -150,16 +150,11 @@ def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
     return list(jaxprs_in_params(eqn.params))
 
 
-def _names_axis(effect: Any) -> bool:
-    """Whether an effect only records the use of a named axis."""
-    return type(effect).__name__ == "NamedAxisEffect"
-
-
 def named_axes(jaxpr: Any) -> set[Any]:
     """The named axes that a jaxpr uses: in collectives and in `axis_index`."""
     opened = jaxpr_and_consts(jaxpr)[0]
     effects: Any = opened.effects
-    axes = {e.name for e in effects if _names_axis(e)}
+    axes = {e.name for e in effects if names_axis(e)}
     return axes.union(*(named_axes(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
 
 

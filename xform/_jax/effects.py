@@ -16,9 +16,14 @@ def side_effects(eqn: Any) -> frozenset[str]:
     return frozenset([type(effect).__name__ for effect in eqn.effects]) - _LOCAL
 
 
+def names_axis(effect: Any) -> bool:
+    """Whether an effect only records the use of a named axis."""
+    return type(effect).__name__ == "NamedAxisEffect"
+
+
 def uses_named_axis(eqn: Any) -> bool:
     """Whether an equation communicates along a named axis, or reads the index along one."""
-    return any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+    return any(map(names_axis, eqn.effects))
 
 
 def has_effects(eqn: Any) -> bool:

@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from xform._jax import cotangent_aval, staging
-from xform._jax.meshes import explicit_mesh_of
+from xform._jax import staging
 from xform.adjoints.perturb import ProgramEdit, run_edited
 from xform.adjoints.sites import Site, list_uses, sites
 from xform.errors import NotDifferentiable, WrongArgument
@@ -24,13 +23,14 @@ from xform.interpret.activity import path
 from xform.introspection.callables import check_callable, function_name
 from xform.policies import min_cut, parse, save_everything
 from xform.program.arithmetic import Value
-from xform.program.arrays import filled, zeros
+from xform.program.arrays import zeros
 from xform.program.ir import seldom_collected, trace
 from xform.transforms.check import check_output, check_scalar
 from xform.transforms.function import Function, Tree, function_call, trace_function
 from xform.transforms.inspect import FlatArguments
 from xform.transforms.linear_map import Pullback
 from xform.transforms.reverse import Policy, planned_vjp
+from xform.transforms.seeds import pull_ones
 
 
 def partials(
@@ -235,8 +235,7 @@ def _gradients(request: _Request, edits: Sequence[ProgramEdit], targets: Sequenc
         _check_paths(request, fun, targets, "the output")
     y, pull, aux = _planned_vjp(fun, args, request.policy)
     check_output("partials", y, holomorphic=False)
-    with explicit_mesh_of(y):
-        return list(pull(filled(cotangent_aval(jax.typeof(y)), 1))), aux
+    return list(pull_ones(pull, y)), aux
 
 
 def _gradients_through(

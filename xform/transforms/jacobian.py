@@ -20,7 +20,7 @@ from xform._jax.meshes import explicit_mesh_of
 from xform.errors import WrongArgument, WrongDtype
 from xform.policies import save_everything
 from xform.program.arithmetic import Value
-from xform.program.arrays import basis, filled, zeros
+from xform.program.arrays import basis, zeros
 from xform.program.arrays import stacked as stacked_type
 from xform.transforms.check import check_input, check_inputs, check_output
 from xform.transforms.forward import jvp
@@ -34,6 +34,7 @@ from xform.transforms.function import (
     positions,
 )
 from xform.transforms.reverse import grad, immediate_vjp
+from xform.transforms.seeds import pull_ones
 from xform.transforms.within import run_within
 
 
@@ -262,9 +263,7 @@ def _pull_basis(pull: Callable[..., Any], y: Tree) -> Tree:
     if sum(map(np.size, jax.tree.leaves(y))) != 1:
         with explicit_mesh_of(y):
             return jax.vmap(pull)(_basis(y, cotangent_aval))
-    with explicit_mesh_of(y):
-        row = pull(jax.tree.map(lambda y: filled(cotangent_aval(jax.typeof(y)), 1), y))
-    return jax.tree.map(lambda r: r[None], row)
+    return jax.tree.map(lambda r: r[None], pull_ones(pull, y))
 
 
 def _columns(inputs: Tree, y: Value, columns: Value) -> Tree:

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import cotangent_aval, custom_jvp_call_p, is_batched, jit, staging
-from xform._jax.meshes import explicit_mesh_of
+from xform._jax import custom_jvp_call_p, is_batched, jit, staging
 from xform.interpret import emit
 from xform.interpret.ahead import ahead_of_time
 from xform.interpret.joint import analyze
@@ -34,7 +33,7 @@ from xform.planner.planning import current_planner, default_policy
 from xform.policies import parse
 from xform.policies.budgets import Budget, Fit
 from xform.program.arithmetic import Value
-from xform.program.arrays import filled, zeros
+from xform.program.arrays import zeros
 from xform.program.ir import Mask, Program, seldom_collected
 from xform.program.source import user_stacklevel
 from xform.rules.user_rules import calls_backward
@@ -55,6 +54,7 @@ from xform.transforms.linear_map import PlannedRunner, Pullback
 from xform.transforms.prefix import flags
 from xform.transforms.pulled_later import PulledLater
 from xform.transforms.residuals import Primals
+from xform.transforms.seeds import pull_ones
 
 Policy = Any
 
@@ -271,8 +271,7 @@ def _value_and_grad(caller: str, f: Any, argnums: Any, has_aux: bool, holomorphi
             y, pull, *aux = _vjp(function_call(bound, primals, caller, has_aux), policy)
             check_scalar(caller, bound.__name__, y)
             check_output(caller, y, holomorphic)
-            with explicit_mesh_of(y):
-                g = pull(filled(cotangent_aval(jax.typeof(y)), 1))
+            g = pull_ones(pull, y)
         g = g[0] if isinstance(argnums, int | np.integer) else g
         return ((y, *aux) if has_aux else y), g
 

@@ -1,8 +1,8 @@
-"""Checks of seeds: the tangents and cotangents with which a user calls a derivative."""
+"""Seeds: the tangents and cotangents with which a derivative is called, by a user or by xform."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,11 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import cotangent_aval, tangent_aval
+from xform._jax.meshes import explicit_mesh_of
 from xform.errors import WrongCotangent, WrongTangent
 from xform.program.arithmetic import Value, differentiable, is_number
-from xform.program.arrays import placed, varying
+from xform.program.arrays import filled, placed, varying
 from xform.program.hijax import is_differentiable_hitype
 from xform.transforms.function import Tree, as_array
+
+
+def pull_ones(pull: Callable[[Tree], Any], y: Tree) -> Any:
+    """Return the result of a pullback for cotangents of ones. `y` is the output of its function."""
+    with explicit_mesh_of(y):
+        return pull(jax.tree.map(lambda y: filled(cotangent_aval(jax.typeof(y)), 1), y))
 
 
 def check_cotangent(ct: Value, aval: Any, name: str) -> Value:
