@@ -1,4 +1,4 @@
-"""Symbolic dimensions as numbers: samples, and what is counted at them."""
+"""Symbolic dimensions as numbers: the samples, and the bytes and FLOPs at a sample."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ def pulled_times(factor: Callable[[], Any]) -> Callable[[Any], Any]:
     return f
 
 
-# What a rule reads.
+# The state that a rule reads.
 
 
 @case

@@ -1,9 +1,10 @@
 """Analyze a pullback before it is called.
 
 JAX calls the backward function of a `custom_vjp` when the pullback is called. A plan is needed
-earlier, when `vjp` is called, and has to know what the backward function computes. So it is called
-ahead of time too, and what it does is discarded unless it does the same when the pullback is
-called. If it fails ahead of time, zeros stand for its results: it may never be called.
+earlier, when `vjp` is called, and has to know the operations of the backward function. So the
+backward function is called ahead of time too. The plan is used only if the function does the same
+when the pullback is called. If it fails ahead of time, zeros stand for its results: the pullback
+may never be called.
 """
 
 from __future__ import annotations
@@ -44,5 +45,5 @@ def runs_ahead() -> bool:
 
 
 def analysis_key() -> Any:
-    """Return a key for the results of an analysis: those with another key must not be used."""
+    """Return a key for results of an analysis. Results with another key are out of date."""
     return _PASS.get()
