@@ -58,9 +58,8 @@ def with_more_cotangents(bwd: Any, avals: Sequence[Any]) -> Any:
     none = [ad.Zero(cotangent_aval(a)) for a in avals]
 
     def more(*args: Any) -> Any:
-        cts, logged = _with_log(bwd.call_wrapped(*args))
-        cts = [*cts, *none]
-        return cts if logged is None else (cts, logged)
+        out = bwd.call_wrapped(*args)
+        return ([*out[0], *none], out[1]) if _has_log(out) else [*out, *none]
 
     return wrap_like(bwd, more)
 
@@ -72,10 +71,10 @@ def pull_custom_vjp(
 
     The log is a dict of the values that the user logs, or None. It is always None in 0.10.
     """
-    return _with_log(bwd.call_wrapped(*residuals, *cts))
+    out = bwd.call_wrapped(*residuals, *cts)
+    return (list(out[0]), out[1]) if _has_log(out) else (list(out), None)
 
 
-def _with_log(out: Any) -> tuple[list[Any], Any]:
-    """The cotangents in the result of a backward function, and its log or None."""
-    logs = len(out) == 2 and isinstance(out[0], list | tuple)
-    return (list(out[0]), out[1]) if logs else (list(out), None)
+def _has_log(out: Any) -> bool:
+    """Whether a backward function returned a pair of cotangents and log, as it does in 0.12."""
+    return len(out) == 2 and isinstance(out[0], list | tuple)
