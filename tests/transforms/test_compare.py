@@ -133,6 +133,7 @@ def test_a_loss_whose_argument_is_called_policy() -> None:
         (loss, {"policies": "dots"}, "is not a list of policies"),
         (3, {"policies": [None]}, "3 is not callable"),
         (loss, {"policies": [None], "targets": 3}, "targets=3 is not a list of targets"),
+        (loss, {"policies": [None], "target": "cpu"}, "is not an option of compare"),
     ],
 )
 def test_what_cannot_be_compared(f: Any, options: dict[str, Any], problem: str) -> None:

@@ -208,6 +208,10 @@ def compare(
     check_callable(f, "compare")
     request = f"compare of {function_name(f)}"
     check_known_sizes(request, args)
+    if "target" in options:
+        target = options["target"]
+        raise WrongArgument(request, f"target={target!r} is not an option of compare", "",
+                            f"give a list of targets: targets=[{target!r}]")  # fmt: skip
     by_name = _policies_by_name(policies, request)
     several = [targets] if isinstance(targets, str) else targets
     if not isinstance(several, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
