@@ -44,8 +44,8 @@ lint: $(VENV)/.installed
 	@$(BIN)/ruff check --quiet .
 	@$(PY) -m pytest -q -s --noconftest tests/test_layers.py tests/test_repository.py -p no:hypothesispytest  # without JAX
 
-slow: $(VENV)/.docs ## the tests that take minutes
-	@$(CACHE) $(PY) -m pytest -m slow -n 2 --durations=15
+slow: $(VENV)/.docs ## the slow tests, file by file; goes on where it stopped. OF=planner: a part; AGAIN=1: all
+	@$(CACHE) $(PY) -m tests.slow $(OF) $(if $(AGAIN),--again) -n 2
 
 docs: $(VENV)/.docs ## the site, in build/site; warnings are errors, and nothing comes from the network
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --config-file docs/site/mkdocs.yml
