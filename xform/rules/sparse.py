@@ -129,9 +129,10 @@ def _sort_by_position(indices: Value, shape: Sequence[int]) -> tuple[Value, Valu
     order = lax.broadcasted_iota(np.int32, (*batch, n), axis)
     is_first = lax.convert_element_type(lax.eq(order, np.int32(0)), np.int32)
     *columns, order = lax.sort((*columns, order), dimension=axis, num_keys=max(k, 1))
+    first = min(n, 1)  # 0 for an array of no elements
     for column in columns:
-        previous = lax.concatenate([lax.slice_in_dim(column, i, j, axis=axis)
-                                    for i, j in ((0, 1), (0, n - 1))], axis)  # fmt: skip
+        previous = lax.concatenate([lax.slice_in_dim(column, 0, j, axis=axis)
+                                    for j in (first, n - first)], axis)  # fmt: skip
         differs = lax.convert_element_type(lax.ne(column, previous), np.int32)
         is_first = lax.max(is_first, differs)
     return order, is_first

@@ -21,6 +21,8 @@ from xform.program.arithmetic import Value
 def take(dense: Value, positions: Value) -> Value:
     """Return the elements of a dense array at positions; zero outside the array."""
     n, k = positions.shape[-1], positions.ndim - 1
+    if 0 in dense.shape[:n]:  # no position is inside; JAX's gather refuses such an array
+        return lax.full_like(dense, 0, shape=(*positions.shape[:-1], *dense.shape[n:]))
     window = tuple(range(k, k + dense.ndim - n))
     axes = tuple(range(n))
     numbers = lax.GatherDimensionNumbers(window, axes, axes)
