@@ -17,7 +17,6 @@ FUNCTIONS: dict[str, Callable[[BCOO], Any]] = {
     "sorted": lambda m: m.sort_indices().data,
     "duplicates summed": lambda m: m.sum_duplicates(nse=3).data,
     "duplicates summed to none": lambda m: m.sum_duplicates(nse=0).data,
-    "extracted": lambda m: sparse.bcoo_extract(m, m.todense() * 2, assume_unique=False).data,
     "sliced to none": lambda m: sparse.bcoo_slice(
         m, start_indices=(0,) * m.ndim, limit_indices=(0,) * m.ndim
     ).todense(),
