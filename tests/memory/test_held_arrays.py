@@ -22,6 +22,7 @@ def test_arrays_are_named_by_their_line() -> None:
             made.append(jax.block_until_ready(jnp.ones((64, 64))))
         return made
 
+    gc.collect()
     before = held_arrays()
     arrays = small(), large()
     held = held_arrays()

@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 import jax
 
+from xform.introspection.loaded import names_of
+
 
 class _Framework(NamedTuple):
     """Files of a framework, as regular expressions of paths in its folder.
@@ -138,8 +140,8 @@ def _in_framework(path: str) -> tuple[_Framework | None, str]:
     if found := _INSTALLED.search(path):
         return _FRAMEWORKS[found[1]], path[found.end() :].replace(os.sep, "/")
     for name, framework in _FRAMEWORKS.items():
-        file = getattr(sys.modules.get(name), "__file__", None)
-        folder = os.path.dirname(os.path.abspath(file)) + os.sep if file else None
+        file = names_of(sys.modules.get(name)).get("__file__")
+        folder = os.path.dirname(os.path.abspath(file)) + os.sep if isinstance(file, str) else None
         if folder and path.startswith(folder):
             return framework, path[len(folder) :].replace(os.sep, "/")
     return None, ""

@@ -1,0 +1,160 @@
+"""Ask how many small faults in xform the tests find.
+
+    python -m experiments.tests.kill before             # "before" names the results
+    python -m experiments.tests.kill before --held-out  # the faults that nobody has looked at
+
+The faults were drawn once, and are kept in `faults.json`. One run of all tests asks which tests
+reach which fault. Then the tests that reach a fault run with it: those of the mirroring file first,
+then the quickest, until one fails or 120 CPU seconds are over. Results are kept as they come, so an
+interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from experiments.report import keep, known
+from experiments.tests.faults import Fault, copy_with, draw, found_again
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SECONDS = 120  # CPU seconds for the tests of a fault
+_LIMIT = SECONDS + 20  # with the imports
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+
+
+def all_faults() -> dict[str, list[Fault]]:
+    """Return the faults, drawn from the sources as they were at the first run."""
+    path = HERE / "faults.json"
+    if not path.exists():
+        drawn = draw(ROOT, 120, seed=1)
+        found = {"drawn": drawn, "held out": draw(ROOT, 60, seed=2, taken=drawn)}
+        path.write_text(json.dumps(found, default=dataclasses.asdict, indent=1) + "\n")
+    return {name: [Fault(**f) for f in fs] for name, fs in json.loads(path.read_text()).items()}
+
+
+def environment(copy: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a process that runs the tests of a copy."""
+    return {**os.environ, "PYTHONPATH": f"{copy / 'boot'}:{copy}", **more}
+
+
+def costs_and_reach(lines: list[dict[str, Any]]) -> tuple[dict[str, float], dict[int, set[str]]]:
+    """Return what each test costs, and which tests reach a fault; "" stands for the imports.
+
+    Tests that fail without a fault are left out.
+    """
+    costs, reach = dict[str, float](), collections.defaultdict[int, set[str]](set)
+    failed = {line.get("failed") for line in lines}
+    for line in lines:
+        if line.get("id") in failed - {None}:
+            continue
+        name = line.get("id", "")
+        if name:
+            costs[name] = line["cpu"]
+        for i in line.get("reached", ()):
+            reach[i].add(name)
+    return costs, reach
+
+
+def in_order(fault: Fault, reached_by: set[str], costs: dict[str, float]) -> list[str]:
+    """Return the tests to run with a fault, the most specific first, within the time."""
+    folder, _, stem = fault.path.removeprefix("xform/").removesuffix(".py").rpartition("/")
+    mirror = (f"tests/{folder}/test_{stem}", f"tests/{folder}/", f"xform/{folder}/")
+
+    def distance(test: str) -> int:
+        return next((i for i, start in enumerate(mirror) if test.startswith(start)), len(mirror))
+
+    tests = costs if "" in reached_by else reached_by
+    chosen, total = [], 0.0
+    for test in sorted(tests, key=lambda t: (distance(t), costs[t], t)):
+        total += costs[test]
+        if total > SECONDS:
+            break
+        chosen.append(test)
+    return chosen
+
+
+def verdict(copy: Path, i: int, tests: list[str]) -> dict[str, Any]:
+    """Run tests with fault `i`; return whether it was killed, and by which test."""
+    if not tests:
+        return {"verdict": "not reached"}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(tests))
+        file.flush()
+        try:
+            run = subprocess.run(
+                [*_PYTEST, "-x", "--tb=no", "-p", "no:randomly", f"@{file.name}"],
+                cwd=copy,
+                env=environment(copy, XFORM_FAULT=str(i)),
+                capture_output=True,
+                text=True,
+                timeout=5 * SECONDS,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (_LIMIT, _LIMIT)),
+            )
+        except subprocess.TimeoutExpired:
+            return {"verdict": "out of time"}
+    if run.returncode in (-9, -24):
+        return {"verdict": "out of time"}
+    failed = [x for x in run.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
+    by = failed[0].split(" - ")[0] if failed else run.stdout[-200:] if run.returncode else ""
+    return {"verdict": "killed" if run.returncode else "survived", "by": by, "tests": len(tests)}
+
+
+def copy_and_reach(
+    name: str, faults: list[Fault | None], workers: int
+) -> tuple[Path, dict[str, float], dict[int, set[str]]]:
+    """Return a copy with the faults, what each test costs, and which tests reach which fault."""
+    copy, profile = ROOT / "build" / "faulty" / name, ROOT / "build" / "reach" / name
+    if not profile.exists():
+        copy_with(ROOT, [(i, f) for i, f in enumerate(faults) if f is not None], copy)
+        partial = profile.with_suffix(".partial")
+        command = [*_PYTEST, "-p", "experiments.tests.recorder", "-n", str(workers)]
+        env = environment(copy, XFORM_TEST_PROFILE=str(partial))
+        subprocess.run(command, cwd=copy, env=env, check=False)
+        partial.rename(profile)
+    files = sorted(profile.glob("*.jsonl"))
+    return copy, *costs_and_reach([json.loads(x) for f in files for x in f.open()])
+
+
+def run(name: str, held_out: bool, workers: int) -> None:
+    """Run the tests with each fault, and keep the results under a name."""
+    results = HERE / f"kills_{name}.json"
+    faults = all_faults()
+    n = len(faults["drawn"])
+    here = [found_again(ROOT, f) for f in (*faults["drawn"], *faults["held out"])]
+    copy, costs, reach = copy_and_reach(name, here, workers)
+    done = known(results)
+
+    def one(i: int) -> tuple[int, dict[str, Any]]:
+        fault = here[i]
+        if fault is None:
+            return i, {"verdict": "gone"}
+        return i, verdict(copy, i, in_order(fault, reach[i], costs))
+
+    rest = [i for i in range(*((n, len(here)) if held_out else (0, n))) if str(i) not in done]
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for ready in concurrent.futures.as_completed([pool.submit(one, i) for i in rest]):
+            i, found = ready.result()
+            print(i, found, flush=True)
+            done = keep(results, str(i), found)
+    print(dict(collections.Counter(found["verdict"] for found in done.values())))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", help="of this state of the tests")
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    run(given.name, given.held_out, given.workers)
