@@ -31,7 +31,8 @@ CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/compiled/$(VENV) \
   JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
 test: $(VENV)/.installed ## all tests but the slow ones, and the examples in docstrings
-	@$(CACHE) $(PY) -m pytest -m "not slow" -n 2 --dist loadfile --durations=15 --ignore=tests/test_layers.py  # in check
+	@$(CACHE) $(PY) -m pytest -m "not slow" -n 2 --dist loadfile --durations=15 \
+	  --ignore=tests/test_layers.py --ignore=tests/test_repository.py  # both are in check
 
 check: $(VENV)/.installed ## formatting, lint, types, layers: under 20 seconds
 	@$(MAKE) --no-print-directory -j2 types lint

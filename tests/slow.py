@@ -80,7 +80,7 @@ def run(of: str, again: bool, options: list[str]) -> int:
 
 
 def summary(counts: dict[str, int], results: Results) -> int:
-    """Print what has passed, and what is left; return an exit status."""
+    """Print the files that passed and those that are left; return an exit status."""
     rest = left(counts, results)
     passed = [file for file in counts if file not in rest]
     seconds = sum(results[file]["seconds"] for file in passed)

@@ -1,4 +1,4 @@
-"""Choose the tests of `make test`: those that reach every line of xform, at the least cost.
+"""Choose the tests of `make test`, so that they reach every line of xform at the least cost.
 
     python -m experiments.tests.choose build/reach/before --seconds 700
 

@@ -232,7 +232,7 @@ def draw(root: Path, n: int, seed: int, taken: Sequence[Fault] = ()) -> list[Fau
 def found_again(root: Path, fault: Fault) -> Fault | None:
     """Return a fault at the place where its file has the expression now; None if it is gone.
 
-    If the file has the expression several times, the nearest line is meant.
+    If the file has the expression several times, it is the one on the nearest line.
     """
     path = root / fault.path
     if not path.exists():

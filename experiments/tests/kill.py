@@ -4,9 +4,9 @@
     python -m experiments.tests.kill before --held-out  # the faults that nobody has looked at
 
 The faults were drawn once, and are kept in `faults.json`. One run of all tests asks which tests
-reach which fault. Then the tests that reach a fault run with it: those of the mirroring file first,
-then the quickest, until one fails or 120 CPU seconds are over. Results are kept as they come, so an
-interrupted run goes on where it stopped.
+reach which fault. Then the tests that reach a fault run with it, until one fails or 120 CPU seconds
+are over. The tests of the mirroring file come first, then the quickest. Results are kept as they
+come, so an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def in_order(fault: Fault, reached_by: set[str], costs: dict[str, float]) -> lis
 
 
 def verdict(copy: Path, i: int, tests: list[str]) -> dict[str, Any]:
-    """Run tests with fault `i`; return whether it was killed, and by which test."""
+    """Run tests with fault `i`; return whether a test found it, and that test."""
     if not tests:
         return {"verdict": "not reached"}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:

@@ -1,7 +1,7 @@
 """Where do the tests spend their time, and how much memory do they take?
 
     python -m experiments.tests.profile before    # run the tests, and keep the figures
-    python -m experiments.tests.profile --write   # the tables and the plot of what is kept
+    python -m experiments.tests.profile --write   # the tables and the plot, of all figures
 
 CPU seconds are those of the processes that run tests, with their threads and their own processes.
 """
@@ -32,7 +32,7 @@ def record(folder: Path) -> None:
     """Run the tests of `make test` without a cache of compiled programs, and record them."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "experiments.tests.recorder"]
     options = ["-m", "not slow", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
-    ignored = ["--ignore=tests/test_layers.py"]
+    ignored = [f"--ignore=tests/test_{name}.py" for name in ("layers", "repository")]
     env = {**os.environ, "XFORM_TEST_PROFILE": str(folder)}
     subprocess.run([*command, *options, *ignored], cwd=ROOT, env=env, check=False)
 
@@ -90,6 +90,8 @@ def write_tables(profiles: dict[str, Any]) -> None:
         ["most memory of a worker, GiB", *(f"{_most(p) / 2**30:.1f}" for p in profiles.values())],
     ]  # fmt: skip
     replace(HERE, "totals", table(["", *names], totals))
+    long = [[test, f"{seconds}"] for test, seconds in profiles[names[-1]]["long"].items()]
+    replace(HERE, "long", table([f"test above {LONG:.0f} s, {names[-1]}", "CPU seconds"], long))
 
 
 def _parts(profile: dict[str, Any]) -> list[float]:

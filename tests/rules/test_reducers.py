@@ -42,6 +42,14 @@ def product(a: Any, b: Any) -> Any:
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
 
 
+@jax.custom_jvp
+def difference(a: Any, b: Any) -> Any:
+    """Subtract by a function with a rule of its own, as `logaddexp` is."""
+    return a - b
+
+
+difference.defjvp(lambda xs, dxs: (xs[0] - xs[1], dxs[0] - dxs[1]))
+
 # By name: the number of operands, and the reducer.
 ANY_ORDER: dict[str, tuple[int, Callable[..., Any]]] = {
     "add": (1, lax.add),
@@ -71,6 +79,7 @@ OTHER: dict[str, tuple[int, Callable[..., Any]]] = {
     "compared with a constant": (1, lambda a, b: where(a > 100, a - b, a + b)),
     "a compared sum": (1, lambda a, b: where(a + b > 100, a - b, a + b)),
     "affine maps": (2, lambda a, b: (a[0] * b[0], a[0] * b[1] + a[1])),
+    "a rule of its own": (1, difference),
     "crossed": (2, lambda a, b: (a[1] + b[0], a[0] + b[1])),
 }
 
