@@ -19,7 +19,7 @@ def test_every_module_is_run() -> None:
     assert {path.stem for path in HERE.glob("*.py")} - SHARED == set(MODULES)
 
 
-def test_what_was_measured_is_in_the_table_and_drawn() -> None:
+def test_every_measured_claim_has_a_readme_row_a_verdict_and_a_plot() -> None:
     readme = (HERE / "README.md").read_text()
     results = json.loads((HERE / "results.json").read_text())
     assert set(results) <= set(MODULES)

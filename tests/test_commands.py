@@ -262,7 +262,7 @@ def test_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_the_plan_of_a_step_says_what_was_planned() -> None:
+def test_plan_of_a_step_names_the_planned_derivative_and_refuses_argnums() -> None:
     title, what, arguments, *_ = commands.run(
         ["plan", "written:step", *STEP, "--no-verify"]
     ).splitlines()

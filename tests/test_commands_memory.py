@@ -54,7 +54,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_report_of_the_function_as_it_is() -> None:
+def test_memory_reports_the_untransformed_function() -> None:
     text = commands.run(["memory", "small:loss"])
     for part in ("loss on cpu (cpu)", "total", "live at the peak", "small.py:"):
         assert part in text
@@ -98,7 +98,7 @@ def test_a_budget_that_nothing_fits_has_no_peak_to_save(model: Path) -> None:
     assert not (model / "a.json").exists()
 
 
-def test_several_targets_without_a_policy_compile_the_function_as_it_is() -> None:
+def test_several_targets_without_a_policy_compile_the_bare_function() -> None:
     for function in ("small:loss", "small:step"):
         words = ["memory", function, "--json", "--target"]
         alone = json.loads(commands.run([*words, "cpu"]))
@@ -228,7 +228,7 @@ def test_a_command_line_that_cannot_be_read(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["fits", "max-batch", "why-oom"])
-def test_what_is_asked_may_be_under_a_policy(command: str) -> None:
+def test_fits_max_batch_and_why_oom_accept_a_policy(command: str) -> None:
     ask = [command, "small:loss", "--target", "cpu", "--capacity", "1MiB"]
     assert "the function as it is" in commands.run(ask)
     under = commands.run([*ask, "--policy", "save_nothing"])

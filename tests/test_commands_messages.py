@@ -146,7 +146,7 @@ def test_the_argument_that_takes_the_policy(name: str, capsys: pytest.CaptureFix
     assert "(--policy-argument policy)" in failed(capsys, *step)
 
 
-def test_a_transform_is_what_is_compiled() -> None:
+def test_transform_option_selects_the_compiled_derivative() -> None:
     sizes = lambda *more: json.loads(commands.run(["memory", *more, "--json"]))
     assert (sizes("written:loss", "--transform", "grad")["total_bytes"]
             == sizes("written:step")["total_bytes"]
@@ -223,7 +223,7 @@ def test_files_are_refused_before_the_work(name: str, option: str, capsys: pytes
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)
-def test_each_option_that_a_command_names_is_its_own(name: str) -> None:
+def test_each_command_mentions_only_options_it_defines(name: str) -> None:
     """The command's own file defines them; `--help` lists each, and messages advise no other."""
     text = Path(commands.COMMANDS[name].__file__).read_text()
     named = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}

@@ -43,7 +43,7 @@ def test_text() -> None:
     assert "tan  " in commands.run(["rules", "tan"])
 
 
-def test_what_is_tested_is_told_in_an_installed_copy_too() -> None:
+def test_packaged_list_of_tested_rules_is_up_to_date() -> None:
     said, known = json.loads(TESTED.read_text()), how_tested()
     assert known.items() <= said.items(), "run, with the newest JAX: python -m tests.rules.tested"
     assert said.keys() - known.keys() <= NEW

@@ -92,7 +92,9 @@ def test_a_plan_that_fails_fails_no_program(run: Run) -> None:
         "failed: BudgetInfeasible: nothing fits" in err  # fmt: skip
 
 
-def test_what_is_left_to_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derivatives_without_a_rule_fall_back_to_jax_and_are_reported(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(table.RULES, jax_primitives.sin_p)
     clear_program_cache()  # derivatives of sin from other tests
     code, out, err = run("""
@@ -228,7 +230,7 @@ def test_a_comparison_leaves_the_attributes_of_a_function_as_they_are(run: Run) 
     assert "value 0, gradient 0" in err
 
 
-def test_what_cannot_be_compared_is_left_alone_with_a_line(run: Run) -> None:
+def test_failed_comparison_with_jax_is_reported_and_keeps_the_output(run: Run) -> None:
     program = """
         import jax
         scales = iter([2.0])
@@ -269,7 +271,7 @@ def test_a_report(run: Run, tmp_path: Path) -> None:
     assert err.count("\n") == 3
 
 
-def test_options_of_jax_that_the_program_sets_before_it_imports_it(run: Run) -> None:
+def test_jax_options_set_in_environ_before_import_take_effect(run: Run) -> None:
     put, was = os.putenv, jax.config.jax_enable_x64
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_ENABLE_X64", "0")

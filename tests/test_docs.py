@@ -24,7 +24,7 @@ def _examples(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_links_to_is_there(page: Path) -> None:
+def test_relative_links_of_each_page_point_to_existing_files(page: Path) -> None:
     prose = CODE.sub("", page.read_text())
     links = [to.partition("#")[0] for to in re.findall(r"\]\(([^)\s]+)\)", prose)]
     near = [to for to in links if to and "://" not in to]

@@ -43,7 +43,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("given", [3, "f", None, (f,)], ids=lambda x: type(x).__name__)
-def test_what_is_no_function(name: str, given: Any) -> None:
+def test_non_callable_functions_raise(name: str, given: Any) -> None:
     with pytest.raises(WrongArgument, match="not callable"):
         FUNCTIONS[name](given)
 
@@ -64,7 +64,7 @@ POSITIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", POSITIONS)
 @pytest.mark.parametrize("given", ["0", 1.5, (0, "1"), [0.5]], ids=repr)
-def test_what_is_no_position(name: str, given: Any) -> None:
+def test_argnums_that_are_not_integers_raise(name: str, given: Any) -> None:
     with pytest.raises(WrongArgument, match="argnums="):
         POSITIONS[name](given)
 
@@ -96,7 +96,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_of_another_type(name: str) -> None:
+def test_arguments_of_wrong_type_or_value_raise_with_a_remedy(name: str) -> None:
     ask, problem = OTHERS[name]
     with pytest.raises(XformError, match=problem) as caught:
         ask()
@@ -126,6 +126,6 @@ def test_the_texts() -> None:
         assert str(caught.value) == text
 
 
-def test_what_jax_calls_static_may_be_anything() -> None:
+def test_memory_analysis_accepts_non_array_static_arguments() -> None:
     static = jax.jit(lambda x, mode: x * len(mode), static_argnums=1)
     assert xform.memory_analysis(static, X, "ab").argument_bytes == X.nbytes

@@ -72,7 +72,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @JITTED
-def test_it_is_equinoxs(way: str, jitted: bool) -> None:
+def test_results_and_tree_structure_equal_those_of_equinox(way: str, jitted: bool) -> None:
     how = eqx.filter_jit if jitted else lambda f: f
     got, want = (how(lambda: WAYS[way](lib))() for lib in (xform.equinox, eqx))  # noqa: B023
     assert jax.tree.structure(got) == jax.tree.structure(want)
@@ -100,7 +100,7 @@ def test_a_door_decorates_a_method_and_is_a_pytree() -> None:
     assert [float(x) for x in jax.tree.leaves(arrays)] == [3.0]
 
 
-def test_a_policy_decides_what_is_kept() -> None:
+def test_filter_grad_policy_decides_which_values_are_recomputed() -> None:
     f = lambda x: jnp.sum(jnp.sin(jnp.sin(x)))
 
     def sines(policy: Any) -> int:
@@ -110,7 +110,7 @@ def test_a_policy_decides_what_is_kept() -> None:
     assert sines(xform.policies.save_nothing) > sines(xform.policies.save_everything)
 
 
-def test_what_cannot_be_used_is_refused() -> None:
+def test_model_by_keyword_and_missing_tangents_raise() -> None:
     with pytest.raises(WrongArgument, match="by position"):
         xform.equinox.filter_grad(loss)(model=model(), x=X)
     with pytest.raises(WrongTangent, match="None"):

@@ -141,7 +141,7 @@ def test_donation(donate: str) -> None:
             xform.memory_analysis(jitted, X, X, X)
 
 
-def test_it_plans_once_for_each_set_of_types() -> None:
+def test_filter_jit_plans_once_per_input_types_and_static_values() -> None:
     traces = []
 
     def counted(model: Any, x: Any, rate: float) -> Any:

@@ -69,7 +69,7 @@ def other() -> Iterator[types.ModuleType]:
     del sys.modules["someone"]
 
 
-def test_every_module_is_as_it_was(other: types.ModuleType) -> None:
+def test_uninstall_restores_the_transforms_in_every_module(other: types.ModuleType) -> None:
     before = held()
     xform.install()
     assert jax.grad is not before["jax"]["grad"]
@@ -108,7 +108,7 @@ def test_an_error_restores() -> None:
     same(before, held())
 
 
-def test_a_block_within_an_install_gives_back_what_it_found() -> None:
+def test_nested_install_block_restores_the_outer_install() -> None:
     xform.install()
     try:
         outer = jax.grad
@@ -152,7 +152,7 @@ def test_derivatives_are_xforms_and_equal_jaxs(name: str) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
 
 
-def test_a_policy_is_for_what_is_not_given_one() -> None:
+def test_installed_policy_applies_only_to_calls_without_their_own() -> None:
     seen = []
 
     def mine(prim, *_, **params):
@@ -168,7 +168,7 @@ def test_a_policy_is_for_what_is_not_given_one() -> None:
         assert not seen
 
 
-def test_xform_keeps_what_it_calls_of_jax() -> None:
+def test_gradient_with_references_and_checkpoint_is_same_when_installed() -> None:
     def with_reference(x):
         ref = jax.new_ref(x)
 
@@ -233,7 +233,7 @@ def test_flax_linen_is_differentiated_by_xform() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
 
 
-def test_whether_it_is_installed() -> None:
+def test_is_installed_tracks_nested_installs_and_uninstall() -> None:
     assert xform.is_installed() is False
     with xform.install():
         assert xform.is_installed() is True

@@ -37,6 +37,6 @@ def test_each_is_short_and_has_a_bar() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
-def test_it_does_what_it_says(name: str) -> None:
+def test_each_example_reaches_its_bar(name: str) -> None:
     result = importlib.import_module(f"experiments.examples.{name}").main()
     assert BARS[name](result), result

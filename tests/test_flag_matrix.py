@@ -12,7 +12,7 @@ from tests import flag_matrix, flags
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("cell", [cell for cell in flags.CELLS if cell != "none"])
-def test_only_what_is_listed_fails_under_a_flag(cell: str) -> None:
+def test_only_listed_tests_fail_under_each_flag(cell: str) -> None:
     command = [sys.executable, "-m", "tests.flag_matrix", cell, "every=8"]
     done = subprocess.run(command, cwd=flag_matrix.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr

@@ -65,7 +65,7 @@ def test_errors() -> None:
 
 @MODES
 @pytest.mark.parametrize("argnums", [(0, 0), "a", 1.5, None, ("a",), X, nnx.StateAxes({...: 0})])
-def test_a_gradient_by_nothing_is_refused_when_it_is_made(argnums: Any, modes: Any) -> None:
+def test_invalid_argnums_raise_when_grad_is_constructed(argnums: Any, modes: Any) -> None:
     for door in (xform.flax.grad, xform.flax.value_and_grad):
         with pytest.raises(WrongArgument, match="argnums"):
             door(loss, argnums, **modes)

@@ -52,7 +52,7 @@ def test_hijax_variables_are_read_and_written_in_order(kind: str) -> None:
 
 @HIJAX
 @pytest.mark.parametrize("place", [lambda f: f, jax.jit])
-def test_a_hijax_variable_of_what_is_differentiated_is_refused(place: Any) -> None:
+def test_differentiated_values_in_hijax_variables_raise(place: Any) -> None:
     def kept(w: jax.Array) -> jax.Array:
         return jnp.sum(nnx.Variable(w, hijax=True)[...] ** 2)
 

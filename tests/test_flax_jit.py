@@ -118,7 +118,7 @@ def test_without_a_budget(modes: dict[str, Any]) -> None:
         jit(3)
 
 
-def test_it_plans_once_for_each_set_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jit_plans_once_for_each_set_of_input_types(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = []
 
     def counted(model: Any, x: Any) -> Any:

@@ -49,7 +49,7 @@ def test_reported_programs_need_no_checkout(name: str, tmp_path: Path) -> None:
     assert jnp.isfinite(loss(*args))
 
 
-def test_what_is_measured() -> None:
+def test_measured_returns_temp_bytes_compile_times_and_differences() -> None:
     def loss(w, x):
         return jnp.mean(jnp.tanh(jnp.sin(x @ w)) ** 2)
 
@@ -123,7 +123,7 @@ def test_progress_and_results_of_one_process(
     assert run.progress(kept["gpu:h100"]) == "1.0 MiB, bytes 0.60"
 
 
-def test_a_package_whose_init_needs_what_is_missing(tmp_path: Path) -> None:
+def test_submodule_loads_though_its_package_init_fails_to_import(tmp_path: Path) -> None:
     (tmp_path / "bare_package").mkdir()
     (tmp_path / "bare_package/__init__.py").write_text("import no_such_package")
     (tmp_path / "bare_package/part.py").write_text("x = 3")

@@ -37,7 +37,9 @@ def load_notebooks(monkeypatch) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
-def test_a_guide_prints_what_it_says(guide: Path, tmp_path: Path, monkeypatch) -> None:
+def test_each_guide_runs_and_prints_its_stored_output(
+    guide: Path, tmp_path: Path, monkeypatch
+) -> None:
     notebooks = load_notebooks(monkeypatch)
     if (target := notebooks.needs(guide)) and missing(parse_target(target)):
         pytest.skip(f"the compiler of {target} is not installed")

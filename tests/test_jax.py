@@ -100,7 +100,7 @@ def test_operations_run_in_the_current_trace():
     ("inline", "asked"),
     [(True, True), (False, False), ("JAX_EARLY", True), ("JAX_LATE", True), ("AUTO", False)],
 )
-def test_what_is_inlined_was_asked_to_be(inline, asked):
+def test_is_inlined_reads_bool_and_enum_forms_of_inline(inline, asked):
     in_012 = isinstance(inline, str)
     value = SimpleNamespace(name=inline) if in_012 else inline
     assert _jax.is_inlined({"inline": value}) is asked
@@ -149,7 +149,7 @@ def test_metadata_of_a_linear_part(derived):
         assert second.params["xla_metadata"] == derived
 
 
-def test_an_equation_says_nothing_of_where_it_stands_unless_that_is_unusual():
+def test_context_fields_holds_only_non_default_settings():
     plain, other = (
         jax.make_jaxpr(f)(1.0).jaxpr.eqns[0].ctx
         for f in (lax.sin, jax.threefry_partitionable(False)(lax.sin))

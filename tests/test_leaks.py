@@ -120,7 +120,7 @@ def check(ways: list[str], times: int) -> None:
     assert {k: n for k, n in after.items() if n > before.get(k, 0)} == {}
 
 
-def test_what_is_dropped_is_gone() -> None:
+def test_dropped_programs_leave_no_live_objects() -> None:
     check(list(WAYS), 3)
 
 

@@ -128,7 +128,7 @@ def test_an_alias_in_jax_is_taken() -> None:
         xform.grad(jnp.sin, policy=getattr(jax.checkpoint_policies, theirs))(1.0)
 
 
-def test_what_is_no_policy_is_refused_early() -> None:
+def test_unknown_policy_names_raise() -> None:
     for use in (
         lambda p: xform.remat(jnp.sin, policy=p),
         lambda p: xform.grad(jnp.sin, policy=p)(1.0),
@@ -205,7 +205,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
-def test_what_makes_a_policy_is_none(maker: object) -> None:
+def test_policy_factories_given_as_policies_raise(maker: object) -> None:
     x = jax.ShapeDtypeStruct((3,), np.float32)
     doors = (
         lambda: xform.grad(jnp.sum, policy=maker),
@@ -247,6 +247,6 @@ def test_a_policy_that_answers_a_policy_was_not_called() -> None:
         lambda: policies.budget(None),
     ],
 )  # fmt: skip
-def test_what_policies_are_not_made_of(make) -> None:
+def test_policy_factories_with_invalid_arguments_raise(make) -> None:
     with pytest.raises(WrongArgument):
         make()

@@ -93,7 +93,7 @@ def test_every_parameter_is_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"install", "is_installed", "uninstall"}))
-def test_every_public_function_says_what_it_returns_and_raises(name: str) -> None:
+def test_every_public_function_documents_its_returns_and_raises(name: str) -> None:
     doc = inspect.getdoc(public(name)) or ""
     assert "Raises:\n" in doc
     assert "Returns:\n" in doc or re.search(r"of the result|gradient has the tree", doc)

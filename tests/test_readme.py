@@ -22,13 +22,13 @@ def test_the_first_screen() -> None:
     assert len(first.splitlines()) < 40
 
 
-def test_it_is_short() -> None:
+def test_readme_is_below_200_lines_of_at_most_160_characters() -> None:
     lines = README.splitlines()
     assert len(lines) < 200
     assert max(map(len, lines)) <= 160
 
 
-def test_what_it_says_was_measured_is_in_the_whole_table() -> None:
+def test_experiment_commands_of_the_readme_are_in_measured_md() -> None:
     commands = re.findall(r"`(python -m experiments\.[^`]+)`", README)
     measured = (ROOT / "docs/measured.md").read_text()
     assert len(commands) >= 5

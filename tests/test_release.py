@@ -66,7 +66,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_is_in_them(built: tuple[Path, Path]) -> None:
+def test_wheel_and_source_distribution_contain_all_files(built: tuple[Path, Path]) -> None:
     wheel, source = built
     assert wheel.name == f"jax_xform-{PROJECT['version']}-py3-none-any.whl"
     packed = set(zipfile.ZipFile(wheel).namelist())
@@ -95,7 +95,9 @@ def test_the_first_example_runs_where_nothing_else_is(installed: Path, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_doctor_says_what_is_there_and_what_is_not(installed: Path, tmp_path: Path) -> None:
+def test_doctor_lists_versions_and_install_commands_for_missing_extras(
+    installed: Path, tmp_path: Path
+) -> None:
     done = said(installed / "xform", "doctor", where=tmp_path)
     assert done.stderr == ""
     assert re.search(rf"^jax-xform +{re.escape(PROJECT['version'])}$", done.stdout, re.MULTILINE)
@@ -109,7 +111,9 @@ def test_doctor_says_what_is_there_and_what_is_not(installed: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_is_missing_is_named_as_an_extra_of_ours(installed: Path, tmp_path: Path) -> None:
+def test_importing_flax_or_equinox_support_names_the_missing_extra(
+    installed: Path, tmp_path: Path
+) -> None:
     """Each module and picture that needs more says what to install."""
     for module, extra in (("flax", "train"), ("equinox", "equinox")):
         code = f"import xform\ntry: xform.{module}\nexcept ImportError as e: print(e)"
@@ -119,7 +123,9 @@ def test_what_is_missing_is_named_as_an_extra_of_ours(installed: Path, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_trainer_says_what_it_needs(installed: Path, tmp_path: Path) -> None:
+def test_train_without_its_extra_names_the_extra_to_install(
+    installed: Path, tmp_path: Path
+) -> None:
     command = [installed / "xform", "train", "--steps", "1"]
     done = subprocess.run(command, cwd=tmp_path, env=HERE, capture_output=True, text=True)
     assert done.returncode == 1
@@ -128,7 +134,9 @@ def test_the_trainer_says_what_it_needs(installed: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_trainer_trains_where_it_is_installed(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_train_and_generate_run_with_the_train_extra_installed(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
     bin = made(tmp_path / "env")
     pip(bin, f"{built[0]}[train]")
     said(bin / "xform", "train", "--preset", "tiny", "--steps", "2", "--out", "run", where=tmp_path)

@@ -31,7 +31,7 @@ def test_each_version_of_jax_has_its_table(
     assert (tmp_path / "README.md").read_text() == README.replace(marks, written)
 
 
-def test_a_readme_with_one_table_gets_it_from_any_version(
+def test_readme_with_one_table_is_updated_under_any_jax_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "_WRITES", True)

@@ -75,7 +75,7 @@ def test_make_takes_the_pythons_that_the_project_does() -> None:
     assert tools["ruff"]["target-version"] == f"py3{min(lowest)}"
 
 
-def test_ci_runs_what_a_user_runs() -> None:
+def test_ci_runs_only_the_expected_make_targets() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
     commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == [f"make {what}" for what in RUN]
@@ -92,7 +92,7 @@ def test_no_cache_grows_for_ever() -> None:
         assert registries.issuperset(made), f"{path}: {made}"
 
 
-def test_a_class_name_stands_for_one_class_of_xform() -> None:
+def test_class_names_are_unique_within_xform() -> None:
     """So that a name in a message, an import or a text leads to one definition."""
     places: dict[str, str] = {}
     for path in sorted((ROOT / "xform").rglob("*.py")):

@@ -27,7 +27,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return files
 
 
-def test_a_run_goes_on_where_the_last_one_stopped(
+def test_slow_run_resumes_at_the_files_that_have_not_passed(
     ran: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert slow.run("", False, []) == 1

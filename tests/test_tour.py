@@ -17,7 +17,7 @@ SHOWN = [b for b in BLOCKS if b.startswith("$ python -m xform show two:")]
 
 
 @pytest.mark.parametrize("shown", SHOWN, ids=range(len(SHOWN)))
-def test_what_is_shown_is_printed(
+def test_listings_of_the_tour_are_in_the_command_output(
     shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (module,) = [b for b in BLOCKS if "def loss(v, w, x)" in b]
@@ -32,7 +32,7 @@ def test_all_stages_are_shown() -> None:
     assert len(SHOWN) == 4
 
 
-def test_the_files_that_it_names_are_there() -> None:
+def test_files_named_in_the_tour_exist() -> None:
     named = re.findall(r"`((?:\w+/)+\w+\.py)`", TOUR)
     there = [ROOT, ROOT / "xform", ROOT / "xform/planner"]
     missing = [f for f in named if not any((folder / f).exists() for folder in there)]

@@ -37,7 +37,7 @@ def loss(tmp_path: Path):
     return definitions(tmp_path / "train.py", "LAYERS", "layer", "loss").loss
 
 
-def test_definitions_of_what_would_not_run(tmp_path: Path, loss) -> None:
+def test_definitions_load_from_a_script_that_cannot_be_imported(tmp_path: Path, loss) -> None:
     assert loss.__globals__["LAYERS"] == 6
     assert "data" not in loss.__globals__
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
@@ -51,7 +51,7 @@ def test_definitions_of_a_notebook(tmp_path: Path) -> None:
     assert definitions(tmp_path / "book.ipynb", "x").x == 3
 
 
-def test_sizes_are_the_compilers_and_what_is_known_is_not_measured(loss) -> None:
+def test_sizes_equal_the_compilers_and_known_sizes_are_skipped(loss) -> None:
     known = {"jax.grad": {"temp": 7}}
     found = dict(sizes(loss, ARGS, "cpu", known, ["jax.grad", "dots_saveable", "default"]))
     assert list(found) == ["dots_saveable", "default"]

@@ -83,7 +83,7 @@ def test_outputs(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_active_is_what_jax_can_move_and_constant_what_nothing_moves(case: str) -> None:
+def test_nonzero_tangents_are_active_and_constants_never_change(case: str) -> None:
     """A nonzero tangent implies an active value; a value that changes is not constant."""
     f, want = CASES[case]
     g = lambda x: jax.tree.leaves(f(x, C))
@@ -116,7 +116,7 @@ def test_values_inside_bodies_have_activities_too() -> None:
     assert "bool[3] active" not in kinds
 
 
-def test_what_has_no_rule_is_as_if_it_had_one() -> None:
+def test_primitives_without_a_rule_have_activities() -> None:
     p = Primitive("without_a_rule")
     p.def_abstract_eval(lambda x: x)
     assert outputs(lambda x, n: [p.bind(x), p.bind(n)], X, jnp.arange(3)) == ["active", "constant"]

@@ -247,7 +247,7 @@ def test_a_value_that_does_not_reach_the_output() -> None:
     assert float(g["x"].adjoint) == 3.0
 
 
-def test_argnums_and_what_is_held() -> None:
+def test_argnums_select_adjoints_and_string_arguments_are_constants() -> None:
     f = lambda x, how, y, *, z: getattr(jnp, how)(x) * y * z
     g = xform.adjoints.graph(f, 0.5, "sin", 2.0, z=3.0, argnums=0)
     assert float(g["x"].adjoint) == pytest.approx(6 * np.cos(0.5))
@@ -354,7 +354,7 @@ def test_a_name_that_does_not_exist() -> None:
         g["hiden"]
 
 
-def test_what_is_refused() -> None:
+def test_array_outputs_complex_outputs_and_calls_inside_jit_raise() -> None:
     with pytest.raises(NotScalar, match="shape"):
         xform.adjoints.graph(lambda x: x, np.ones(3))
     with pytest.raises(WrongDtype, match="real"):

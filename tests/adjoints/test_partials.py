@@ -172,7 +172,7 @@ def test_each_leaf_of_a_tree_has_the_name() -> None:
     close(xform.adjoints.partials(f, "t")(X), [np.full(3, X.sum()), np.asarray(2 * X.sum())])
 
 
-def test_what_is_no_array_is_held_and_the_auxiliary_output_passed() -> None:
+def test_nonarray_arguments_are_constants_and_aux_is_returned() -> None:
     def f(x: Any, how: str, *, times: float = 1.0) -> Any:
         h = xform.adjoints.name(getattr(jnp, how)(x), "h")
         return times * jnp.sum(h**2), {"how": how, "h": h}
@@ -264,7 +264,7 @@ def test_values_are_the_functions_own_bit_for_bit() -> None:
     assert float(aux[0]) == -np.inf
 
 
-def test_no_more_work_than_the_gradient_of_what_lies_behind() -> None:
+def test_flops_equal_those_of_the_gradient_after_the_named_value() -> None:
     def layer(h: Any, w: Any) -> Any:
         return jnp.tanh(h @ w)
 

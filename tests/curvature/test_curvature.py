@@ -80,7 +80,7 @@ def log_likelihoods(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["categorical", "bernoulli", "poisson"])
-def test_fisher_is_what_its_definition_says(name: str) -> None:
+def test_fisher_vp_equals_the_expected_outer_product_of_scores(name: str) -> None:
     """It is the expected outer product of the gradients of log-likelihoods, outcome by outcome."""
     log_p = log_likelihoods(name)
     of_params = lambda x: jax.vmap(log_p)(model(unflatten(x)))  # [examples, units, outcomes]
@@ -339,7 +339,7 @@ def test_within_other_transforms() -> None:
     close(xform.grad(product)(X[0]), jax.grad(want)(X[0]))
 
 
-def test_what_cannot_be_asked() -> None:
+def test_invalid_options_functions_tangents_and_dtypes_raise() -> None:
     key, x = jax.random.key(0), np.ones(3)
     f = lambda x: jnp.sum(x**2)
     wrong = {

@@ -27,7 +27,7 @@ def faulty() -> Report:
     return xform.health(plain, ws, batch(), power_iterations=2)
 
 
-def test_what_it_prints(faulty: Report) -> None:
+def test_printed_report_names_the_faulty_layer_and_its_remedy(faulty: Report) -> None:
     text = str(faulty)
     assert text.splitlines()[0].startswith("plain: ws.2 is exploding (loss ")
     assert re.search(r"^ws\.2 .* exploding +.*networks.py:\d+", text, re.MULTILINE)
@@ -84,7 +84,7 @@ def test_updates_of_optax_and_by_hand() -> None:
     np.testing.assert_allclose(moved, 0.1 * np.asarray(ratios(report, "gradient_to_weight")), 1e-2)
 
 
-def test_what_steps_lead_to_is_seen() -> None:
+def test_layers_killed_by_update_steps_are_unhealthy() -> None:
     """A learning rate that kills a ReLU is found after some steps."""
     ws = [(w, jnp.zeros(WIDTH)) for w in weights(3)]
 
@@ -99,7 +99,7 @@ def test_what_steps_lead_to_is_seen() -> None:
     assert not report.healthy
 
 
-def test_a_module_of_equinox_is_taken_as_it_is() -> None:
+def test_equinox_module_is_accepted_as_params() -> None:
     model = eqx.nn.MLP(WIDTH, 4, 8, 2, key=jax.random.key(0))
     loss = lambda model, x: jnp.mean(jax.vmap(model)(x) ** 2)
     assert [r.name for r in xform.health(loss, model, batch(), power_iterations=0)] == [
@@ -116,13 +116,15 @@ def test_a_module_of_equinox_is_taken_as_it_is() -> None:
         ({"update": 0.1}, "update has type float"),
     ],
 )
-def test_what_it_refuses(options: dict[str, Any], words: str) -> None:
+def test_invalid_steps_power_iterations_and_update_raise(
+    options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(WrongArgument, match=words):
         xform.health(plain, weights(1), batch(), **options)
 
 
 @pytest.mark.parametrize("loss", [3, None])
-def test_what_is_no_function(loss: Any) -> None:
+def test_noncallable_loss_raises(loss: Any) -> None:
     with pytest.raises(WrongArgument, match="not callable"):
         xform.health(loss, weights(1), batch())
 

@@ -46,7 +46,7 @@ def test_numbers_are_series_over_the_steps(tmp_path: Path) -> None:
     assert alert.layer == "l0"
 
 
-def test_it_prints_one_line_and_a_table(tmp_path: Path) -> None:
+def test_repr_is_a_summary_line_and_str_adds_a_table_and_alerts(tmp_path: Path) -> None:
     history = written(tmp_path / "health.jsonl")
     line = "3 reports, steps 0 to 100, loss 2 to nan, 1 alert"
     assert repr(history) == f"<HealthHistory: {line}>"
@@ -63,7 +63,7 @@ def test_many_layers_are_not_all_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", [2, 100])
-def test_it_plots(tmp_path: Path, layers: int) -> None:
+def test_plot_writes_an_svg_with_alerts_and_axis_labels(tmp_path: Path, layers: int) -> None:
     written(tmp_path / "health.jsonl", layers).plot(tmp_path / "health.svg")
     text = (tmp_path / "health.svg").read_text()
     assert text.count("dead: l0") == 1

@@ -126,7 +126,7 @@ def test_modules_of_equinox() -> None:
      (lambda x: x / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5), False),
      (lambda x: jax.nn.softmax(x), False)],
 )  # fmt: skip
-def test_what_bends_each_element_is_an_activation(activation: Any, bends: bool) -> None:
+def test_only_nonlinear_elementwise_functions_are_activations(activation: Any, bends: bool) -> None:
     loss = lambda ws, x: jnp.mean(activation(x @ ws[0]) @ ws[1])
     first = Diagnosis(loss, weights(2), batch()).rows[0].layer
     assert (first.activation is not None) == bends
@@ -144,7 +144,7 @@ def test_a_path_around_a_layer() -> None:
     assert around == [False, True, False, True]
 
 
-def test_the_batch_goes_around_the_first_layer_but_not_to_the_loss() -> None:
+def test_skip_of_the_batch_bypasses_layer_one_but_use_in_the_loss_does_not() -> None:
     def loss(ws: Any, x: Any) -> Any:
         h = x + jnp.tanh(x @ ws[0])
         h = jnp.tanh(h @ ws[1])
@@ -168,7 +168,9 @@ def test_the_batch_goes_around_the_first_layer_but_not_to_the_loss() -> None:
         ),
     ],
 )
-def test_errors_say_what_to_do(loss: Any, error: type[Exception], words: str) -> None:
+def test_nonscalar_losses_and_losses_without_layers_raise(
+    loss: Any, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         Diagnosis(loss, weights(2), batch())
 

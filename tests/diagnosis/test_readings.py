@@ -144,12 +144,12 @@ def test_squares_neither_overflow_nor_vanish(size: float) -> None:
 
 
 @pytest.mark.parametrize("size", [0.0, np.inf, np.nan])
-def test_norms_of_what_is_zero_or_not_finite(size: float) -> None:
+def test_rms_of_zero_nonfinite_and_empty_arrays(size: float) -> None:
     np.testing.assert_equal(float(readings.rms(jnp.full((2, 2), size))), size)
     assert float(readings.rms(jnp.zeros((0, 2)))) == 0.0
 
 
-def test_what_a_loss_makes_besides_is_passed_through_and_read_over() -> None:
+def test_aux_of_the_loss_is_returned_and_leaves_readings_unchanged() -> None:
     """Statistics, such as those of a batch norm, are not results of a layer."""
 
     def normed(ws: Any, x: Any) -> Any:

@@ -135,7 +135,7 @@ def test_weights_that_are_no_numbers_are_named_as_such(tmp_path: Path) -> None:
     assert "NaN" not in (tmp_path / "health.jsonl").read_text().replace("NaN or Inf", "")
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
+def test_resumed_stream_writes_the_file_and_alerts_of_an_unbroken_run(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
     bad = scaled(2, 1e-3)
     params = {0: PARAMS, 50: bad, 100: bad, 150: scaled(0, 200.0)}
@@ -172,7 +172,7 @@ def test_events_are_scalars_of_each_layer_and_alerts_as_text() -> None:
     assert [text[:8] for _, text, _ in board.texts] == ["step 50:"]
 
 
-def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
+def test_bad_intervals_bad_files_and_missing_folders_raise(tmp_path: Path) -> None:
     with pytest.raises(WrongArgument, match="every must be at least 1"):
         stream_of(every=0)
     (tmp_path / "other").write_text('{"a": 1}\n')

@@ -88,13 +88,13 @@ def test_gradients_that_are_lost_over_many_layers() -> None:
     assert set(verdicts(rows)[:3]) == {"exploding"}
 
 
-def test_gradients_that_explode_and_shatter_are_said_to_explode() -> None:
+def test_exploding_takes_precedence_over_shattered_gradients() -> None:
     alike = lambda i: 0.05 if i < 7 else 0.9
     rows = [row(i, gradient=10.0 ** (9 - 2 * i), correlation=alike(i)) for i in range(9)]
     assert verdicts(rows) == ["exploding"] * 6 + ["shattered", FINE, FINE]
 
 
-def test_a_layer_without_a_path_around_it_among_those_that_have_one() -> None:
+def test_verdict_finds_a_layer_that_lacks_its_peers_skip_connection() -> None:
     rows = [row(i, bypassed=0 < i < 8 and i not in (3, 4)) for i in range(9)]
     assert [i for i, v in enumerate(verdicts(rows)) if v != FINE] == [4]  # where the sum should be
     assert "add the block's input" in with_verdicts(rows)[4].remedy
@@ -139,7 +139,7 @@ def test_a_remedy_fits_the_row(kind: str, fault: str) -> None:
         assert "its bias" not in found.remedy
 
 
-def test_no_rows_and_what_is_not_known() -> None:
+def test_no_rows_missing_numbers_and_zero_gradients_give_no_fault() -> None:
     assert with_verdicts([]) == []
     empty = dict.fromkeys(("input", "gain", "dead", "saturated", "correlation", "weight"))
     assert verdicts(with_one(**empty)) == [FINE] * 7

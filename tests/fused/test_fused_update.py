@@ -285,6 +285,6 @@ def test_another_state_is_refused() -> None:
             step(w, state, *batch)
 
 
-def test_what_is_no_optimizer_is_refused() -> None:
+def test_object_without_an_update_raises() -> None:
     with pytest.raises(errors.WrongArgument, match="type float, which has no update"):
         xform.fused_update(lambda w: w, 0.1)

@@ -18,7 +18,7 @@ from tests.fused.test_fused_update import (
 from xform import errors
 
 
-def test_it_clips_by_the_norm_of_the_step_before() -> None:
+def test_gradients_are_clipped_by_the_norm_of_the_previous_step() -> None:
     clip = xform.clip_by_previous_global_norm(2.0)
     grads = {"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}
     first, state = clip.update(grads, clip.init(grads))
@@ -37,7 +37,7 @@ def test_the_largest_norm_is_positive(max_norm: float) -> None:
         xform.clip_by_previous_global_norm(max_norm)
 
 
-def test_it_is_optax_clipping_if_the_norm_does_not_change() -> None:
+def test_clipping_equals_optax_for_an_unchanged_norm() -> None:
     grads = {"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}
     ours = xform.clip_by_previous_global_norm(2.0, first_norm=5.0)
     theirs = optax.clip_by_global_norm(2.0)

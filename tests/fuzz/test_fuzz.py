@@ -114,7 +114,7 @@ def test_a_wrong_shape_or_nan_is_a_difference() -> None:
 # The reference is correct.
 
 
-def test_numpy_does_what_xla_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_primitives_in_numpy_agree_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the primitives of programs in NumPy and in XLA, for a few types of their inputs."""
     seen: dict = {}
     times: Counter = Counter()
@@ -158,7 +158,7 @@ def test_the_machine_agrees_with_jit() -> None:
         assert distance(run, list(jax.jit(f)(*xs))) < 1e-12
 
 
-def test_noise_shows_what_is_ill_conditioned() -> None:
+def test_noise_reveals_ill_conditioned_programs() -> None:
     f = lambda x: ((1e12 + jnp.sin(x)) - 1e12,)
     x = np.float64(0.3)
     jaxpr = jax.make_jaxpr(f)(x)
@@ -166,7 +166,7 @@ def test_noise_shows_what_is_ill_conditioned() -> None:
     assert distance(noisy, quiet) > 1e-6
 
 
-def test_noise_shows_what_a_narrower_float_rounds() -> None:
+def test_noise_reveals_rounding_to_float32() -> None:
     narrow = lambda x: (x.astype(np.float32).astype(np.float64) * 0.7,)
     wide = lambda x: (x.astype(np.complex128).real * 0.7,)
     x = np.linspace(0.3, 0.9, 50)

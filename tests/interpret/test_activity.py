@@ -61,7 +61,7 @@ def test_stop_gradient_severs() -> None:
     assert (xform.grad(lambda x: jnp.sum(lax.stop_gradient(x)))(X) == 0).all()
 
 
-def test_what_no_wanted_output_depends_on_costs_nothing() -> None:
+def test_unused_auxiliary_outputs_add_no_equations() -> None:
     f = lambda x: (jnp.sum(x * 2), heavy(x))
     g = equations(xform.grad(f, has_aux=True), X)
     assert g.count("scan") == 1

@@ -68,7 +68,7 @@ def test_steps_are_run_again_as_often_as_documented(n, length, again) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 32, 1500])
-def test_the_next_state_lies_between_this_one_and_the_last_step(n) -> None:
+def test_next_checkpoint_is_between_the_next_and_the_last_step(n) -> None:
     lengths = np.array([2, 3, 4, 7, 30, 1000, 10**6, 2**31 - 1], np.int32)
     frees = np.unique(np.clip([0, 1, 2, 3, 10, n - 1], 0, n - 1)).astype(np.int32)
     each = jax.vmap(jax.vmap(partial(_distance, n=n), (None, 0)), (0, None))

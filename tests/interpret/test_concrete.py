@@ -92,7 +92,7 @@ def refused(derivative, number) -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_number_of_what_is_differentiated_is_an_error(number: str) -> None:
+def test_conversion_of_a_differentiated_value_to_a_number_raises(number: str) -> None:
     refused(xform.grad, NUMBERS[number])
 
 
@@ -123,7 +123,7 @@ def test_looking_at_a_value() -> None:
     assert seen == [(str(X), shown, "1.50 0.5", True, 1)]
 
 
-def test_a_number_of_what_is_not_differentiated() -> None:
+def test_undifferentiated_values_convert_to_python_numbers() -> None:
     def f(x, n, held):
         assert float(held) == held.item() == complex(held).real
         return x * math.sin(held) * np.asarray(n).sum() * held.tolist(), (x > 1).tolist()
@@ -146,7 +146,7 @@ def _(primals, tangents):
     return sine(*primals), math.cos(primals[0]) * tangents[0]
 
 
-def test_a_rule_of_the_users_makes_numbers_of_what_it_is_given() -> None:
+def test_custom_jvp_rules_may_use_python_numbers_for_one_derivative_only() -> None:
     for t in (xform, jax):
         assert float(t.grad(sine)(1.0)) == pytest.approx(math.cos(1.0))
         assert float(t.jvp(sine, (1.0,), (1.0,))[1]) == pytest.approx(math.cos(1.0))
@@ -174,7 +174,7 @@ PICKED = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_jax_does_not_compute_with_numpy_from_what_is_differentiated(name: str) -> None:
+def test_differentiated_bounds_of_arange_and_mgrid_raise(name: str) -> None:
     with pytest.raises(jax.errors.ConcretizationTypeError, match="pass stop_gradient of it"):
         xform.grad(STEPS[name])(1.5)
     close(xform.grad(lambda x: x * STEPS[name](lax.stop_gradient(x)))(1.5), STEPS[name](1.5), 1e-6)
@@ -182,13 +182,13 @@ def test_jax_does_not_compute_with_numpy_from_what_is_differentiated(name: str) 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", PICKED)
-def test_jax_picks_from_what_is_differentiated(name: str) -> None:
+def test_unique_setdiff1d_and_reduce_init_have_correct_gradients(name: str) -> None:
     f, x, d = PICKED[name], jnp.asarray(X, float), 1e-6
     slopes = [(f(x + d * e) - f(x - d * e)) / (2 * d) for e in jnp.eye(3)]
     close(xform.grad(f)(x), jnp.stack(slopes), 1e-6)
 
 
-def test_a_cotangent_goes_back_to_where_its_primal_is() -> None:
+def test_gradients_are_on_the_device_of_their_primal() -> None:
     here, there = jax.devices()[:2]
     x = jax.device_put(X, here)
     g = xform.grad(lambda x: jnp.sum(jax.device_put(jnp.sin(x), there)))

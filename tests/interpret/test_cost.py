@@ -99,7 +99,7 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_convolutions_count_what_the_compiler_counts(case: str) -> None:
+def test_flops_of_convolutions_equal_the_compilers(case: str) -> None:
     x, w, options = CONVOLUTIONS[case]
 
     def f(x: Any, w: Any) -> Any:
@@ -111,7 +111,7 @@ def test_convolutions_count_what_the_compiler_counts(case: str) -> None:
     assert program_flops(f, f32(*x), f32(*w)) == said
 
 
-def test_dots_count_what_the_compiler_counts_in_a_gradient() -> None:
+def test_flops_of_dots_in_a_gradient_agree_with_the_compiler() -> None:
     def loss(w: Any, x: Any) -> Any:
         return jnp.sum(jnp.tanh(x @ w[0]) @ w[1])
 

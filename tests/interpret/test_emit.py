@@ -38,7 +38,7 @@ def test_backward_and_recompute() -> None:
     assert not any("recompute" in s and "dot_general" in s for s in found)
 
 
-def test_what_is_saved_by_name_says_so() -> None:
+def test_scope_of_a_value_saved_by_name_contains_its_name() -> None:
     named = lambda w: jnp.sum(jnp.sin(checkpoint_name(jnp.exp(X @ w), "a/b")))
     found = scopes(xform.grad(named, policy=xform.policies.save_only_these_names("a/b")), W)
     assert "xform(saved: save_only_these_names:a/b saves a/b)/exp" in found
@@ -66,7 +66,7 @@ def test_a_region_that_is_run_again() -> None:
 
 
 @pytest.mark.parametrize("region", [True, False])
-def test_outside_jit_what_is_read_last_is_freed(
+def test_intermediates_are_freed_after_their_last_use_outside_jit(
     region: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def layer(x: jax.Array) -> jax.Array:

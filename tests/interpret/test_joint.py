@@ -59,7 +59,7 @@ UNCHOSEN = {
 
 @pytest.mark.parametrize("policy", [xform.policies.save_dots, xform.policies.save_nothing])
 @pytest.mark.parametrize("name", UNCHOSEN)
-def test_what_simplification_frees_of_its_seeds_stays_in_the_backward_part(name, policy) -> None:
+def test_cotangents_simplified_to_zeros_stay_in_the_backward_part(name, policy) -> None:
     """A known predicate drops a value. Its cotangent is zeros, and depends on no seed."""
     f = lambda x: lax.select(np.bool_(False), UNCHOSEN[name](2 * x), 3 * x)
     joint = analyze(trace(lambda x: [f(x)], X), (True,), (True,))

@@ -33,7 +33,7 @@ def count(f, *args) -> int:
 
 
 @pytest.mark.parametrize("loss", [dropout, relu])
-def test_it_is_written_and_takes_fewer_bytes(loss, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_materialized_masks_reduce_temporary_bytes(loss, monkeypatch: pytest.MonkeyPatch) -> None:
     step = lambda: jax.jit(lambda w, x: xform.value_and_grad(loss)(w, x)).lower(W, X).compile()
     assert count(xform.grad(loss), W, X) >= 2
     bytes_of = lambda compiled: compiled.memory_analysis().temp_size_in_bytes
@@ -45,7 +45,7 @@ def test_it_is_written_and_takes_fewer_bytes(loss, monkeypatch: pytest.MonkeyPat
     assert bytes_of(own) < bytes_of(step())
 
 
-def test_what_costs_nothing_to_keep_is_not() -> None:
+def test_values_whose_source_is_no_larger_or_kept_are_not_materialized() -> None:
     same = lambda w: jnp.sum(jnp.sin(X @ w))  # cos of a product takes as much as the product
     assert count(xform.grad(same), W) == 0
     rounded = lambda w: jnp.sum(jnp.sin((X @ w).astype(jnp.bfloat16).astype(jnp.float32)))
@@ -96,7 +96,7 @@ def pooled(activation, pool):
 
 @pytest.mark.parametrize("pool", [nn.avg_pool, nn.max_pool])
 @pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.gelu, jax.nn.silu, jnp.tanh])
-def test_what_is_pooled_takes_no_more_than_under_jax(activation, pool) -> None:
+def test_pooled_convolutions_take_no_more_memory_than_under_jax(activation, pool) -> None:
     """XLA:CPU would pass the constants of the activation to a library as whole arrays."""
     shape = jax.ShapeDtypeStruct
     ws = [shape((3, 3, a, b), "float32") for a, b in ((3, 16), (16, 32))]

@@ -281,7 +281,7 @@ CANNOT_SAVE = {
 
 @pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "alone"])
 @pytest.mark.parametrize("name", CANNOT_SAVE)
-def test_what_cannot_be_saved_is_refused(name: str, jit) -> None:
+def test_draws_in_while_loops_and_custom_vmap_are_not_differentiable(name: str, jit) -> None:
     f = CANNOT_SAVE[name]
     text = rf"{name}\n.*must happen once \(rng_uniform\), and .* again\n"
     for policy in (None, policies.save_nothing):
@@ -440,7 +440,7 @@ def noisy(x):
 
 @pytest.mark.parametrize("draw", [noisy, host_values], ids=["trait", "effect"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_a_trait_or_an_effect_marks_runs_once(policy: str, draw) -> None:
+def test_unrepeatable_traits_and_effects_run_once_under_every_policy(policy: str, draw) -> None:
     def f(x):
         y = draw(lax.stop_gradient(x))
         return jnp.sum(jnp.sin(x * y) * y), y

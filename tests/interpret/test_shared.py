@@ -65,14 +65,14 @@ def test_as_many_values_of_each_layer_are_written() -> None:
     assert count(unrolled, W[:4], X[:4]) == 0  # too small to matter
 
 
-def test_products_read_a_matrix_as_it_lies() -> None:
+def test_cotangents_are_materialized_only_for_products_that_reshape_them() -> None:
     """A value of another shape may be read in another shape, made by a separate chain."""
     dense = lambda ws, x: jnp.mean(functools.reduce(lambda x, w: jax.nn.gelu(x @ w), ws, x) ** 2)
     assert count(dense, W, X) == 0
     assert count(dense, W, X[None]) == len(W) - 1
 
 
-def test_neither_in_loops_nor_outside_jit() -> None:
+def test_cotangents_are_not_materialized_in_loops_nor_outside_jit() -> None:
     assert count(scanned, W, X) == 0
     np.testing.assert_allclose(xform.grad(unrolled)(W, X), jax.grad(unrolled)(W, X), rtol=1e-4,
                                atol=1e-7)  # fmt: skip

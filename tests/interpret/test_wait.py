@@ -33,7 +33,7 @@ def test_little_work_is_held_back_too(dropped: tuple[int, ...]) -> None:
     assert spared[0] - spared[1] >= (len(dropped) - 1) * x.nbytes
 
 
-def test_what_is_made_of_a_mask_is_held_back_too() -> None:
+def test_values_recomputed_from_a_saved_mask_are_held_back() -> None:
     """If merged with the original, four bytes would be live for each saved byte."""
 
     def masked(w, h):
@@ -106,7 +106,7 @@ def test_an_early_recompute_waits_once(f) -> None:
     assert compiled.memory_analysis().temp_size_in_bytes < 256 * 64
 
 
-def test_what_early_products_share_waits_on_gpus() -> None:
+def test_weights_shared_by_early_products_wait_behind_a_gpu_barrier() -> None:
     """A compiler for GPUs merges two small products with the same weights."""
     held = [e for e in jax.make_jaxpr(STEP)(*DECODER).eqns if e.primitive.name == "xform_barrier"]
     everywhere, gpu, *_ = held
@@ -154,7 +154,9 @@ def enlarged(v, w, x):
         (chain, xform.policies.save_dots, {"everywhere"}),
     ],
 )
-def test_what_a_compiler_for_tpus_fuses_waits_elsewhere(f, policy, where: set[str]) -> None:
+def test_barriers_exclude_tpus_where_the_tpu_compiler_fuses_recomputes(
+    f, policy, where: set[str]
+) -> None:
     """Applies to minimum cuts where no product reads a larger array."""
     v, w, x = (jnp.ones(s) for s in [(64, 64), (256, 64), (128, 64)])
     args = (v, w, x) if f is enlarged else (v, x)

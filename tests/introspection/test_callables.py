@@ -33,7 +33,7 @@ def several(x):
     yield x
 
 
-def test_what_a_transform_made_is_known_by_itself_and_jitted() -> None:
+def test_transform_record_describes_gradients_also_when_jitted() -> None:
     g = xform.grad(loss, (0, 1), policy=xform.policies.save_dots)
     assert transform_record(g) == TransformRecord("grad", (0, 1), xform.policies.save_dots)
     assert transform_record(jax.jit(g)) == transform_record(g)
@@ -84,7 +84,7 @@ def test_the_place() -> None:
     lambda f: xform.vjp(f, X),
     lambda f: xform.compare(f, X, policies=[None]),
 ])  # fmt: skip
-def test_what_returns_no_arrays(use) -> None:
+def test_functions_that_return_strings_or_generators_raise(use) -> None:
     with pytest.raises((WrongArgument, WrongDtype)) as caught:
         use(text)
     assert "it returned a value of type str, which is no array" in str(caught.value)

@@ -97,7 +97,7 @@ def test_memory_of_a_step_is_that_of_its_arrays() -> None:
     assert xform.memory_analysis(step, m, x=X, donate_argnums=0).alias_bytes > 0
 
 
-def test_what_is_no_array_elsewhere_is_a_mistake() -> None:
+def test_strings_outside_modules_and_filter_jit_functions_raise() -> None:
     with pytest.raises(WrongDtype, match="type str is not an array"):
         xform.grad(lambda pair: pair[1])(("a", 1.0))
     with pytest.raises(WrongDtype, match="type str is not an array"):

@@ -32,14 +32,14 @@ def test_the_distribution_and_its_version() -> None:
     assert packages.version("no-such-package") is None
 
 
-def test_sources_that_nobody_installed_have_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_of_an_uninstalled_source_tree_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "version", lambda package: None)
     assert packages.own_version() == "0+unknown"
     monkeypatch.setattr(packages, "version", lambda package: f"9 of {package}")
     assert packages.own_version() == "9 of jax-xform"
 
 
-def test_what_is_named_to_be_installed_is_ours() -> None:
+def test_pip_arguments_name_declared_extras_of_jax_xform() -> None:
     for name in ("tpu", "gpu-aot", "plot", "train"):
         assert name in PROJECT["optional-dependencies"]
         assert packages.pip_argument(name) == f"'jax-xform[{name}]'"

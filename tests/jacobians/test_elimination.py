@@ -123,7 +123,7 @@ def test_scalars_batches_and_derivatives() -> None:
     close(jax.jit(xform.grad(total(ours)))(X), jax.grad(total(jax.jacobian(f)))(X))
 
 
-def test_what_cannot_be_asked() -> None:
+def test_invalid_options_and_programs_beyond_elimination_raise() -> None:
     for wrong in ({"elimination": "minimal"}, {"elimination": "markowitz", "chunk": 2},
                   {"elimination": "markowitz", "mode": "forward"}):  # fmt: skip
         with pytest.raises(WrongArgument):

@@ -184,7 +184,7 @@ def test_where_nothing_is_narrower_one_mode_is_taken(name: str, mode: str) -> No
     assert xform.jacobian.explain(f, *args, argnums=argnums).chosen == mode
 
 
-def test_what_has_one_mode_only_has_that_mode() -> None:
+def test_functions_with_custom_vjp_use_reverse_mode_only() -> None:
     f = lambda x: custom(x[:1]) * jnp.ones(40)
     close(xform.jacobian(f)(X), jax.jacrev(f)(X))
     assert xform.jacobian.explain(f, X).flops["forward"] == float("inf")
@@ -307,7 +307,7 @@ def test_a_budget_holds_as_compiled() -> None:
     assert failed.value.floor_bytes >= 64 * 64 * 8
 
 
-def test_what_cannot_be_asked() -> None:
+def test_invalid_options_and_nonreal_inputs_or_outputs_raise() -> None:
     for wrong in ({"mode": "sideways"}, {"chunk": 0}, {"chunk": 1.5}, {"policy": 3}):
         with pytest.raises(WrongArgument):
             xform.jacobian(jnp.sin, **wrong)

@@ -93,7 +93,7 @@ def test_loops_count_every_trip() -> None:
     assert least <= report.moved_bytes <= 3 * least
 
 
-def test_what_is_live_at_the_peak_adds_up(report: Any) -> None:
+def test_rows_and_groups_add_up_to_the_peak_bytes(report: Any) -> None:
     assert sum(row.bytes for row in report) == report.total_bytes
     assert max(report.live) == report.total_bytes
     for key in ("category", "where", "scope", "operation"):
@@ -103,21 +103,21 @@ def test_what_is_live_at_the_peak_adds_up(report: Any) -> None:
     assert any(g.name == "encoder" for g in report.group_by("scope"))
 
 
-def test_what_an_argument_is_for(report: Any) -> None:
+def test_categories_separate_parameters_arguments_and_gradients(report: Any) -> None:
     found = {g.name: g for g in report.group_by("category")}
     assert (found["parameter"].bytes, found["parameter"].count) == (4 * 128 * 128 * 4, 4)
     assert found["argument"].bytes == 512 * 128 * 4
     assert {"activation", "gradient"} <= set(found)
 
 
-def test_it_prints(report: Any) -> None:
+def test_printed_report_has_formula_categories_lines_and_scopes(report: Any) -> None:
     text = str(report)
     for part in ("loss on cpu", "argument + output + temp - alias", "live at the peak, by category",
                  "params['layers'][0]", "test_analysis.py:", "encoder", "the largest"):  # fmt: skip
         assert part in text
 
 
-def test_it_is_plain_data(report: Any) -> None:
+def test_json_has_the_totals_buffers_and_live_bytes_of_the_report(report: Any) -> None:
     data = json.loads(report.to_json())
     assert data["total_bytes"] == report.total_bytes
     assert data["device"]["capacity_bytes"] is None
@@ -125,7 +125,7 @@ def test_it_is_plain_data(report: Any) -> None:
     assert data["live"] == list(report.live)
 
 
-def test_it_is_drawn_and_written(report: Any, tmp_path: Any) -> None:
+def test_plot_writes_a_png_and_save_html_a_page(report: Any, tmp_path: Any) -> None:
     report.plot(tmp_path / "peak.png")
     report.save_html(tmp_path / "peak.html")
     assert (tmp_path / "peak.png").read_bytes().startswith(b"\x89PNG")
@@ -157,7 +157,7 @@ def test_advice_has_numbers(report: Any) -> None:
     assert not any("donate" in text for text in donated.advice)
 
 
-def test_an_activation_says_why_it_is_saved(report: Any) -> None:
+def test_only_activations_have_a_reason_for_being_saved(report: Any) -> None:
     reasons = {r.why for r in report if r.category == "activation"}
     assert "on the cheapest cut" in reasons
     assert {r.why for r in report if r.category != "activation"} == {""}
@@ -188,6 +188,6 @@ def test_no_such_group(report: Any) -> None:
         ("z", "the options"),
     ],
 )
-def test_an_argument_that_nobody_has(name: str, remedy: str) -> None:
+def test_unknown_keyword_arguments_raise_with_a_suggestion(name: str, remedy: str) -> None:
     with pytest.raises(WrongArgument, match=remedy):
         xform.memory_analysis(lambda x, w: x * w, 1.0, w=2.0, **{name: "min_cut"})

@@ -55,7 +55,7 @@ def test_a_failure_may_pass(folder: Path) -> None:
     assert len(list((folder / "xform").iterdir())) == 1
 
 
-def test_what_an_answer_depends_on(folder: Path, monkeypatch) -> None:
+def test_cache_key_has_program_target_xla_flags_and_versions(folder: Path, monkeypatch) -> None:
     one, other = ANSWERS
     cached_answer(b"program", "cpu", ask=lambda: one)
     assert cached_answer(b"program", "gpu:h100", ask=lambda: other) is other

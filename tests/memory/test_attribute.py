@@ -37,7 +37,7 @@ def test_rows_add_up_to_the_headline(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["scan", "scan, JAX"])
-def test_what_a_loop_stacks_is_an_activation(name: str) -> None:
+def test_residuals_stacked_by_a_scan_are_activations(name: str) -> None:
     found = of(name)
     stack = next(row for row in found if row.category == "activation")
     assert stack.shape[0] == 4
@@ -183,7 +183,7 @@ def test_a_donated_argument_is_one_row() -> None:
     assert not [row for row in found if row.category == "output" and row.bytes == mine.bytes]
 
 
-def test_scalars_and_what_has_no_bytes() -> None:
+def test_scalar_and_empty_arguments_have_exact_bytes() -> None:
     found = of("odd")
     assert {row.name: row.bytes for row in found if row.category == "argument"} == {
         "x": 256, "none": 0, "scale": 4
@@ -265,7 +265,7 @@ def test_gradients_at_the_peak_are_found_in_another_dtype_and_in_outputs(dtype, 
     assert sizes["gradient"] + sizes["parameter"] < 2.2 * 6 * 64 * 64 * 4
 
 
-def test_a_fusion_without_a_name_is_what_is_within_it() -> None:
+def test_unnamed_fusions_take_names_from_their_instructions() -> None:
     def step(w, x):
         g = xform.grad(lambda w: jnp.sum(jnp.tanh(x.astype("bfloat16") @ w.astype("bfloat16"))))(w)
         return w - g

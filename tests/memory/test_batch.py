@@ -40,7 +40,7 @@ def test_weights_that_are_as_large_as_the_batch_are_left() -> None:
     assert shapes(f, f32(8, 8), f32(8, 8), n=3) == [(8, 8), (3, 8)]
 
 
-def test_what_is_no_array_is_no_batch() -> None:
+def test_strings_and_scalars_have_no_batch_axis() -> None:
     f = lambda mode, x, k: x * k if mode == "train" else x
     made = resizer_by_axis(f, ("train", f32(4, 2), 3.0), "auto", 0)
     assert made.description == "axis 0 of x"
@@ -52,7 +52,7 @@ def test_another_axis() -> None:
     assert shapes(f, f32(2, 8), f32(3, 1, 8), n=4, axis=-1) == [(2, 4), (3, 1, 4)]
 
 
-def test_what_is_not_found_names_the_option() -> None:
+def test_failed_batch_search_names_the_size_and_the_batch_argnums_option() -> None:
     fixed = lambda x: jnp.sum(x * jnp.ones((8, 2)))
     with pytest.raises(WrongArgument) as caught:
         resizer_by_axis(fixed, (f32(8, 2),), "auto", 0)

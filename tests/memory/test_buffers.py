@@ -52,7 +52,7 @@ def test_replay() -> None:
     assert {(s.bytes, s.born, s.dies) for s in a.chunks} == {(100, 0, 1), (40, 1, 2), (80, 2, 2)}
 
 
-def test_a_shared_storage_is_free_when_all_that_share_it_are() -> None:
+def test_shared_storage_is_freed_after_all_its_sharers() -> None:
     events = [(ALLOC, 1), (SHARE, 2, 1), (FREE, 1), (ALLOC, 3), (FREE, 3), (FREE, 2), (ALLOC, 4)]
     a = read(made(events, {1: 100, 2: 100, 3: 10, 4: 100}, 110))
     assert a.live == [100, 100, 110, 100]
@@ -60,7 +60,7 @@ def test_a_shared_storage_is_free_when_all_that_share_it_are() -> None:
     assert [len(s.buffers) for s in a.chunks] == [1, 2, 1]
 
 
-def test_what_is_never_freed_lives_to_the_end() -> None:
+def test_buffers_without_a_free_event_live_to_the_end() -> None:
     a = read(made([(ALLOC, 1), (ALLOC, 2)], {1: 8, 2: 8}, 16))
     assert a.live == [8, 16]
 
@@ -144,6 +144,6 @@ def test_a_dump_without_a_buffer_assignment() -> None:
     assert "no buffer assignment" in refused(message(f1=module))
 
 
-def test_names_of_what_is_not_there() -> None:
+def test_events_of_a_missing_buffer_are_refused() -> None:
     data = made([(ALLOC, 1), (ALLOC, 7)], {1: 8}, 8)
     assert "refer to an entry that is missing" in refused(data)

@@ -182,7 +182,7 @@ def test_a_batch_that_cannot_be_asked_for(args: int, options: Any, message: str)
 
 
 @pytest.mark.parametrize("capacity", [None, 0])
-def test_a_batch_says_what_its_reports_say(capacity: int | None) -> None:
+def test_printed_batch_sizes_fit_up_to_the_largest_at_any_capacity(capacity: int | None) -> None:
     target = parse_target("cpu:1")
     device = dataclasses.replace(target.device, capacity_bytes=capacity)
     target = dataclasses.replace(target, device=device)

@@ -109,7 +109,7 @@ STEPS = [name for name, (_, _, first, _) in PROGRAMS.items() if first == 2]
 @pytest.mark.parametrize(
     ("name", "donated"), [*((name, False) for name in PROGRAMS), *((name, True) for name in STEPS)]
 )
-def test_half_a_batch_spares_what_is_said(name: str, donated: bool) -> None:
+def test_half_the_batch_saves_the_promised_bytes(name: str, donated: bool) -> None:
     """Without donation the new state has memory of its own, which temporary values can share."""
     f, args, first, axis = PROGRAMS[name]
     options: dict[str, Any] = {"donate_argnums": tuple(range(first))} if donated else {}
@@ -131,7 +131,7 @@ SHARDED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("name", ["a product", "a derivative"])
 @pytest.mark.parametrize("devices", [2, 4])
-def test_sharded_arguments_take_what_is_said(name: str, devices: int) -> None:
+def test_sharding_an_argument_saves_the_promised_bytes(name: str, devices: int) -> None:
     f, args = SHARDED[name]
     on, off = PartitionSpec("data"), PartitionSpec()
     how: dict[str, Any] = {"target": f"cpu:{devices}", "mesh": {"data": devices}}
@@ -143,7 +143,7 @@ def test_sharded_arguments_take_what_is_said(name: str, devices: int) -> None:
 
 
 @pytest.mark.parametrize("f", [stacked, lambda ws, x: jnp.sin(x @ ws[0])])
-def test_nothing_is_said_of_a_batch_without_a_proof(f: Any) -> None:
+def test_no_advice_on_the_batch_without_a_proven_batch_axis(f: Any) -> None:
     report = xform.memory_analysis(f, f32(16, 128, 128), f32(64, 128))
     assert not report.batches
     assert not any("batch" in text for text in report.advice)

@@ -62,7 +62,7 @@ def test_here(target: str | None) -> None:
     assert made.verdict().startswith("loss needs ")
 
 
-def test_what_is_compiled_is_traced_alike() -> None:
+def test_trace_for_and_compile_for_agree_on_arguments_and_donation() -> None:
     step = lambda w, x, kind: (jax.grad(loss)(w, x), kind == "held" or None)
     found = trace_for(step, (W, X, "held"), {}, parse_target("cpu"), 0)
     assert [a.donated for a in jax.tree.leaves(found.args_info)] == [True, False]
@@ -88,7 +88,9 @@ def test_here_on_a_mesh() -> None:
         compile_for(lambda x: x, (x,), mesh={"i": 64})
 
 
-def test_what_a_compilation_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_has_arguments_bytes_module_and_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module, _ = dumped("odd")
     answering(Answer(BYTES, 2.0, module), monkeypatch)
     made = compile_for(lambda p, x: p["w"] + x, ({"w": X}, X), target="gpu:l4")
@@ -141,7 +143,9 @@ def test_too_big_is_a_result(said: str, needs: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "said", ["in other words", "Ran out of memory in memory space vmem. Used 150M of 128M vmem"]
 )
-def test_a_size_that_is_not_said_is_not_made_up(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_without_a_size_has_unknown_total_bytes(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answering(Answer({}, 1.0, None, f"RESOURCE_EXHAUSTED: {said}"), monkeypatch)
     made = compile_for(lambda x: x, (X,), target="tpu:v5e:1x1")
     assert made.total_bytes is None
@@ -152,7 +156,7 @@ def test_a_size_that_is_not_said_is_not_made_up(said: str, monkeypatch: pytest.M
     assert not made.fits
 
 
-def test_over_the_capacity_though_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_program_over_the_capacity_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(Answer({"temp": 100 * 2**30}, 1.0, None), monkeypatch)
     made = compile_for(lambda x: x, (X,), target="gpu:h100")
     assert not made.fits
@@ -266,7 +270,7 @@ def test_options_of_the_compiler_count() -> None:
     assert compile_for(plain, (X,)).module != compile_for(options, (X,)).module
 
 
-def test_what_jax_has_in_its_cache_is_compiled_to_be_read(tmp_path, monkeypatch) -> None:
+def test_programs_in_jax_compilation_cache_still_have_buffer_rows(tmp_path, monkeypatch) -> None:
     settings = {"jax_compilation_cache_dir": str(tmp_path),
                 "jax_persistent_cache_min_compile_time_secs": 0,
                 "jax_persistent_cache_min_entry_size_bytes": -1}  # fmt: skip
@@ -288,7 +292,7 @@ def test_what_jax_has_in_its_cache_is_compiled_to_be_read(tmp_path, monkeypatch)
         compilation_cache.reset_cache()
 
 
-def test_what_a_function_closes_over_takes_room() -> None:
+def test_closed_over_constants_count_against_the_capacity() -> None:
     w = jnp.arange(256.0 * 256).reshape(256, 256)
     report = xform.memory_analysis(
         lambda x: x @ w, jax.ShapeDtypeStruct((4, 256), jnp.float32), capacity="128 KiB"

@@ -25,7 +25,7 @@ def test_a_stacked_value_comes_from_the_operation_in_the_loop() -> None:
     assert all(flow.where(i) for i in stacks)
 
 
-def test_an_argument_goes_into_loops_to_its_readers() -> None:
+def test_readers_of_an_argument_are_found_inside_loops() -> None:
     m = read(dumped("scan")[0]).module
     readers = DataFlow(m).readers([(entry(m, 0), ())])
     assert len({r.computation for r in readers}) == 2

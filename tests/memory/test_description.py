@@ -47,7 +47,7 @@ def test_reports_say_it(target) -> None:
     assert report.to_dict()["compiled"] == "its grad by argument 0, policy min_cut"
 
 
-def test_a_comparison_says_it_once() -> None:
+def test_comparison_prints_the_shared_description_once() -> None:
     args = {"a": W}, jnp.ones((2, 4))
     policies = [None, xform.policies.save_nothing]
     table = xform.compare(loss, *args, policies=policies)
@@ -66,7 +66,7 @@ def test_a_comparison_says_it_once() -> None:
 
 
 @pytest.mark.parametrize("target", [None, "cpu:2"])
-def test_what_is_no_array_is_held(target) -> None:
+def test_nonarray_arguments_are_static_and_described(target) -> None:
     class Config:
         scale = 3.0
 

@@ -38,7 +38,7 @@ LOSSES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_peaks_that_it_sends_to_can_be_had(name: str) -> None:
+def test_budgets_at_the_peaks_that_pareto_lists_are_kept(name: str) -> None:
     f, args = LOSSES[name]
     text = said(xform.memory_analysis(xform.grad(f), *args), "saved for the backward pass")
     assert "that xform.pareto lists for the loss" in text

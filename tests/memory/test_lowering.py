@@ -89,7 +89,7 @@ def test_of_a_mesh_of_other_devices_the_axes_count() -> None:
     assert real.sharding.spec == P("b")
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_inconsistent_meshes_specs_and_donate_argnums_raise() -> None:
     one, two = AbstractMesh((4,), ("i",)), AbstractMesh((4,), ("j",))
     x, y = (jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=at(m)) for m in (one, two))
     for call, text in (
@@ -192,7 +192,7 @@ class TestLower:
     def _serializes(self) -> None:
         pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
 
-    def test_donation_names_and_what_is_read(self) -> None:
+    def test_lowered_function_has_names_and_donation_of_its_read_arguments(self) -> None:
         f = jitted(lambda p, x, k: (p["w"] * 2, p["b"] + k), donate_argnums=0)
         args = {"w": W, "b": X, "unread": W}, X
         lowered, jaxpr = lower(f, on_mesh(args, {"k": 1.0}, CPU, None, None), CPU)
@@ -202,7 +202,7 @@ class TestLower:
         assert lowered.donated == [0, 1, 2]
         assert len(jaxpr.jaxpr.invars) == 5
 
-    def test_it_is_the_same_each_time(self) -> None:
+    def test_lowering_is_deterministic(self) -> None:
         given = on_mesh(({"w": W}, X), {}, FOUR, MESH, P("data"))
         made = [lower(jitted(product), given, parse_target("tpu:v5e:2x2"))[0] for _ in range(2)]
         assert made[0] == made[1]

@@ -62,7 +62,7 @@ def test_donated_arguments_stay_valid() -> None:
     np.testing.assert_array_equal(WS, jnp.ones((8, 128, 128)) / 128)
 
 
-def test_a_step_under_a_budget_is_measured_as_it_runs() -> None:
+def test_xform_jit_step_is_measured_and_its_bytes_are_known() -> None:
     step = xform.jit(lambda ws, x: xform.grad(loss)(ws, x), "min_cut")
     found = compare_with_device(step, WS, X, trace=False)
     assert found.report.total_bytes is not None
@@ -108,6 +108,6 @@ def test_arguments_that_cannot_be_measured_are_refused() -> None:
         compare_with_device(loss, WS, X, tracee=False)
 
 
-def test_what_cannot_be_called_is_named() -> None:
+def test_noncallable_error_names_compare_with_device() -> None:
     with pytest.raises(WrongArgument, match="compare_with_device"):
         compare_with_device(3, X)

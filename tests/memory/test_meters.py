@@ -59,7 +59,7 @@ def test_a_device_without_counters_has_resident_memory(stats) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
-def test_resident_memory_has_what_was_written_and_freed() -> None:
+def test_resident_meter_counts_memory_freed_before_the_reading() -> None:
     meter = ResidentMeter()
     meter.start()
     block = np.ones(64 * MIB, np.uint8)

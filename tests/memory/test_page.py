@@ -42,7 +42,7 @@ def test_the_data_is_in_it(tmp_path: Path) -> None:
         ]
 
 
-def test_the_users_line_stands_beside_its_place(tmp_path: Path) -> None:
+def test_rows_have_the_source_line_of_their_place(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def f(x):\n    return x @ x  # </script>\n")
     places = (f"{tmp_path}/model.py:2 (f)", f"{tmp_path}/model.py:9 (f)", "gone.py:1 (f)", "")
     report = transformer(1)
@@ -52,7 +52,7 @@ def test_the_users_line_stands_beside_its_place(tmp_path: Path) -> None:
     assert lines == ["return x @ x  # </script>", "", "", ""]
 
 
-def test_it_says_what_was_compiled(tmp_path: Path) -> None:
+def test_page_data_has_compiled_function_arguments_policy_and_phases(tmp_path: Path) -> None:
     (found,) = data(page([transformer(1)], tmp_path / "page.html"))["reports"]
     assert found["compiled"] == "the function as it is, policy save_dots"
     assert found["given"].startswith("state (3 arrays")
@@ -104,7 +104,7 @@ def test_wrong_numbers_are_refused(reports: int, labels: Any, tmp_path: Path) ->
     assert "remedy:  give at least one report, and either a label for each" in str(caught.value)
 
 
-def test_it_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_page_and_leaves_no_other_file(tmp_path: Path) -> None:
     write([transformer(1)], tmp_path / "page.html")
     before = (tmp_path / "page.html").read_bytes()
     broken = transformer(1) | {"flops": float("nan")}  # JSON has no such number

@@ -31,11 +31,11 @@ def names(f) -> list[str]:
 
 
 @pytest.mark.parametrize("f", [loss, unrolled])
-def test_a_derivative_goes_forward_and_back(f) -> None:
+def test_gradient_has_forward_and_backward_phases(f) -> None:
     assert names(xform.grad(f)) == ["forward", "backward"]
 
 
-def test_what_follows_is_the_update() -> None:
+def test_operations_after_the_gradient_are_the_update_phase() -> None:
     def step(ws, x):
         gradient = jax.lax.optimization_barrier(xform.grad(loss)(ws, x))
         return ws - 0.1 * jnp.sign(gradient)
@@ -43,7 +43,7 @@ def test_what_follows_is_the_update() -> None:
     assert names(step) == ["forward", "backward", "update"]
 
 
-def test_what_is_no_derivative_has_none() -> None:
+def test_function_without_a_derivative_has_no_phases() -> None:
     assert names(loss) == []
 
 

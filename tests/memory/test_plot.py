@@ -24,7 +24,7 @@ def drawn(data: dict[str, Any], path: Path) -> str:
     return "\n".join(re.findall(r"<!-- (.*?) -->", path.read_text(), re.DOTALL))
 
 
-def test_it_says_what_matters(tmp_path: Path) -> None:
+def test_plot_has_title_peak_capacity_categories_and_lines(tmp_path: Path) -> None:
     data = tiny()
     texts = drawn(data, tmp_path / "report.svg")
     peak = f"peak {human_bytes(max(data['live']))}"
@@ -42,7 +42,9 @@ def test_it_says_what_matters(tmp_path: Path) -> None:
         ({"function": "$\\frac$", "live": [0], "peak_step": 0, "buffers": []}, "peak 0 B"),
     ],
 )
-def test_what_is_not_known_is_left_out(lacking: Any, text: str, tmp_path: Path) -> None:
+def test_plot_omits_unknown_capacity_steps_and_buffers(
+    lacking: Any, text: str, tmp_path: Path
+) -> None:
     data = tiny(**lacking)
     data["device"] = data["device"] | {"capacity_bytes": None}
     texts = drawn(data, tmp_path / "report.svg")
@@ -50,7 +52,7 @@ def test_what_is_not_known_is_left_out(lacking: Any, text: str, tmp_path: Path) 
     assert "capacity" not in texts
 
 
-def test_too_much_is_said(tmp_path: Path) -> None:
+def test_plot_labels_a_peak_over_the_capacity_as_too_much(tmp_path: Path) -> None:
     assert "too much" in drawn(transformer(1, capacity=2**30), tmp_path / "report.svg")
 
 

@@ -39,7 +39,7 @@ def test_field_numbers_and_lengths_of_many_bytes() -> None:
     assert Message(bytes([130, 1, 200, 1, *b"x" * 200])).text(16) == "x" * 200
 
 
-def test_what_is_not_asked_for_is_not_read() -> None:
+def test_malformed_fields_that_are_not_requested_are_skipped() -> None:
     assert Message(bytes([10, 2, 255, 255, 16, 4])).number(2) == 4
 
 

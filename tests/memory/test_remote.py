@@ -79,7 +79,7 @@ sys.exit(3)
     )
 
 
-def test_it_is_killed(folder, worker) -> None:
+def test_killed_worker_is_reported_with_its_signal(folder, worker) -> None:
     worker("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert failed() == (
         "step for target='tpu:v5e:1x1'\n  problem: the compiler was killed by SIGKILL" + REMEDY
@@ -91,7 +91,7 @@ def test_no_answer(folder, worker) -> None:
     assert "the compiler exited with status 0" in failed()
 
 
-def test_it_takes_too_long(folder, worker) -> None:
+def test_worker_past_its_time_limit_is_stopped_and_reported(folder, worker) -> None:
     worker("import time; time.sleep(60)")
     start = time.monotonic()
     assert failed(0.2) == (

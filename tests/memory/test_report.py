@@ -207,7 +207,7 @@ def test_a_report_without_a_buffer_assignment_says_so() -> None:
     assert "the buffers at the peak are not known" in str(MemoryReport(made))
 
 
-def test_a_table_says_what_is_not_known(tmp_path: Path) -> None:
+def test_comparison_table_marks_unknown_sizes_as_not_known(tmp_path: Path) -> None:
     fits = xform.memory_analysis(jnp.sin, f32(8))
     table = Comparison("f", (Entry("a", "tpu", refusal()), Entry("b", "cpu", fits),
                              Entry("c", "tpu", None)))  # fmt: skip

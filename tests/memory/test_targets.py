@@ -36,7 +36,7 @@ def test_names(name: str, platform: str, backend: str, device: str, count: int) 
     assert (target.device.name, target.count, target.local) == (device, count, False)
 
 
-def test_what_the_topology_is_asked_for() -> None:
+def test_tpu_and_gpu_targets_give_topology_arguments() -> None:
     one = {"topology_name": "v5e:1x1", "chips_per_host_bounds": [1, 1, 1]}
     assert parse_target("tpu:v5e:1x1").topology == one
     assert parse_target("tpu:v5e:2x2").topology == {"topology_name": "v5e:2x2"}

@@ -76,7 +76,7 @@ def test_an_asynchronous_fusion_counts_as_the_fusion(
     assert moved_bytes(module(body, fused, [*start, done])) == moved
 
 
-def test_what_a_loop_stacks_is_written_once() -> None:
+def test_scan_writes_each_slice_of_a_stacked_output_once() -> None:
     def f(x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, _: (jnp.sin(x), jnp.cos(x)), x, None, length=64)[1]
 

@@ -255,20 +255,20 @@ def test_ten_thousand_buffers(shown: Open) -> None:
     assert all(ms < 2000 for _, ms in times), times
 
 
-def test_what_no_buffer_accounts_for_is_in_the_legend(shown: Open) -> None:
+def test_legend_lists_bytes_not_attributed_to_buffers(shown: Open) -> None:
     assert "not attributed" not in shown().text("#legend")
     page = shown(SMALL | {"live": [n + 2**30 for n in SMALL["live"]]})
     assert page.texts("#legend li")[-1] == "not attributedpadding and gaps1.0 GiB"
 
 
-def test_phases_and_what_was_compiled_are_said(shown: Open) -> None:
+def test_page_shows_compiled_function_arguments_and_verified_policy(shown: Open) -> None:
     page = shown()
     assert "Compiled: the function as it is, policy save_dots" in page.text("#asked")
     assert "Arguments: state (3 arrays" in page.text("#asked")
     assert page.text("#policy").startswith("Policy to copy: xform.policies.save_dots verified: ")
 
 
-def test_a_policy_that_nobody_compiled_is_not_called_verified(shown: Open) -> None:
+def test_suggested_auto_policy_is_shown_as_not_verified(shown: Open) -> None:
     page = shown(SMALL | {"code": ""})
     assert 'policy="auto" not verified' in page.text("#policy")
     without = [b | {"category": "temporary"} for b in SMALL["buffers"]]

@@ -63,7 +63,7 @@ def test_an_argument_that_is_not_read_has_any_dtype(dtype) -> None:
     assert len(worker.lower(exported, request).in_avals[0]) == 1
 
 
-def test_it_notices_that_nobody_waits() -> None:
+def test_function_is_called_when_the_requesting_pipe_closes() -> None:
     reads, writes = os.pipe()
     alone = threading.Event()
     thread = threading.Thread(target=worker.call_at_end, args=(reads, alone.set))
@@ -90,7 +90,7 @@ DUMPED = [
 
 
 @pytest.mark.parametrize("flags", DUMPED)
-def test_the_table_of_the_peak_is_there_whatever_the_user_dumps(flags, tmp_path) -> None:
+def test_report_has_the_peak_table_if_xla_flags_set_dumps(flags, tmp_path) -> None:
     env = {**cpu_environment(1), "XLA_FLAGS": f"{flags} --xla_dump_to={tmp_path}"}
     command = [sys.executable, "-c", REPORT, "None"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
@@ -98,7 +98,7 @@ def test_the_table_of_the_peak_is_there_whatever_the_user_dumps(flags, tmp_path)
     assert "dot_general" in done.stdout
 
 
-def test_the_table_of_the_peak_is_there_whatever_a_jit_dumps(tmp_path) -> None:
+def test_report_has_the_peak_table_if_compiler_options_of_jit_set_dumps(tmp_path) -> None:
     asked = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_module_re": "another"}
     command = [sys.executable, "-c", REPORT, repr(asked)]
     env = cpu_environment(1)

@@ -168,7 +168,7 @@ def test_a_fused_update_of_an_equinox_module() -> None:
     assert new.activation is model.activation
 
 
-def test_memory_analysis_counts_what_a_step_changes() -> None:
+def test_memory_analysis_counts_the_state_that_a_step_updates() -> None:
     model, optimizer = _trained("nnx")
     report = xform.memory_analysis(_separate, model, optimizer, X)
     state = nnx.state((model, optimizer), (nnx.Param, nnx.BatchStat, nnx.optimizer.OptState))
@@ -180,7 +180,7 @@ def test_memory_analysis_counts_what_a_step_changes() -> None:
     assert xform.memory_analysis(jitted, model, optimizer, X).temp_bytes == donated.temp_bytes
 
 
-def test_a_filter_selects_what_is_planned() -> None:
+def test_argnums_filter_selects_the_planned_parameters() -> None:
     kind, only = KINDS["nnx"], nnx.DiffState(0, nnx.PathContains("leave"))
     plan = xform.plan(kind.loss, kind.build(), X, argnums=only, verify=False)
     assert plan.saved_bytes < xform.plan(kind.loss, kind.build(), X, verify=False).saved_bytes

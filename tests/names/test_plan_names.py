@@ -186,7 +186,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_says_what_to_add(mistake: str) -> None:
+def test_missing_regions_policies_or_names_raise_with_a_remedy(mistake: str) -> None:
     f, problem, remedy = MISTAKES[mistake]
     with pytest.raises(WrongArgument) as error:
         xform.plan_names(f, WS, X, policy="budget:1GiB")

@@ -56,7 +56,7 @@ def drops(f, x) -> bool:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_it_is_dropped_by_the_compiler_too(name: str) -> None:
+def test_identity_operations_are_found_and_dropped_by_xla(name: str) -> None:
     f, x = SAME[name]
     assert last(f, x) is not None
     assert drops(f, x)
@@ -64,7 +64,7 @@ def test_it_is_dropped_by_the_compiler_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_it_is_not(name: str) -> None:
+def test_operations_that_change_their_operand_are_not_identities(name: str) -> None:
     f, x = OTHER[name]
     assert last(f, x) is None
 

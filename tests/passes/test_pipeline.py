@@ -45,7 +45,7 @@ def test_a_function_keeps_its_signature() -> None:
 
 
 @pytest.mark.parametrize("wrap", [ALL, lambda f: jax.jit(ALL(f)), lambda f: ALL(jax.jit(f))])
-def test_it_composes_with_transforms(wrap) -> None:
+def test_passes_compose_with_jit_grad_and_vmap(wrap) -> None:
     loss = lambda w, x: model(w, x)["y"]
     f, want = wrap(loss), jax.jit(jax.grad(loss))(W, X)
     for grad in (jax.grad, xform.grad):
@@ -56,7 +56,7 @@ def test_it_composes_with_transforms(wrap) -> None:
     close(jax.tree.map(lambda g: g[0], mapped), want)
 
 
-def test_it_composes_outside_jit() -> None:
+def test_passes_compose_with_derivatives_outside_jit() -> None:
     loss = lambda x: jnp.sum(jnp.sin(x) * 1.0)
     f = ALL(loss)
     close(jax.grad(f)(X), np.cos(X))
@@ -132,7 +132,7 @@ def test_a_reference_from_outside() -> None:
     assert float(ref[...]) == 4.0
 
 
-def test_what_keeps_values_apart_is_not_merged() -> None:
+def test_cse_does_not_merge_barriers_or_checkpoints() -> None:
     def f(x):
         y, z = lax.optimization_barrier(x), lax.optimization_barrier(x)
         g = jax.checkpoint(jnp.sin)

@@ -130,7 +130,7 @@ def test_special_values(name: str) -> None:
     assert all(map(same, run(after), run(before)))
 
 
-def test_what_is_not_exact_stays() -> None:
+def test_simplify_keeps_inexact_identities() -> None:
     f = lambda x: [
         x + 0.0,
         x - -0.0,

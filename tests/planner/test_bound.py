@@ -36,7 +36,7 @@ def branched(w, x):
 
 @pytest.mark.parametrize("of", ["saved", "peak"])
 @pytest.mark.parametrize("f", [unrolled, scanned, branched])
-def test_it_is_below_what_is_found(f, of: str) -> None:
+def test_the_lower_bound_never_exceeds_the_recomputed_flops(f, of: str) -> None:
     default = xform.plan(f, W, X, verify=False)
     most = default.saved_bytes if of == "saved" else default.predicted_bytes
     assert default.least_flops is None
@@ -54,7 +54,7 @@ def test_it_is_below_what_is_found(f, of: str) -> None:
     assert bounds[0] == 0
 
 
-def test_a_plan_says_how_far_it_may_be_from_the_least() -> None:
+def test_a_plan_prints_its_lower_bound_only_under_a_budget() -> None:
     default = xform.plan(unrolled, W, X, verify=False)
     assert "planned in" in str(default)
     assert "within this budget" not in str(default)

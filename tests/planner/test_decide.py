@@ -113,7 +113,7 @@ def layers(ws, x, scanned=False):
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_what_keeps_nothing_takes_no_more_than_what_keeps_everything(scanned) -> None:
+def test_save_nothing_takes_no_more_temp_memory_than_jax_grad(scanned) -> None:
     """The recomputed forward part first saves the values on a minimum cut, and nothing else."""
     ws, x = jnp.ones((6, 64, 64)) / 64, jnp.linspace(0, 1, 1024 * 64).reshape(1024, 64)
     f = lambda ws, x: layers(ws, x, scanned)

@@ -65,7 +65,7 @@ def test_twenty_budgets_are_kept_and_work_rises(f) -> None:
 
 
 @pytest.mark.parametrize("f", [unrolled, scanned, two_loops])
-def test_what_was_asked_before_changes_nothing(f) -> None:
+def test_plans_are_the_same_for_rising_and_falling_budgets(f) -> None:
     forwards, backwards = ends(f), ends(f)
     said = lambda at, n: [(w.work, peak(w), w.shapes) for w in [front(at).least_recompute(
         lambda w: peak(w) <= n)] if w]  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_list_is_made_once() -> None:
     assert asked == [0, 1, 2, 3]
 
 
-def test_what_was_interrupted_goes_on() -> None:
+def test_lazy_candidates_resume_after_an_interrupt_or_memory_error() -> None:
     stops = [KeyboardInterrupt, MemoryError]
 
     def make():

@@ -32,7 +32,7 @@ def test_a_target_config_is_protocol_buffer_text() -> None:
     "NVIDIA A100-SXM4-80GB": "NVIDIA A100 40GB", "NVIDIA A100 80GB": "NVIDIA A100 80GB",
     "NVIDIA GeForce RTX 4090": "NVIDIA RTX 4090", "Tesla V100-SXM2-16GB": "NVIDIA V100",
 }.items())  # fmt: skip
-def test_a_device_is_known_by_what_jax_calls_it(kind: str, name: str) -> None:
+def test_find_hardware_by_jax_device_kind(kind: str, name: str) -> None:
     assert find_hardware(kind).name == name
 
 

@@ -108,7 +108,7 @@ def test_the_default_takes_no_more_than_jax_grad(name: str) -> None:
     assert temporary(xform.grad(LOSSES[name])) <= temporary(jax.grad(LOSSES[name]))
 
 
-def test_a_jitted_model_takes_what_the_model_takes() -> None:
+def test_a_jitted_model_is_planned_like_the_unjitted_model() -> None:
     """A function that is called once is planned as if it were not jitted, however large it is."""
     f = lambda model: xform.grad(lambda ws, x: jnp.sum(model(ws, x) ** 2))
     args = jnp.ones((8, 128, 128)), jnp.ones((256, 128))
@@ -130,7 +130,7 @@ def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> Non
         assert recompute_flops(found) <= min(work for m, work in every if m <= n)
 
 
-def test_the_default_is_taken_where_it_fits() -> None:
+def test_a_budget_that_the_default_plan_fits_returns_the_default() -> None:
     at = ends(PROGRAMS["three layers"])
     default = plan_program(at, min_cut).schedule
     most = with_margin(peak(default))
@@ -182,7 +182,7 @@ def test_a_program_is_planned_once_for_each_backend() -> None:
     assert front(there) is not front(at)
 
 
-def test_without_offload_it_is_as_without_a_link() -> None:
+def test_offload_false_plans_as_for_a_device_without_a_host_link() -> None:
     def f(ws, x):
         def body(x, w):
             x = x + jnp.tanh(x @ w[0]) @ w[1]
@@ -245,7 +245,7 @@ def test_the_default_on_a_tpu_saves_everything_that_fits_on_the_chip(rows, recom
         assert plan_program(ends(f, W, x), min_cut).schedule.recomputed
 
 
-def test_the_cut_for_a_tpu_saves_products_and_what_products_read() -> None:
+def test_the_tpu_min_cut_saves_products_and_operands_of_products() -> None:
     """A value fused with a product would be in memory too; operands of products are rounded."""
 
     def f(w, x):
@@ -265,7 +265,7 @@ def test_the_cut_for_a_tpu_saves_products_and_what_products_read() -> None:
     assert {name: saved["tpu"][name] for name in products} == products
 
 
-def test_what_a_loop_stacks_is_the_same_on_each_backend() -> None:
+def test_values_stacked_by_a_loop_are_the_same_on_cpu_and_tpu() -> None:
     """A stacked value is written as it is: without copies, and without rounding."""
     f = lambda w, x: jnp.sum(lax.scan(lambda x, w: (jnp.tanh(x @ w + 1) @ w, None), x, w)[0])
     stacked = []

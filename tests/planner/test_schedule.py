@@ -48,7 +48,7 @@ def made_by(of: Joint, primitive: str) -> list[Var]:
 
 @pytest.mark.parametrize("f", [chain, named, masked])
 @pytest.mark.parametrize("primitives", [(), ("dot_general",), ("cos", "exp")])
-def test_what_is_read_is_there(f, primitives) -> None:
+def test_every_operand_is_available_when_it_is_read(f, primitives) -> None:
     of = joint(f)
     made = cut(of, [v for p in primitives for v in made_by(of, p)])
     there = {*of.inputs, *of.seeds, *made.saved}
@@ -61,7 +61,7 @@ def test_what_is_read_is_there(f, primitives) -> None:
     assert set(map(id, made.order)) >= of.backward_ids
 
 
-def test_what_is_run_again_is_read() -> None:
+def test_every_recomputed_equation_is_read_later() -> None:
     made = cut(joint(chain))
     for i, eqn in enumerate(made.order):
         if id(eqn) in made.recomputed:
@@ -69,7 +69,7 @@ def test_what_is_run_again_is_read() -> None:
             assert later.intersection(eqn.outvars)
 
 
-def test_only_what_is_decided_and_read_is_kept() -> None:
+def test_only_decided_values_that_are_read_are_saved() -> None:
     of = joint(chain)
     products, cosines = made_by(of, "dot_general"), made_by(of, "cos")
     assert cut(of).saved == ()
@@ -87,7 +87,7 @@ def test_a_constant_is_made_again_and_does_not_count() -> None:
     assert not made.recomputed
 
 
-def test_what_is_sent_says_where_and_why() -> None:
+def test_offloaded_values_have_their_memory_and_reason() -> None:
     of = joint(chain)
     first, *others = made_by(of, "dot_general")
     made = cut(of, [first, *others], {first: HOST})
@@ -96,7 +96,7 @@ def test_what_is_sent_says_where_and_why() -> None:
     assert {made.why[v] for v in others if v in made.why} == {"on the cheapest cut"}
 
 
-def test_a_name_stands_for_what_it_names() -> None:
+def test_saving_a_named_value_saves_its_checkpoint_name() -> None:
     of = joint(named)
     (value,), (name,) = made_by(of, "exp"), made_by(of, "name")
     assert cut(of, [value]).saved == cut(of, [name]).saved == (name,)

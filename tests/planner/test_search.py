@@ -51,7 +51,7 @@ def test_a_plan_is_compiled_once_in_a_process() -> None:
     assert xform.plan(f, w, X, donate_argnums=0).compiles == 1
 
 
-def test_what_was_compiled_before_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_compilations_do_not_change_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     f, w = layers(5)
     most = xform.plan(f, w, X).compiled_bytes
     budgets = [int(part * most) for part in (0.98, 0.97, 0.96, 0.95)]
@@ -63,7 +63,7 @@ def test_what_was_compiled_before_changes_no_plan(monkeypatch: pytest.MonkeyPatc
         assert [said(peak(f, w, budget)) for budget in budgets] == alone
 
 
-def test_what_is_compiled_is_the_whole_program() -> None:
+def test_programs_equal_up_to_undifferentiated_parts_compile_separately() -> None:
     """Two programs that differ only in parts without a derivative, or only in their outputs."""
 
     def sums(n: int):
@@ -113,7 +113,7 @@ def test_every_budget_down_to_the_floor_is_kept_and_less_takes_more_work(model, 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch) -> None:
+def test_smaller_budgets_never_take_less_work_under_compiler_noise(seed: int, monkeypatch) -> None:
     """The compiler differs by up to a tenth for each plan, and compilations are unlimited."""
     for limit in ("MAX_FIRST_COMPILES", "MAX_COMPILES", "_MAX_MISSES"):
         monkeypatch.setattr(search, limit, 1000)
@@ -175,7 +175,7 @@ def searched(problem, measure, budget: int, *decides):
     return made, compiler.compiles
 
 
-def test_what_a_compiler_spares_is_learned(on_a_tpu) -> None:
+def test_search_learns_that_offloading_plans_compile_smaller(on_a_tpu) -> None:
     """Plans that offload take a quarter less than predicted, so less has to be recomputed."""
     problem, simulated = on_a_tpu, on_a_tpu.peak
     most = simulated(plan_program(problem, policies.min_cut).schedule)
@@ -191,7 +191,7 @@ def test_what_a_compiler_spares_is_learned(on_a_tpu) -> None:
 @pytest.mark.parametrize(
     ("once", "each", "off"), [(0.05, 0, 0), (0.02, 0.15, 0.02), (0.1, 0, 0.02)]
 )
-def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, off) -> None:
+def test_search_learns_extra_compiled_bytes_of_offloading_plans(on_a_tpu, once, each, off) -> None:
     """It adds a part of the default's peak and of the offloaded bytes, and a small error.
 
     As on a TPU, where XLA copies stacks of offloaded values into another layout.
@@ -235,7 +235,7 @@ def test_where_nothing_may_be_sent_the_plan_is_that_without_a_host(on_a_tpu) -> 
         assert made.work == alone.work
 
 
-def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infeasible_budget_error_has_the_compiled_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the compiler needs twice what the simulation predicts, so does the floor."""
     f, w = layers(5)
     free = xform.plan(f, w, X)

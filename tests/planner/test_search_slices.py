@@ -167,7 +167,7 @@ NOTHING: dict[str, tuple[Callable[..., Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_what_cannot_be_sliced_is_refused(name: str) -> None:
+def test_a_tight_budget_for_an_unsliceable_function_raises(name: str) -> None:
     f, sizes = NOTHING[name]
     x = jnp.linspace(0.1, 1, int(np.prod(sizes))).reshape(sizes)
     with pytest.raises(BudgetInfeasible):

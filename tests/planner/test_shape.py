@@ -43,7 +43,7 @@ def test_a_shape_of_another_length_is_refused() -> None:
         scan_in_parts(eqn, [STEPS[0], STEPS], ((3, 3),))
 
 
-def test_a_loop_of_one_trip_is_no_level_but_when_it_is_alone() -> None:
+def test_loop_levels_ignore_one_trip_loops_but_are_at_least_one() -> None:
     assert [loop_levels(trips) for trips in ((4,), (1,), (1, 1), (4, 1), (1, 4), (2, 3, 4))] == [
         1, 1, 1, 1, 1, 3
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def kept(trips: tuple[int, ...], state: int, step: int) -> int:
 
 @pytest.mark.parametrize(("length", "state", "step"), [(12, 4, 20), (30, 1, 100), (24, 50, 60)])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_fills_its_trips_is_as_small_as_the_best_of_all_shapes(length, depth, state, step):
+def test_fold_loop_keeps_no_more_than_the_best_exact_factorization(length, depth, state, step):
     sizes = range(2, length + 1)
     exact = (t for t in itertools.product(sizes, repeat=depth + 1) if math.prod(t) == length)
     least = min(kept(trips, state, step) for trips in exact)

@@ -104,7 +104,7 @@ def test_with_sharded_arguments_on_eight_devices() -> None:
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
-def test_in_bfloat16_as_far_as_remat_goes() -> None:
+def test_bfloat16_gradients_under_budgets_are_as_accurate_as_jax_remat() -> None:
     """As in JAX's own remat: both differ from no remat by the rounding of recomputed values."""
     w = jnp.asarray(np.cos(np.arange(64.0)).reshape(8, 8) / 3, jnp.bfloat16)
     x = jnp.asarray(np.sin(np.arange(64.0)).reshape(8, 8), jnp.bfloat16)

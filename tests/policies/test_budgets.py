@@ -60,7 +60,9 @@ def free() -> int:
 
 
 @pytest.mark.parametrize("policy", ["auto", policies.fit()])
-def test_it_is_met(policy, monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> None:
+def test_auto_plans_fit_into_the_memory_of_the_device(
+    policy, monkeypatch: pytest.MonkeyPatch, peaks: list[int]
+) -> None:
     capacity = int(0.95 * free())
     device(monkeypatch, capacity)
     got = jax.jit(xform.grad(loss, policy=policy))(WS, X)
@@ -75,7 +77,9 @@ def test_it_is_met(policy, monkeypatch: pytest.MonkeyPatch, peaks: list[int]) ->
     assert re.fullmatch(r"auto, \d+\.\d KiB of a chip", made.policy)
 
 
-def test_the_default_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_default_plan_if_it_fits_or_memory_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     default = xform.plan(loss, WS, X, verify=False)
     for capacity in (int(1.02 * default.predicted_bytes), None):
         device(monkeypatch, capacity)
@@ -110,7 +114,7 @@ def test_some_memory_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
         xform.grad(loss, policy=policies.fit)
 
 
-def test_whose_memory_it_is() -> None:
+def test_auto_uses_the_memory_of_the_planned_device() -> None:
     assert current_device().memory() == ("cpu", None)
     assert resolve_fit(policies.fit()) == policies.min_cut
     with planning_for("tpu", "TPU v5e"):
@@ -121,7 +125,7 @@ def test_whose_memory_it_is() -> None:
         assert resolve_fit(policies.fit()) == policies.min_cut
 
 
-def test_a_device_that_is_here_says_what_a_program_can_take(monkeypatch) -> None:
+def test_memory_of_a_local_device_is_its_reported_bytes_limit(monkeypatch) -> None:
     class Chip:
         device_kind = "chip"
 
@@ -133,7 +137,7 @@ def test_a_device_that_is_here_says_what_a_program_can_take(monkeypatch) -> None
     assert current_device().memory() == ("chip", 1234)
 
 
-def test_of_one_example_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_under_vmap_warns_to_pass_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     device(monkeypatch, 2 * free())
     xs = np.stack([X, X])
     asks = r"under vmap, auto limits .* pass fit\(..., batch_size=n\)"

@@ -11,7 +11,7 @@ from xform.planner.device import planning_for, resolve_fit
 
 @pytest.mark.parametrize("policy", [policies.min_cut, policies.budget("1 MiB"), policies.fit(),
                                     policies.budget(8, of="saved")])  # fmt: skip
-def test_what_decides_for_a_whole_program_opens_regions(policy) -> None:
+def test_open_regions_of_whole_program_policies(policy) -> None:
     opened = policies.open_regions(policy)
     assert (policy.regions, opened.regions) == ("marked", "open")
     assert repr(opened) == f"open_regions({policy!r})"

@@ -183,7 +183,7 @@ def test_the_other_functions_that_take_a_text(text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*which no value has")
-def test_a_text_is_echoed_as_it_was_typed() -> None:
+def test_reports_echo_policy_texts_as_typed() -> None:
     for text in POLICIES:
         assert policy_name(policies.parse(text)) == text
     typed = [text for text in POLICIES if "auto" not in text]
@@ -274,7 +274,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS | REGIONS | OTHERS)
-def test_what_names_no_policy(name: str) -> None:
+def test_unknown_policies_raise_with_the_closest_valid_text(name: str) -> None:
     call = (FUNCTIONS | REGIONS | OTHERS)[name]
     for given, remedy in WRONG.items():
         with pytest.raises(WrongArgument) as caught:

@@ -237,14 +237,14 @@ DIFFERENT = [
 ]  # fmt: skip
 
 
-def test_what_a_value_works_out_about_itself_is_no_part_of_it() -> None:
+def test_cached_properties_do_not_change_the_text_of_an_object() -> None:
     value, other = Counted(1, 2), Counted(1, 3)
     before = text_of(value)
     assert value.length == other.length == 2
     assert before == text_of(value) != text_of(other)
 
 
-def test_a_loop_is_the_same_operation_whatever_jax_worked_out_about_it() -> None:
+def test_text_of_a_scan_is_unchanged_by_cached_parameter_values() -> None:
     """Parameters of JAX 0.11 store the list of their values once it was read."""
     w = np.stack([W, W])
     prog = trace(lambda x, w: lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0], X, w)
@@ -272,7 +272,7 @@ def test_equal_values_have_one_text() -> None:
         assert text_of(make()) == text_of(make())
 
 
-def test_what_holds_itself_has_a_text() -> None:
+def test_a_list_that_contains_itself_has_a_text() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
     assert text_of(ring) == text_of(ring) != text_of([1, [1]])

@@ -54,7 +54,7 @@ def test_a_package_beside_the_standard_library_is_no_part_of_it(folder: str) -> 
     assert not is_library("/me/train.py")
 
 
-def test_a_framework_is_found_where_it_was_imported_from(tmp_path, monkeypatch) -> None:
+def test_a_framework_imported_from_a_checkout_is_recognized(tmp_path, monkeypatch) -> None:
     module = type(sys)("haiku")
     module.__file__ = str(tmp_path / "checkouts" / "haiku" / "__init__.py")
     monkeypatch.setitem(sys.modules, "haiku", module)

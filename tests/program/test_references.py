@@ -310,7 +310,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("problem", REFUSED)
-def test_what_a_rule_of_values_cannot_do(problem: str) -> None:
+def test_custom_vjp_that_writes_saves_captures_or_aliases_a_ref_raises(problem: str) -> None:
     """One reference given twice is an error of JAX too, outside a jitted function or since 0.12."""
     gradient = xform.grad(REFUSED[problem])
     for g in (gradient, jax.jit(gradient)):

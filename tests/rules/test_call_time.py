@@ -31,7 +31,7 @@ RUNS = [
 
 @pytest.mark.filterwarnings("ignore:.with mesh.*:DeprecationWarning")
 @pytest.mark.parametrize(("name", "jitted"), RUNS)
-def test_a_rule_reads_the_state_that_it_reads_under_jax(name: str, jitted: bool) -> None:
+def test_custom_rules_read_the_same_python_state_as_under_jax(name: str, jitted: bool) -> None:
     np.testing.assert_allclose(result(xform, name, jitted), result(jax, name, jitted), rtol=1e-5)
 
 

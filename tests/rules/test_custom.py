@@ -53,7 +53,7 @@ def test_none_of_one_rule_asks_the_rule_before(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_leads_nowhere_is_not_asked(way: str) -> None:
+def test_custom_vjp_behind_stop_gradient_adds_no_cotangent(way: str) -> None:
     a, _ = scaled()
     f = lambda x, s: jax.lax.stop_gradient(a(x, s)[0]) + x
     got = WAYS[way](xform.grad(f, (0, 1)))(1.0, 2.0)
@@ -72,7 +72,7 @@ def test_a_residual_that_is_a_number_is_an_array(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_linear_map_without_forward_mode_is_refused_when_it_is_called(way: str) -> None:
+def test_linearize_of_custom_vjp_raises_only_when_the_map_is_called(way: str) -> None:
     f = jax.custom_vjp(jnp.sin)
     f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
     y = WAYS[way](lambda x: xform.linearize(lambda x: 2 * f(x), x)[0])(0.5)
@@ -99,9 +99,7 @@ MAPS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("inside", MAPS)
-def test_the_transpose_of_a_linear_map_without_forward_mode_is_its_rule(
-    inside: str, way: str
-) -> None:
+def test_linear_transpose_of_linearized_custom_vjp_uses_its_rule(inside: str, way: str) -> None:
     """As in JAX. A second derivative needs a first one."""
     f = jax.custom_vjp(jnp.sin)
     f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (3 * ct * jnp.cos(x),))
@@ -237,7 +235,7 @@ def test_a_number_is_handed_on_as_one() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_cotangent_of_another_dtype_is_refused_where_it_is_carried(way: str) -> None:
+def test_cotangent_dtype_mismatch_in_scan_while_and_cond_raises(way: str) -> None:
     f = jax.custom_vjp(lambda x: 2 * x)
     f.defvjp(lambda x: (2 * x, None), lambda _, ct: (2 * ct.astype(jnp.float32),))
     programs = [

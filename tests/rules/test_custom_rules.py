@@ -219,7 +219,7 @@ _both.defjvp(lambda xs, dxs: (tuple(xs), tuple(dxs)), symbolic_zeros=True)
 
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("way", ["plain", "jit", "scan"])
-def test_what_a_custom_jvp_returns_as_a_symbolic_zero_does_not_move(way: str, jitted: bool) -> None:
+def test_symbolic_zeros_returned_by_a_custom_jvp_stay_symbolic(way: str, jitted: bool) -> None:
     def f(x):
         a, b = _both(x, lax.stop_gradient(x))
         return a * _held(b)

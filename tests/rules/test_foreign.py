@@ -98,7 +98,7 @@ X = np.array([0.3, 1.2, 2.1])
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("jitted", [False, True])
-def test_it_is_jaxs_derivative(form: str, jitted: bool) -> None:
+def test_derivatives_of_registered_primitives_match_jax(form: str, jitted: bool) -> None:
     f, how = FORMS[form], jax.jit if jitted else (lambda f: f)
 
     def every(lib: Any, x: jax.Array) -> Any:
@@ -121,7 +121,7 @@ def test_vmap_of_it() -> None:
         np.testing.assert_allclose(g(xform)(xs), g(jax)(xs), rtol=1e-6)
 
 
-def test_a_function_of_it_is_transposed() -> None:
+def test_linear_transpose_of_registered_linear_primitives_matches_jax() -> None:
     f = lambda x: product_p.bind(jnp.full_like(x, 3.0), twice_p.bind(x))
     got = xform.linear_transpose(f, X)(jnp.ones(3))
     np.testing.assert_allclose(got[0], jax.linear_transpose(f, X)(jnp.ones(3))[0])
@@ -143,7 +143,7 @@ def test_a_rule_that_comes_late_is_found() -> None:
     assert float(xform.grad(p.bind)(1.0)) == 5.0
 
 
-def test_what_is_missing_is_named() -> None:
+def test_grad_of_a_primitive_without_a_transpose_names_the_missing_rule() -> None:
     p = primitive("foreign_and_forward_only", lambda x: 5 * x)
     ad.primitive_jvps[p] = lambda xs, dxs: (p.bind(*xs), p.bind(*dxs))
     assert float(xform.jvp(p.bind, (1.0,), (1.0,))[1]) == 5.0
@@ -169,7 +169,7 @@ def test_a_rule_is_given_tuples_as_jax_gives_them() -> None:
     assert float(xform.grad(lambda x: p.bind(x, 3.0))(1.0)) == 3.0
 
 
-def test_what_is_transposed_is_transposed_by_the_rule_for_it() -> None:
+def test_linear_transpose_needs_only_the_transpose_rule() -> None:
     """The derivative's linear part is not used, because a library need not provide one."""
     p = primitive("foreign_and_linear", lambda x: 5 * x)
     ad.primitive_transposes[p] = lambda ct, x: [5 * ct]

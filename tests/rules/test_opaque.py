@@ -42,7 +42,7 @@ OPAQUE = {
 
 @pytest.mark.parametrize("name", OPAQUE)
 @pytest.mark.parametrize("mode", ["grad", "jvp", "linearize"])
-def test_a_derivative_through_it_is_refused(name: str, mode: str) -> None:
+def test_derivatives_of_opaque_kernels_and_callbacks_raise(name: str, mode: str) -> None:
     f = OPAQUE[name]
     ask = {
         "grad": xform.grad(lambda x: f(x).sum()),
@@ -70,7 +70,7 @@ RUNS = [name for name in OPAQUE if name != "ffi_call"]
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("remat", [False, True])
-def test_it_passes_in_a_rule(name: str, jit: bool, remat: bool) -> None:
+def test_opaque_calls_inside_a_custom_rule_differentiate(name: str, jit: bool, remat: bool) -> None:
     f = with_rule(OPAQUE[name])
     f = jax.checkpoint(f) if remat else f
     total = lambda x: jnp.sum(f(f(x)))
@@ -79,7 +79,7 @@ def test_it_passes_in_a_rule(name: str, jit: bool, remat: bool) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_passes_before_stop_gradient(name: str) -> None:
+def test_opaque_calls_before_stop_gradient_are_allowed(name: str) -> None:
     f = lambda x: jnp.sum(jax.lax.stop_gradient(OPAQUE[name](x)) * x)
     np.testing.assert_allclose(jax.jit(xform.grad(f))(X), jnp.sin(X), rtol=1e-6)
 

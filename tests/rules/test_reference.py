@@ -373,7 +373,7 @@ LOGGED = {
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", LOGGED)
-def test_a_backward_pass_reads_what_it_wrote(name: str, jit: bool) -> None:
+def test_backward_pass_reads_its_own_writes_to_a_reference(name: str, jit: bool) -> None:
     ended = []
     for grad in jax.grad, xform.grad:
         log = jax.new_ref(jnp.arange(4.0))

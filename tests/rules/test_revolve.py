@@ -132,7 +132,7 @@ def test_the_flops_of_the_program_count_every_recomputed_step() -> None:
         assert 1 < found / (forward_and_backward + recomputed) < 1.3  # the rest is elementwise
 
 
-def test_what_is_compiled_does_not_grow_with_the_steps() -> None:
+def test_compiled_temp_memory_does_not_grow_with_scan_length() -> None:
     if jax.config.jax_disable_jit:
         pytest.skip("the loop is unrolled: to compile 256 steps takes minutes")
     f = functools.partial(mixed, reverse=False)

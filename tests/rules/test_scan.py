@@ -125,7 +125,7 @@ def test_associative_scan() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_what_is_alike_in_each_trip_waits_elsewhere_and_is_read_here(reverse: bool) -> None:
+def test_scan_offloads_loop_invariant_and_per_step_values_to_host(reverse: bool) -> None:
     """The forward part reads it in the memory where it was made, not where it is offloaded."""
     sent = xform.policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],

@@ -103,7 +103,7 @@ def test_an_unused_value_from_outside() -> None:
     same(jax.jit(step)(jax.device_put(w, x.sharding), x)[1], jnp.zeros((4, 4)))
 
 
-def test_what_a_remat_region_gathers_is_gathered_again() -> None:
+def test_all_gather_in_a_remat_region_is_recomputed_not_saved() -> None:
     """The gathered copy of sharded weights is not saved for the backward pass."""
     f = xform.remat(
         shard(lambda x: lax.all_gather(x, "i") * lax.all_gather(x, "i"), True, P("i"), P("i"))
@@ -114,7 +114,7 @@ def test_what_a_remat_region_gathers_is_gathered_again() -> None:
     same(xform.grad(lambda x: jnp.sum(f(x)))(x), jax.grad(lambda x: jnp.sum(f(x)))(x))
 
 
-def test_linear_maps_of_what_varies() -> None:
+def test_linearize_in_shard_map_refuses_varying_tangent_of_invariant_primal() -> None:
     """A tangent may vary only where its primal does."""
     f = lambda x: jnp.mean(x**2)
 
@@ -163,7 +163,7 @@ def test_a_cotangent_of_a_copy_is_a_partial_sum() -> None:
             same(jax.reshard(got, P()), jax.reshard(wanted, P()))
 
 
-def test_a_copy_is_put_elsewhere() -> None:
+def test_gradient_through_reshard_of_a_reduced_array_equals_jax() -> None:
     with _explicit():
         w = jax.device_put(inputs()[1], P(reduced={"i"}))
         run = lambda t: t.grad(lambda w: jnp.sum(jnp.sin(jax.reshard(w, P()))))(w)
@@ -243,7 +243,7 @@ def test_another_program_is_another() -> None:
         np.testing.assert_allclose(xform.grad(f)(x), np.full(x.shape, k * c.sum()))
 
 
-def test_what_a_user_compiles_stays_a_function() -> None:
+def test_inner_jit_stays_a_call_in_the_pullback_of_shard_map() -> None:
     inner = jax.jit(lambda x: 3 * jnp.sin(x))
     f = shard(lambda x: total(inner(x)), in_specs=P("i"))
     x, _ = inputs()

@@ -70,7 +70,7 @@ def test_derivatives_to_the_third_order_are_accurate(name: str) -> None:
         np.testing.assert_allclose(found, want, rtol=DIGITS.get(name, 1e-12), err_msg=str(order))
 
 
-def test_tanh_at_the_highest_accuracy_has_a_slope_where_it_is_1() -> None:
+def test_highest_accuracy_tanh_has_accurate_slopes_where_it_rounds_to_1() -> None:
     f = lambda x: lax.tanh(x, accuracy=lax.AccuracyMode.HIGHEST)
     x = np.array([19.0, 25.0, -300.0, 1e-7, 0.4])
     with mpmath.workdps(400):

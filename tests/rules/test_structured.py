@@ -145,7 +145,7 @@ def test_nested_scans_that_save_dots(policy) -> None:
     grads_agree(dots_in_scan_in_scan, X, w, argnums=(0, 1), policies=(policy,))
 
 
-def test_a_large_jit_is_compiled_once_however_often_it_is_called() -> None:
+def test_repeated_calls_of_a_large_jit_share_one_jaxpr_per_pass() -> None:
     def f(x):
         for _ in range(4):
             x = large(x, x)

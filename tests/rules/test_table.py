@@ -63,7 +63,7 @@ def test_every_case_has_a_rule() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(set(ELSEWHERE.values())))
-def test_what_is_tested_elsewhere_is_there(path: str) -> None:
+def test_files_of_tests_outside_the_case_table_exist(path: str) -> None:
     assert (ROOT / path).is_file()
 
 
@@ -72,11 +72,11 @@ def test_every_primitive_has_a_rule_or_a_reason() -> None:
     assert not registered_names() - rules_by_name().keys() - UNSUPPORTED.keys()
 
 
-def test_what_is_without_a_rule_is_still_without() -> None:
+def test_unsupported_primitives_have_no_rule() -> None:
     assert not UNSUPPORTED.keys() & rules_by_name().keys()
 
 
-def test_what_is_without_a_rule_exists() -> None:
+def test_unsupported_primitives_exist_in_jax() -> None:
     existing = {p.name for p in gc.get_objects() if isinstance(p, Primitive)}
     assert UNSUPPORTED.keys() - existing == ABSENT
 
@@ -99,7 +99,7 @@ def test_a_primitive_with_the_name_of_another_has_not_its_rule() -> None:
     assert table.traits(SIN) == UNKNOWN
 
 
-def test_a_rule_for_it_is_its_own() -> None:
+def test_rule_of_a_same_named_primitive_leaves_the_original_rule() -> None:
     twin = Primitive("sin")
     twin.def_impl(lambda x: 2 * x)
     twin.def_abstract_eval(lambda x: x)

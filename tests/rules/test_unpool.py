@@ -42,7 +42,7 @@ def check(f, x: np.ndarray, tolerance: float = 0.0) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
 @pytest.mark.parametrize("values", ["all different", "ties", "equal"])
-def test_it_goes_where_jax_sends_it(window, values: str) -> None:
+def test_pooling_cotangents_go_to_the_same_elements_as_in_jax(window, values: str) -> None:
     x = RNG.permutation(np.linspace(-2, 2, 72)).astype("float32").reshape(9, 8)
     x = {"all different": x, "ties": np.round(x), "equal": 0 * x}[values]
     check(pooled(window), x, 1e-6)
@@ -56,7 +56,7 @@ def test_of_16_bits(dtype: str) -> None:
     check(pooled(WINDOWS["apart, a rest"]), x)
 
 
-def test_of_what_is_not_finite() -> None:
+def test_nan_and_infinities_in_windows_are_selected_as_in_xla() -> None:
     """NaN and infinities are chosen or skipped as in XLA's operation."""
     x = np.array([[1, np.nan, 2, 2], [np.nan, 3, -np.inf, -np.inf]] * 2, "float32")
     ct = np.arange(1.0, 5, dtype="float32").reshape(2, 2)
@@ -104,7 +104,7 @@ def test_its_own_derivatives() -> None:
         np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
 
 
-def test_it_takes_a_part_of_the_bytes() -> None:
+def test_max_pool_gradient_takes_under_a_tenth_of_jax_temp_bytes() -> None:
     """On a CPU XLA makes a dozen arrays for its own operation."""
     f = pooled(((1, 2, 2, 1), (1, 2, 2, 1), "VALID"))
     loss, x = (lambda x: jnp.sum(f(x) ** 2)), jax.ShapeDtypeStruct((16, 32, 32, 32), "float32")

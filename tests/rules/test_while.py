@@ -98,7 +98,7 @@ def test_no_step_copies_the_stored_states() -> None:
     assert not re.search(r"= f64\[2,33,3\]\S* (copy|select)\(", batched)
 
 
-def test_what_is_not_needed_is_not_stored() -> None:
+def test_only_carries_that_the_backward_pass_reads_are_stored() -> None:
     def stored(step, x):
         table = xform.residuals(lambda x, n: jnp.sum(loop(step, x, n)), x, np.int64(3))
         return [(row.type, row.trips) for row in table if row.kind == "carry"]
@@ -110,7 +110,7 @@ def test_what_is_not_needed_is_not_stored() -> None:
     assert stored(lambda i, c: jnp.exp(c), X) == [("float64[3]", 34)]  # and the state after it
 
 
-def test_the_number_of_checkpoints_is_part_of_what_is_cached() -> None:
+def test_changing_the_checkpoint_count_retraces_a_cached_while_loop() -> None:
     layer = jax.jit(lambda x, n: jnp.sum(loop(bend, x, n)))
     texts = []
     for n in (3, 5, 3):
@@ -195,7 +195,7 @@ def newton(a):
 
 
 @pytest.mark.parametrize("way", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_a_predicate_that_reads_the_carry_and_what_it_closes_over(way) -> None:
+def test_vjp_of_while_loop_whose_predicate_reads_carry_and_closure(way) -> None:
     with xform.policies.checkpoints_per_while_loop(4):
         (root, steps), pull = way(lambda a: xform.vjp(lambda a: newton(a)[::-1], a))(2e6)
         (slope,) = pull((1.0, np.zeros((), jax.dtypes.float0)))
@@ -386,7 +386,7 @@ def test_a_length_that_differs_between_devices() -> None:
     close(got(W, ROWS, lengths), jax.grad(plain, (0, 1))(W, ROWS))
 
 
-def test_what_is_the_same_on_all_devices_must_not_meet_a_length_that_differs() -> None:
+def test_unvarying_values_in_a_loop_of_device_dependent_length_raise() -> None:
     def f(w, x, n):
         return lax.psum(jnp.sum(loop(lambda i, c: bend(0, c @ w), x, n[0])), "d")
 
@@ -398,7 +398,7 @@ def test_what_is_the_same_on_all_devices_must_not_meet_a_length_that_differs() -
 # Effects, transposition, and JAX's own reverse mode.
 
 
-def test_what_a_step_prints_is_printed_once(capfd) -> None:
+def test_debug_print_in_a_recomputed_step_prints_once_per_step(capfd) -> None:
     def step(i, c):
         jax.debug.print("step {}", i)
         return bend(i, c)
@@ -441,7 +441,7 @@ def test_a_linear_loop_is_transposed_and_no_other() -> None:
     xform.grad(lambda x: newton(x[0])[1]),
     lambda x: xform.vjp(lambda x: newton(x[0])[1], x)[0],
 ], ids=["gradient", "output"])  # fmt: skip
-def test_jax_grad_of_it_refuses_and_says_what_works(f) -> None:
+def test_jax_grad_over_xform_while_gradient_raises_and_jax_jvp_works(f) -> None:
     with pytest.raises(errors.NotDifferentiable, match=r"let xform\.grad or xform\.vjp be"):
         jax.grad(lambda x: jnp.sum(f(x)))(X)
     dx = np.cos(X)

@@ -101,7 +101,7 @@ def regions(f: Callable[..., Any], *args: Any) -> list[Region]:
 
 
 @pytest.mark.parametrize("name", JOINED)
-def test_one_sum_leaves_a_region_and_it_is_a_loss(name: str) -> None:
+def test_linearly_combined_sums_leave_a_region_as_one_scalar_loss(name: str) -> None:
     f, args = JOINED[name]
     losses = [r for r in regions(f, *args) if loss_position(r) is not None]
     assert losses

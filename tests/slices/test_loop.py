@@ -63,7 +63,7 @@ def test_rows_are_equal_up_to_the_rounding_of_kernels() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_every_axis_is_put_back_in_its_place(axis: int) -> None:
+def test_slices_along_any_axis_are_stacked_back_along_that_axis(axis: int) -> None:
     f = lambda x: jnp.exp(jnp.sin(x))
     _, g, xs = largest(f, normal(4, 8, 12), axis=axis)
     np.testing.assert_array_equal(jax.jit(g)(*xs)[0], jax.jit(f)(*xs))

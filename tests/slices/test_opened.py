@@ -74,7 +74,7 @@ def test_a_region_without_a_result_of_its_own_stays_open() -> None:
     check_in_slices(f)
 
 
-def test_a_region_with_an_operand_that_it_does_not_need_stays_open() -> None:
+def test_slicing_beside_a_remat_region_with_unused_operand_keeps_values() -> None:
     def f(x: Any, w: Any) -> Any:
         y = jax.checkpoint(lambda x, unused: jnp.sort(x))(x, jnp.sin(x[:, :3]))
         return jnp.sum(jnp.sin(y @ w))
@@ -83,7 +83,7 @@ def test_a_region_with_an_operand_that_it_does_not_need_stays_open() -> None:
 
 
 @pytest.mark.parametrize("policy", ["slices:budget:600KiB"])
-def test_the_marks_decide_what_is_saved_elsewhere(policy: str) -> None:
+def test_layers_outside_the_sliced_region_are_still_rematerialized(policy: str) -> None:
     args = arguments()
     plan = xform.plan(loss, *args, argnums=(0, 1, 2), policy=policy)
     assert plan.slices

@@ -190,7 +190,7 @@ def test_a_gradient_through_a_loop_with_random_keys() -> None:
     assert jnp.allclose(got, want, rtol=1e-4, atol=1e-4 * float(jnp.abs(want).max()))
 
 
-def test_it_is_linear_in_the_equations_and_allocates_no_values() -> None:
+def test_find_region_takes_linear_time_and_allocates_no_arrays() -> None:
     def f(h: Any, w: Any) -> Any:
         for _ in range(300):
             h = jnp.tanh(h @ w)
@@ -280,7 +280,7 @@ ENDS: dict[str, tuple[Callable[..., Any], Sequence[Any], int, set[str]]] = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_what_needs_the_whole_axis_is_in_no_region(case: str) -> None:
+def test_equations_that_need_the_whole_axis_are_in_no_region(case: str) -> None:
     f, args, axis, forbidden = ENDS[case]
     prog = program_of(f, *args)
     for v in (*prog.inputs, *(y for e in prog.equations for y in e.outvars)):

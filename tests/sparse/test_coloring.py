@@ -81,7 +81,7 @@ def test_any_symmetric_matrix_is_too(kind: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS[1:])
-def test_star_and_acyclic_colours_are_what_they_say(order: str) -> None:
+def test_star_and_acyclic_colourings_satisfy_their_definitions(order: str) -> None:
     for seed in RANDOM:
         there = random(seed, symmetric=True) != 0
         np.fill_diagonal(there, False)
@@ -108,7 +108,7 @@ def evaluations(matrix, kind: str, hessian: bool = False) -> int:
 
 
 @pytest.mark.parametrize("half", [1, 5, 10])
-def test_bands_take_what_theory_says(half: int) -> None:
+def test_banded_matrices_take_the_theoretical_number_of_colours(half: int) -> None:
     """Gebremedhin et al. 2009: 2 h + 1 star colours, h + 1 acyclic ones, for h diagonals a side."""
     matrix = banded(3000, half)
     assert evaluations(matrix, "auto") == 2 * half + 1
@@ -146,7 +146,7 @@ def test_a_grid_takes_few() -> None:
     assert evaluations(grid(40), "acyclic", True) <= 4
 
 
-def test_what_is_empty_takes_nothing() -> None:
+def test_zero_and_empty_matrices_take_no_products() -> None:
     for kind in ("auto", "column", "row", "bidirectional"):
         assert evaluations(np.zeros((3, 4)), kind) == 0
         assert evaluations(np.zeros((0, 4)), kind) == 0

@@ -108,7 +108,7 @@ def test_prepared_once_from_types() -> None:
     assert jacobian(point(8), 2.0).shape == (8, 8)
 
 
-def test_arguments_trees_keywords_and_what_is_no_array() -> None:
+def test_jacobian_takes_argnums_pytrees_keywords_and_static_arguments() -> None:
     def f(p, how, x, *, shift):
         y = getattr(jnp, how)(x["a"]) * p[:, None]
         return {"y": y, "z": x["b"] + shift}
@@ -129,7 +129,7 @@ def test_keywords_count_as_any_values() -> None:
     np.testing.assert_array_equal(jacobian(point(3), m=jnp.ones(3)).todense(), np.eye(3))
 
 
-def test_what_has_no_forward_mode_is_pulled() -> None:
+def test_jacobian_of_custom_vjp_is_computed_by_rows_in_reverse_mode() -> None:
     @jax.custom_vjp
     def double(x):
         return 2 * x
@@ -177,7 +177,7 @@ def test_other_dtypes() -> None:
         xform.sparse.jacobian(lambda x: jnp.argsort(x))(point(3))
 
 
-def test_errors_say_what_to_do() -> None:
+def test_invalid_functions_patterns_and_options_raise() -> None:
     with pytest.raises(NotScalar):
         xform.sparse.hessian(heat)(point(3))
     with pytest.raises(NotDifferentiable, match="has side effects"):

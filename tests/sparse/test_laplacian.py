@@ -63,7 +63,7 @@ def test_several_arguments_trees_and_batches() -> None:
     assert xform.sparse.laplacian(lambda x: x**2)(jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-def test_it_is_of_real_functions() -> None:
+def test_laplacian_of_integer_inputs_or_complex_outputs_raises() -> None:
     with pytest.raises(WrongDtype, match="an input has dtype int32"):
         xform.sparse.laplacian(lambda x: x**2)(jnp.arange(3))
     with pytest.raises(WrongDtype, match="an output has dtype complex64"):

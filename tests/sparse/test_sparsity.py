@@ -185,7 +185,7 @@ def test_a_pattern_prints_plots_and_converts(tmp_path) -> None:
     assert (tmp_path / "pattern.png").stat().st_size > 1000
 
 
-def test_errors_say_what_to_do() -> None:
+def test_nonscalar_hessians_bad_options_effects_and_huge_patterns_raise() -> None:
     with pytest.raises(NotScalar):
         xform.sparse.sparsity(lambda x: x, X, of="hessian")
     with pytest.raises(WrongArgument, match="neither 'jacobian' nor 'hessian'"):

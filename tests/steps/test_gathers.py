@@ -11,7 +11,7 @@ WEIGHTS = (32, 256, 5632)
 
 
 @pytest.mark.parametrize("sizes", [WEIGHTS, (256, 5632), (8, 256, 5632), (32, 64, 5632)])
-def test_an_array_or_a_slice_of_it_is_a_part(sizes: tuple[int, ...]) -> None:
+def test_may_be_part_accepts_an_array_and_its_slices(sizes: tuple[int, ...]) -> None:
     assert may_be_part(tuple(sorted(sizes)), WEIGHTS)
 
 

@@ -126,14 +126,14 @@ def test_a_trainer_keeps_a_budget_unmodified(losses: Any, monkeypatch: Any) -> N
     assert all(plan.compiled_bytes <= size for plan in plans if plan.plans)
 
 
-def test_a_step_that_cannot_keep_it_is_refused_with_a_floor(installed: Any) -> None:
+def test_step_that_cannot_keep_the_budget_raises_with_the_lowest_peak(installed: Any) -> None:
     installed("1KiB")
     step = jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(X @ w))))
     with pytest.raises(BudgetInfeasible, match="lowest peak found"):
         step(jnp.ones((32, 32)))
 
 
-def test_functions_without_a_derivative_run_whatever_their_bytes_are(installed: Any) -> None:
+def test_jitted_functions_without_a_derivative_ignore_the_budget(installed: Any) -> None:
     installed("1KiB")
     np.testing.assert_array_equal(jax.jit(lambda x: x + 1)(X), X + 1)
 

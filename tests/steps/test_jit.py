@@ -452,9 +452,12 @@ def test_a_step_without_a_derivative() -> None:
     assert not len(planned.plan)
     with pytest.raises(BudgetInfeasible, match="nothing to plan"):
         xform.jit(lambda x: x + 1, "budget:1KiB")(X)
+    planned(X)
+    exact = budget(planned.memory_analysis().total_bytes)
+    np.testing.assert_array_equal(xform.jit(lambda x: x + 1, exact)(X), X + 1)
 
 
-def test_errors_name_what_to_do() -> None:
+def test_plan_before_a_call_and_unsupported_jit_requests_raise() -> None:
     planned = xform.jit(sgd, "budget:1MiB")
     with pytest.raises(WrongArgument, match="call it first"):
         _ = planned.plan

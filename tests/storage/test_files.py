@@ -25,7 +25,7 @@ def _break_off(target: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_what_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _break_off(tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
@@ -36,7 +36,7 @@ def _write(target: Path) -> None:
         partial.write_text("all")
 
 
-def test_what_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+def test_write_errors_name_the_requested_path_not_the_partial_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in ("nope", "file"):
         with pytest.raises(FileNotWritten) as caught:

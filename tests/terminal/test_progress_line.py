@@ -188,7 +188,7 @@ def test_short_work_shows_nothing(run) -> None:
     )
 
 
-def test_what_is_no_terminal_gets_nothing(tmp_path, run) -> None:
+def test_stderr_that_is_no_terminal_gets_no_progress_line(tmp_path, run) -> None:
     with (tmp_path / "err").open("w") as file:
         for into in (subprocess.PIPE, subprocess.DEVNULL, file):
             made = subprocess.run([sys.executable, "-c", STEPS + SLOW], stderr=into, check=True)
@@ -289,7 +289,9 @@ def inputs():
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_long_work_says_what_it_is(name: str, said: list[str]) -> None:
+def test_each_long_operation_reports_its_steps_and_ends_its_thread(
+    name: str, said: list[str]
+) -> None:
     call, words = SAYS[name]
     call()
     for word in words:

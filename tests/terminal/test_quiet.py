@@ -14,7 +14,7 @@ def say() -> None:
     os.write(2, b"E0000 could not find CUDA drivers\n")
 
 
-def test_what_is_written_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
+def test_hide_stderr_drops_writes_inside_its_block_only(capfd: pytest.CaptureFixture[str]) -> None:
     with hide_stderr():
         say()
     print("after", file=sys.stderr)

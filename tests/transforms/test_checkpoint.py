@@ -178,7 +178,7 @@ def test_a_region_without_policy_saves_nothing() -> None:
     assert table.total_bytes == 0
 
 
-def test_what_is_run_again_without_remat() -> None:
+def test_grad_without_remat_recomputes_only_fusible_operations() -> None:
     f = lambda x: jnp.sum(jnp.sin(jnp.sin(jnp.sin(x))))
     assert recomputes(xform.grad(f, policy=KEEP_ALL), X) == 3
     assert recomputes(xform.grad(f), X) == 3 + 2  # the fusible operations, by default
@@ -290,7 +290,7 @@ def test_static_positions_are_checked_as_by_jax() -> None:
     )
 
 
-def test_remat_of_what_is_not_differentiated_is_left_alone() -> None:
+def test_remat_of_undifferentiated_inputs_recomputes_nothing() -> None:
     f = lambda x, y: jnp.sum(x) * jnp.sum(xform.remat(jnp.sin)(y))
     assert recomputes(xform.grad(f), X, X) == 1
 

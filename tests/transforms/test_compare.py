@@ -93,7 +93,7 @@ def test_a_budget_that_cannot_be_kept_names_its_floor() -> None:
     assert "floor" in str(xform.compare(loss, *ARGS, policies={"b": policies.budget("1 KiB")}))
 
 
-def test_it_is_drawn_and_written(tmp_path: Any) -> None:
+def test_compare_writes_svg_and_html_and_reports_progress(tmp_path: Any) -> None:
     seen: list[tuple[str, str]] = []
     table = xform.compare(loss, *ARGS, policies=KINDS, progress=lambda *at: seen.append(at))
     table.plot(tmp_path / "c.svg")
@@ -136,7 +136,9 @@ def test_a_loss_whose_argument_is_called_policy() -> None:
         (loss, {"policies": [None], "target": "cpu"}, "is not an option of compare"),
     ],
 )
-def test_what_cannot_be_compared(f: Any, options: dict[str, Any], problem: str) -> None:
+def test_invalid_functions_policies_targets_and_options_raise(
+    f: Any, options: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(WrongArgument, match=problem):
         xform.compare(f, *ARGS, **options)
 
@@ -177,7 +179,7 @@ def test_a_pictures_labels_stay_in_its_frame_and_its_units_fit(monkeypatch, tmp_
     assert ax.get_xlim()[1] >= 1
 
 
-def test_a_report_says_how_long_planning_took_and_what_is_run_again() -> None:
+def test_reports_state_planning_time_and_recomputed_flops() -> None:
     loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w))
     args = jnp.ones((64, 64)), jnp.ones((256, 64))
     found = xform.compare(loss, *args, policies=[None, xform.policies.budget("1 MiB")])

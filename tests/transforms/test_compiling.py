@@ -91,7 +91,7 @@ def test_each_budget_down_to_the_floor_is_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("ask", ["value_and_grad", "vjp"])
-def test_what_is_returned_counts(ask: str) -> None:
+def test_budget_counts_values_outputs_and_cotangents(ask: str) -> None:
     """The value of `value_and_grad`, and the cotangents and outputs of `vjp`."""
     f, args = PROGRAMS["lattice"]
     layer = lambda ws, x: jnp.stack([f(ws, x), f(ws, 2 * x)])
@@ -202,7 +202,7 @@ def test_a_warning_says_where_nothing_is_compiled() -> None:
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason="a mesh of eight devices")
-def test_on_explicit_axes_it_is_compiled_as_it_lies() -> None:
+def test_budget_on_explicit_mesh_axes_compiles_with_the_input_shardings() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     place = lambda shape, *spec: jax.ShapeDtypeStruct(
         shape, "float32", sharding=NamedSharding(mesh, PartitionSpec(*spec))

@@ -72,7 +72,7 @@ BESIDE = {
 
 @pytest.mark.parametrize("way", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("name", BESIDE)
-def test_a_tangent_weaker_than_its_value_goes_through(name: str, way) -> None:
+def test_weakly_typed_tangents_of_strong_values_pass_through_regions(name: str, way) -> None:
     f = BESIDE[name]
     loss = lambda x: sum(map(jnp.sum, jax.tree.leaves(f(x))))
     for g in (lambda t, x: t.jvp(f, (x,), (1.0,)), lambda t, x: t.grad(loss)(x),

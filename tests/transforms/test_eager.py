@@ -99,7 +99,7 @@ def test_python_branches_in_a_custom_vjp(x: float) -> None:
     close(xform.grad(xform.grad(f))(x), jax.grad(jax.grad(f))(x), 1e-5)
 
 
-def test_what_cannot_be_active_is_a_plain_value() -> None:
+def test_values_without_tangents_are_plain_arrays_not_tracers() -> None:
     def f(x, n):
         plain = (x > 1, jnp.argmax(x), x.astype(int), lax.stop_gradient(x), n, jnp.round(x))
         assert not any(isinstance(p, jax.core.Tracer) for p in plain)

@@ -127,7 +127,7 @@ class Variants(chex.TestCase):
         chex.assert_trees_all_close(got, jax.jvp(f, (X,), (X,)), rtol=1e-6)
 
 
-def test_what_no_output_needs_may_have_no_forward_mode() -> None:
+def test_jvp_ignores_a_dead_custom_vjp_call_in_a_loop() -> None:
     f = jax.custom_vjp(jnp.sin)
     f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
 
@@ -139,7 +139,7 @@ def test_what_no_output_needs_may_have_no_forward_mode() -> None:
         np.testing.assert_allclose(got, (0.125, 0.75))
 
 
-def test_a_name_scope_stands_once() -> None:
+def test_named_scope_appears_once_in_the_name_stack_of_jvp() -> None:
     def f(x):
         with jax.named_scope("layer"):
             return lax.dot(lax.sin(x), x)
@@ -191,7 +191,7 @@ def test_a_refused_push_prints_nothing_twice() -> None:
         jax.jit(lambda x: xform.jvp(dead, (x,), (1.0,)))(0.5)
 
 
-def test_a_library_sees_what_moves_by_jaxs_class() -> None:
+def test_only_values_with_tangents_are_instances_of_jvptracer() -> None:
     def f(x, y):
         inner = []
         xform.jvp(lambda z: inner.extend([moves(z), moves(x)]) or z * x, (y,), (y,))

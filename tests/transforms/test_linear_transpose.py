@@ -74,7 +74,7 @@ NONLINEAR = {
 
 
 @pytest.mark.parametrize("name", NONLINEAR)
-def test_linear_transpose_refuses_what_is_not_linear(name: str) -> None:
+def test_linear_transpose_of_nonlinear_functions_raises(name: str) -> None:
     with pytest.raises(NotLinear):
         xform.linear_transpose(NONLINEAR[name], X)
 

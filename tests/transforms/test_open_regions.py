@@ -61,7 +61,7 @@ plain = lambda f: f
 
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("f", PROGRAMS)
-def test_what_is_saved_is_what_is_without_marks(f, mark) -> None:
+def test_opened_remat_regions_save_as_much_as_unmarked_code(f, mark) -> None:
     marked = lambda ws, x: f(MARKS[mark], ws, x)
     opened = xform.residuals(marked, WS, X, policy=policies.open_regions())
     bare = xform.residuals(lambda ws, x: f(plain, ws, x), WS, X)

@@ -43,7 +43,7 @@ def test_without_compiling_bytes_are_simulated() -> None:
     assert next(iter(curve)).peak_bytes == made.predicted_bytes
 
 
-def test_it_says_how_long_planning_took_and_how_little_could_be_run_again() -> None:
+def test_curve_reports_planning_seconds_and_least_recompute_flops() -> None:
     curve = xform.pareto(loss, W, X, points=2, verify=False)
     assert all(p.seconds > 0 for p in curve)
     assert all(p.least_flops is None or p.least_flops <= p.recompute_flops for p in curve)

@@ -126,7 +126,7 @@ def test_a_peak_is_bounded_where_a_function_is_traced() -> None:
     close(jax.jit(xform.grad(unrolled, policy=budget))(W, X), jax.grad(unrolled)(W, X), 1e-4)
 
 
-def test_it_is_deterministic(tmp_path) -> None:
+def test_saved_plans_of_two_runs_are_identical(tmp_path) -> None:
     texts = []
     for name in ("a", "b"):
         jax.clear_caches()

@@ -61,7 +61,7 @@ def test_gradients_are_those_without_the_region(f, policy) -> None:
     close(batched[0], want[1], 1e-12)
 
 
-def test_jax_saves_what_the_plan_keeps(capsys) -> None:
+def test_jax_saves_matrix_products_that_min_cut_keeps(capsys) -> None:
     f = lambda x, w: jnp.sin(jax.nn.softmax(x @ w) @ w)
     print_saved_residuals(xform.remat(f, policy=policies.min_cut), X, WS[0])
     kept = [line for line in capsys.readouterr().out.splitlines() if "argument" not in line]
@@ -74,7 +74,7 @@ def test_jax_saves_what_the_plan_keeps(capsys) -> None:
 
 
 @pytest.mark.parametrize("cell", ["none", "remat3"])
-def test_jax_saves_what_has_a_name(cell: str, capsys) -> None:
+def test_jax_saves_checkpoint_named_values_of_an_xform_region(cell: str, capsys) -> None:
     """Under `jax_remat3` a name is an object, and JAX does not ask xform's policy about it."""
 
     def f(x, ws):

@@ -89,7 +89,7 @@ def test_a_function_that_was_jitted_keeps_its_options() -> None:
     assert xform.plan(step, *arguments(), **STEP).compiled_bytes > by_jit.compiled_bytes
 
 
-def test_nothing_is_compiled_if_it_is_not_to_be_verified() -> None:
+def test_plan_of_a_step_without_verify_compiles_nothing() -> None:
     default = xform.plan(step, *arguments(), **STEP, verify=False)
     assert default.compiled_bytes is None
     budget = policies.budget(int(0.8 * default.predicted_bytes))
@@ -109,7 +109,7 @@ def test_below_its_floor_a_step_names_the_floor() -> None:
     assert plan.compiled_bytes <= floor.bytes
 
 
-def test_what_has_a_policy_of_its_own_keeps_it() -> None:
+def test_derivatives_with_their_own_policy_are_left_out_of_the_plan() -> None:
     def penalized(w, state, x, policy=None):
         other = xform.grad(lambda w: jnp.sum(jnp.sin(w)), policy=policies.save_nothing)(w)
         return updated(w, state, other + xform.grad(loss, policy=policy)(w, x))
@@ -166,7 +166,7 @@ def test_a_budget_of_several_derivatives_is_compared_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("options", [{"argnums": 1}, {"argnums": None}, {"has_aux": True}])
-def test_a_step_says_itself_what_it_differentiates(options: dict[str, Any]) -> None:
+def test_argnums_or_has_aux_with_policy_argument_raises(options: dict[str, Any]) -> None:
     with pytest.raises(errors.WrongArgument, match=r"policy_argument='policy', (.|\n)*drop one"):
         xform.plan(step, *arguments(), **STEP, **options)
 
@@ -227,7 +227,7 @@ def test_all_outputs_of_a_gradient_are_differentiated_if_asked() -> None:
     assert xform.plan(xform.grad(loss), W, X, argnums=None, verify=False).saved_bytes > 0
 
 
-def test_what_is_beside_a_derivative() -> None:
+def test_outside_bytes_count_optimizer_moments_unless_donated() -> None:
     """Adam's two moments are live all the time; if they are donated, the new ones cost nothing."""
     target = parse_target(None)
     donated = planning_task(step, arguments(), 0, False, "policy", target, (0, 1), "marked")
@@ -240,7 +240,7 @@ def test_what_is_beside_a_derivative() -> None:
     assert of_loss.problem.outside_bytes == of_loss.outside_argument_bytes == -W.nbytes
 
 
-def test_what_is_compiled_under_a_policy() -> None:
+def test_with_policy_differentiates_a_loss_and_keeps_a_step() -> None:
     run, options = with_policy(loss, policies.save_nothing, 0, None)
     assert run.__name__ == "loss"
     assert options == {}

@@ -79,7 +79,7 @@ def test_the_attributes_are_jaxs(name: str, jitted: bool) -> None:
     close(jax.tree.map(lambda x: x * 1, mine)(ones(y)), want, 1e-6)
 
 
-def test_what_was_taken_out_is_let_go_and_missed() -> None:
+def test_removed_or_wrong_args_res_make_the_pullback_raise() -> None:
     x, w = jnp.asarray(X), jnp.asarray(W)
     for way in (lambda f: f, jax.jit):
         y, pull = way(functools.partial(xform.vjp, lambda x, w: x @ w))(x, w)

@@ -323,7 +323,7 @@ def test_the_derivative_of_an_extremum_that_is_nan_is_nan(extremum) -> None:
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-def test_a_transpose_is_transposed_though_what_it_kept_waits_for_the_cotangent(jitted) -> None:
+def test_linear_transpose_of_a_transposed_pullback_is_correct(jitted) -> None:
     """In a trace, a barrier ties the saved values to the cotangent, on which they do not depend."""
     b = jnp.arange(9.0).reshape(3, 3)
     f = jax.custom_vjp(lambda x: b @ x**2)

@@ -82,7 +82,7 @@ def test_processes_read_parts_of_the_same_batches(processes: int, slices: int) -
     np.testing.assert_array_equal(np.concatenate(parts, axis=-1), whole)
 
 
-def test_a_state_goes_on_in_mid_epoch_with_any_number_of_processes() -> None:
+def test_iterator_state_resumes_mid_epoch_for_any_process_count() -> None:
     whole = numbers(taken(40))
     iterator = batches(mixed((A, B), (0.7, 0.3), 0), batch=4)
     for _ in range(13):
@@ -114,7 +114,7 @@ def test_batches_on_devices_are_ready_and_resume() -> None:
     np.testing.assert_array_equal(numbers([next(resumed) for _ in range(21)]), whole[9:])
 
 
-def test_what_a_process_reads_is_what_its_devices_hold() -> None:
+def test_share_of_a_process_matches_the_batch_slices_of_its_devices() -> None:
     assert share_of(NamedSharding(mesh(), P(None, "data")), 8) == Share(0, 1)
     assert share_of(NamedSharding(mesh(), P()), 8) == Share(0, 1)
     assert share_of(NamedSharding(mesh(), P(None, None, "data")), 3) == Share(0, 1)
@@ -138,7 +138,7 @@ def test_what_a_process_reads_is_what_its_devices_hold() -> None:
         found(slice(0, 2), slice(4, 6))
 
 
-def test_what_cannot_be_shared_is_refused() -> None:
+def test_batches_not_divisible_by_processes_or_devices_raise() -> None:
     with pytest.raises(
         InputError, match="batches of 4 cannot be divided equally among 3 processes"
     ):

@@ -44,7 +44,7 @@ def test_plain_text_is_bytes_in_memory(tmp_path: Path) -> None:
     assert held[0][0].tobytes() == last[:17]
 
 
-def test_without_data_it_is_the_standard_library(tmp_path: Path) -> None:
+def test_default_corpus_is_the_python_standard_library(tmp_path: Path) -> None:
     corpus = load(tmp_path)
     assert 128 < corpus.vocab <= 256
     assert len(corpus.validation(window=16, batch=1, windows=10)) == 10
@@ -132,7 +132,7 @@ def test_a_file_may_be_named_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "=1", "a\0b", "a=0", "a=-1", "a=nan", "a=inf"])
-def test_what_names_nothing_is_refused(given: str) -> None:
+def test_invalid_paths_and_nonpositive_or_nonfinite_weights_raise(given: str) -> None:
     with pytest.raises(InputError, match=r"(is not a path|the weight must be a number above 0)"):
         weighted(given)
 

@@ -33,7 +33,7 @@ def test_a_file_of_text_is_one_document_compressed_or_not(tmp_path: Path) -> Non
     assert sorted(read(tmp_path)) == sorted([TEXTS[0], TEXTS[0] * 2])
 
 
-def test_what_describes_tables_is_not_read_beside_them(tmp_path: Path) -> None:
+def test_dataset_info_json_beside_arrow_tables_is_not_read(tmp_path: Path) -> None:
     write(tmp_path, "arrow")
     (tmp_path / "dataset_info.json").write_text("{}")
     assert read(tmp_path) == TEXTS
@@ -119,7 +119,7 @@ def test_a_document_beyond_memory_is_refused_unread(tmp_path: Path) -> None:
         read(tmp_path / "huge")
 
 
-def test_a_missing_package_says_what_to_install(
+def test_missing_pyarrow_error_names_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, "parquet")

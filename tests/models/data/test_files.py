@@ -55,14 +55,14 @@ def test_a_folder_within_itself_is_refused(tmp_path: Path) -> None:
         files_of(tmp_path)
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_and_overlong_paths_raise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no such file or folder: .*missing"):
         files_of(tmp_path / "missing")
     with pytest.raises(InputError, match="File name too long"):
         files_of(tmp_path / ("x" * 300))
 
 
-def test_without_a_path_it_is_the_standard_library() -> None:
+def test_default_files_are_the_python_standard_library() -> None:
     found = files_of(None)
     assert len(found) > 100
     assert {file.suffix for file in found} == {".py"}

@@ -291,7 +291,7 @@ def test_the_classes_of_pixels_are_moved_with_them() -> None:
         assert view["label"].dtype == np.int32
 
 
-def test_pictures_smaller_than_what_they_are_moved_by() -> None:
+def test_augmentation_handles_images_smaller_than_the_shift() -> None:
     image = np.full((1, 2, 1), 3, np.uint8)
     same = grain.MapDataset.source([{"image": image, "label": np.ones((1, 2), np.int32)}])
     for view in augmented(same.repeat(40), seed=0):

@@ -110,7 +110,7 @@ def _says_the_same(one: bytes, other: bytes) -> bool:
         return False
 
 
-def test_what_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
+def test_failed_preparation_leaves_no_files(source: Path, tmp_path: Path) -> None:
     with source.open("a") as file:
         file.write("{\n")
     with pytest.raises(InputError, match=r"data.jsonl:41 is not valid JSON"):
@@ -140,7 +140,9 @@ def test_a_kill_leaves_nothing_of_that_name(source: Path, tmp_path: Path) -> Non
     assert len(files_of(tmp_path, without=tmp_path / "out")) == 1
 
 
-def test_a_folder_that_is_there_is_left_as_it_is(source: Path, tmp_path: Path) -> None:
+def test_preparing_into_an_existing_folder_raises_and_keeps_its_files(
+    source: Path, tmp_path: Path
+) -> None:
     prepare(source, tmp_path / "out")
     before = contents(tmp_path / "out")
     with pytest.raises(InputError, match="out already exists: choose another folder, or remove"):

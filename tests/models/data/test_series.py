@@ -54,7 +54,9 @@ def test_a_feature_that_never_changes_is_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0.1, 1e9 / 3, 1e-200])
-def test_what_rounding_leaves_of_a_deviation_is_no_scale(value: float, tmp_path: Path) -> None:
+def test_constant_features_with_rounding_noise_are_scaled_to_zero(
+    value: float, tmp_path: Path
+) -> None:
     array = np.stack([np.full(300, value), RNG.normal(size=300)], axis=1)
     assert array[:270].std(0)[0] > 0 or value == 1e-200
     for part in load_series(saved(tmp_path, array), 4).parts.values():
@@ -82,7 +84,7 @@ def test_other_arrays_are_refused(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e200])
-def test_a_number_that_is_not_finite_is_found_where_it_is_read(
+def test_nonfinite_series_values_raise_when_their_window_is_read(
     tmp_path: Path, value: float
 ) -> None:
     array = RNG.normal(size=(100, 1))

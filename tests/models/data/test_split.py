@@ -20,7 +20,7 @@ def test_a_share_is_held_and_all_are_there() -> None:
     assert 150 < len(found["validation"]) < 250
 
 
-def test_a_document_is_in_the_same_part_wherever_it_stands() -> None:
+def test_split_of_a_document_does_not_depend_on_its_position() -> None:
     texts = [f"document {i}" for i in range(300)]
     held = set(parts(texts)["validation"])
     assert set(parts(texts[::-1] + texts)["validation"]) == held

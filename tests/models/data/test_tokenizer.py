@@ -40,7 +40,7 @@ def test_words_are_fewer_than_bytes_and_end_with_the_end() -> None:
     assert {int(some[-1]) for some in tokens} == {words.end} == {0}
 
 
-def test_what_reads_like_the_end_is_text() -> None:
+def test_end_token_spelled_in_a_document_is_encoded_as_text() -> None:
     words = train_bpe(300, SOME)
     (tokens,) = words.encode([Document(b"a<|endoftext|>b", "here")])
     assert list(tokens).count(0) == 1
@@ -69,7 +69,7 @@ def test_a_file_gives_the_same_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ['{"eos_token": "gradient"}', '{"eos_token": {"content": "cut"}}'])
-def test_the_end_is_what_is_said_beside_it(said: str, tmp_path: Path) -> None:
+def test_tokenizer_config_sets_the_end_token(said: str, tmp_path: Path) -> None:
     inner = Tokenizer(models.WordLevel({"[UNK]": 0, "gradient": 1, "cut": 2, "</s>": 3}, "[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.decoder = decoders.WordPiece()
@@ -96,7 +96,7 @@ def test_the_end_is_what_is_said_beside_it(said: str, tmp_path: Path) -> None:
         ("gpt2", r"'gpt2' is not a tokenizer: use bytes, bpe:8192, or the path of"),
     ],
 )
-def test_what_names_no_tokenizer_is_refused(wanted: str, complaint: str) -> None:
+def test_invalid_tokenizer_names_and_vocabulary_sizes_raise(wanted: str, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         tokenizer_of(wanted, SOME)
 
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_one_line(content: bytes, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_damage_beside_it_is_one_line(tmp_path: Path) -> None:
+def test_damaged_tokenizer_config_raises_an_error_naming_it(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(train_bpe(300, SOME).to_json())
     for content in ("[]", "{", json.dumps({"eos_token": ["a"]})):
         (tmp_path / "tokenizer_config.json").write_text(content)

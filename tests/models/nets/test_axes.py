@@ -76,7 +76,7 @@ def test_a_models_shardings_have_its_structure() -> None:
     )
 
 
-def test_what_layers_make_lies_by_the_rules_where_there_is_a_mesh() -> None:
+def test_activations_are_sharded_by_the_rules_only_under_a_mesh() -> None:
     x = jnp.ones((4, 3, 8))
     assert constrained(x, "batch", None, "heads") is x
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)

@@ -27,7 +27,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return model, folder
 
 
-def test_what_is_written_is_read_back(saved: tuple[Any, Path]) -> None:
+def test_saved_model_is_loaded_back_with_equal_weights(saved: tuple[Any, Path]) -> None:
     model, folder = saved
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
     back = load(folder, query_chunk_size=5)
@@ -57,7 +57,7 @@ def test_configurations_are_read_as_they_were_written(name: str) -> None:
     assert read(json.loads(json.dumps(write(PRESETS[name])))) == PRESETS[name]
 
 
-def test_what_is_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_mismatched_unsupported_or_damaged_huggingface_folders_raise(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     with pytest.raises(InputError, match=r"cannot read .*config.json"):
         load(folder)

@@ -8,7 +8,7 @@ from flax import nnx
 from models.nets.mixture import Mixture, Routing
 
 
-def test_each_token_goes_through_the_experts_that_it_chose() -> None:
+def test_mixture_output_is_the_weighted_sum_of_the_top_two_experts() -> None:
     mixture = Mixture(6, 10, 5, 2, dtype=None, rngs=nnx.Rngs(0))
     x = 20 * jax.random.normal(jax.random.key(1), (2, 7, 6))
     found, routing = nnx.jit(lambda mixture, x: mixture(x))(mixture, x)

@@ -51,7 +51,7 @@ def test_states_are_pytrees_and_lanes_are_mapped() -> None:
     close([ours], [jax.vmap(jax.grad(same), (None, 0))(2.0, x)], 1e-5)
 
 
-def test_what_is_held_grows_by_a_state_for_each_step() -> None:
+def test_symplectic_adjoint_memory_grows_by_one_state_per_step() -> None:
     """The residuals of four field evaluations, which the direct gradient saves, are not stacked."""
     types = jax.eval_shape(lambda: inputs(width=16, hidden=256, rows=64))
 

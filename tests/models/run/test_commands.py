@@ -143,7 +143,7 @@ def test_every_setting_is_written_and_read_again() -> None:
         ("[model]\nwidth = 30", "is not a multiple of 4 heads"),
     ],
 )
-def test_what_is_no_setting_is_refused(document: str, complaint: str) -> None:
+def test_unknown_or_invalid_settings_in_toml_raise(document: str, complaint: str) -> None:
     with pytest.raises(InputError) as raised:
         read_config(document, "run.toml")
     assert complaint in str(raised.value)
@@ -262,7 +262,9 @@ def test_a_changed_setting_is_refused_or_overridden_and_recorded(
     assert "learning_rate was 0.003, not 0.004" in capsys.readouterr().err
 
 
-def test_sampling_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_with_invalid_arguments_prints_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for flags, complaint in (
         (["--run", str(tmp_path)], "no checkpoints in"),
         (["--prompt", ""], "--prompt needs at least one character"),

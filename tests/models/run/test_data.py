@@ -18,7 +18,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_written_is_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_command_reports_token_counts_and_train_reads_its_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     flags = ["--data", "data.parquet", "--column", "body", "--tokenizer", "bpe:280"]
     assert main(["data", *flags, "--out", "tokens"]) == 0
     said = capsys.readouterr().out

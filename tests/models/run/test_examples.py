@@ -66,7 +66,9 @@ def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[
         assert said_.count("\n") == 1
 
 
-def test_what_is_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_and_data_of_another_model_kind_are_one_line_errors(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("tiny.toml").write_text('preset = "tiny"\n')
     Path("flat.toml").write_text("model = 3\n")
     for arguments, complaint in (

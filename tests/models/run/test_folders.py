@@ -61,7 +61,9 @@ def test_a_run_is_written_for_jax_alone(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("text")
-def test_what_cannot_begin_or_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_huggingface_training_or_export_is_a_one_line_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     save(drawn(DECODERS["gpt2"]), "theirs")
     for arguments, complaint in (
         (["train", "--from-huggingface", "none"], "cannot read none"),

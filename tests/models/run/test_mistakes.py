@@ -24,7 +24,7 @@ def test_a_disk_that_is_full_at_the_start_names_the_file(tmp_path: Path) -> None
         pass
 
 
-def test_a_run_goes_on_in_its_folder_though_its_settings_name_another(tmp_path: Path) -> None:
+def test_resume_uses_the_given_folder_over_the_out_in_its_config(tmp_path: Path) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     text = to_toml(of_preset("tiny")).replace('"runs/tiny"', f'"{elsewhere}"')
@@ -34,7 +34,7 @@ def test_a_run_goes_on_in_its_folder_though_its_settings_name_another(tmp_path: 
     assert run.out == here
 
 
-def test_a_run_without_out_goes_on_in_its_default_folder(
+def test_resume_without_out_uses_the_default_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -75,7 +75,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("error", "said"), SAID)
-def test_damage_of_a_checkpoint_is_said_without_the_storage_librarys_words(
+def test_damaged_checkpoint_errors_omit_storage_library_details(
     error: Exception, said: str
 ) -> None:
     def restore(*_: object, **__: object) -> None:

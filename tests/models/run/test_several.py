@@ -100,7 +100,7 @@ def test_losses_are_those_of_one_device(
 
 @pytest.mark.parametrize("kind", ["text", "resnet", "gru"])
 @pytest.mark.usefixtures("folder")
-def test_a_checkpoint_goes_on_in_other_numbers_of_processes(kind: str) -> None:
+def test_checkpoint_resumes_with_other_process_counts(kind: str) -> None:
     """Two processes, then four, then one; with the optimizer's state on the host at first."""
     flags, stop = [*EACH[kind], *STEPS, "--batch", "8"], ["--max-seconds", "0"]
     together(1, 1, *flags, "--out", "one")

@@ -51,7 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_learns_and_says_bits_of_bytes(whole: Path) -> None:
+def test_training_lowers_and_logs_bits_per_byte(whole: Path) -> None:
     records = losses(whole / "run")
     bits = [bits for *_, bits in records if bits is not None]
     nats = [loss for _, loss, _ in records if loss is not None]
@@ -61,7 +61,7 @@ def test_it_learns_and_says_bits_of_bytes(whole: Path) -> None:
     assert (whole / "run/tokenizer.json").exists()
 
 
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(whole: Path, tmp_path: Path) -> None:
+def test_stopped_run_resumes_with_bitwise_equal_losses(whole: Path, tmp_path: Path) -> None:
     assert quiet(config(tmp_path, max_seconds=0)).step == 1
     # What was prepared stays: the text itself may go.
     for path in tmp_path.glob("*.jsonl"):
@@ -83,7 +83,7 @@ def test_another_text_or_share_is_another_run(whole: Path, tmp_path: Path) -> No
             quiet(other, Resume())
 
 
-def test_a_vocabulary_that_is_too_small_says_what_to_give(tmp_path: Path) -> None:
+def test_vocabulary_smaller_than_the_tokenizer_raises_and_names_vocab(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"of 2\d\d tokens, but the model has 256: use --vocab 2"):
         quiet(dataclasses.replace(config(tmp_path), tokenizer="bpe:290", model=MODEL))
 

@@ -31,7 +31,7 @@ def quiet(config: Any, wish: Resume | None = None) -> Outcome:
     return train(config, Console(file=io.StringIO()), wish)
 
 
-def test_it_is_the_mean_by_its_formula() -> None:
+def test_average_follows_the_ema_formula_with_warmup() -> None:
     mean = {"x": jnp.float32(1.0)}
     first = averaged(EMA, mean, {"x": jnp.float32(2.0)}, jnp.int32(0))
     assert float(first["x"]) == np.float32(0.1 * 1 + 0.9 * 2)
@@ -39,7 +39,7 @@ def test_it_is_the_mean_by_its_formula() -> None:
     assert float(later["x"]) == 1.5
 
 
-def test_a_step_moves_it_unless_it_is_skipped() -> None:
+def test_step_updates_the_average_unless_skipped() -> None:
     state = init_state(MODEL, EMA, 0)
     chex.assert_trees_all_equal(state.average, state.params)
     step = jax.jit(make_step(MODEL, EMA))
@@ -53,7 +53,7 @@ def test_a_step_moves_it_unless_it_is_skipped() -> None:
     chex.assert_trees_all_equal(kept.average, after.average)
 
 
-def test_it_lies_as_parameters_do() -> None:
+def test_average_has_the_sharding_of_the_parameters() -> None:
     mesh = make_mesh("fsdp=4,tensor=2")
     types = abstract_state(MODEL, EMA, mesh)
     same = jax.tree.map(lambda a, b: a.sharding == b.sharding, types.params, types.average)
@@ -61,7 +61,7 @@ def test_it_lies_as_parameters_do() -> None:
     assert abstract_state(MODEL, OPTIM).average is None
 
 
-def test_it_is_saved_judged_and_what_comes_out(tmp_path: Path) -> None:
+def test_average_is_checkpointed_validated_and_returned_by_load_run(tmp_path: Path) -> None:
     for name in ("one", "two", "plain"):
         (tmp_path / name).mkdir()
     whole = quiet(run(tmp_path / "one", optim=EMA))
@@ -79,7 +79,7 @@ def test_it_is_saved_judged_and_what_comes_out(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(out, whole.state.average)
 
 
-def test_it_begins_with_the_parameters_of_an_origin(tmp_path: Path) -> None:
+def test_average_starts_from_the_pretrained_parameters(tmp_path: Path) -> None:
     origin = Origin("there", nnx.state(build(MODEL, 7), nnx.Param))
     state = begin(run(tmp_path, optim=EMA), origin).state
     chex.assert_trees_all_equal(state.average, origin.params)

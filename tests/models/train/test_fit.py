@@ -147,7 +147,7 @@ def test_one_more_has_no_room(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_waits_on_the_host_takes_no_room(tmp_path: Path) -> None:
+def test_offloaded_optimizer_state_does_not_count_against_gpu_memory(tmp_path: Path) -> None:
     """Tested for a GPU, whose compiler counts host memory separately, unlike a CPU's."""
     target = "gpu:h100"
     if absent := missing(parse_target(target)):

@@ -208,7 +208,7 @@ def test_the_command_takes_the_flag(tmp_path: Path) -> None:
     assert main([*flags, "--clip-norm", "inf", "--spike-factor", "inf", "--dry-run"]) == 0
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_if_it_was_applied(tmp_path: Path) -> None:
+def test_applied_nonfinite_gradient_stops_the_run(tmp_path: Path) -> None:
     planned: Any = SimpleNamespace(plan=SimpleNamespace(forward_flops=1.0), total_bytes=1)
     display: Any = SimpleNamespace(update=lambda *_: None, say=lambda _: None)
     metrics = {"loss": 1.0, "grad_norm": math.inf, "learning_rate": 1.0}

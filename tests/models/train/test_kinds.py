@@ -35,7 +35,7 @@ SLOW = pytest.mark.slow
         *[pytest.param(name, marks=SLOW) for name in ("vit", "unet", "gru", "ode")],
     ],
 )
-def test_a_model_learns_and_its_run_goes_on(name: str, tmp_path: Path) -> None:
+def test_each_model_kind_lowers_its_loss_and_resumes(name: str, tmp_path: Path) -> None:
     optim = dataclasses.replace(OPTIM, steps=16)
     config = run(tmp_path, MODELS[name], optim=optim, validate_every=100, save_every=100)
     shown = io.StringIO()
@@ -95,7 +95,7 @@ def test_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     assert (made.model.image_size, made.resize) == (16, (16, 16))
 
 
-def test_sizes_that_are_said_are_not_those_of_other_data(tmp_path: Path) -> None:
+def test_image_sizes_that_differ_from_the_data_raise(tmp_path: Path) -> None:
     """A size is asked for, and arrays have another: that is said before anything is weighed."""
     with pytest.raises(InputError, match=r"for train are uint8 \[8, 8, 3\] .* \[4, 4, 3\]"):
         fitted(tmp_path, "resnet", "resnet20", resize="4,4")

@@ -110,7 +110,7 @@ def test_each_device_holds_its_sequences() -> None:
     assert {shard.data.shape for shard in odd.addressable_shards} == {(3, 8)}
 
 
-def test_a_run_goes_on_on_other_meshes(tmp_path: Path) -> None:
+def test_run_resumes_on_other_meshes_with_the_same_losses(tmp_path: Path) -> None:
     """8 devices, then 4, then 1: the losses are those of one device that was left alone."""
     quiet = lambda config, wish=None: train(config, Console(file=io.StringIO()), wish)
     alone = tmp_path / "alone"

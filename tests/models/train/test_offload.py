@@ -64,7 +64,7 @@ def test_a_run_is_the_same_bit_for_bit(
     ("before", "after", "mesh"),
     [(OFFLOAD, OPTIM, "fsdp=2"), pytest.param(OPTIM, OFFLOAD, "", marks=pytest.mark.slow)],
 )
-def test_a_run_goes_on_with_its_state_elsewhere(
+def test_run_resumes_with_offloading_switched_on_or_off(
     tmp_path: Path, before: OptimConfig, after: OptimConfig, mesh: str
 ) -> None:
     whole, expected = trained(tmp_path / "whole", OPTIM, mesh="fsdp=2")
@@ -109,7 +109,7 @@ def test_one_device_that_offloads() -> None:
     chex.assert_trees_all_equal(*found)
 
 
-def test_a_step_that_is_skipped_leaves_what_waits() -> None:
+def test_skipped_step_leaves_the_offloaded_state_unchanged() -> None:
     mesh = make_mesh("", offload=True)
     batch = on_devices(np.zeros((1, 8, MODEL.context + 1), np.uint8), mesh, axis=1)
     step = compile_step(MODEL, OFFLOAD, batch, mesh=mesh)
@@ -121,7 +121,7 @@ def test_a_step_that_is_skipped_leaves_what_waits() -> None:
     chex.assert_trees_all_equal(jax.device_get(after.opt_state), before)
 
 
-def test_what_waits_is_parted_as_its_parameter_is() -> None:
+def test_offloaded_moments_are_sharded_as_their_parameters() -> None:
     mesh = abstract_mesh("fsdp=8")
     state, plain = (abstract_state(MODEL, optim, mesh) for optim in (OFFLOAD, OPTIM))
     params = device_bytes(plain.params)
@@ -133,7 +133,9 @@ def test_what_waits_is_parted_as_its_parameter_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["gru", "resnet", pytest.param("unet", marks=pytest.mark.slow)])
-def test_what_is_put_back_lies_as_it_did(tmp_path: Path, name: str) -> None:
+def test_step_outputs_keep_the_memory_kind_and_sharding_of_the_state(
+    tmp_path: Path, name: str
+) -> None:
     """Of batch norms too: the mean of their statistics waits whole, parameters parted."""
     model, mesh = examples.MODELS[name], make_mesh("fsdp=4,tensor=2")
     optim = dataclasses.replace(OFFLOAD, ema_decay=0.5)
@@ -146,7 +148,7 @@ def test_what_is_put_back_lies_as_it_did(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_plans_are_of_what_the_device_holds(tmp_path: Path) -> None:
+def test_plans_count_only_device_bytes_of_an_offloaded_state(tmp_path: Path) -> None:
     usual = plan_step(run(tmp_path, batch=64), policy_of("min_cut"))
     policy = f"budget:{int(0.95 * usual.total_bytes)}"
     config = run(tmp_path, batch=64, optim=OFFLOAD, policy=policy)
@@ -180,7 +182,9 @@ def test_a_device_without_such_a_memory() -> None:
     ("target", "mesh"),
     [("gpu:h100", ""), ("gpu:h100:4", "fsdp=4"), ("tpu:v5e:1x1", ""), ("tpu:v5e:2x2", "fsdp=4")],
 )
-def test_compilers_put_it_on_the_host(tmp_path: Path, target: str, mesh: str) -> None:
+def test_compiled_steps_place_optimizer_state_in_host_memory(
+    tmp_path: Path, target: str, mesh: str
+) -> None:
     if absent := missing(parse_target(target)):
         pytest.skip(f"needs {', '.join(absent)}")
     model = dataclasses.replace(MODEL, context=256, width=1024, depth=4, heads=8)

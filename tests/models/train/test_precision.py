@@ -124,7 +124,7 @@ def test_a_gradient_that_overflows_is_skipped_and_halves_the_scale() -> None:
     np.testing.assert_allclose(metrics["grad_norm"], other["grad_norm"], rtol=1e-2)
 
 
-def test_a_scale_is_saved_and_the_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_loss_scale_is_checkpointed_and_resumed_bit_for_bit(tmp_path: Path) -> None:
     optim = dataclasses.replace(OPTIM, loss_scale=2.0**26, loss_scale_steps=3)
     changes = {"model": HALF, "optim": optim}
     expected = found(tmp_path / "one", **changes)

@@ -91,7 +91,9 @@ def test_events_are_the_numbers_of_the_log(tmp_path: Path, monkeypatch: pytest.M
     assert first.scalars + second.scalars == logged
 
 
-def test_health_goes_to_the_same_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_values_are_written_to_tensorboard_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = list[Writer]()
     monkeypatch.setattr(Writer, "made", made)
     monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))

@@ -199,7 +199,7 @@ def test_a_run_is_not_overwritten(kind: Run, copied: Path) -> None:
         resumed(kind(copied), step=7)
 
 
-def test_a_setting_is_refused_unless_it_is_overridden(kind: Run, copied: Path) -> None:
+def test_resuming_with_changed_settings_raises_unless_overridden(kind: Run, copied: Path) -> None:
     optim = dataclasses.replace(kind(copied).optim, steps=13, clip_norm=0.5)
     with pytest.raises(
         InputError, match=r"clip_norm was 1.0, not 0.5; .* --override steps,clip_norm"

@@ -39,7 +39,7 @@ def quiet(config, wish=None):
     return train(config, Console(file=io.StringIO()), wish)
 
 
-def test_a_folder_is_held_before_anything_in_it_is_touched(tmp_path: Path) -> None:
+def test_run_locks_its_folder_before_writing_to_it(tmp_path: Path) -> None:
     config = run(tmp_path)
     with locked(config.out):
         with pytest.raises(InputError, match=r"in use by process \d+: wait for it to end"):
@@ -73,7 +73,7 @@ class Pipe(io.StringIO):
         return super().write(text)
 
 
-def test_an_output_that_nobody_reads_ends_the_run_after_a_save(tmp_path: Path) -> None:
+def test_broken_stdout_pipe_saves_a_checkpoint_and_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write to standard output: Broken pipe; saved"):
         train(run(tmp_path, print_every=1), Output(file=Pipe()))
     logged = [step for step, loss, _ in losses(tmp_path / "run") if loss is not None]
@@ -102,7 +102,7 @@ def test_a_log_that_is_none_is_left_alone(tmp_path: Path) -> None:
     assert read_records(path) == [{"step": 1}, {"step": 2}]
 
 
-def test_a_log_goes_on_only_as_it_was_when_it_was_sealed(tmp_path: Path) -> None:
+def test_log_changed_since_its_seal_raises_on_resume(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with contextlib.closing(Log(path, after=None)) as log:
         log.write(step=1, loss=2.5)
@@ -162,7 +162,7 @@ def test_a_state_is_restored_onto_other_devices_without_being_gathered(tmp_path:
     chex.assert_trees_all_equal(back, state)
 
 
-def test_what_a_checkpoint_says_of_itself_has_a_checksum(tmp_path: Path) -> None:
+def test_changed_checkpoint_metadata_raises_damaged(tmp_path: Path) -> None:
     with contextlib.closing(Store(tmp_path / "checkpoints")) as store:
         store.save(1, init_state(MODEL, OPTIM, seed=0), {"data_state": {"next_index": 8}})
         store.wait()

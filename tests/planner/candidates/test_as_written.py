@@ -42,7 +42,7 @@ def ends(plans) -> list[tuple[int, int]]:
     return [(saved_bytes(p), recompute_flops(p)) for p in plans]
 
 
-def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
+def test_candidates_include_the_least_work_for_each_size() -> None:
     problem = problem_of(small, W, X)
     joint = problem.joint()
     values = [v for e in joint.forward for v in e.outvars if v not in joint.always_recomputed]
@@ -68,7 +68,7 @@ def test_work_rises_and_no_plan_is_there_twice(f) -> None:
     assert ends(cut_schedules(problem)) == ends(found)
 
 
-def test_of_what_keeps_nothing_there_is_one_plan() -> None:
+def test_programs_with_nothing_to_recompute_yield_plans_without_work() -> None:
     for f, x in ((lambda x: jnp.sum(2 * x), X), (lambda x: jnp.sum(jnp.sin(x)), jnp.ones((0, 3))),
                  (lambda x: jnp.sin(x), jnp.float32(1))):  # fmt: skip
         found = cut_schedules(problem_of(f, x))

@@ -199,7 +199,7 @@ def test_a_budget_with_room_saves_more_in_regions_and_the_default_does_not() -> 
             np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 
 
-def test_what_the_author_of_a_region_said_holds_under_each_budget() -> None:
+def test_remat_region_policy_holds_under_each_budget() -> None:
     f = lambda w, x: layers(w, x, jax.checkpoint_policies.nothing_saveable)
     at = ends(f)
     default = schedule(analyze(*at), policies.min_cut, backend="cpu")

@@ -50,7 +50,7 @@ def most(prog):
     return schedule(analyze(prog, *MASKS), MinCut(), backend="cpu")
 
 
-def test_each_loop_that_carries_a_derivative_is_met_once_with_how_often_it_runs() -> None:
+def test_planned_loops_lists_each_differentiated_loop_with_its_run_count() -> None:
     assert LENGTHS == [50, 12, 3, 5, 12]
     met = planned_loops(most(PROG), PROG)
     assert {i: (x.node.iterations, x.runs, x.inner) for i, x in met.items()} == {
@@ -71,7 +71,7 @@ def test_large_are_those_of_some_trips_that_keep_a_twentieth() -> None:
     }
 
 
-def test_around_a_loop_is_the_one_in_which_it_stands() -> None:
+def test_loops_around_maps_an_inner_loop_to_its_enclosing_loop() -> None:
     outer, inner = (loop_nodes(of(Problem(PROG, *MASKS))) for of in (large_loops, inner_loops))
     assert loops_around(PROG, outer, inner) == {3: outer[3]}
     assert loops_around(PROG, outer, {}) == {}

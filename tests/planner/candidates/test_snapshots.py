@@ -58,7 +58,7 @@ def test_single_steps_are_run_as_often_as_revolve_runs_them() -> None:
     assert counts == sorted(set(counts), reverse=True)
 
 
-def test_chunks_are_as_long_as_what_does_not_fill_them_leaves() -> None:
+def test_loops_are_divided_into_whole_chunks_and_a_remainder() -> None:
     shapes = {one[0].shapes.get(0) for one in of(loop(70))}
     assert shapes == {None, ((17, 4), (2,)), ((4, 16), (6,))}
     # There are no plans with fewer than four chunks.

@@ -41,7 +41,7 @@ def test_split_loops_lie_between_their_two_plans() -> None:
         right(whole)
 
 
-def test_each_trip_costs_what_it_costs_in_the_plan_that_it_follows() -> None:
+def test_each_iteration_of_a_split_loop_costs_what_its_plan_costs() -> None:
     step = (saved_bytes(MOST) - saved_bytes(LEAST)) // TRIPS
     work = recompute_flops(LEAST) // TRIPS
     for whole in split_candidates(Problem(*ENDS), MOST, LEAST):
@@ -51,7 +51,9 @@ def test_each_trip_costs_what_it_costs_in_the_plan_that_it_follows() -> None:
 
 
 @pytest.mark.parametrize(("length", "parts"), [(0, 0), (1, 0), (2, 1), (3, 2), (40, 15)])
-def test_a_loop_is_split_in_as_many_places_as_it_has(length: int, parts: int) -> None:
+def test_loop_is_split_at_distinct_positions_whose_parts_sum_to_its_length(
+    length: int, parts: int
+) -> None:
     _, _, found = between(lambda x: jnp.sum(loop(length)(x)))
     assert len(found) == parts
     splits = [w.shapes[0] for w in found]

@@ -64,7 +64,7 @@ def test_the_outer_loop_keeps_one_state_a_trip_and_nothing_else(base, change) ->
     assert saved_bytes(made) == least < saved_bytes(base[1])
 
 
-def test_the_inner_loops_keep_what_the_way_says(base) -> None:
+def test_inner_loop_residuals_follow_the_prices_of_the_cut(base) -> None:
     kept = {
         price: by_trips(base, changed(base, all_states(MinCut(price, price), {})))[INNER]
         .schedules[0]

@@ -67,7 +67,7 @@ def test_a_loop_that_keeps_little_of_all_is_not_large() -> None:
     assert large_loops(Problem(*ends)) == {}
 
 
-def test_plans_are_compared_by_work_and_then_by_what_is_sent() -> None:
+def test_candidates_are_ordered_by_recompute_then_offloaded_bytes() -> None:
     found = [Candidate(how, {}) for how in (MOST, LEAST)]
     assert [w.work for w in found] == [(0, 0), (recompute_flops(LEAST), 0)]
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
@@ -76,7 +76,7 @@ def test_plans_are_compared_by_work_and_then_by_what_is_sent() -> None:
 
 
 @pytest.mark.parametrize("policy", [MinCut(), MinCut(0.0, 0.0), save_everything])
-def test_no_plan_takes_less_than_what_it_keeps(policy) -> None:
+def test_peak_lower_bound_is_at_most_the_liveness_peak(policy) -> None:
     how = schedule(analyze(*ENDS), policy, backend="cpu")
     assert peak_lower_bound(how, "cpu") <= liveness(how, "cpu").total_bytes
     assert recompute_flops(how) == 0 or policy == MinCut(0.0, 0.0)

@@ -96,7 +96,7 @@ def test_a_link_of_a_device_that_is_not_here() -> None:
 
 
 @pytest.mark.parametrize("name", ["unrolled", "calls", "devices"])
-def test_a_fast_link_takes_what_would_be_run_again(name: str) -> None:
+def test_fast_link_offloads_values_instead_of_recomputing_them(name: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
     most = saved_bytes(schedule(joint, MinCut(), "cpu"))
     before = 0
@@ -173,7 +173,7 @@ def test_no_sets_that_fit_need_less_work(name: str) -> None:
     "name",
     ["unrolled", "scanned", "branches", pytest.param("devices", marks=pytest.mark.slow)],
 )
-def test_what_is_sent_changes_no_value(name: str) -> None:
+def test_offloading_leaves_gradients_unchanged(name: str) -> None:
     f = PROGRAMS[name]
     most = xform.residuals(f, WS, X, policy=policies.min_cut)
     policy = budget(int(0.6 * most.total_bytes), of="saved")
@@ -204,7 +204,7 @@ def test_a_batch_and_explicit_axes_are_sent_too() -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_branches_hand_on_what_they_keep_on_the_device() -> None:
+def test_residuals_of_branches_are_not_offloaded() -> None:
     f = PROGRAMS["branches"]
     most = xform.residuals(f, WS, X).total_bytes
     made = xform.plan(f, WS, X, policy=budget(most // 2, of="saved"), verify=False)
@@ -213,7 +213,7 @@ def test_branches_hand_on_what_they_keep_on_the_device() -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_plan_shows_saves_and_explains_what_it_sends(tmp_path) -> None:
+def test_plan_prints_explains_and_serializes_offloaded_values(tmp_path) -> None:
     def f(ws, x):
         for w in ws:
             x = jnp.sin(checkpoint_name(x @ w, "product"))
@@ -237,7 +237,7 @@ def test_a_plan_shows_saves_and_explains_what_it_sends(tmp_path) -> None:
     close(jax.jit(xform.grad(f, policy=read))(WS, X), jax.grad(f)(WS, X), 1e-4)
 
 
-def test_a_peak_counts_what_is_sent_on_a_cpu_alone() -> None:
+def test_offloaded_values_count_in_the_peak_only_on_a_cpu() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
     n = saved_bytes(schedule(joint, MinCut(), "cpu")) // 4
     saved, sent = schedule(joint, MinCut(), "cpu"), within(joint, n, FAST)
@@ -246,7 +246,7 @@ def test_a_peak_counts_what_is_sent_on_a_cpu_alone() -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
+def test_offloading_meets_a_peak_budget_with_less_recompute(monkeypatch) -> None:
     """The target is a GPU, whose plans may offload."""
     f = PROGRAMS["unrolled"]
     joint = joint_of(f, WS, X)
@@ -299,7 +299,7 @@ def test_states_of_loops_wait_on_the_host(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_what_a_loop_keeps_goes_to_the_host_and_back_trip_by_trip() -> None:
+def test_loop_residuals_are_offloaded_and_fetched_in_each_iteration() -> None:
     grad = xform.grad(recurrent, policy=budget(0, of="saved"))
     whole = jax.make_jaxpr(grad)(WS, X)
     stacks = {e.invars[0].aval.shape for e in whole.eqns if e.primitive.name == "device_put"}

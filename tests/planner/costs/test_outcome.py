@@ -166,7 +166,7 @@ def test_bytes_are_those_that_the_forward_part_hands_over(name: str) -> None:
         assert offloaded_bytes(how) == 0
 
 
-def test_what_is_sent_is_not_kept_on_the_device() -> None:
+def test_offloaded_bytes_are_excluded_from_saved_bytes() -> None:
     joint = joint_of(loop(5), W, X)
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     sent, all_kept = (schedule(joint, p, "cpu") for p in (offload, policies.save_dots))
@@ -192,7 +192,7 @@ def test_no_compiled_program_takes_less_than_the_least(name: str) -> None:
         assert bytes_of([W, X]) <= peak_lower_bound(how, "cpu") <= whole
 
 
-def test_what_is_kept_may_lie_where_a_result_will() -> None:
+def test_residuals_may_share_the_buffer_of_a_result() -> None:
     x = jnp.ones((64, 64))
     how = schedule(joint_of(lambda x: jnp.sum(jnp.exp(x)), x), policies.save_everything, "cpu")
     assert saved_bytes(how) == x.nbytes

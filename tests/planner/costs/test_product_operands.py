@@ -25,7 +25,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_products_alone_read(name: str) -> None:
+def test_product_operands_are_float32_values_read_only_by_products(name: str) -> None:
     f, expected = FUNCTIONS[name]
     joint = joint_of(f, W, X)
     found = {joint.producer[v].primitive.name for v in product_operands(joint)}

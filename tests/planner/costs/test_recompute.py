@@ -41,7 +41,7 @@ def equations(f, *args):
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_what_fuses_takes_no_memory_before_its_reader(name: str) -> None:
+def test_fusible_results_need_no_temporary_memory(name: str) -> None:
     f = FUSED[name]
     assert all(map(fusible, equations(f, X)))
     compiled = jax.jit(lambda x: jnp.cos(f(x)) + 1).lower(X).compile()
@@ -49,14 +49,14 @@ def test_what_fuses_takes_no_memory_before_its_reader(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_does_not_fuse_is_written(name: str) -> None:
+def test_nonfusible_results_are_written_to_memory(name: str) -> None:
     f = WRITTEN[name]
     assert not all(map(fusible, equations(f, X)))
     compiled = jax.jit(lambda x: jnp.cos(f(x)) + f(x).T).lower(X).compile()
     assert compiled.memory_analysis().temp_size_in_bytes >= ONE
 
 
-def test_what_has_an_effect_is_neither_fused_nor_run_again() -> None:
+def test_effectful_equations_are_neither_fusible_nor_recomputable() -> None:
     @jax.jit
     def f(x):
         jax.debug.print("{}", x[0, 0])
@@ -82,7 +82,7 @@ def test_the_price_of_a_product_by_hand() -> None:
     assert price(empty, 0.5) == 0.0
 
 
-def test_what_fuses_costs_less_than_saving_it_at_any_price_of_work() -> None:
+def test_fusible_equations_cost_less_to_recompute_than_to_save() -> None:
     call = jax.jit(lambda x: jnp.sin(x) * 2)
     fused = equations(lambda x: jnp.sum(jnp.exp(x) + call(x).T, 0), jnp.ones((64, 64)))
     assert len(fused) == 5

@@ -49,12 +49,12 @@ def test_loops_in_a_loop_are_listed_outermost_first() -> None:
     assert of(f, X) == [("kept", "exp", (7, 2), 14 * ONE)]
 
 
-def test_the_last_state_of_a_loop_is_held_beside_what_its_trips_hold() -> None:
+def test_final_loop_state_is_saved_beside_the_residuals_per_iteration() -> None:
     f = lambda x: jnp.sum(scan(jnp.exp, x, 5) ** 2)
     assert of(f, X) == [("kept", "exp", (), ONE), ("kept", "exp", (5,), 5 * ONE)]
 
 
-def test_what_a_call_makes_and_reads_is_one_buffer() -> None:
+def test_result_of_a_call_that_is_also_its_residual_is_counted_once() -> None:
     @jax.jit
     def block(x):
         for _ in range(60):
@@ -78,7 +78,7 @@ def test_branches_share_as_many_bytes_as_are_handed_over() -> None:
     assert device_bytes(saved_values(how)) == size
 
 
-def test_what_is_sent_waits_elsewhere() -> None:
+def test_offloaded_values_are_listed_in_pinned_host_memory() -> None:
     policy = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     f = lambda x: jnp.sum(scan(lambda x: jnp.sin(x @ W), x, 5))
     (row,) = saved_values(schedule(joint_of(f, X), policy, "cpu"))
@@ -95,7 +95,7 @@ def test_scalars_empty_and_narrow_values(x, size: int) -> None:
     assert of(f, x) == [("kept", "cos", (), size)] * 2
 
 
-def test_nothing_is_held_of_what_is_linear_or_of_integers() -> None:
+def test_linear_and_integer_operations_save_no_residuals() -> None:
     assert of(lambda x: jnp.sum(3 * x[::-1]), X) == []
     assert of(lambda x, n: jnp.sum(x) * jnp.sum(n * n), X, np.arange(3)) == [
         ("kept", "convert_element_type", (), 4)

@@ -46,7 +46,7 @@ def test_a_window_is_the_work_between_two_uses() -> None:
 
 
 @pytest.mark.parametrize("trips", [1, 4])
-def test_in_a_loop_it_is_the_middle_trip(trips: int) -> None:
+def test_idle_window_in_a_loop_is_that_of_the_middle_iteration(trips: int) -> None:
     def f(w, x):
         step = lambda x, _: (jnp.sin(x @ w), None)
         return jnp.sum(lax.scan(step, x, None, length=trips)[0])
@@ -64,7 +64,7 @@ def test_in_a_loop_it_is_the_middle_trip(trips: int) -> None:
     assert not within(around + PRODUCT / 2)
 
 
-def test_keys_and_what_has_no_link_stay() -> None:
+def test_prng_keys_and_devices_without_a_link_are_not_offloaded() -> None:
     def f(w, key):
         return jnp.sum(w @ jax.random.normal(jax.random.fold_in(key, 1), (N, N)))
 

@@ -38,7 +38,7 @@ def test_nothing_crosses_where_there_is_no_work() -> None:
     assert crossing(lambda w, x: jnp.sum(x @ w[0]), W, X) == [["float32[4,8]"]]
 
 
-def test_what_all_layers_read_crosses_as_well() -> None:
+def test_value_read_by_all_layers_crosses_between_them() -> None:
     def loss(w, x):
         mask = jnp.sin(x @ w[0])
         for i in range(1, 6):

@@ -95,7 +95,7 @@ def again(f, *args, active=(True, True)) -> set[str]:
     return {e.primitive.name for e in how.order if id(e) in how.recomputed}
 
 
-def test_products_are_never_run_again_and_what_fuses_is() -> None:
+def test_products_are_saved_and_fusible_operations_recomputed() -> None:
     def f(x, w):
         return jnp.sum(jnp.sin(jnp.exp(jnp.tanh(x @ w)) + 1.0) @ w)
 
@@ -123,7 +123,7 @@ def test_random_numbers_are_kept() -> None:
     assert not {name for name in again(f, X, key, active=(True, False)) if "random" in name}
 
 
-def test_what_may_move_between_devices_is_kept() -> None:
+def test_sharding_constraints_are_not_recomputed() -> None:
     mesh = jax.make_mesh((2,), ("i",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
 

@@ -28,7 +28,7 @@ def knapsack(n: int, seed: int) -> Model:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_is_the_least_of_all(seed: int) -> None:
+def test_exact_solution_has_the_least_cost_and_bound_is_below_it(seed: int) -> None:
     n, budget = 8, 60.0
     model = knapsack(n, seed)
     costs, sizes = model.cost[::3], model.size[1::3]
@@ -42,7 +42,7 @@ def test_it_is_the_least_of_all(seed: int) -> None:
     assert 0 < bound <= least + 1e-6
 
 
-def test_what_has_no_solution_is_none() -> None:
+def test_infeasible_problems_return_none() -> None:
     model = knapsack(3, 0)
     model.upper = [0.0 if i % 3 == 0 else 1.0 for i in range(9)]  # all items are taken
     assert model.solve(1.0, model.cost, np.inf) is None

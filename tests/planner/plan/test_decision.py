@@ -39,7 +39,7 @@ def right(f, how) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_whatever_is_chosen_no_more_is_kept_and_values_are_the_same() -> None:
+def test_schedules_save_no_more_than_decided_and_keep_gradients() -> None:
     joint = joint_of(small, W, X)
     values = [v for e in joint.forward for v in e.outvars]
     sets = [frozenset(s) for s in subsets(values)]
@@ -52,7 +52,7 @@ def test_whatever_is_chosen_no_more_is_kept_and_values_are_the_same() -> None:
         right(small, how)
 
 
-def test_whatever_is_chosen_in_a_loop_values_are_the_same() -> None:
+def test_gradients_hold_for_any_saved_values_in_a_loop() -> None:
     joint = joint_of(loop, W, X)
     (eqn,) = (e for e in joint.forward if e.primitive is fork_p)
     node = eqn.params["node"]
@@ -81,7 +81,7 @@ def test_the_decisions_of_a_plan_give_the_plan(f, policy) -> None:
     assert (again.recomputed, again.reads) == (how.recomputed, how.reads)
 
 
-def test_what_several_nodes_share_is_one_choice() -> None:
+def test_calls_of_one_function_share_one_decision() -> None:
     @jax.jit
     def block(x, w):
         for _ in range(60):  # long enough to stay a call
@@ -110,7 +110,7 @@ def test_a_region_that_is_not_named_decides_for_itself() -> None:
     assert saved_bytes(schedule(joint, Decision(tokens, {}), "cpu")) == 2 * X.nbytes
 
 
-def test_how_many_states_are_stored_and_what_is_sent_is_decided_too() -> None:
+def test_decision_sets_the_number_of_stored_loop_states() -> None:
     how = schedule(joint_of(loop, W, X), min_cut, "cpu")
     (node,) = how.inner
     (inner,) = decision_of(how).inner[node]

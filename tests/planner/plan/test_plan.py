@@ -38,7 +38,9 @@ def planned(f=unrolled, *args, policy=None, **how):
     return xform.plan(f, *(args or (W, X)), policy=policy, verify=False, **how)
 
 
-def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_plan_equals_the_saved_one_and_needs_no_solver(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = planned(policy=policies.budget("6 KiB", of="saved"))
     made.save(tmp_path / "plan.json")
     assert os.listdir(tmp_path) == ["plan.json"]
@@ -64,7 +66,7 @@ def test_bytes_over_auto_axes_are_those_of_unsharded_values() -> None:
     assert "unsharded" not in str(xform.plan(unrolled, W, X))
 
 
-def test_what_is_no_plan_is_not_loaded(tmp_path) -> None:
+def test_load_of_a_file_without_a_plan_raises(tmp_path) -> None:
     for text in ("", "[]", "{}", json.dumps({"format": "xform plan 6"}), '{"format": "else"}'):
         path = tmp_path / "plan.json"
         path.write_text(text)
@@ -90,7 +92,7 @@ def test_a_full_disk_leaves_the_old_plan(tmp_path, monkeypatch: pytest.MonkeyPat
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-def test_it_says_why() -> None:
+def test_explain_gives_decision_type_line_and_cost_of_each_value() -> None:
     made = planned(policy=policies.budget("6 KiB", of="saved"))
     decisions = {row.decision for row in made}
     assert decisions == {"SAVE", "RECOMPUTE"}
@@ -117,7 +119,7 @@ def test_a_policy_for_single_values_is_the_reason(policy) -> None:
     assert by_cut == {"cheaper to recompute than to save"}
 
 
-def test_it_is_drawn(tmp_path) -> None:
+def test_plot_writes_png_and_svg_files(tmp_path) -> None:
     made = planned()
     for kind in ("png", "svg"):
         made.plot(tmp_path / f"plan.{kind}")
@@ -139,7 +141,7 @@ def test_rows_are_a_table_in_which_equal_ones_are_a_line() -> None:
     assert work_line.startswith("0 FLOP of unfused operations recomputed, ")
 
 
-def test_the_last_lines_say_what_is_known() -> None:
+def test_summary_shows_compiled_bytes_lower_bound_and_planning_time() -> None:
     made = dataclasses.replace(planned(), predicted_bytes=1100, recompute_flops=50, seconds=0.0)
     said = lambda **how: str(dataclasses.replace(made, **how)).splitlines()[-2:]
     assert "1000 B compiled as grad by argument 0 (+10.0%)" in said(compiled_bytes=1000)[0]
@@ -154,7 +156,7 @@ def test_the_last_lines_say_what_is_known() -> None:
     assert both.endswith("planned in 2.0 s, 3 programs compiled in 7.0 s")
 
 
-def test_what_is_offloaded_is_counted_apart() -> None:
+def test_offloaded_bytes_are_counted_apart_from_saved_bytes() -> None:
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     made = planned(policy=offload)
     assert made.offloaded_bytes == 12 * ONE
@@ -171,7 +173,7 @@ def test_a_value_is_explained_by_the_users_name() -> None:
         made.explain("layer 22")
 
 
-def test_it_decides_for_the_program_that_it_was_made_for() -> None:
+def test_plan_applied_to_another_program_raises() -> None:
     made = planned(argnums=None)
     joint = joint_of(unrolled, jnp.asarray(W), jnp.asarray(X))
     how = schedule(joint, made.decide(joint), "cpu")
@@ -183,7 +185,7 @@ def test_it_decides_for_the_program_that_it_was_made_for() -> None:
         made.decide(other)
 
 
-def test_whom_it_does_not_decide_for_it_answers_as_min_cut() -> None:
+def test_a_plan_as_jax_checkpoint_policy_saves_only_products() -> None:
     made = planned()
     assert made(dot_general_p, dimension_numbers=(((1,), (0,)), ((), ())))
     assert not made(Primitive("sin"))
@@ -198,7 +200,7 @@ def test_of_nothing() -> None:
         empty.explain("x")
 
 
-def test_how_long_it_took_is_in_no_file() -> None:
+def test_planning_time_is_not_serialized() -> None:
     f = lambda w, x: jnp.sum(lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0])
     first, second = planned(f), planned(f)
     assert first.seconds > 0

@@ -141,7 +141,7 @@ def test_a_file_that_is_cut_short_or_is_no_json(written: dict[str, Any], tmp_pat
          "it has decisions for 2 loop bodies"),
     ],
 )  # fmt: skip
-def test_decisions_of_what_the_program_does_not_have(
+def test_a_plan_with_decisions_about_unknown_values_or_loops_raises(
     change: Callable[[Any], None], problem: str, written: dict[str, Any], tmp_path: Path
 ) -> None:
     data = copy.deepcopy(written)

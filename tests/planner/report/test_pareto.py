@@ -15,7 +15,7 @@ CURVE = Pareto("loss", "cpu", False, (
 ))  # fmt: skip
 
 
-def test_a_line_for_each_point_with_what_is_not_known_said() -> None:
+def test_text_has_a_row_per_point_and_marks_unknown_bounds() -> None:
     title, head, *rows = str(CURVE).splitlines()
     assert title == "loss on cpu"
     assert [w.strip() for w in head.split("  ") if w] == [
@@ -36,14 +36,16 @@ def test_the_time_of_compilations_is_shown_apart() -> None:
     assert [cell.strip() for cell in row.split("  ") if cell][-2:] == ["250.0 ms", "3.0 s"]
 
 
-def test_it_is_a_sequence_and_plain_data() -> None:
+def test_pareto_is_a_sequence_of_points_and_converts_to_json() -> None:
     assert (len(CURVE), *CURVE) == (3, *CURVE.points)
     data = json.loads(json.dumps(CURVE.to_dict()))
     assert tuple(ParetoPoint(**p) for p in data.pop("points")) == CURVE.points
     assert data == {"function": "loss", "target": "cpu", "compiled": False}
 
 
-def test_what_is_drawn_are_the_points(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_draws_the_points_and_an_empty_curve(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     figures = []
     monkeypatch.setattr(pareto, "save_figure", lambda figure, asked, path: (
         figures.append(figure), picture.save_figure(figure, asked, path)))  # fmt: skip

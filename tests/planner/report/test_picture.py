@@ -85,7 +85,9 @@ def test_nothing_of_the_users_matplotlib_is_touched(tmp_path) -> None:
         assert pyplot.get_fignums() == []
 
 
-def test_without_matplotlib_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_matplotlib_raises_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match="pip install") as caught:
         new_axes("Plan.plot")

@@ -214,14 +214,14 @@ def test_nested_scans_multiply_their_trips() -> None:
     assert (gate.loops, gate.trip_bytes, line_of(gate)) == ((5,), 8 * 4, line("gate"))
 
 
-def test_a_remat_region_keeps_what_its_policy_says() -> None:
+def test_a_remat_region_keeps_the_residuals_of_its_policy() -> None:
     table = xform.residuals(region, WS, X)
     row = made_by(table, "dot_general")
     assert (row.trips, line_of(row), row.why) == (5, line("product"), "save_dots saves dot_general")
     assert table.total_bytes == 2 * 5 * VALUE
 
 
-def test_a_custom_rule_is_placed_where_it_is_called() -> None:
+def test_a_custom_rule_residual_has_the_line_of_the_call() -> None:
     row = made_by(xform.residuals(custom, WS, X), "exp")
     assert (row.trips, line_of(row)) == (5, line("swish"))
 
@@ -233,7 +233,7 @@ def test_branches_share_their_slots() -> None:
     assert table.total_bytes == whole - sum(r.total_bytes for r in table if r.kind == "shared")
 
 
-def test_what_no_iteration_changes_is_kept_once() -> None:
+def test_a_loop_invariant_residual_is_kept_once() -> None:
     row = made_by(xform.residuals(invariant, WS, X, policy=KEEP_ALL), "sin")
     assert (row.loops, row.trips, line_of(row)) == ((), 1, line("scale"))
 
@@ -272,7 +272,7 @@ def test_nothing_is_allocated() -> None:
     assert table.total_bytes == 2**34
 
 
-def test_it_prints_and_becomes_data() -> None:
+def test_residuals_table_as_text_and_as_a_dict() -> None:
     table = xform.residuals(scanned, WS, X, policy=POLICIES["names"])
     title, head, *rows, total = str(table).splitlines()
     assert title == "kept for the backward pass of scanned, save_only_these_names:product"

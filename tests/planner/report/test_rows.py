@@ -55,7 +55,7 @@ def again(how) -> int:
 
 @pytest.mark.parametrize("policy", [MinCut(), MinCut(0.0, 0.0), MinCut(0.1, 0.1),
                                     policies.save_everything, policies.save_dots])  # fmt: skip
-def test_a_row_says_what_the_other_decision_would_cost(policy) -> None:
+def test_a_row_has_the_flops_and_bytes_of_the_opposite_decision(policy) -> None:
     joint = joint_of(unrolled, W, X)
     how = schedule(joint, policy, "cpu")
     how = schedule(joint, decision_of(how), "cpu")
@@ -88,13 +88,13 @@ def test_values_of_loops_bear_their_path_and_count_in_all_trips(f, stacked) -> N
     assert carries == [stacked]
 
 
-def test_what_a_loop_that_is_run_again_keeps_lasts_for_one_trip() -> None:
+def test_values_kept_in_a_recomputed_inner_loop_count_only_its_trips() -> None:
     _, rows = of(loops, MinCut(0.0, 0.0))
     inside = [r for r in rows if r.value.count("scan.") == 2]
     assert {r.loops for r in inside} == {(3,)}
 
 
-def test_rows_fall_by_bytes_and_are_none_of_what_keeps_nothing() -> None:
+def test_rows_are_sorted_by_bytes_and_absent_if_nothing_is_kept() -> None:
     _, rows = of(lambda w, x: jnp.sum(jnp.sin(x @ w[0, :, :2]) @ w[0, :2]) + jnp.sum(jnp.exp(x)))
     sizes = [r.marginal_bytes for r in rows]
     assert sizes == sorted(sizes, reverse=True)
@@ -167,7 +167,7 @@ def test_a_value_has_the_name_that_the_user_gave() -> None:
     assert plan.explain(values[0]) == plan.explain("mlpwi_0")
 
 
-def test_what_is_sent_says_so() -> None:
+def test_offloaded_products_have_offload_rows_with_trip_counts() -> None:
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     _, rows = of(scanned, offload)
     sent = [r for r in rows if r.decision == "OFFLOAD"]

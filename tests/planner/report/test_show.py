@@ -44,7 +44,7 @@ def test_branches() -> None:
     assert cos.endswith("SAVED, 16 B: the backward pass reads it")
 
 
-def test_what_is_offloaded_and_run_again() -> None:
+def test_text_marks_offloaded_and_recomputed_values() -> None:
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     found = text(lambda x: [jnp.sum(jnp.tanh(jnp.dot(jnp.outer(x, x), x)))], offload)
     assert "OFFLOADED, 16 B: " in found

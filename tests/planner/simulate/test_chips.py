@@ -88,7 +88,7 @@ def test_tiles() -> None:
         128, 128, 512, 4096, 0, 2048]  # fmt: skip
 
 
-def test_what_is_on_the_chip_is_in_no_budget() -> None:
+def test_values_in_tpu_on_chip_memory_do_not_count_in_the_budget() -> None:
     made = xform.plan(
         lambda x: stacked(x, 4), SQUARE, target=TPU, verify=False,
         policy=xform.policies.budget("13 MiB", of="peak"),

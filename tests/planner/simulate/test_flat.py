@@ -60,7 +60,7 @@ def test_as_many_operations_are_left_as_by_xla(name: str) -> None:
     }
 
 
-def test_what_is_given_back_as_it_came_is_no_step() -> None:
+def test_identities_reshapes_and_no_op_casts_make_no_steps() -> None:
     flat = of(lambda x: (x, x.reshape(64, 64), lax.convert_element_type(x, jnp.float32)))
     assert (flat.steps, set(flat.outputs)) == ((), set(flat.inputs))
 
@@ -81,7 +81,7 @@ def test_products_of_narrow_numbers_are_wide_where_the_compiler_widens_them() ->
     assert (cpu, gpu) == (ONE if CPU.widens_products else ONE // 2, ONE // 2)
 
 
-def test_a_barrier_is_nothing_where_it_is_none() -> None:
+def test_a_barrier_is_a_step_only_on_its_own_backends() -> None:
     steps = {
         "everywhere": {CPU: 1, GPU: 1, TPU: 1},
         "cpu and tpu": {CPU: 1, GPU: 0, TPU: 1},
@@ -100,7 +100,7 @@ def test_a_barrier_does_not_wait_for_the_cotangent_of_a_scalar() -> None:
     assert len(known) == len(unknown) - 1
 
 
-def test_what_is_sent_to_the_host_is_there_on_a_cpu() -> None:
+def test_device_put_to_host_is_a_step_on_gpu_but_not_on_cpu() -> None:
     f = lambda x: jax.device_put(jnp.sin(x), jax.memory.Space.Host)
     assert names(of(f)) == ["sin"]
     there = of(f, by=GPU)
@@ -119,13 +119,13 @@ def test_a_loop_is_one_step_that_starts_from_its_state_and_its_stacks(length: in
     assert loop.initial_values[0] is flat.inputs[0]
 
 
-def test_a_while_loop_carries_all_that_it_makes() -> None:
+def test_loop_counts_of_a_while_loop_are_its_constants_and_carry() -> None:
     f = lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] @ x), (0, x))
     (loop,) = (s for s in of(f).steps if s.primitive.name == "while")
     assert loop_counts(loop.eqn) == (1, 2)
 
 
-def test_a_trip_slices_what_is_scanned_and_updates_its_stacks() -> None:
+def test_a_scan_iteration_slices_its_inputs_and_updates_its_stacks() -> None:
     prog = trace(lambda c, x: [jnp.sin(c) * x, jnp.exp(c), x], X, X)
     (eqn,) = trace(lambda c, xs: lax.scan(lambda c, x: (jnp.sin(c) * x, (jnp.exp(c), x)), c, xs),
                    X, jax.ShapeDtypeStruct((5, 64, 64), jnp.float32)).equations  # fmt: skip

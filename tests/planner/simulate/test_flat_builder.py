@@ -35,7 +35,7 @@ def names(flat: FlatProgram) -> list[str]:
     return [s.primitive.name for s in flat.steps]
 
 
-def test_what_is_equal_is_done_once() -> None:
+def test_equal_computations_are_one_step_except_products() -> None:
     _, flat = added(lambda x: [jnp.sin(x) + jnp.exp(jnp.sin(x)), jnp.sin(x)], X)
     assert names(flat) == ["sin", "exp", "add"]
     _, flat = added(lambda x: [jnp.sum(x, 0), jnp.sum(x, 1)], X)
@@ -44,7 +44,7 @@ def test_what_is_equal_is_done_once() -> None:
     assert names(flat).count("dot_general") == 2
 
 
-def test_operations_are_equal_as_their_texts_are_and_said_only_if_compared(monkeypatch) -> None:
+def test_operation_keys_equal_iff_texts_equal_and_texts_made_lazily(monkeypatch) -> None:
     def f(x):
         scan = lambda by: lax.scan(lambda c, _: (c * by, None), x, None, length=3)[0]
         return [
@@ -81,7 +81,7 @@ def test_a_parameter_that_was_not_given_makes_no_difference() -> None:
     )
 
 
-def test_what_no_output_needs_is_left_out_but_for_effects() -> None:
+def test_dead_steps_are_removed_but_effects_stay() -> None:
     def f(x):
         jax.debug.print("{}", jnp.cos(x)[0, 0])
         return [jnp.sin(x) if jnp.exp(x) is not None else x]
@@ -110,7 +110,7 @@ def test_readers_are_steps_that_stay_each_once() -> None:
     assert (flat.outputs, mul.results[0].readers) == ((mul.results[0],), [])
 
 
-def test_constants_take_no_bytes_and_are_read_by_nobody() -> None:
+def test_constants_are_no_operands_and_their_results_are_compile_time() -> None:
     table = jnp.arange(15.0).reshape(3, 5)
     work, flat = added(lambda x: [x * table + 2.0], X)
     assert [len(s.operands) for s in flat.steps] == [1, 1]

@@ -79,7 +79,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_not_read_element_by_element(name: str) -> None:
+def test_operands_not_elementwise_by_kind_of_step(name: str) -> None:
     f, places = READ[name]
     last = flat_of(f, X, X).steps[-1]
     assert [*operands_not_elementwise(last, True)] == [last.operands[i] for i in places]
@@ -92,7 +92,7 @@ def test_an_update_in_a_loop_of_others_reads_all_of_its_operands() -> None:
     assert [*operands_not_elementwise(update, False)] == update.operands
 
 
-def test_in_a_group_all_is_lost_that_is_behind_what_is() -> None:
+def test_inputs_behind_a_transpose_are_not_read_elementwise() -> None:
     steps = flat_of(lambda x, y: jnp.sin(x + 1).T * y, X, X).steps
     x, y = (next(c for s in steps for c in s.operands if not c.maker and s.primitive.name == name)
             for name in ("add", "mul"))  # fmt: skip
@@ -102,7 +102,7 @@ def test_in_a_group_all_is_lost_that_is_behind_what_is() -> None:
 
 
 @pytest.mark.parametrize(("fusion", "by"), [(LoopFusion, CPU), (GainFusion, GPU)])
-def test_a_view_is_what_it_is_a_view_of(fusion, by) -> None:
+def test_the_base_of_a_reshape_is_the_reshaped_value(fusion, by) -> None:
     flat = flat_of(lambda x, y: ((x @ y).reshape(32, 128).reshape(-1), x.reshape(-1)), X, X, by=by)
     base = fusion(flat, by).base_of
     product, given = flat.outputs
@@ -110,7 +110,7 @@ def test_a_view_is_what_it_is_a_view_of(fusion, by) -> None:
     assert base[given] is flat.inputs[0]
 
 
-def test_every_step_is_written_or_behind_what_is() -> None:
+def test_fusion_visits_every_step_and_groups_read_only_written_values() -> None:
     flat = flat_of(lambda x, y: (jnp.sin(x) @ y, jnp.sum(jnp.cos(x) * y, 0)), X, X)
     for fusion in (LoopFusion(flat, CPU), GainFusion(flat, GPU)):
         assert fusion.visit_index.keys() == {*flat.steps}

@@ -40,12 +40,12 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_is_written(name: str) -> None:
+def test_written_steps_by_kind_of_program(name: str) -> None:
     f, expected = WRITTEN[name]
     assert written(f, X) == expected
 
 
-def test_a_group_reads_what_is_written_or_an_input() -> None:
+def test_fusion_groups_read_only_written_values_or_inputs() -> None:
     fusion = of(lambda x: (jnp.sin(x) @ x + jnp.exp(x), jnp.sum(jnp.cos(x), 1)), X)
     roots = {c for g in fusion.groups for c in g.root.results}
     assert all(c in roots or c.maker is None for g in fusion.groups for c in g.reads)
@@ -58,7 +58,7 @@ def test_an_operand_in_another_order_is_not_replaced() -> None:
     assert len(last.replaceable()) == 1
 
 
-def test_many_readers_that_would_read_much_are_given_what_is_written() -> None:
+def test_a_sum_of_many_arrays_with_several_readers_is_written() -> None:
     def f(*xs):
         total = sum(xs[1:], xs[0])
         return [jnp.roll(total, k, 0) @ xs[0] for k in range(4)]

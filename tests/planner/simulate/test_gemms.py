@@ -74,7 +74,7 @@ def test_few_rows_and_columns_that_sum_much_are_cut_and_added_up() -> None:
     assert ordered(after)
 
 
-def test_what_fills_the_processor_is_not_cut() -> None:
+def test_a_product_that_fills_the_gpu_is_not_split() -> None:
     _, after = of(lambda a, b: a @ b, square(4096), square(4096))
     assert products(after) == [(4096, 4096)]
 

@@ -63,7 +63,7 @@ def heap_of(module: bytes) -> tuple[list[int], list[HeapValue]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_heap_and_all_that_is_put_in_it_are_the_compilers(seed: int) -> None:
+def test_heap_and_live_bytes_equal_xla_cpu_buffer_assignment(seed: int) -> None:
     f = chain(seed)
     module = compiled(f)
     seen = buffers.read(module)
@@ -75,13 +75,13 @@ def test_the_heap_and_all_that_is_put_in_it_are_the_compilers(seed: int) -> None
     assert (ours.temp_bytes, ours.total_bytes) == (seen.temp_bytes, seen.total_bytes)
 
 
-def test_nothing_lies_unused_where_all_values_live_at_once() -> None:
+def test_a_heap_of_simultaneously_live_values_has_no_gaps() -> None:
     values = [HeapValue(i, i, 9, i) for i in range(4)]
     assert heap_bytes([64, 256, 128, 64], values, 512) == 512
     assert heap_bytes([], [], 0) == 0
 
 
-def test_what_lies_unused_is_counted() -> None:
+def test_heap_bytes_include_gaps_between_values() -> None:
     """The large values are at offset 0, one after the other; each small one is above another."""
     values = [
         HeapValue(0, 1, 2, 0),
@@ -108,7 +108,7 @@ def test_values_of_one_buffer_are_placed_once() -> None:
     assert heap_bytes([512, 128], values, 640) == 640
 
 
-def test_what_is_small_beside_the_peak_is_only_counted() -> None:
+def test_values_much_smaller_than_the_peak_leave_no_gaps() -> None:
     sizes = [2**20, *[64] * 50]
     values = [HeapValue(0, 0, 60, 0), *(HeapValue(i, i, i + 1, i) for i in range(1, 51))]
     assert heap_bytes(sizes, values, 2**20 + 128) == 2**20 + 128

@@ -55,7 +55,7 @@ def test_calls_are_those_of_the_compiler(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", ALONE, ids=lambda op: op.__name__)
-def test_what_the_library_does_not_know_is_written_for_it(op) -> None:
+def test_temp_bytes_of_op_then_reduction_equal_xla_cpu(op) -> None:
     f = lambda x: jnp.sum(op(x).astype(jnp.float32), 0)
     took = jax.jit(f).lower(X).compile().memory_analysis().temp_size_in_bytes
     seen = simulate(trace(lambda x: [f(x)], X), "cpu").temp_bytes

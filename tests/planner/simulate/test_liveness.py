@@ -49,7 +49,7 @@ def scattered(x):
 
 
 @pytest.mark.parametrize("f", [scattered, jax.grad(cross_entropy)])
-def test_what_is_scattered_into_zeros_and_added_is_scattered_into_the_sum(f) -> None:
+def test_temp_bytes_of_a_scatter_into_zeros_plus_a_sum_match_xla(f) -> None:
     """Indices are counted a little differently: 12 bytes for each row."""
     stats = jax.jit(f).lower(SQUARE).compile().memory_analysis()
     assert abs(of(f, SQUARE).temp_bytes - stats.temp_size_in_bytes) <= 12 * N
@@ -74,7 +74,7 @@ def test_an_output_over_a_donated_argument_is_no_room_for_others(donate: tuple[i
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_small_programs_need_what_the_compiler_says(name: str) -> None:
+def test_simulated_bytes_of_small_programs_match_xla_cpu(name: str) -> None:
     stats = jax.jit(SMALL[name]).lower(SQUARE).compile().memory_analysis()
     seen = of(SMALL[name], SQUARE)
     assert seen.argument_bytes == stats.argument_size_in_bytes
@@ -83,7 +83,7 @@ def test_small_programs_need_what_the_compiler_says(name: str) -> None:
     assert 0 <= stats.temp_size_in_bytes - seen.temp_bytes < 1024
 
 
-def test_what_waits_is_told_apart() -> None:
+def test_bytes_saved_for_the_backward_pass_are_counted_apart() -> None:
     def both(x, ct):
         y = jnp.sin(x @ x)
         return (y @ x) @ (ct @ y)

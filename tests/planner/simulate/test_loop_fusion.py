@@ -55,7 +55,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_is_written_is_what_the_compiler_writes(name: str) -> None:
+def test_written_bytes_equal_those_of_xla_cpu_kernels(name: str) -> None:
     f = WRITTEN[name]
     theirs = sorted(k.bytes for k in kernels(f, X) if k.bytes >= SMALL)
     assert written(of(f, X)) == theirs
@@ -81,7 +81,7 @@ def steps_of(group: FusionGroup) -> set[FlatStep]:
 
 
 @pytest.mark.parametrize("f", WRITTEN.values(), ids=WRITTEN)
-def test_groups_hold_each_step_and_read_what_is_written(f) -> None:
+def test_groups_hold_each_step_and_read_only_written_values(f) -> None:
     flat = flatten(trace(lambda x: jax.tree.leaves(f(x)), X), CPU)
     fusion = LoopFusion(flat, CPU)
     assert {s for g in fusion.groups for s in steps_of(g)} == set(flat.steps)
@@ -92,7 +92,7 @@ def test_groups_hold_each_step_and_read_what_is_written(f) -> None:
     assert made <= roots
 
 
-def test_a_result_takes_the_place_of_what_is_read_element_by_element() -> None:
+def test_only_same_size_elementwise_operands_are_replaceable() -> None:
     def replaced(f) -> int:
         (*_, last) = of(f, X).groups
         return len(last.replaceable())
@@ -137,7 +137,7 @@ def test_one_loop_that_reads_ever_more_takes_linear_work() -> None:
     assert work(900) < 5 * work(225)
 
 
-def test_a_loop_reads_what_it_takes_in_by_the_steps_that_do_and_in_their_order() -> None:
+def test_a_group_maps_each_input_to_its_reading_steps_in_order() -> None:
     def f(x, y):
         more = x + 1
         return jnp.exp(more * y.T) - more * y, square(more)
@@ -156,6 +156,6 @@ def test_a_loop_reads_what_it_takes_in_by_the_steps_that_do_and_in_their_order()
     assert group.replaceable() == {a}
 
 
-def test_what_other_compilers_fuse_needs_no_library() -> None:
+def test_arctan_before_a_sum_is_written_on_cpu_and_fused_on_gpu() -> None:
     f = lambda x: jnp.sum(jnp.arctan(x), 1)  # no version of the library has it
     assert (written(of(f, X)), written(of(f, X, by=GPU))) == ([X.size * 4], [])

@@ -75,7 +75,7 @@ def test_an_order_is_valid_and_the_best_of_three(seed: int) -> None:
     assert peak(chosen, base_of, outputs) == min(map(work.peak, ways))
 
 
-def test_it_is_as_low_as_the_best_of_all_orders_where_those_are_few() -> None:
+def test_order_of_a_small_program_has_the_least_peak_of_all_orders() -> None:
     def f(x):
         large = [(x * k) @ x.T for k in (1.0, 2.0)]
         return [(a @ a)[:, :1] for a in large]
@@ -89,14 +89,14 @@ def test_it_is_as_low_as_the_best_of_all_orders_where_those_are_few() -> None:
     )
 
 
-def test_what_runs_inside_a_group_counts() -> None:
+def test_the_peak_includes_bytes_used_inside_a_group() -> None:
     f, args = program(0)
     groups, base_of, outputs = groups_of(f, *args)
     work = _Orders(groups, base_of, outputs, lambda g: 10**9 if g is groups[0] else 0)
     assert work.peak(work.list_schedule()) > 10**9
 
 
-def test_it_is_near_linear() -> None:
+def test_least_memory_order_takes_near_linear_work() -> None:
     def work(n: int) -> int:
         def f(x):
             for _ in range(n):

@@ -104,7 +104,9 @@ def _written(flat):
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("f", PROGRAMS)
-def test_it_is_that_of_the_emitted_program(f, policy: str, backend: str) -> None:
+def test_flattened_schedule_equals_the_flattened_emitted_program(
+    f, policy: str, backend: str
+) -> None:
     joint = analyze(trace(lambda *xs: [f(*xs)], W, X), (True, True), (True,))
     same(schedule(joint, POLICIES[policy], backend="cpu"), backend)
 

@@ -55,7 +55,7 @@ def read_as_it_lies(eqn, i: int) -> bool:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_what_is_copied_is_what_xla_copies(name: str) -> None:
+def test_copied_operands_of_products_match_xla(name: str) -> None:
     text, args, copied = PRODUCTS[name]
     f, eqn = dot(text, args)
     assert tuple(not read_as_it_lies(eqn, i) for i in range(2)) == copied
@@ -82,7 +82,7 @@ def test_orders_are_permutations_and_the_matrices_multiply(name: str) -> None:
     np.testing.assert_allclose((left @ right).reshape(f(a, b).shape), f(a, b), rtol=1e-4, atol=1e-5)
 
 
-def test_what_sums_nothing_is_one_of_elements() -> None:
+def test_products_that_sum_nothing_compile_to_elementwise_products() -> None:
     for text, args, yes in (("i,k->ik", (array(8), array(32)), True),
                             ("ij,jk->ik", (array(8, 1), array(1, 32)), True),
                             ("ij,jk->ik", (array(8, 2), array(2, 32)), False),
@@ -93,7 +93,7 @@ def test_what_sums_nothing_is_one_of_elements() -> None:
         assert (" dot(" not in text) is yes
 
 
-def test_sizes_of_what_is_empty() -> None:
+def test_shapes_and_dtypes_of_empty_scalar_and_16_bit_operands() -> None:
     _, eqn = dot("hij,jk->hik", (array(4, 8, 0), array(0, 32)))
     assert len(as_matrices(eqn)) == 3
     assert (shape(jax.ShapeDtypeStruct((), jnp.int32)), shape(None)) == ((), ())

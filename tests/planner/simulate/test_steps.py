@@ -40,14 +40,14 @@ def test_readers_are_each_cells_own() -> None:
     )
 
 
-def test_nothing_else_can_be_said_of_them() -> None:
+def test_steps_reject_new_attributes_and_programs_are_frozen() -> None:
     with pytest.raises(AttributeError):
         step().note = 1  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError):
         FlatProgram((), (), ()).steps = (step(),)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_what_a_compiler_does_by_itself_is_in_no_program() -> None:
+def test_repeat_and_wait_primitives_have_no_registered_rules() -> None:
     assert repeat_p is not wait_p
     assert not {repeat_p, wait_p} & set(RULES)
     assert not traits(repeat_p).fusible
