@@ -99,3 +99,19 @@ def test_the_slope_of_tanh_shares_no_square_with_a_loss() -> None:
         for transform in (xform.value_and_grad, jax.value_and_grad)
     )
     assert ours <= 1.02 * theirs
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: lax.atan2(0.527, x),
+        lambda x: lax.atan2(x, 0.527),
+        lambda x: lax.pow(0.527, x),
+        lambda x: lax.pow(x, 2.5),
+        lambda x: lax.rem(x, 0.527),
+    ],
+)
+def test_an_operand_may_be_a_literal(f: Callable[..., Any]) -> None:
+    """In a staged program a Python number is a literal, which has no `ndim` in JAX 0.12."""
+    got, want = (jax.jit(lib.grad(f))(1.3) for lib in (xform, jax))
+    np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -163,8 +163,9 @@ def shaped_like(dx: Value, y: Value) -> Value:
     `dx` has the shape of an operand of an elementwise primitive, which may be a scalar or have axes
     of size 1.
     """
-    axes = tuple(range(y.ndim)) if dx.ndim == y.ndim else ()
-    full = dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, axes)
+    shape = np.shape(dx)  # a literal is a number without a shape
+    axes = tuple(range(y.ndim)) if len(shape) == y.ndim else ()
+    full = dx if shape == y.shape else lax.broadcast_in_dim(dx, y.shape, axes)
     return reshard_tangent(full, jax.typeof(y))
 
 
