@@ -17,7 +17,7 @@ import dataclasses
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGES = (
@@ -153,9 +153,9 @@ class _Finder(ast.NodeVisitor):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         self.generic_visit(node)
-        kept = node.values[:-1] if len(node.values) > 1 else node.values
         word = " and " if isinstance(node.op, ast.And) else " or "
-        self.add(node, "condition dropped", word.join(f"({self.text(v)})" for v in kept))
+        kept = word.join(f"({self.text(v)})" for v in node.values[:-1])
+        self.add(node, "condition dropped", kept)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self.generic_visit(node)
@@ -200,13 +200,12 @@ class _Finder(ast.NodeVisitor):
             self.add(value, "result dropped", "None")
 
 
-def possible(root: Path, package: str) -> Iterator[Fault]:
-    """Yield the faults that the files of a package can have."""
-    for path in sorted((root / "xform" / package).rglob("*.py")):
-        source = path.read_bytes()
-        finder = _Finder(str(path.relative_to(root)), source)
-        finder.visit(ast.parse(source))
-        yield from finder.found
+def possible(root: Path, path: str) -> list[Fault]:
+    """Return the faults that a file can have."""
+    source = (root / path).read_bytes()
+    finder = _Finder(path, source)
+    finder.visit(ast.parse(source))
+    return finder.found
 
 
 def draw(root: Path, n: int, seed: int, taken: Sequence[Fault] = ()) -> list[Fault]:
@@ -218,8 +217,9 @@ def draw(root: Path, n: int, seed: int, taken: Sequence[Fault] = ()) -> list[Fau
     by_kind = dict[str, dict[str, list[Fault]]]()
     for package in PACKAGES:
         kinds: dict[str, list[Fault]] = collections.defaultdict(list)
-        for fault in possible(root, package):
-            kinds[fault.kind].append(fault)
+        for path in sorted((root / "xform" / package).rglob("*.py")):
+            for fault in possible(root, str(path.relative_to(root))):
+                kinds[fault.kind].append(fault)
         by_kind[package] = dict(sorted(kinds.items()))
     while len(drawn) < n:
         kinds = by_kind[PACKAGES[len(drawn) % len(PACKAGES)]]
@@ -234,14 +234,10 @@ def found_again(root: Path, fault: Fault) -> Fault | None:
 
     If the file has the expression several times, it is the one on the nearest line.
     """
-    path = root / fault.path
-    if not path.exists():
+    if not (root / fault.path).exists():
         return None
-    source = path.read_bytes()
-    finder = _Finder(fault.path, source)
-    finder.visit(ast.parse(source))
-    same = [f for f in finder.found if (f.kind, f.text, f.original) == (
-        fault.kind, fault.text, fault.original)]  # fmt: skip
+    change = lambda f: (f.kind, f.text, f.original)
+    same = [f for f in possible(root, fault.path) if change(f) == change(fault)]
     return min(same, key=lambda f: abs(f.line - fault.line), default=None)
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from experiments.report import keep, known
 from experiments.tests.faults import Fault, copy_with, draw, found_again
+from experiments.tests.profile import record
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -94,7 +95,7 @@ def verdict(copy: Path, i: int, tests: list[str]) -> dict[str, Any]:
         file.flush()
         try:
             run = subprocess.run(
-                [*_PYTEST, "-x", "--tb=no", "-p", "no:randomly", f"@{file.name}"],
+                [*_PYTEST, "-x", "--tb=no", f"@{file.name}"],
                 cwd=copy,
                 env=environment(copy, XFORM_FAULT=str(i)),
                 capture_output=True,
@@ -112,16 +113,14 @@ def verdict(copy: Path, i: int, tests: list[str]) -> dict[str, Any]:
 
 
 def copy_and_reach(
-    name: str, faults: list[Fault | None], workers: int
+    name: str, faults: list[Fault | None]
 ) -> tuple[Path, dict[str, float], dict[int, set[str]]]:
     """Return a copy with the faults, what each test costs, and which tests reach which fault."""
     copy, profile = ROOT / "build" / "faulty" / name, ROOT / "build" / "reach" / name
     if not profile.exists():
         copy_with(ROOT, [(i, f) for i, f in enumerate(faults) if f is not None], copy)
         partial = profile.with_suffix(".partial")
-        command = [*_PYTEST, "-p", "experiments.tests.recorder", "-n", str(workers)]
-        env = environment(copy, XFORM_TEST_PROFILE=str(partial))
-        subprocess.run(command, cwd=copy, env=env, check=False)
+        record(partial, copy, environment(copy))
         partial.rename(profile)
     files = sorted(profile.glob("*.jsonl"))
     return copy, *costs_and_reach([json.loads(x) for f in files for x in f.open()])
@@ -133,7 +132,7 @@ def run(name: str, held_out: bool, workers: int) -> None:
     faults = all_faults()
     n = len(faults["drawn"])
     here = [found_again(ROOT, f) for f in (*faults["drawn"], *faults["held out"])]
-    copy, costs, reach = copy_and_reach(name, here, workers)
+    copy, costs, reach = copy_and_reach(name, here)
     done = known(results)
 
     def one(i: int) -> tuple[int, dict[str, Any]]:

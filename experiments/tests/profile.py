@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ _KEPT = HERE / "profiles.json"
 _STEP = 20  # seconds between two points of the plot of memory
 
 
-def record(folder: Path) -> None:
-    """Run the tests of `make test` without a cache of compiled programs, and record them."""
+def record(folder: Path, root: Path, environment: Mapping[str, str]) -> None:
+    """Run the tests of a project as `make test`, without a cache, and record them in a folder."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "experiments.tests.recorder"]
     options = ["-m", "not slow", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
     ignored = [f"--ignore=tests/test_{name}.py" for name in ("layers", "repository")]
-    env = {**os.environ, "XFORM_TEST_PROFILE": str(folder)}
-    subprocess.run([*command, *options, *ignored], cwd=ROOT, env=env, check=False)
+    env = {**environment, "XFORM_TEST_PROFILE": str(folder)}
+    subprocess.run([*command, *options, *ignored], cwd=root, env=env, check=False)
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -144,7 +145,7 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as made:
             folder = given.folder or Path(made)
             if not given.folder:
-                record(folder)
+                record(folder, ROOT, os.environ)
             profiles[given.name] = summary(folder)
         with atomic_write(_KEPT) as partial:
             partial.write_text(json.dumps(profiles, indent=1) + "\n")
