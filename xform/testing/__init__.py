@@ -124,32 +124,43 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
             _check(case, dtype, checks)
 
 
-def _check(case: Case, dtype: str, checks: Collection[str]) -> None:
-    """Check one case in one dtype.
+@dataclasses.dataclass(frozen=True)
+class _Subset:
+    """A set of active inputs: the function of them alone, its point, and seeds.
 
-    In this file `seeds` is a pair `(tangents, cotangents)`: a tangent for each active input, and a
-    cotangent for the output. The derivatives are applied to them.
+    The seeds are a pair `(tangents, cotangents)`: a tangent for each active input, and a cotangent
+    for the output. The derivatives are applied to them.
     """
+
+    f: Fun
+    xs: tuple[Any, ...]
+    seeds: tuple[Any, Any]
+    checker: CaseChecker
+
+
+def _check(case: Case, dtype: str, checks: Collection[str]) -> None:
+    """Check one case in one dtype."""
     args = tuple(cast(x, dtype, i) for i, x in enumerate(case.args))
     check_point(f"check_rule of {case.id} in {dtype}", args)
     check_outputs(f"check_rule of {case.id}", jax.eval_shape(case.fun, *args))
     inexact = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
-    sizes = range(1, len(inexact) + 1)
-    subsets = [s for n in sizes for s in itertools.combinations(inexact, n)]  # the last has all
-    for active in subsets if {"first", "eager"} & set(checks) else subsets[-1:]:
-        checker = CaseChecker(
-            case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2)
-        )
+
+    def subset(active: Sequence[int]) -> _Subset:
         f, xs = with_fixed_arguments(case.fun, args, active), tuple(args[i] for i in active)
-        seeds, all_active = directions(f, xs), len(active) == len(inexact)
-        first = None
-        if {"first", "eager"} & set(checks):
-            first = _check_first(case, f, xs, seeds, checks, checker)
-            if all_active and len(args) > len(active):  # integers must get float0 derivatives
-                run = functools.partial(_first, xform, case.fun)
-                _check_types(_run(run, args, directions(case.fun, args)), args, checker)
-        if all_active and set(checks) - {"first", "eager"}:
-            _check_compiled(case, f, xs, seeds, first, checks, checker)
+        setting, tolerance = f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2)
+        return _Subset(f, xs, directions(f, xs), CaseChecker(case.id, setting, tolerance))
+
+    whole, first = subset(tuple(inexact)), None
+    if {"first", "eager"} & set(checks):
+        sizes = range(1, len(inexact))
+        parts = [subset(s) for n in sizes for s in itertools.combinations(inexact, n)]
+        first = _check_first(case, [*parts, whole], checks)
+        if len(args) > len(inexact):  # integers must get float0 derivatives
+            run = functools.partial(_first, xform, case.fun)
+            types = jax.eval_shape(run, args, directions(case.fun, args))
+            _check_types(types, args, whole.checker)
+    if set(checks) - {"first", "eager"}:
+        _check_compiled(case, whole, first, checks)
 
 
 def _run(f: Fun, *xs: Any) -> Any:
@@ -192,42 +203,47 @@ def _second(library: Any, f: Fun, xs: Any) -> dict[str, Any]:
     return {"jvp of vjp": tangent, "vjp of vjp": cotangents}
 
 
-def _check_first(
-    case: Case, f: Fun, xs: Any, seeds: Any, checks: Collection[str], checker: CaseChecker
-) -> Any:
+def _check_first(case: Case, subsets: list[_Subset], checks: Collection[str]) -> Any:
     """Check first derivatives: compiled, and also eagerly (operation by operation) if requested.
 
-    JAX's derivatives and the differences are computed in the same compiled program.
+    All compiled derivatives, JAX's and the differences are computed by one program, since each
+    program takes a while to compile. Differences along all inputs are enough if JAX's derivatives
+    are known along each subset.
 
     Returns:
-      The compiled derivatives of xform.
+      The compiled derivatives of xform with respect to the last subset.
     """
-    dxs, cts = seeds
 
-    def everything(*xs: Any) -> tuple[Any, ...]:
-        by_jax = _first(jax, f, xs, seeds) if case.jax else None
-        slope = differences(f, xs, dxs) if case.differences and in_64_bits(xs) else None
-        return _first(xform, f, xs, seeds), f(*xs), by_jax, slope
+    def everything(points: Any) -> list[tuple[Any, ...]]:
+        results = []
+        for at, xs in zip(subsets, points, strict=True):
+            by_jax = _first(jax, at.f, xs, at.seeds) if case.jax else None
+            needed = case.differences and (by_jax is None or at is subsets[-1])
+            slope = differences(at.f, xs, at.seeds[0]) if needed and in_64_bits(xs) else None
+            with watch(case.primitive, at.f, xs, at.checker.fail):
+                by_xform = _first(xform, at.f, xs, at.seeds)
+            results.append((by_xform, at.f(*xs), by_jax, slope))
+        return results
 
-    with watch(case.primitive, f, xs, checker.fail):
-        compiled, y, by_jax, slope = _run(everything, *xs)
-    eager = [_first(xform, f, xs, seeds)] if "eager" in checks else []
-    for results in eager:
-        output = f(*xs)
-        outputs = [results["output of jvp"], results["output of vjp"]]
-        checker.same("output, bit for bit", outputs, [output] * 2)
-    for results in [compiled, *eager]:
-        checker.close("output", [results["output of jvp"], results["output of vjp"]], [y, y])
-        checker.close(
-            "<pull, dx> and <ct, push>", dot(results["vjp"], dxs), dot(cts, results["jvp"])
-        )
-        if by_jax is not None:
-            checker.close("against JAX", results, by_jax)
-        if slope is not None:
-            loose = dataclasses.replace(checker, tolerance=1e-6)
-            loose.close("against differences: jvp", results["jvp"], slope)
-        _check_types(results, xs, checker)
-    return compiled
+    computed = _run(everything, [at.xs for at in subsets])
+    for at, (compiled, y, by_jax, slope) in zip(subsets, computed, strict=True):
+        checker, (dxs, cts) = at.checker, at.seeds
+        eager = [_first(xform, at.f, at.xs, at.seeds)] if "eager" in checks else []
+        for results in eager:
+            outputs = [results["output of jvp"], results["output of vjp"]]
+            checker.same("output, bit for bit", outputs, [at.f(*at.xs)] * 2)
+        for results in [compiled, *eager]:
+            checker.close("output", [results["output of jvp"], results["output of vjp"]], [y, y])
+            checker.close(
+                "<pull, dx> and <ct, push>", dot(results["vjp"], dxs), dot(cts, results["jvp"])
+            )
+            if by_jax is not None:
+                checker.close("against JAX", results, by_jax)
+            if slope is not None:
+                loose = dataclasses.replace(checker, tolerance=1e-6)
+                loose.close("against differences: jvp", results["jvp"], slope)
+            _check_types(results, at.xs, checker)
+    return computed[-1][0]
 
 
 def _check_types(results: Any, xs: Any, checker: CaseChecker) -> None:
@@ -236,13 +252,13 @@ def _check_types(results: Any, xs: Any, checker: CaseChecker) -> None:
     checker.same_types("cotangents of the inputs", results["vjp"], xs)
 
 
-def _check_compiled(case: Case, f: Fun, xs: Any, seeds: Any, first: Any, checks: Collection[str],
-                    checker: CaseChecker) -> None:  # fmt: skip
+def _check_compiled(case: Case, at: _Subset, first: Any, checks: Collection[str]) -> None:
     """Check the checks "jit", "vmap", "scan" and "second", in one compiled program.
 
     `first` are the first derivatives, if they are computed already. In vmap and scan the batch has
     two entries. Their tangents and cotangents differ by the factor -1/2.
     """
+    f, xs, seeds, checker = at.f, at.xs, at.seeds, at.checker
     in_scan = lambda *xs: lax.scan(lambda n, xs: (n + np.int32(1), f(*xs)), np.int32(0), xs)[1]
     derivatives = lambda xs, seeds: _first(xform, f, xs, seeds)
     by_check: dict[str, Fun] = {
