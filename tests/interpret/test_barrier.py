@@ -58,6 +58,8 @@ def test_keys_zero_size_arrays_and_float0() -> None:
     float0 = np.zeros(3, jax.dtypes.float0)
     assert barrier([empty], [float0, key]) == [empty]
     assert barrier([], [jnp.ones(2)]) == []
+    no_array = object()  # the cotangent of a hijax value
+    assert barrier([empty], [no_array]) == [empty]
 
 
 def test_keys_wait() -> None:

@@ -46,6 +46,12 @@ def test_views_that_cancel_leave_their_argument(name: str) -> None:
     assert [str(v) for v in traced.jaxpr.outvars] == [str(v) for v in traced.jaxpr.invars]
 
 
+def test_a_slice_of_a_repeated_axis_of_one_element_is_the_argument() -> None:
+    f = lambda x: lax.slice_in_dim(jnp.broadcast_to(x, (6, 5, 8)), 3, 4, axis=1)
+    traced = jax.make_jaxpr(SIMPLE(f))(jax.ShapeDtypeStruct((6, 1, 8), jnp.float32))
+    assert [str(v) for v in traced.jaxpr.outvars] == [str(v) for v in traced.jaxpr.invars]
+
+
 @pytest.mark.parametrize("name", ["slice", "reshapes", "tiled"])
 def test_views_that_cancel_need_no_copy(name: str) -> None:
     """The gradient of a product reads its argument in place, behind a chain of views too."""

@@ -246,6 +246,14 @@ def test_static_arguments_and_keywords() -> None:
         assert_equal(planned(n, WS, rate=rate, name="sgd"), step(n, WS, rate=rate))
 
 
+def test_a_static_argument_of_variable_position() -> None:
+    def step(ws, *sizes):
+        assert all(isinstance(n, int) for n in sizes)
+        return ws - xform.grad(loss)(ws, jnp.ones((*sizes, 32)))
+
+    assert_equal(xform.jit(step, static_argnums=1)(WS, 4), step(WS, 4))
+
+
 def test_types_without_arrays_and_new_shapes() -> None:
     types = jax.ShapeDtypeStruct(WS.shape, WS.dtype), jax.ShapeDtypeStruct(X.shape, X.dtype)
     planned = xform.jit(sgd, "budget:1MiB")
@@ -401,6 +409,25 @@ def test_candidates_are_not_autotuned_and_the_program_that_runs_decides(
     assert compiled[-1]
     assert not compiled[0]
     assert step.plan.compiles == len(compiled)
+
+
+def test_a_program_that_cannot_be_autotuned_for_lack_of_memory_runs(monkeypatch: Any) -> None:
+    """The device has too little free memory for autotuning: the size of the candidate stays."""
+    compile_step, compiled = StepProgram.compile, list[bool]()
+
+    def compile_(self: Any, decisions: Any, args: Any, kwargs: Any, autotune: bool = True) -> Any:
+        compiled.append(autotune)
+        assert len(compiled) < 5
+        step = compile_step(self, decisions, args, kwargs, autotune)
+        unknown = dataclasses.replace(step.compilation, bytes={}, refused="out of memory")
+        return dataclasses.replace(step, compilation=unknown) if autotune else step
+
+    monkeypatch.setattr(StepProgram, "autotunes", True)
+    monkeypatch.setattr(StepProgram, "compile", compile_)
+    step = xform.jit(sgd, "budget:1KiB", time_limit=0)
+    with pytest.warns(UserWarning, match="stopped at its time limit.*exceeds the budget"):
+        assert_equal(step(WS, X), sgd(WS, X))
+    assert compiled == [False, True]
 
 
 def test_a_step_whose_first_trace_differs_from_later_ones() -> None:

@@ -1,16 +1,19 @@
 """Several processes: one plan, which the first process decides and keeps on its disk."""
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from tests.processes import cpu_environment, free_port
+from xform.steps import processes as agreement
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DEVICES = 8
 
 PROGRAM = """
@@ -71,6 +74,32 @@ def results(processes: int, folder: Path) -> list[list[Any]]:
             process.kill()
 
 
+@pytest.mark.parametrize("size", [0, 3, 4, 9])
+def test_values_are_those_of_the_first_process(size: int, monkeypatch: Any) -> None:
+    """Bytes travel as whole words of 32 bits, in arrays of one size in all processes."""
+    first, sent = bytes(range(1, size + 1)), list[Any]()
+
+    def broadcast(data: np.ndarray) -> np.ndarray:
+        """Return what the first process would send, whose file has `size` bytes."""
+        assert data.dtype == np.int32
+        sent.append(data.tobytes())
+        if len(sent) == 1:
+            return np.frombuffer(struct.pack("<d", float(size)), np.int32)
+        return np.frombuffer(first.ljust(data.nbytes, b"\0"), np.int32)
+
+    assert agreement.agreed_bytes(first) == first
+    assert agreement.agreed(2.5) == 2.5
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement.multihost_utils, "broadcast_one_to_all", broadcast)
+    assert agreement.agreed_bytes(b"a longer file of this process") == first
+    assert [len(data) for data in sent] == ([8, -(-size // 4) * 4] if size else [8])
+    sent.clear()
+    number = agreement.agreed(True)
+    assert number is bool(size)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_processes_have_one_plan_and_a_resumed_run_finds_it(tmp_path: Path) -> None:
     (one,) = results(1, tmp_path / "one")
     for processes in (2, 4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from typing import Any
@@ -14,6 +15,7 @@ import xform
 from xform import policies
 from xform.errors import WrongArgument
 from xform.transforms import compare as compare_module
+from xform.transforms import policy_report
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -31,6 +33,16 @@ def step(ws: Any, momentum: Any, x: Any, *, policy: Any = None) -> Any:
     g = xform.grad(loss, policy=policy)(ws, x)
     momentum = 0.9 * momentum + g
     return ws - momentum, momentum
+
+
+def with_speed(report: Any) -> Any:
+    """Return a report for the same device, with a known speed."""
+    compilation = report.compilation
+    device = dataclasses.replace(
+        compilation.target.device, f32_flops_per_second=1e12, bytes_per_second=1e12
+    )
+    target = dataclasses.replace(compilation.target, device=device)
+    return dataclasses.replace(report, compilation=dataclasses.replace(compilation, target=target))
 
 
 ARGS = f32(12, 64, 64), f32(256, 64)
@@ -72,6 +84,30 @@ def test_a_budget_is_kept_by_the_whole_step() -> None:
     budget = policies.budget(int(0.9 * free))
     (kept,) = xform.compare(step, *args, policy_argument="policy", policies={"budget": budget})
     assert kept.report.total_bytes <= 0.9 * free
+
+
+def test_a_budget_of_exactly_the_bytes_of_the_default_is_the_default(monkeypatch: Any) -> None:
+    """With two derivatives the default is compiled first, and nothing after it if it fits."""
+    analyses = 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal analyses
+        analyses += 1
+        return xform.memory_analysis(*args, **options)
+
+    monkeypatch.setattr(policy_report, "memory_analysis", counted)
+
+    def adversaries(ws: Any, v: Any, x: Any, *, policy: Any = None) -> Any:
+        first = xform.grad(loss, policy=policy)(ws, x)
+        return ws - first, v - xform.grad(lambda v: loss(v, -x), policy=policy)(v)
+
+    args = ARGS[0], ARGS[0], ARGS[1]
+    (free,) = xform.compare(adversaries, *args, policy_argument="policy", policies=[None])
+    budget = policies.budget(free.report.total_bytes)
+    (kept,) = xform.compare(adversaries, *args, policy_argument="policy", policies=[budget])
+    assert kept.report.total_bytes == free.report.total_bytes
+    assert kept.report.flops == free.report.flops
+    assert analyses == 2
 
 
 def test_a_step_that_is_over_its_budget_names_the_lowest() -> None:
@@ -177,6 +213,19 @@ def test_a_pictures_labels_stay_in_its_frame_and_its_units_fit(monkeypatch, tmp_
     assert ax.get_xlabel().split()[0] in ("KiB", "MiB")
     assert ax.get_ylabel() == "MFLOP"
     assert ax.get_xlim()[1] >= 1
+
+
+def test_a_picture_shows_times_if_the_speed_of_each_device_is_known(monkeypatch, tmp_path) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(compare_module, "save_figure", lambda figure, *_: figures.append(figure))
+    (entry,) = xform.compare(loss, *ARGS, policies=[None])
+    timed = dataclasses.replace(entry, report=with_speed(entry.report))
+    for entries in ([timed], [timed, entry]):
+        compare_module.Comparison("loss", tuple(entries)).plot(tmp_path / "a.png")
+    labels = [figure.axes[0].get_ylabel() for figure in figures]
+    legends = [figure.axes[0].get_legend().get_texts() for figure in figures]
+    assert [[text.get_text() for text in texts] for texts in legends] == [["cpu"]] * 2
+    assert labels == ["step, us (roofline estimate)", "MFLOP"]
 
 
 def test_reports_state_planning_time_and_recomputed_flops() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
 
 from jax import lax
 
@@ -21,7 +20,6 @@ from xform.interpret.barrier import EARLY, Where, can_wait
 from xform.interpret.cost import aval_bytes, size
 from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import called_body
-from xform.program.hijax import is_differentiable_hitype
 from xform.registry.table import traits
 
 # On CPU, the smallest recomputes without work have no barrier. Together their results may take this
@@ -259,16 +257,5 @@ def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
 
 
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:
-    """Whether an elementwise equation, or a broadcast, repeats the elements of an input."""
-    x, y = _aval(v), _aval(eqn.outvars[0])
-    if is_differentiable_hitype(x) or is_differentiable_hitype(y):
-        return False
-    if size(v) >= size(eqn.outvars[0]):
-        return False
-    pairs = zip(x.shape, y.shape, strict=False)
-    one_to_one = x.ndim == y.ndim and all(a in (1, b) for a, b in pairs)
-    return eqn.primitive is broadcast_in_dim_p or one_to_one
-
-
-def _aval(v: Any) -> Any:
-    return v.aval
+    """Whether an equation repeats the elements of an input."""
+    return eqn.primitive is broadcast_in_dim_p and size(v) < size(eqn.outvars[0])

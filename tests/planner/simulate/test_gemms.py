@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.gemms import merge_and_split
@@ -72,6 +73,18 @@ def test_few_rows_and_columns_that_sum_much_are_cut_and_added_up() -> None:
     assert (total.operands, product.results[0].bytes) == (product.results, 4 * parts * 32 * 32)
     assert after.outputs[0].bytes == 4 * 32 * 32
     assert ordered(after)
+
+
+@pytest.mark.parametrize(("rows", "columns", "summed", "parts"), [
+    (8, 8, 2**17, 256), (8, 8, 2**19, 512), (8, 256, 2**18, 256), (32, 32, 2**17, 256),
+    (8, 8, 64, 1),
+])  # fmt: skip
+def test_the_number_of_parts(rows: int, columns: int, summed: int, parts: int) -> None:
+    """By XLA's formula: more parts compute faster, and take longer to write and to add up."""
+    a, b = (jax.ShapeDtypeStruct((n, summed), jnp.float32) for n in (rows, columns))
+    _, after = of(lambda a, b: a @ b.T, a, b)
+    (product,) = products(after)
+    assert product == ((parts, rows, columns) if parts > 1 else (rows, columns))
 
 
 def test_a_product_that_fills_the_gpu_is_not_split() -> None:

@@ -32,6 +32,14 @@ def divided(x, r):
     return x + linear_call(lambda r, x: x / r, lambda r, ct: ct / r, r, x)
 
 
+def pair(x, r):
+    """The first result does not depend on the fixed input `r`, and the second does."""
+    of_x = linear_call(
+        lambda r, x: (2.0 * x, x * r), lambda r, cts: 2.0 * cts[0] + cts[1] * r, r, x
+    )
+    return jnp.sin(of_x[0]), of_x[1]
+
+
 def body(x, y):
     return jnp.sin(x) * y
 
@@ -45,6 +53,7 @@ CASES = [
     Case("custom_vmap_call", product, (X, Y), complex=True, jax=False),
     Case("linear_call", lambda x: divided(x, 2.0), (X,), vmap=False),
     Case("linear_call", divided, (X, Y), label="held", jax=False, vmap=False),
+    Case("linear_call", pair, (X, Y), label="pair", jax=False, vmap=False),
     Case("compute_on", elsewhere, (X, Y)),
     Case("xla_metadata_call", grouped, (X, Y)),
     Case("xla_metadata_value", tagged, (X,)),
