@@ -187,8 +187,12 @@ def test_nothing_that_a_compiler_for_tpus_fuses_is_written() -> None:
     assert ours <= jaxs
 
 
-def test_no_kernel_of_a_convolution_is_held_back() -> None:
-    """The backward pass reads it reversed. A copy took a quarter more bytes on an H100."""
+def test_a_kernel_of_a_convolution_waits_on_a_cpu_alone() -> None:
+    """The backward pass reads it reversed.
+
+    On an H100 a copy took a quarter more bytes. On a CPU the reversed kernels of a U-Net took a
+    fifth of the bytes of its gradient, all at once.
+    """
 
     def loss(kernels, x):
         for kernel in kernels:
@@ -197,6 +201,8 @@ def test_no_kernel_of_a_convolution_is_held_back() -> None:
 
     kernels, x = [jnp.ones((8, 8, 3, 3))] * 3, jnp.ones((2, 8, 4, 4))
     program = jax.make_jaxpr(xform.grad(loss))(kernels, x)
-    held = [eqn.invars[0] for eqn in program.eqns if eqn.primitive.name == "xform_barrier"]
-    assert held
-    assert not any(v in program.jaxpr.invars for v in held)
+    held = [
+        eqn.params["where"] for eqn in program.eqns
+        if eqn.primitive.name == "xform_barrier" and eqn.invars[0] in program.jaxpr.invars
+    ]  # fmt: skip
+    assert held == ["cpu"] * 2

@@ -10,6 +10,7 @@ Work means an operation that XLA does not fuse, such as a matrix product. Its re
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
@@ -63,11 +64,13 @@ def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
       with their readers. So a recompute at the beginning waits only if it contains work. But if one
       of these recomputes has an operation that is expensive for each element, such as `exp`, all of
       them wait on CPU and TPU. Otherwise XLA would not repeat that operation but keep its result:
-      for logits it would keep both the logits and what the loss computes from them. A value waits
+      for logits it would keep both the logits and what the loss computes from them. An array waits
       there once, and what is recomputed from it does not wait again: between two barriers XLA would
-      write it to memory.
+      write it to memory, which costs nothing for a single number.
     - The GPU compiler merges two small products that read the same value, if neither needs the
       other. So on GPUs all operands of recomputed work at the beginning wait.
+    - XLA:CPU would reverse the kernels of all convolutions early. Other compilers make a reversal
+      part of the convolution, and a barrier would copy the kernel. So a kernel waits on CPU alone.
     - On CPU a barrier costs time, so small recomputes do not wait (`_MERGED_FRACTION`).
     - The TPU compiler repeats fusible operations for each reader in both parts anyway, and would
       write a value that waits to memory. So on TPUs a recompute waits only in two cases: if it
@@ -85,8 +88,14 @@ def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
 def _one_wait(schedule: Schedule) -> Waits:
     """Return one wait at the start: all recomputed values wait for the first cotangents."""
     forward = {id(e) for e in schedule.joint.forward}
-    saved = greedy_cover([e for e in schedule.order if id(e) in forward], schedule)
-    return {0: [Wait(saved, schedule.joint.seeds)]} if saved else {}
+    run = [e for e in schedule.order if id(e) in forward]
+    saved, kernels, seeds = (
+        greedy_cover(run, schedule),
+        _kernels(run, schedule),
+        schedule.joint.seeds,
+    )
+    waits = Wait(saved, seeds), Wait(kernels, seeds, "cpu")
+    return {0: [wait for wait in waits if wait.saved]}
 
 
 def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
@@ -97,9 +106,10 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
     anchors = _anchors(schedule, read_by_work)
     forward = {id(e) for e in schedule.joint.forward}
     by_start: dict[int, Wait] = {}
+    of_kernels: dict[int, Wait] = {}
     bytes_without_work: dict[int, int] = {}
     early: dict[int, Wait] = {}
-    operands: dict[int, list[Wait]] = {}
+    operands: dict[int, Wait] = {}
     run: list[JaxprEqn] = []
     waits_early: set[Var] = set()
     start, early_is_expensive = 0, False
@@ -113,21 +123,25 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
         last, last_index = max((anchors[v] for v in cts), key=lambda anchor: anchor[1],
                                default=(None, 0))  # fmt: skip
         work = any(map(is_work, run))
-        if saved and last is not None and (work or last_index >= 0):
+        late = last is not None and (work or last_index >= 0)
+        kernels = _kernels(run, schedule)
+        if late and (saved or kernels) and not work:
+            bytes_without_work[start] = sum(map(_computed_bytes, run))
+        if late and kernels:
+            of_kernels[start] = Wait(kernels, (last,), "cpu")
+        if late and saved:
             fused = together and not (
                 work or schedule.decided_per_value or _grows(run, schedule, read_by_work)
             )
             by_start[start] = Wait(saved, (last,), "cpu and gpu" if fused else "everywhere")
             first_work = work and last_index < 0 and together
             if first_work and (others := _operands(run, schedule, saved)):
-                operands[start] = [Wait(others, (last,), "gpu")]
-            if not work:
-                bytes_without_work[start] = sum(map(_computed_bytes, run))
+                operands[start] = Wait(others, (last,), "gpu")
         elif saved:
             early_is_expensive = early_is_expensive or any(map(_expensive, run))
             if saved := tuple(v for v in saved if v not in waits_early):
                 early[start] = Wait(saved, tuple(cts), EARLY)
-            waits_early.update(saved, *(e.outvars for e in run))
+            waits_early.update(v for v in (*saved, *_results(run)) if size(v) > 1)
         run = []
     by_start |= early if early_is_expensive else {}
     saved_bytes = sum(aval_bytes(v.aval) for v in schedule.saved)
@@ -136,9 +150,14 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
         remaining -= bytes_without_work[i]
         if remaining < 0:
             break
-        where = "gpu" if by_start[i].where == "cpu and gpu" else "accelerators"
-        by_start[i] = dataclasses.replace(by_start[i], where=where)
-    return {i: [wait, *operands.get(i, ())] for i, wait in by_start.items()}
+        of_kernels.pop(i, None)
+        if i in by_start:
+            where = "gpu" if by_start[i].where == "cpu and gpu" else "accelerators"
+            by_start[i] = dataclasses.replace(by_start[i], where=where)
+    waits = collections.defaultdict[int, list[Wait]](list)
+    for i, wait in (*by_start.items(), *of_kernels.items(), *operands.items()):
+        waits[i].append(wait)
+    return waits
 
 
 def _anchors(schedule: Schedule, read_by_work: Set[Var]) -> dict[Var, tuple[Var, int]]:
@@ -171,9 +190,13 @@ def _anchors(schedule: Schedule, read_by_work: Set[Var]) -> dict[Var, tuple[Var,
 
 def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var]) -> tuple[Var, ...]:
     """Return the operands of work in a run that the run does not compute and that do not wait."""
-    computed = {*saved, *(v for e in run for v in e.outvars)}
+    computed = {*saved, *_results(run)}
     read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, schedule.inner))
     return tuple(v for v in read if v not in computed and can_wait(v.aval))
+
+
+def _results(run: Sequence[JaxprEqn]) -> list[Var]:
+    return [v for eqn in run for v in eqn.outvars]
 
 
 def _computed_bytes(eqn: JaxprEqn) -> int:
@@ -191,7 +214,7 @@ def is_work(eqn: JaxprEqn) -> bool:
 
 def _grows(run: Sequence[JaxprEqn], schedule: Schedule, read_by_work: Set[Var]) -> bool:
     """Whether work reads a value of a run that has more elements than each value the run reads."""
-    computed = [v for e in run for v in e.outvars]
+    computed = _results(run)
     read = {v for e in run for v in reads_of(e, schedule.inner)}.difference(computed)
     most = max((size(v) for v in computed if v in read_by_work), default=0)
     return most > max((size(v) for v in read), default=0)
@@ -254,6 +277,12 @@ def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
     matrix = eqn.primitive is lax.transpose_p and len(eqn.params["permutation"]) == 2
     views = matrix or eqn.primitive is lax.rev_p
     return views and eqn.invars[0] not in schedule.joint.producer
+
+
+def _kernels(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
+    """Return the inputs of the program that a run reverses: kernels of convolutions."""
+    reversals = [eqn for eqn in run if eqn.primitive is lax.rev_p and _folded(eqn, schedule)]
+    return tuple(dict.fromkeys(eqn.invars[0] for eqn in reversals))
 
 
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:
