@@ -56,6 +56,38 @@ def test_an_operation_without_results_is_passed_over() -> None:
     assert not find_draw_waits(prog.equations)  # there is no work to wait for
 
 
+def test_a_draw_waits_for_a_result_of_a_loop_that_is_read() -> None:
+    """The first result of this loop, its carry, is not computed, since nothing reads it."""
+
+    def f(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
+        def body(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            h = jnp.tanh(h @ w + x)
+            return h * 0.5, jnp.sin(h)
+
+        _, ys = jax.lax.scan(body, x[0], x)
+        ys = jnp.where(jax.random.bernoulli(key, 0.5, ys.shape), ys, 0.0)
+        return jnp.sum(jnp.tanh(jnp.exp(jnp.sin(ys) * 2) @ w) ** 2)
+
+    args = jnp.eye(128) / 2, jnp.ones((8, 64, 128)), jax.random.key(0)
+    gradient = jax.jit(xform.grad(f))
+    np.testing.assert_allclose(gradient(*args), jax.grad(f)(*args), rtol=1e-4)
+    held = [e.params["where"] for e in jax.make_jaxpr(gradient)(*args).eqns[0].params["jaxpr"].eqns
+            if e.primitive.name == "xform_barrier"]  # fmt: skip
+    assert "cpu" in held
+
+
+def test_a_draw_by_a_key_of_raw_numbers_does_not_wait_for_the_key() -> None:
+    def f(x: jax.Array, key: jax.Array) -> jax.Array:
+        y = jnp.tanh(x @ x.T)
+        return jnp.sum(y * jax.random.uniform(key, y.shape))
+
+    prog = trace(lambda *xs: [f(*xs)], jnp.ones((ROWS, WIDTH)), jax.random.PRNGKey(0))
+    joint = analyze(prog, (True, False), (True,))
+    ((wait,),) = find_draw_waits(joint.forward).values()
+    assert joint.producer[wait.seeds[0]].primitive.name in ("dot_general", "transpose")
+    assert wait.seeds != wait.saved
+
+
 @pytest.mark.parametrize(("rows", "waiting"), [(ROWS, LAYERS), (16, 0)])
 def test_only_large_draws_wait(rows: int, waiting: int) -> None:
     prog = trace(lambda *xs: [loss(xs[:LAYERS], *xs[LAYERS:])], *jax.tree.leaves(arguments(rows)))

@@ -24,7 +24,11 @@ _SMALLEST = 2**18
 
 
 def find_draw_waits(equations: Sequence[JaxprEqn]) -> Waits:
-    """Return the waits of the large draws among `equations`, by the index of the equation."""
+    """Return the waits of the large draws among `equations`, by the index of the equation.
+
+    A draw waits for a value that another equation reads, since others may never be computed.
+    """
+    read = {v for eqn in equations for v in eqn.invars if isinstance(v, Var)}
     waits: dict[int, list[Wait]] = {}
     last: Var | None = None
     for i, eqn in enumerate(equations):
@@ -33,7 +37,7 @@ def find_draw_waits(equations: Sequence[JaxprEqn]) -> Waits:
             if keys:
                 waits[i] = [Wait(keys, (last,), "cpu")]
         elif is_work(eqn) and not traits(eqn.primitive).random:
-            last = next((v for v in eqn.outvars if can_wait(v.aval)), last)
+            last = next((v for v in eqn.outvars if v in read and can_wait(v.aval)), last)
     return waits
 
 

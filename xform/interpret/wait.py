@@ -71,7 +71,8 @@ def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
       other. So on GPUs all operands of recomputed work at the beginning wait.
     - XLA:CPU would reverse the kernels of all convolutions early. Other compilers make a reversal
       part of the convolution, and a barrier would copy the kernel. So a kernel waits on CPU alone.
-    - On CPU a barrier costs time, so small recomputes do not wait (`_MERGED_FRACTION`).
+    - On CPU a barrier costs time, so small recomputes do not wait (`_MERGED_FRACTION`), nor does a
+      value from which fewer bytes are recomputed than it has, such as a slice: it would be copied.
     - The TPU compiler repeats fusible operations for each reader in both parts anyway, and would
       write a value that waits to memory. So on TPUs a recompute waits only in two cases: if it
       contains work, or if work reads one of its results that has more elements than each value the
@@ -148,8 +149,9 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
     remaining = _MERGED_FRACTION * (sum(bytes_without_work.values()) + saved_bytes)
     for i in sorted(bytes_without_work, key=bytes_without_work.__getitem__):
         remaining -= bytes_without_work[i]
-        if remaining < 0:
-            break
+        copied = sum(aval_bytes(v.aval) for v in by_start[i].saved) if i in by_start else 0
+        if remaining < 0 and copied <= bytes_without_work[i]:
+            continue
         of_kernels.pop(i, None)
         if i in by_start:
             where = "gpu" if by_start[i].where == "cpu and gpu" else "accelerators"

@@ -148,7 +148,7 @@ CONVERSION = Traits("movement", dependence=ELEMENTWISE_DEPENDENCE)
 REDUCTION = Traits("reduction")
 # An identity that attaches a sharding or a layout. It takes no FLOPs, and XLA runs no loop for it.
 MARK = Traits(identity=True, flops=none, dependence=ELEMENTWISE_DEPENDENCE)
-# No FLOPs, and not fused: for example a conversion of random keys.
+# No FLOPs, and not fused: for example the index of a device on a mesh.
 UNFUSED = Traits(flops=none)
 RANDOM = Traits(random=True)
 COLLECTIVE = Traits(collective=True)

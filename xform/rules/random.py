@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform.registry.traits import MOVEMENT, RANDOM, UNFUSED, Traits, none
+from xform.registry.traits import MOVEMENT, RANDOM, Traits, none
 from xform.registry.words import constant, pointwise
 
 constant("random_seed", supported_params=("impl",), traits=Traits(random=True, flops=none))
-constant("random_wrap", supported_params=("impl",), traits=UNFUSED)
-constant("random_unwrap", "random_clone", supported_params=(), traits=UNFUSED)
+constant("random_wrap", supported_params=("impl",), traits=MOVEMENT)
+constant("random_unwrap", "random_clone", supported_params=(), traits=MOVEMENT)
 constant("random_bits", supported_params=("bit_width", "shape", "out_sharding"), traits=RANDOM)
 constant("random_split", supported_params=("shape",), traits=RANDOM)
 constant("random_fold_in", supported_params=(), traits=RANDOM)
