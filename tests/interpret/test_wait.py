@@ -6,7 +6,11 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 import xform
+from xform.interpret.joint import analyze
+from xform.interpret.wait import greedy_cover
 from xform.memory.targets import missing, parse_target
+from xform.planner.decide import schedule
+from xform.program.ir import trace
 
 LAYERS = 12
 
@@ -51,6 +55,37 @@ def test_values_recomputed_from_a_saved_mask_are_held_back() -> None:
     )
     spared = every.temp_size_in_bytes - few.temp_size_in_bytes
     assert spared >= LAYERS * 256 * 256 * (4 - 1) / 2
+
+
+def test_a_statistic_that_a_subtraction_repeats_waits_too() -> None:
+    """Some fusions of XLA:CPU would write the repeated statistic to memory."""
+    f = lambda x, m: [jnp.sum(jnp.sin(jnp.exp(x) - m))]
+    for columns in (1, 8):
+        centered = trace(f, jnp.ones((16, 8)), jnp.ones((16, columns)))
+        how = schedule(analyze(centered, (True, True), (True,)), xform.policies.save_nothing)
+        recomputed = [eqn for eqn in how.order if id(eqn) in how.recomputed]
+        x, m = how.joint.inputs
+        assert {*greedy_cover(recomputed, how)} == ({x, m} if columns == 1 else {x})
+
+
+def test_a_value_of_which_slices_are_recomputed_does_not_wait_on_a_cpu() -> None:
+    """A barrier would copy it for each slice, as in a recurrence that is not a loop."""
+
+    def recurrence(w, x):
+        steps, h = jnp.tanh(x @ w), jnp.zeros(x.shape[1:])
+        for step in steps:
+            h = jnp.sin(h * step) @ w
+        return jnp.sum(h)
+
+    w, x = jnp.ones((64, 64)), jnp.ones((64, 16, 64))
+    for policy in (None, xform.policies.save_dots):
+        program = jax.make_jaxpr(xform.grad(recurrence, policy=policy))(w, x)
+        copied = [
+            v.aval.shape for e in program.eqns if e.primitive.name == "xform_barrier"
+            and e.params["where"] in ("everywhere", "cpu", "cpu and gpu", "cpu and tpu")
+            for v in e.invars[: e.params["n"]]
+        ]  # fmt: skip
+        assert copied.count(x.shape) <= 2
 
 
 def likelihood(w, x, labels):

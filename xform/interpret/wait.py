@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from jax import lax
 
@@ -21,11 +22,14 @@ from xform.interpret.barrier import EARLY, Where, can_wait
 from xform.interpret.cost import aval_bytes, size
 from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import called_body
+from xform.program.hijax import is_differentiable_hitype
 from xform.registry.table import traits
 
 # On CPU, the smallest recomputes without work have no barrier. Together their results may take this
 # fraction of the bytes of all saved values and of all results of recomputes without work.
 _MERGED_FRACTION = 1 / 50
+# On CPU, a value does not wait if it takes this many times the bytes that are recomputed from it.
+_LARGER = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +75,8 @@ def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
       other. So on GPUs all operands of recomputed work at the beginning wait.
     - XLA:CPU would reverse the kernels of all convolutions early. Other compilers make a reversal
       part of the convolution, and a barrier would copy the kernel. So a kernel waits on CPU alone.
-    - On CPU a barrier costs time, so small recomputes do not wait (`_MERGED_FRACTION`), nor does a
-      value from which fewer bytes are recomputed than it has, such as a slice: it would be copied.
+    - On CPU a barrier costs time, so small recomputes do not wait (`_MERGED_FRACTION`). Nor does a
+      value that is much larger than what is recomputed from it (`_LARGER`): a barrier copies it.
     - The TPU compiler repeats fusible operations for each reader in both parts anyway, and would
       write a value that waits to memory. So on TPUs a recompute waits only in two cases: if it
       contains work, or if work reads one of its results that has more elements than each value the
@@ -150,7 +154,7 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
     for i in sorted(bytes_without_work, key=bytes_without_work.__getitem__):
         remaining -= bytes_without_work[i]
         copied = sum(aval_bytes(v.aval) for v in by_start[i].saved) if i in by_start else 0
-        if remaining < 0 and copied <= bytes_without_work[i]:
+        if remaining < 0 and copied <= _LARGER * bytes_without_work[i]:
             continue
         of_kernels.pop(i, None)
         if i in by_start:
@@ -288,5 +292,17 @@ def _kernels(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
 
 
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:
-    """Whether an equation repeats the elements of an input."""
-    return eqn.primitive is broadcast_in_dim_p and size(v) < size(eqn.outvars[0])
+    """Whether a broadcast, or an elementwise equation, repeats the elements of an input.
+
+    An elementwise operation of JAX repeats an axis of one element as NumPy does.
+    """
+    x, y = _aval(v), _aval(eqn.outvars[0])
+    if is_differentiable_hitype(x) or is_differentiable_hitype(y) or x.size >= y.size:
+        return False
+    pairs = zip(x.shape, y.shape, strict=False)
+    one_to_one = x.ndim == y.ndim and all(a in (1, b) for a, b in pairs)
+    return eqn.primitive is broadcast_in_dim_p or one_to_one
+
+
+def _aval(v: Any) -> Any:
+    return v.aval
