@@ -13,10 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import xform
-from experiments.jacobians.problems import PROBLEMS
 from experiments.report import write_table
 from experiments.timing import paired
-from xform.jacobians import elimination
 from xform.jacobians.chain import (
     ChainLink,
     cheapest_order,
@@ -24,7 +22,6 @@ from xform.jacobians.chain import (
     link_of_matrix,
     reverse_order,
 )
-from xform.jacobians.scalars import scalar_graph_of
 
 HERE = Path(__file__).parent
 HOURGLASS = (10, 512, 8, 512, 10)
@@ -110,34 +107,6 @@ def time() -> None:
     write_table(HERE, head, rows, "time")
 
 
-def eliminations() -> None:
-    """Write the table of multiplications of vertex elimination."""
-    rows: list[list[str]] = []
-    with jax.enable_x64(True):
-        for name, (f, point) in PROBLEMS.items():
-            x = jnp.array(point)
-            got = jax.jit(xform.jacobian(f, elimination="markowitz"))(x)
-            np.testing.assert_allclose(got, jax.jacobian(f)(x), rtol=1e-10, atol=1e-10)
-            graph = scalar_graph_of(f, x)
-            orders = [
-                order(graph)
-                for order in (
-                    elimination.eliminate_forward,
-                    elimination.eliminate_in_reverse,
-                    elimination.eliminate_by_markowitz,
-                    elimination.cheapest_elimination,
-                )
-            ]
-            counts = [o.multiplications for o in orders]
-            most = "yes" if counts[-1] <= min(counts[:2]) else "NO"
-            size = f"{len(x)} x {np.size(got) // len(x)}"
-            rows.append([name, size, str(len(graph.edges)), *map(str, counts), most])
-    head = ["program", "inputs x outputs", "edges", "forward", "reverse", "Markowitz", "taken",
-            "no more than the better pure mode"]  # fmt: skip
-    write_table(HERE, head, rows, "eliminations")
-
-
 if __name__ == "__main__":
     products()
-    eliminations()
     time()

@@ -58,10 +58,6 @@ OF_XFORM: dict[str, tuple[Callable[[Any, Any, Any], Any], Callable[[Any, Any, An
         lambda f, s, x: xform.jacobian(f, mode="forward", chunk=2)(x),
         lambda f, s, x: jax.jacfwd(f)(x),
     ),
-    "jacobian by elimination": (
-        lambda f, s, x: xform.jacobian(f, elimination="markowitz")(x),
-        lambda f, s, x: jax.jacrev(f)(x),
-    ),
     "sparse jacobian": (
         lambda f, s, x: sparse.jacobian(f)(x).todense(),
         lambda f, s, x: jax.jacfwd(f)(x),
@@ -159,14 +155,11 @@ PLACES: dict[str, tuple[Run, Run, Callable[[Run], Any]]] = {
     "bfloat16": (vector, scalar, lambda run: run(jnp.asarray(X, jnp.bfloat16))),
 }
 NOT_IN_JAX = {"host", "explicit, mesh not set"}  # JAX refuses a part of the transforms
-OTHER_DEVICES = ("output the same on all devices", "input the same on all devices")
 REFUSED = [
-    *(("jacobian by elimination", place) for place in OTHER_DEVICES),
     ("sparse jacobian", "output the same on all devices"),
     ("sparse hessian", "input the same on all devices"),
 ]
 NOT_ON_A_MESH = {  # without `jax.set_mesh`, JAX asks for it
-    ("jacobian by elimination", "explicit, mesh not set"),
     ("sparse hessian", "explicit, mesh not set"),
     ("sparse hessian", "partly manual, explicit"),
     ("hessian", "explicit, mesh not set"),
@@ -177,7 +170,7 @@ QUICK = {
     ("jacrev", "host"),
     ("jacrev", "explicit"), ("jacrev", "explicit, mesh not set"), ("jacrev", "partly manual"),
     ("jacrev", "output the same on all devices"), ("jacrev", "input the same on all devices"),
-    ("jacobian by elimination", "manual"), ("jacobian by columns", "explicit"),
+    ("jacobian by columns", "explicit"),
     ("sparse hessian", "manual"), ("sparse jacobian", "explicit"), ("laplacian", "manual"),
     ("hutchinson", "manual"), ("hessian_spectrum", "explicit"), ("partials", "manual"),
     ("jacrev of a tree", "committed"), ("hessian", "weak type"), ("linearize", "bfloat16"),

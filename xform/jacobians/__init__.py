@@ -3,5 +3,5 @@
 `jacobian` has the transform. `segments` cuts a program where it is one value wide, and `work`
 counts the FLOPs of each part. `chain` finds the cheapest order to multiply the Jacobians of the
 parts, and `choice` decides. `accumulate` and `units` evaluate the choice, and `explain` explains
-it. `scalars` and `elimination` are another method, for small programs: scalar by scalar.
+it.
 """

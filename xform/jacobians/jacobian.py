@@ -20,8 +20,6 @@ from xform.introspection.callables import check_callable
 from xform.jacobians.accumulate import Blocks, jacobian_by_sweep
 from xform.jacobians.choice import choose
 from xform.jacobians.explain import Explanation, explain_choice
-from xform.jacobians.scalars import jacobian_by_elimination
-from xform.passes.inline import Inline
 from xform.policies import parse
 from xform.policies.budgets import Budget, Fit
 from xform.policies.sample import check_known_sizes
@@ -61,9 +59,6 @@ class JacobianTransform:
         bounds the peak memory of the compiled Jacobian, with arguments and result: the cheapest way
         that fits is used, in chunks if necessary. `budget(bytes, of="saved")` bounds the bytes that
         reverse mode saves, so reverse mode is used.
-      elimination: None for matrix products, as above. "markowitz" computes small programs scalar by
-        scalar, by vertex elimination in Markowitz' order, or in the order of forward or reverse
-        mode if that multiplies less; it takes no `mode`, `chunk` or `policy`.
 
     Returns:
       A function with the arguments of `f`. Its result has the tree of the output. In place of each
@@ -80,8 +75,7 @@ class JacobianTransform:
     cannot be traced because they use values in Python (outside `jit`), for complex inputs of a
     function that is not holomorphic, and for integer inputs.
     Source: Griewank and Naumann, "Accumulating Jacobians as chained sparse matrix products",
-    Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862;
-    for elimination: Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapter 9.
+    Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862.
 
     >>> x = jnp.arange(2.0)
     >>> xform.jacobian(lambda x: x * x)(x).tolist()
@@ -99,24 +93,19 @@ class JacobianTransform:
         mode: Mode = "auto",
         chunk: int | None = None,
         policy: Any = None,
-        elimination: Literal["markowitz"] | None = None,
     ) -> Callable[..., Any]:
         """See the docstring of the class."""
         policy = parse(policy)
         _check_options(f, argnums, mode, chunk)
-        _check_elimination(elimination, mode, chunk, policy)
 
         @functools.wraps(f, updated=())
         def jacobian_of(*args: Any, **kwargs: Any) -> Any:
             point = _FunctionAtPoint(f, argnums, args, kwargs, mode, holomorphic, allow_int)
             has_budget = isinstance(policy, Budget | Fit)
-            if has_budget or chunk is not None or elimination is not None:
-                request = "jacobian with a budget, chunks or vertex elimination"
-                check_known_sizes(request, (args, kwargs))
+            if has_budget or chunk is not None:
+                check_known_sizes("jacobian with a budget or chunks", (args, kwargs))
             traced = point.trace(has_aux) if mode == "auto" or has_budget else None
-            if elimination is not None:
-                y, aux, blocks = point.by_elimination(traced)
-            elif traced is None:
+            if traced is None:
                 sweep_mode = "reverse" if mode == "auto" else mode
                 y, aux, blocks = point.by_sweep(sweep_mode, has_aux, chunk, policy)
             else:
@@ -214,22 +203,6 @@ def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any) -> None:
         )
 
 
-def _check_elimination(elimination: Any, mode: str, chunk: Any, policy: Any) -> None:
-    """Raise an error if `elimination` is unknown, or if another option excludes it."""
-    if elimination not in (None, "markowitz"):
-        raise WrongArgument(
-            f"jacobian with elimination={elimination!r}", "unknown elimination order", "",
-            'pass "markowitz" or None',
-        )  # fmt: skip
-    if elimination is not None and (mode != "auto" or chunk is not None or policy is not None):
-        raise WrongArgument(
-            'jacobian with elimination="markowitz"',
-            "vertex elimination has no mode, no chunks and no policy",
-            "",
-            "drop mode, chunk and policy, or drop elimination",
-        )
-
-
 class _FunctionAtPoint:
     """A function and its arguments, as a function of the differentiated arguments alone.
 
@@ -269,25 +242,6 @@ class _FunctionAtPoint:
             if staging():
                 raise
             return None  # an eager run of the function may work, and else it raises the error
-
-    def by_elimination(self, traced: Any) -> Any:
-        """Return output, auxiliary output and Jacobian, by vertex elimination.
-
-        `traced` is the result of `trace`.
-        """
-        if traced is None:
-            raise WrongArgument(
-                'jacobian with elimination="markowitz"',
-                f"{self.f.__name__} cannot be traced, because it uses values in Python",
-                "",
-                "drop elimination, or use jnp.where or lax.cond in place of Python branches",
-            )
-        fun, inputs = traced
-        self.check_output(fun.signature.out_avals)
-        prog = Inline().program(fun.program)
-        active, wanted = fun.active(), fun.differentiable()
-        ys, blocks, _ = jacobian_by_elimination(prog, active, wanted, inputs, self.holomorphic)
-        return *fun.outputs(ys), blocks
 
     def by_sweep(self, mode: str, has_aux: bool, chunk: int | None, policy: Any) -> Any:
         """Return output, auxiliary output and Jacobian, by forward or reverse mode."""
