@@ -84,6 +84,20 @@ def test_the_default_recomputes_nothing_if_that_raises_the_peak(heads) -> None:
     assert bool(default.recomputed) == (heads == (2, 2))
 
 
+@pytest.mark.parametrize(("backend", "recomputes"), [("cpu", False), ("gpu", True)])
+def test_on_a_cpu_the_default_recomputes_only_for_a_lower_peak(backend, recomputes) -> None:
+    """One layer of an associative scan has the same peak with and without recomputation."""
+
+    def loss(w, x):
+        decay = jax.nn.sigmoid(x @ w)
+        merge = lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1])
+        return [jnp.mean(lax.associative_scan(merge, (decay, x @ w.T), axis=0)[1] ** 2)]
+
+    prog = trace(loss, jnp.ones((64, 64)), jnp.ones((512, 64)))
+    problem = Problem(prog, (True, True), (True,), device=Device(backend))
+    assert bool(plan_program(problem, min_cut).schedule.recomputed) == recomputes
+
+
 def residual_layers(ws, x):
     for w in lax.unstack(ws):
         x = x + jnp.tanh(jax.nn.softmax(x @ w) @ w)

@@ -43,7 +43,7 @@ from xform.terminal import progress_line
 
 # The recomputed values that are live at once are assumed to take at most the bytes of the largest
 # forward value, times this number.
-_N_LIVE_VALUES = 16
+_N_LIVE_VALUES = 32
 
 
 def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
@@ -99,8 +99,7 @@ def default_plan(problem: Problem) -> Candidate:
     cut_peak, other_peak = (problem.peak(c.schedule) for c in (cut, everything))
     if fits_on_chip:  # saved values take no memory, so recomputing must lower the peak
         return everything if other_peak <= cut_peak else cut
-    # The simulated peaks may be wrong by the margin.
-    return everything if other_peak < (1 - backend.margin) * cut_peak else cut
+    return everything if other_peak < (1 - backend.doubt) * cut_peak else cut
 
 
 def _may_raise_the_peak(cut: Schedule, saved_bytes: int) -> bool:

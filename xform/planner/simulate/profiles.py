@@ -59,6 +59,8 @@ class Profile:
       margin: the share of a budget that the planner keeps free, if possible, when no compiler
         checks the simulated peak. The margin allows for the error of the simulation, which was
         measured in `experiments/planner` (budgets by simulation alone).
+      doubt: the share by which the simulated peak of a plan that saves everything must be lower than
+        that of a minimum cut, to be preferred. Fewer recomputed operations are worth more on a CPU.
       lowers: xform lowers some operations to several simpler ones (`Traits.lowered`) on this
         backend. The simulation then uses the simpler operations.
       tiles: arrays are padded to tiles of 8 rows and 128 columns.
@@ -86,6 +88,7 @@ class Profile:
     processors: int = 0
     on_chip_bytes: int = 0
     margin: float = 0.05
+    doubt: float = 0.05
     lowers: bool = True
     tiles: bool = False
     fused_save_price: float = 0.0
@@ -135,6 +138,7 @@ CPU = Profile(
     library_sines=jax.__version_info__ >= (0, 12),
     widens_products=jax.__version_info__ < (0, 12),
     margin=0.01,
+    doubt=0.0,
     slow_price=1 / 4,
 )
 # Measured for an H100, on which a kernel starts in a microsecond. Other GPUs use the same numbers.
