@@ -128,18 +128,17 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
         last, last_index = max((anchors[v] for v in cts), key=lambda anchor: anchor[1],
                                default=(None, 0))  # fmt: skip
         work = any(map(is_work, run))
-        late = last is not None and (work or last_index >= 0)
-        kernels = _kernels(run, schedule)
-        if late and (saved or kernels) and not work:
-            bytes_without_work[start] = sum(map(_computed_bytes, run))
-        if late and kernels:
-            of_kernels[start] = Wait(kernels, (last,), "cpu")
-        if late and saved:
+        if last is not None and (work or last_index >= 0):
             fused = together and not (
                 work or schedule.decided_per_value or _grows(run, schedule, read_by_work)
             )
-            by_start[start] = Wait(saved, (last,), "cpu and gpu" if fused else "everywhere")
-            first_work = work and last_index < 0 and together
+            if saved:
+                by_start[start] = Wait(saved, (last,), "cpu and gpu" if fused else "everywhere")
+            if kernels := _kernels(run, schedule):
+                of_kernels[start] = Wait(kernels, (last,), "cpu")
+            if not work and (saved or kernels):
+                bytes_without_work[start] = sum(map(_computed_bytes, run))
+            first_work = saved and work and last_index < 0 and together
             if first_work and (others := _operands(run, schedule, saved)):
                 operands[start] = Wait(others, (last,), "gpu")
         elif saved:
@@ -288,7 +287,8 @@ def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
 def _kernels(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
     """Return the inputs of the program that a run reverses: kernels of convolutions."""
     reversals = [eqn for eqn in run if eqn.primitive is lax.rev_p and _folded(eqn, schedule)]
-    return tuple(dict.fromkeys(eqn.invars[0] for eqn in reversals))
+    read = dict.fromkeys(v for eqn in reversals for v in reads_of(eqn, schedule.inner))
+    return tuple(read)
 
 
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:

@@ -59,8 +59,8 @@ class Profile:
       margin: the share of a budget that the planner keeps free, if possible, when no compiler
         checks the simulated peak. The margin allows for the error of the simulation, which was
         measured in `experiments/planner` (budgets by simulation alone).
-      doubt: the share by which the simulated peak of a plan that saves everything must be lower than
-        that of a minimum cut, to be preferred. Fewer recomputed operations are worth more on a CPU.
+      doubt: the share by which saving everything must lower the simulated peak of a minimum cut, to
+        be preferred. It is 0 on a CPU, where recomputed operations cost the most time.
       lowers: xform lowers some operations to several simpler ones (`Traits.lowered`) on this
         backend. The simulation then uses the simpler operations.
       tiles: arrays are padded to tiles of 8 rows and 128 columns.
