@@ -44,6 +44,7 @@ def search_several(
 
     Cost: at most eight compilations.
     """
+    measure = _remembered(measure)
     size = measure(default)
     if size <= budget.bytes:
         return default
@@ -79,6 +80,20 @@ def search_several(
         f"{len(problems)} derivatives",
         problems[largest].outside_bytes,
     )
+
+
+def _remembered(measure: Callable[[Candidates], float]) -> Callable[[Candidates], float]:
+    """Return a function that measures each set of plans once: two levels may have the same set."""
+    known: list[tuple[Candidates, float]] = []
+
+    def remembered(candidates: Candidates) -> float:
+        for measured, size in known:
+            if all(measured[key].schedule is candidates[key].schedule for key in candidates):
+                return size
+        known.append((candidates, measure(candidates)))
+        return known[-1][1]
+
+    return remembered
 
 
 def _at_level(problems: Mapping[str, Problem], level: float) -> Candidates | None:
