@@ -80,7 +80,7 @@ def functions_and_files(name: str) -> list[int]:
 
 
 def modules() -> dict[str, int]:
-    """Return the lines, the modules, those with one importer, and those that share a basename."""
+    """Count lines, modules, modules with one importer, and modules that share a basename."""
     paths = sorted(SOURCES.rglob("*.py"))
     importers = collections.defaultdict[str, set[Path]](set)
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
