@@ -29,6 +29,7 @@ def data() -> tuple[Any, ...]:
 # Each function, and the axes of the operand that are batches.
 BATCHED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "gather": (lambda x, i, y: x[rows()[:, None], i], (0,)),
+    "converted": (lambda x, i, y: x[rows().astype("int16").astype("int32")[:, None], i], (0,)),
     "clipped": (lambda x, i, y: x.at[rows()[:, None], i].get(mode="clip"), (0,)),
     "filled": (lambda x, i, y: x.at[rows()[:, None], i].get(mode="fill"), (0,)),
     "second axis": (lambda x, i, y: x.swapaxes(0, 1)[i, rows()[:, None]], (1,)),

@@ -220,11 +220,15 @@ def test_a_picture_shows_times_if_the_speed_of_each_device_is_known(monkeypatch,
     monkeypatch.setattr(compare_module, "save_figure", lambda figure, *_: figures.append(figure))
     (entry,) = xform.compare(loss, *ARGS, policies=[None])
     timed = dataclasses.replace(entry, report=with_speed(entry.report))
-    for entries in ([timed], [timed, entry]):
+    elsewhere = dataclasses.replace(timed, target="elsewhere")
+    for entries in ([timed, timed, elsewhere], [timed, entry]):
         compare_module.Comparison("loss", tuple(entries)).plot(tmp_path / "a.png")
     labels = [figure.axes[0].get_ylabel() for figure in figures]
     legends = [figure.axes[0].get_legend().get_texts() for figure in figures]
-    assert [[text.get_text() for text in texts] for texts in legends] == [["cpu"]] * 2
+    assert [[text.get_text() for text in texts] for texts in legends] == [
+        ["cpu", "elsewhere"], ["cpu"]
+    ]  # fmt: skip
+    assert [len(line.get_xdata()) for line in figures[0].axes[0].lines] == [2, 1]
     assert labels == ["step, us (roofline estimate)", "MFLOP"]
 
 
