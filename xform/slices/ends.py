@@ -82,14 +82,17 @@ def _reduce(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[En
 
 
 def _mixes(*names: str) -> EndsRule:
-    """Return the rule of primitives that mix the axes in these parameters; other axes stay."""
+    """Return the rule of primitives that mix the axes in these parameters; other axes stay.
+
+    An axis in a parameter may count from the end.
+    """
 
     def rule(eqn: JaxprEqn) -> list[Ends]:
         mixed = set[int]()
         for axes in (eqn.params[name] for name in names if name in eqn.params):
             mixed |= set(axes) if isinstance(axes, Sequence) else {axes}
         ndims = [len(shape(v)) for v in eqn.invars]
-        return [tuple(None if i in mixed else i for i in range(n)) for n in ndims]
+        return [tuple(None if mixed & {i, i - n} else i for i in range(n)) for n in ndims]
 
     return rule
 
