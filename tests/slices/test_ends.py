@@ -73,7 +73,7 @@ def test_indices_along_several_axes_are_summed_one_by_one() -> None:
     assert ends(eqn) == [(None, 1), (2, 3, None), (2, 3, 1)]
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", list(cases()))
 def test_reversed_operands(case: Case) -> None:
     prog = opened(trace(lambda *xs: jax.tree.leaves(case.fun(*xs)), *map(jnp.asarray, case.args)))
     env = environment(prog, [*map(jnp.asarray, case.args)])
