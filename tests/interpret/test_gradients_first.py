@@ -97,3 +97,12 @@ def test_values_do_not_change(f, policy) -> None:
     expected = jax.jit(jax.grad(loss, (0, 1)))(W, X)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cotangent_that_nothing_reads_is_never_waited_for() -> None:
+    """The derivative of `sign` is zero, so the cotangent of the second output is not read."""
+    f = lambda ws, x: (sharded(unrolled)(ws, x), jnp.sign(ws[0][0]))
+    pull = lambda ws, x, cts: xform.vjp(f, ws, x)[1](cts)
+    with parse_target("gpu:h100:2").planned_for():
+        traced = jax.jit(pull).trace(W, X, (np.float32(1), W[0][0]))
+    assert waits(traced.jaxpr.jaxpr)[: LAYERS - 1] == [["dot_general"] * 2] * (LAYERS - 1)
