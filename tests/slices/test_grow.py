@@ -8,7 +8,7 @@ from xform.slices.grow import body_slices
 
 
 def test_each_reader_of_a_sliced_value_of_a_body_is_sliced() -> None:
-    """Two outputs read a value that repeats the rows of `w`. Only the first one is asked for."""
+    """Two outputs read a value that repeats the rows of `w`. The search starts at the first one."""
 
     def body(x: jax.Array, w: jax.Array) -> list[jax.Array]:
         rows = jax.lax.broadcast_in_dim(w, (6, 4), (1,))
