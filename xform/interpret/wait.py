@@ -297,7 +297,9 @@ def _repeated(v: Var, eqn: JaxprEqn) -> bool:
     An elementwise operation of JAX repeats an axis of one element as NumPy does.
     """
     x, y = _aval(v), _aval(eqn.outvars[0])
-    if is_differentiable_hitype(x) or is_differentiable_hitype(y) or x.size >= y.size:
+    if is_differentiable_hitype(x) or is_differentiable_hitype(y):
+        return False
+    if size(v) >= size(eqn.outvars[0]):
         return False
     pairs = zip(x.shape, y.shape, strict=False)
     one_to_one = x.ndim == y.ndim and all(a in (1, b) for a, b in pairs)
