@@ -12,7 +12,7 @@ import pytest
 
 from tests.rules.test_rules import CASES, heavy, marks
 from xform._jax import JaxprEqn
-from xform.program.equation import read
+from xform.program.equation import bind, read
 from xform.program.ir import environment, trace
 from xform.registry.table import rules_by_name
 from xform.slices.ends import ends
@@ -38,13 +38,6 @@ def cases() -> Iterator[Any]:
             yield pytest.param(case, marks=marks[late], id=case.id)
 
 
-def run(eqn: JaxprEqn, xs: list[Any]) -> list[Any]:
-    """Run an equation with other operands."""
-    prim = eqn.primitive
-    out = prim.bind(*xs, **prim.get_bind_params(eqn.params))
-    return [*out] if prim.multiple_results else [out]
-
-
 def check(eqn: JaxprEqn, xs: list[Any], ys: list[Any]) -> None:
     """Reverse all axes of operands that end together."""
     found = ends(eqn)
@@ -53,7 +46,7 @@ def check(eqn: JaxprEqn, xs: list[Any], ys: list[Any]) -> None:
         reversed_xs = [
             jax.device_put(np.flip(x, at)) if at else x for x, at in zip(xs, axes, strict=True)
         ]
-        for y, got in zip(ys, run(eqn, reversed_xs), strict=True):
+        for y, got in zip(ys, bind(eqn, reversed_xs), strict=True):
             want = np.flip(y, group) if group < np.ndim(y) else y
             np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12, err_msg=f"{eqn} {group}")
 
@@ -79,6 +72,6 @@ def test_reversed_operands(case: Case) -> None:
     env = environment(prog, [*map(jnp.asarray, case.args)])
     for eqn in prog.equations:
         xs = [read(env, v) for v in eqn.invars]
-        ys = run(eqn, xs)
+        ys = bind(eqn, xs)
         env.update(zip(eqn.outvars, ys, strict=True))
         check(eqn, xs, ys)

@@ -94,11 +94,8 @@ def _one_wait(schedule: Schedule) -> Waits:
     """Return one wait at the start: all recomputed values wait for the first cotangents."""
     forward = {id(e) for e in schedule.joint.forward}
     run = [e for e in schedule.order if id(e) in forward]
-    saved, kernels, seeds = (
-        greedy_cover(run, schedule),
-        _kernels(run, schedule),
-        schedule.joint.seeds,
-    )
+    saved, kernels = greedy_cover(run, schedule), _kernels(run, schedule)
+    seeds = schedule.joint.seeds
     waits = Wait(saved, seeds), Wait(kernels, seeds, "cpu")
     return {0: [wait for wait in waits if wait.saved]}
 

@@ -207,8 +207,7 @@ def _check_first(case: Case, subsets: list[_Subset], checks: Collection[str]) ->
     """Check first derivatives: compiled, and also eagerly (operation by operation) if requested.
 
     All compiled derivatives, JAX's and the differences are computed by one program, since each
-    program takes a while to compile. Differences along all inputs are enough if JAX's derivatives
-    are known along each subset.
+    program takes a while to compile.
 
     Returns:
       The compiled derivatives of xform with respect to the last subset.
@@ -218,8 +217,8 @@ def _check_first(case: Case, subsets: list[_Subset], checks: Collection[str]) ->
         results = []
         for at, xs in zip(subsets, points, strict=True):
             by_jax = _first(jax, at.f, xs, at.seeds) if case.jax else None
-            needed = case.differences and (by_jax is None or at is subsets[-1])
-            slope = differences(at.f, xs, at.seeds[0]) if needed and in_64_bits(xs) else None
+            smooth = case.differences and in_64_bits(xs)
+            slope = differences(at.f, xs, at.seeds[0]) if smooth else None
             with watch(case.primitive, at.f, xs, at.checker.fail):
                 by_xform = _first(xform, at.f, xs, at.seeds)
             results.append((by_xform, at.f(*xs), by_jax, slope))
