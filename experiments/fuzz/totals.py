@@ -33,7 +33,7 @@ def totals_file(condition: str) -> Path:
 
 def fingerprint() -> str:
     """Return a hash of all files that determine a derivative."""
-    folders = "program", "registry", "rules", "interpret"
+    folders = "program", "registry", "rules", "interpret", "steering"
     files = [path for folder in folders for path in (_XFORM / folder).glob("*.py")]
     total = hashlib.sha256()
     for path in sorted(files):

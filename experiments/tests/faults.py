@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGES = (
-    "rules", "interpret", "passes", "registry", "program", "planner", "slices", "steps",
+    "rules", "interpret", "steering", "passes", "registry", "program", "planner", "slices", "steps",
     "transforms", "memory", "policies",
 )  # fmt: skip
 # Read by Python when a process starts, with the copy's folder `boot` on its path.

@@ -10,9 +10,9 @@ import xform
 from tests.calls import counted
 from xform import passes
 from xform.errors import WrongArgument
-from xform.interpret.barrier import barrier
 from xform.passes.base import size
 from xform.program import ir
+from xform.steering.barrier import barrier
 
 ALL = passes.Pipeline([p() for p in passes.PASSES.values()])
 X = np.linspace(-1, 1, 4, dtype=np.float32)

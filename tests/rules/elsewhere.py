@@ -32,8 +32,8 @@ _FILES = {
     ),
     "tests/rules/test_custom.py": ("to_edtype", "from_edtype", "xform_refused"),
     "tests/rules/test_calls.py": ("composite", "fused_call", "call"),
-    "tests/interpret/test_barrier.py": ("xform_barrier",),
-    "tests/interpret/test_materialize.py": ("xform_materialize",),
-    "tests/interpret/test_own_layout.py": ("xform_own_layout",),
+    "tests/steering/test_barrier.py": ("xform_barrier",),
+    "tests/steering/test_materialize.py": ("xform_materialize",),
+    "tests/steering/test_own_layout.py": ("xform_own_layout",),
 }  # fmt: skip
 ELSEWHERE = {name: path for path, names in _FILES.items() for name in names}

@@ -19,11 +19,11 @@ from xform._jax import JaxprEqn, Var, scan_counts
 from xform.fused.layer_axis import slice_equation
 from xform.fused.layers import LayerTarget, LeafUpdate, Sliced
 from xform.fused.writes import Write, sums_of, writes_of
-from xform.interpret.barrier import barrier
 from xform.program.arrays import zeros
 from xform.program.equation import context, scan_like, scan_options
 from xform.program.ir import Atom, evaluate, program, read
 from xform.program.source import name_stack, source
+from xform.steering.barrier import barrier
 
 Read = Callable[[Atom], Any]
 

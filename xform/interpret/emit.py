@@ -21,17 +21,17 @@ import jax
 from xform._jax import JaxprEqn, Var, name_p, staging
 from xform.interpret import walk
 from xform.interpret.absent import reduced_schedule
-from xform.interpret.barrier import Where, barrier
 from xform.interpret.joint import Schedule
 from xform.interpret.keys import unused_keys
-from xform.interpret.materialize import materialize
 from xform.interpret.node import fork_p, gather, present_mask, spread
-from xform.interpret.wait import Wait
 from xform.program.arithmetic import Value
 from xform.program.dimensions import at_sample
 from xform.program.equation import bind_at_default_precision, takes_default_precision
 from xform.program.ir import Atom, Mask, Program, bind, context, read
 from xform.program.source import name_stack, source
+from xform.steering.barrier import Where, barrier
+from xform.steering.materialize import materialize
+from xform.steering.wait import Wait
 
 BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recompute)"
 SAVED = "xform(saved: {})"

@@ -169,7 +169,7 @@ class Schedule:
       decided_per_value: whether a policy decided about each value alone; otherwise a minimum cut or
         an integer program decided about all values together.
       gradients_first: whether a cotangent waits for the gradients that are complete, between the
-        layers of a whole function (`interpret.gradients_first`).
+        layers of a whole function (`steering.gradients_first`).
       sample: the sizes of symbolic dimensions at which this was decided (`program.dimensions`).
     """
 

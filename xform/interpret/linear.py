@@ -12,7 +12,6 @@ import itertools
 
 from xform._jax import JaxprEqn, Var
 from xform.errors import NotLinear
-from xform.interpret.barrier import barrier_p
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import fork_p, join_p
 from xform.passes.dce import live
@@ -20,6 +19,7 @@ from xform.program.arithmetic import differentiable
 from xform.program.ir import Mask
 from xform.program.source import frame
 from xform.registry.table import lookup
+from xform.steering.barrier import barrier_p
 
 
 def check_linear(schedule: Schedule, active: Mask) -> None:

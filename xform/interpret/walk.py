@@ -19,16 +19,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret.barrier import Where
-from xform.interpret.draws import find_draw_waits
-from xform.interpret.gradients_first import with_gradients_first
 from xform.interpret.joint import Schedule, reads_of
-from xform.interpret.must_materialize import must_materialize
 from xform.interpret.node import fork_p, gather, join_p, spread
-from xform.interpret.shared import shared_values
-from xform.interpret.wait import Wait, Waits, find_waits
 from xform.passes.dce import live
 from xform.program.ir import Mask, Program
+from xform.steering.barrier import Where
+from xform.steering.draws import find_draw_waits
+from xform.steering.gradients_first import with_gradients_first
+from xform.steering.long_chains import shared_values
+from xform.steering.must_materialize import must_materialize
+from xform.steering.wait import Wait, Waits, find_waits
 
 # Values by variable: arrays, tracers, or the values of another back end.
 Environment = dict[Var, Any]

@@ -14,7 +14,6 @@ from typing import Any
 
 from xform._jax import Var, cotangent_aval, tangent_aval
 from xform.errors import XformError
-from xform.interpret.barrier import barrier_p
 from xform.interpret.cost import equation_flops
 from xform.jacobians.chain import ChainLink
 from xform.jacobians.segments import CutProgram, Segment
@@ -25,6 +24,7 @@ from xform.program.arithmetic import Value
 from xform.program.arrays import stacked
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import evaluate, trace
+from xform.steering.barrier import barrier_p
 from xform.transforms.forward import linearize
 from xform.transforms.reverse import immediate_vjp
 

@@ -29,7 +29,6 @@ from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed_inputs
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
-from xform.interpret.own_layout import own_layout
 from xform.interpret.repeat import repeatable
 from xform.passes.dce import live
 from xform.passes.sum_in_loops import SumInLoops
@@ -42,6 +41,7 @@ from xform.registry.traits import Traits
 from xform.rules import revolve
 from xform.rules.moved_carry import move_back, moved_carries
 from xform.rules.scan_body import ScanBody
+from xform.steering.own_layout import own_layout
 
 
 class HasCotangent(NamedTuple):

@@ -25,10 +25,10 @@ from jax import lax
 from xform._jax import JaxprEqn, Primitive, ad, batching, jax_primitives, jit, mlir
 from xform._jax.contexts import no_mesh, wide_if_needed
 from xform._jax.symbolic import is_symbolic
-from xform.interpret.barrier import lowered_plainly, plain
-from xform.interpret.materialize import materialize
 from xform.program.dimensions import has_elements
 from xform.program.ir import Program, trace
+from xform.steering.barrier import lowered_plainly, plain
+from xform.steering.materialize import materialize
 
 Sizes = Sequence[int]
 

@@ -7,7 +7,6 @@ from jax import lax
 
 from tests.kernels import kernels
 from tests.planner.simulate.test_loop_fusion import steps_of
-from xform.interpret.barrier import barrier
 from xform.planner.simulate.breadth_first import breadth_first_order
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.fusion import FusionGroup
@@ -15,6 +14,7 @@ from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU
 from xform.planner.simulate.steps import FlatProgram
 from xform.program.ir import trace
+from xform.steering.barrier import barrier
 
 X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
 # Operations that tell kernels apart, by our names and XLA's.

@@ -9,11 +9,11 @@ import pytest
 from jax import lax
 
 from tests.kernels import kernels
-from xform.interpret.barrier import barrier
 from xform.planner.simulate.flat import flatten, flatten_iteration, loop_counts
 from xform.planner.simulate.profiles import CPU, GPU, TPU
 from xform.planner.simulate.steps import FlatProgram
 from xform.program.ir import trace
+from xform.steering.barrier import barrier
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 ONE = 64 * 64 * 4

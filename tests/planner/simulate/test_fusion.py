@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform.interpret.barrier import barrier
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.fusion import (
     is_pointwise,
@@ -19,6 +18,7 @@ from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU, GPU
 from xform.planner.simulate.steps import FlatProgram, FlatStep
 from xform.program.ir import trace
+from xform.steering.barrier import barrier
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 

@@ -6,10 +6,10 @@ import pytest
 from jax import lax
 
 import xform
-from xform.interpret.barrier import barrier
 from xform.planner.simulate.liveness import simulate
 from xform.planner.simulate.profiles import CPU, GPU, TPU, backend_profile
 from xform.program.ir import trace
+from xform.steering.barrier import barrier
 
 N = 256
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)

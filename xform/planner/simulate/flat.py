@@ -32,10 +32,8 @@ from xform._jax import (
     scan_p,
     while_p,
 )
-from xform.interpret.barrier import barrier_p, is_active
 from xform.interpret.cost import aval_bytes
 from xform.interpret.lanes import final_p, keep_p, some_p, store_p
-from xform.interpret.materialize import materialize_p
 from xform.passes.erased import unchanged_operand
 from xform.passes.structured import called_body, is_recomputation
 from xform.planner.simulate.flat_products import ProductFlattener
@@ -44,6 +42,8 @@ from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatValue, repeat_p, wait_p
 from xform.program.ir import Program
 from xform.registry.traits import Traits
+from xform.steering.barrier import barrier_p, is_active
+from xform.steering.materialize import materialize_p
 
 add_any_p = jax_primitives.add_jaxvals_p
 # The parameter `devices` of a `device_put` that moves a value between memories of one device.

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jax import lax
 
 from xform._jax import broadcast_in_dim_p
-from xform.interpret.barrier import barrier_p
 from xform.planner.simulate.library import library_calls
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue, repeat_p, wait_p
+from xform.steering.barrier import barrier_p
 
 # Operations that repeat the elements of a value.
 REPEATS = (broadcast_in_dim_p, repeat_p)

@@ -27,7 +27,6 @@ from collections.abc import Sequence
 
 from jax import lax
 
-from xform.interpret.barrier import barrier_p
 from xform.planner.simulate.fusion import (
     REPEATS,
     Fusion,
@@ -38,6 +37,7 @@ from xform.planner.simulate.fusion import (
 )
 from xform.planner.simulate.products import is_16_bit
 from xform.planner.simulate.steps import FlatStep, FlatValue
+from xform.steering.barrier import barrier_p
 
 # A concatenation of more operands than this is not fused.
 _MOST_CONCATENATED = 8

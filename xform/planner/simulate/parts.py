@@ -21,15 +21,15 @@ import jax
 
 from xform._jax import JaxprEqn, Var
 from xform.interpret import emit, walk
-from xform.interpret.barrier import Where, barrier, is_active
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, present_mask, spread
-from xform.interpret.wait import Wait
 from xform.planner.simulate.flat import Flattener
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatValue
 from xform.program.fingerprint import type_text
 from xform.program.ir import Mask, Program, trace
+from xform.steering.barrier import Where, barrier, is_active
+from xform.steering.wait import Wait
 
 
 def flatten_schedule(schedule: Schedule, profile: Profile) -> FlatProgram:

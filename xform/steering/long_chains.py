@@ -23,12 +23,12 @@ from typing import Any
 from jax import lax
 
 from xform._jax import Var, jax_primitives
-from xform.interpret.barrier import Where
 from xform.interpret.cost import size
 from xform.interpret.joint import Schedule, reads_of
-from xform.interpret.must_materialize import plain
-from xform.interpret.wait import is_work
 from xform.registry.table import traits
+from xform.steering.barrier import Where
+from xform.steering.must_materialize import plain
+from xform.steering.wait import is_work
 
 # Operations that add a cotangent to another one, and so continue the chain.
 _SUMS = lax.add_p, lax.sub_p, jax_primitives.add_jaxvals_p

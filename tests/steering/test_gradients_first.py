@@ -8,8 +8,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import xform
-from xform.interpret.barrier import barrier_p
 from xform.memory.targets import parse_target
+from xform.steering.barrier import barrier_p
 
 LAYERS, N = 4, 8
 MESH = AbstractMesh((2,), ("fsdp",), axis_types=(AxisType.Auto,))

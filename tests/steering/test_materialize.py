@@ -8,7 +8,7 @@ from jax.sharding import AxisType
 
 from tests.identity import DTYPES, is_the_identity, is_transformed_as_nothing
 from tests.sharding import stays_where_it_is
-from xform.interpret.materialize import materialize
+from xform.steering.materialize import materialize
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import Primitive, ad, batching, mlir
-from xform.interpret.barrier import Where, is_active, lowered_plainly, opaque_true
 from xform.program.arithmetic import Value
 from xform.program.dimensions import has_elements
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.traits import Traits
 from xform.registry.words import linear
+from xform.steering.barrier import Where, is_active, lowered_plainly, opaque_true
 
 materialize_p = Primitive("xform_materialize")
 materialize_p.def_impl(lambda x, where: x)

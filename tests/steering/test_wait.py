@@ -7,10 +7,10 @@ from jax.extend.core import jaxpr_as_fun
 
 import xform
 from xform.interpret.joint import analyze
-from xform.interpret.wait import greedy_cover
 from xform.memory.targets import missing, parse_target
 from xform.planner.decide import schedule
 from xform.program.ir import trace
+from xform.steering.wait import greedy_cover
 
 LAYERS = 12
 

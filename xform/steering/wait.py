@@ -1,7 +1,7 @@
 """Decide which saved values wait for which cotangents.
 
 The backward part of a Joint (`interpret.joint`) recomputes some values from saved ones. Without a
-barrier (`interpret.barrier`) XLA may merge such a recompute with the same operations of the forward
+barrier (`steering.barrier`) XLA may merge such a recompute with the same operations of the forward
 part, or run it long before the backward part needs it. So values that the recompute reads wait at a
 barrier for a cotangent.
 
@@ -18,12 +18,12 @@ from typing import Any
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
-from xform.interpret.barrier import EARLY, Where, can_wait
 from xform.interpret.cost import aval_bytes, size
 from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import called_body
 from xform.program.hijax import is_differentiable_hitype
 from xform.registry.table import traits
+from xform.steering.barrier import EARLY, Where, can_wait
 
 # On CPU, the smallest recomputes without work have no barrier. Together their results may take this
 # fraction of the bytes of all saved values and of all results of recomputes without work.

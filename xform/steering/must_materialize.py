@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import JaxprEqn, Literal, Var
-from xform.interpret.barrier import Where
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
-from xform.interpret.wait import is_work
 from xform.program.dimensions import has_elements
 from xform.registry.table import traits
+from xform.steering.barrier import Where
+from xform.steering.wait import is_work
 
 # Write a value if the values that a compiler would keep instead take this many times its bytes.
 _LARGER = 3

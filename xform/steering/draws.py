@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret.barrier import can_wait
 from xform.interpret.cost import aval_bytes
-from xform.interpret.wait import Wait, Waits, is_work
 from xform.registry.table import traits
+from xform.steering.barrier import can_wait
+from xform.steering.wait import Wait, Waits, is_work
 
 # A smaller draw, in bytes, does not wait.
 _SMALLEST = 2**18

@@ -9,9 +9,9 @@ from jax.sharding import AxisType
 import xform
 from tests.identity import DTYPES, is_the_identity, is_transformed_as_nothing
 from tests.sharding import stays_where_it_is
-from xform.interpret.own_layout import own_layout
 from xform.memory.targets import missing, parse_target
 from xform.rules import loop
+from xform.steering.own_layout import own_layout
 
 TARGET = "gpu:h100"
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret.barrier import can_wait
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import join_p
-from xform.interpret.wait import Wait, Waits, is_work
+from xform.steering.barrier import can_wait
+from xform.steering.wait import Wait, Waits, is_work
 
 
 def with_gradients_first(schedule: Schedule, waits: Waits) -> Waits:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import xform
-from xform.interpret.draws import find_draw_waits
 from xform.interpret.joint import analyze
 from xform.program.ir import trace
+from xform.steering.draws import find_draw_waits
 
 ROWS, WIDTH, LAYERS = 1024, 256, 8
 

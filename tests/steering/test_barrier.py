@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 
 import xform
 from tests.sharding import stays_where_it_is
-from xform.interpret.barrier import barrier
+from xform.steering.barrier import barrier
 
 DTYPES = ["float16", "bfloat16", "float32", "complex64", "int8", "uint32", "int32", "bool"]
 VALUES = np.array([0.0, 1.0, -2.0, np.nan, np.inf])
