@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding
 
 from xform._jax import JaxprEqn, Var, primitive_named, transpose_p
 from xform._jax.meshes import has_explicit_axis
-from xform.interpret.cost import shape
 from xform.memory.axes import Axes, Factors, repeated_factors
+from xform.program.dimensions import shape
 from xform.program.ir import Atom, bind
 from xform.registry.dependence import Elementwise
 from xform.registry.table import traits

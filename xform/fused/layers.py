@@ -17,7 +17,7 @@ from xform.fused.coupling import bits_of
 from xform.fused.graph import Graph
 from xform.fused.layer_axis import LayerAxis, NotSeparable, can_slice
 from xform.fused.step import Step
-from xform.interpret.cost import shape
+from xform.program.dimensions import shape
 from xform.program.ir import Atom
 
 # An equation that runs for each layer, and the axis of the layers in its result (None: no axis).

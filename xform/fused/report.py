@@ -7,7 +7,8 @@ from typing import Literal
 
 from xform.fused.plan import UpdatePlan
 from xform.fused.step import Step
-from xform.interpret.cost import aval_bytes, shape
+from xform.interpret.cost import aval_bytes
+from xform.program.dimensions import shape
 from xform.terminal.notebook import Result
 from xform.terminal.text import columns, human_bytes
 

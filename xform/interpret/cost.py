@@ -33,7 +33,7 @@ import jax
 from xform._jax import JaxprEqn, itemsize
 from xform.passes.dce import live
 from xform.passes.structured import called_body
-from xform.program.dimensions import number, numbers, product
+from xform.program.dimensions import number, numbers, product, shape
 from xform.program.hijax import is_differentiable_hitype
 from xform.program.ir import Program, program
 from xform.registry.table import traits
@@ -147,11 +147,6 @@ def iterations_in(scopes: str) -> int | None:
 
 
 # Helpers for the FLOP counts in the rules of primitives.
-
-
-def shape(v: Any) -> tuple[int, ...]:
-    """The shape of a variable's type; `(0,)` (no elements) for a type without a shape."""
-    return getattr(v.aval, "shape", (0,))
 
 
 def sizes(v: Any) -> tuple[int, ...]:

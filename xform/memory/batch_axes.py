@@ -24,10 +24,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.interpret.cost import shape
 from xform.interpret.emit import pass_name
 from xform.memory.axes import Axes, Factors, repeated_factors
 from xform.passes.structured import called_body
+from xform.program.dimensions import shape
 from xform.program.ir import Atom, Program, program
 from xform.registry.dependence import Elementwise
 from xform.registry.table import rule_of, traits

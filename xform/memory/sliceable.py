@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from xform.interpret.cost import shape
 from xform.memory.attribute import BufferRow
 from xform.memory.changes import COMPUTED
+from xform.program.dimensions import shape
 from xform.program.ir import Program
 from xform.slices.candidates import numbers_of_slices
 from xform.slices.opened import opened

@@ -55,6 +55,11 @@ def number(dimension: Any) -> int:
     return max(0, value_of(dimension, _sizes(dimension))) if is_symbolic(dimension) else dimension
 
 
+def shape(v: Any) -> tuple[int, ...]:
+    """Return the shape of a variable's type; `(0,)` (no elements) for a type without a shape."""
+    return getattr(v.aval, "shape", (0,))
+
+
 def numbers(dimensions: Iterable[Any]) -> tuple[int, ...]:
     """Return dimensions, such as those of a shape, as numbers."""
     return tuple([n if type(n) is int else number(n) for n in dimensions])

@@ -27,8 +27,8 @@ from xform._jax import JaxprEqn
 from xform._jax.symbolic import conv_general_dilated, larger
 from xform.errors import UnsupportedParam
 from xform.interpret import cost
-from xform.interpret.cost import shape
 from xform.program.arithmetic import Value, add, cotangent_sharding
+from xform.program.dimensions import shape
 from xform.program.ir import Mask, apply
 from xform.registry import dependence
 from xform.registry.dependence import AxisByAxis, AxisLink, Links, Values

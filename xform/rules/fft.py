@@ -14,8 +14,7 @@ from jax import lax
 
 from xform._jax import JaxprEqn
 from xform.interpret import cost
-from xform.interpret.cost import shape
-from xform.program.dimensions import product
+from xform.program.dimensions import product, shape
 from xform.registry.dependence import AxisLink, Links, axis_by_axis
 from xform.registry.traits import Traits
 from xform.registry.words import linear

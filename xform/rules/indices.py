@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn
-from xform.interpret.cost import shape
+from xform.program.dimensions import shape
 from xform.registry.dependence import (
     AxisByAxis,
     AxisLink,

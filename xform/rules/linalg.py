@@ -16,10 +16,10 @@ from jax import lax
 from xform._jax import JaxprEqn, jax_primitives
 from xform._jax.symbolic import is_symbolic, smaller
 from xform.interpret import cost
-from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
 from xform.program.arithmetic import Value, instantiate
 from xform.program.arrays import zeros
+from xform.program.dimensions import shape
 from xform.program.ir import Mask, apply, trace
 from xform.registry.dependence import AxisLink, Links, axis_by_axis
 from xform.registry.table import Rule, declare

@@ -22,10 +22,10 @@ from jax import lax
 from xform._jax import JaxprEqn, jax_primitives
 from xform._jax.symbolic import is_at_least, is_symbolic
 from xform.interpret import cost
-from xform.interpret.cost import shape
 from xform.interpret.jvp import jvp
 from xform.program.arithmetic import cotangent_sharding
 from xform.program.arrays import zeros
+from xform.program.dimensions import shape
 from xform.program.ir import evaluate, program, trace
 from xform.registry.dependence import AxisLink, Links, axis_by_axis, reduction_links
 from xform.registry.table import declare

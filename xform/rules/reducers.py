@@ -27,12 +27,12 @@ import numpy as np
 
 from xform._jax import JaxprEqn, Literal, callee, custom_jvp_call_p
 from xform.errors import NotDifferentiable
-from xform.interpret.cost import shape
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp
 from xform.passes.structured import called_body
 from xform.program.arithmetic import Value, differentiable, instantiate
+from xform.program.dimensions import shape
 from xform.program.equation import Atom, apply
 from xform.program.ir import Mask, Program, program, spread, trace
 from xform.program.source import frame

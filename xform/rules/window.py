@@ -25,10 +25,9 @@ from xform._jax import JaxprEqn, jax_primitives
 from xform._jax.symbolic import is_symbolic, larger
 from xform.errors import UnsupportedParam
 from xform.interpret import cost
-from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
 from xform.program.arrays import zeros
-from xform.program.dimensions import product
+from xform.program.dimensions import product, shape
 from xform.program.ir import program, trace
 from xform.registry.dependence import (
     AxisLink,

@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Literal
-from xform.interpret.cost import shape
 from xform.passes.builder import Builder
+from xform.program.dimensions import shape
 from xform.program.ir import Atom, Program, trace
 from xform.registry.table import traits
 

@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from xform._jax import Var
 from xform._jax.symbolic import is_symbolic
-from xform.interpret.cost import aval_bytes, shape
+from xform.interpret.cost import aval_bytes
+from xform.program.dimensions import shape
 from xform.program.ir import Program
 from xform.slices.custom_rules import largest_inside
 from xform.slices.region import Region, find_region

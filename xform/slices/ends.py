@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from xform._jax import JaxprEqn
-from xform.interpret.cost import shape
+from xform.program.dimensions import shape
 from xform.registry.dependence import Elementwise
 from xform.registry.table import traits
 from xform.rules.contract import remaining_axes

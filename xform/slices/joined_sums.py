@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from xform._jax import JaxprEqn, Var, has_effects
-from xform.interpret.cost import shape
+from xform.program.dimensions import shape
 from xform.program.ir import Program
 from xform.slices.resize import sum_dtype
 from xform.slices.slicing import SCATTERS, Slicing

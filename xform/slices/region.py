@@ -9,7 +9,8 @@ from collections.abc import Collection
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret.cost import aval_bytes, shape
+from xform.interpret.cost import aval_bytes
+from xform.program.dimensions import shape
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program
 from xform.program.source import frame

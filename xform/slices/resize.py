@@ -28,7 +28,7 @@ from xform._jax import (
     scan_p,
     while_p,
 )
-from xform.interpret.cost import shape
+from xform.program.dimensions import shape
 from xform.program.equation import bind, context, read, scan_like, switch, write
 from xform.program.ir import Program
 from xform.program.source import name_stack, source

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from xform._jax import JaxprEqn, primitive_named
-from xform.interpret.cost import shape
+from xform.program.dimensions import shape
 
 Value = Any
 _CONSTRAINT = primitive_named("sharding_constraint")

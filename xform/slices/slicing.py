@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, iota_p, reshape_p
-from xform.interpret.cost import shape
+from xform.program.dimensions import shape
 from xform.registry.dependence import Elementwise
 from xform.registry.repeatable import repeatable
 from xform.registry.table import traits

@@ -12,11 +12,12 @@ from scipy import sparse
 
 from xform._jax import Tracer, has_effects
 from xform.errors import NotDifferentiable, WrongArgument
-from xform.interpret.cost import shape, size
+from xform.interpret.cost import size
 from xform.introspection.callables import check_callable, function_name
 from xform.policies import save_everything
 from xform.policies.sample import check_known_sizes
 from xform.program.arithmetic import differentiable
+from xform.program.dimensions import shape
 from xform.program.ir import Mask, Program, gather, lift_constants, spread, trace
 from xform.program.source import frame
 from xform.sparse.nested import set_propagator

@@ -21,7 +21,6 @@ from jax import lax
 
 from xform._jax import JaxprEqn, Var, tangent_aval
 from xform.errors import WrongDtype
-from xform.interpret.cost import shape
 from xform.interpret.jvp import jvp, push
 from xform.introspection.callables import check_callable, function_name
 from xform.passes.inline import inline_bodies
@@ -35,6 +34,7 @@ from xform.program.arithmetic import (
     shaped_like,
 )
 from xform.program.arrays import basis, stacked, zeros
+from xform.program.dimensions import shape
 from xform.program.ir import (
     Mask,
     Program,

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from xform._jax import JaxprEqn, cond_p, scan_counts, scan_p, while_p
-from xform.interpret.cost import shape
+from xform.program.dimensions import shape
 from xform.program.ir import Program, evaluate, program, trace
 from xform.sparse.known import OperandFacts
 from xform.sparse.sets import ALL, Sets, elementwise_union, merge_tables, union_over_axes

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from xform._jax import JaxprEqn, jit
-from xform.interpret.cost import shape
 from xform.program.arithmetic import differentiable
+from xform.program.dimensions import shape
 from xform.registry.dependence import (
     AxisByAxis,
     AxisLink,

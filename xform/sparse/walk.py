@@ -19,13 +19,13 @@ import numpy as np
 
 from xform._jax import JaxprEqn, Primitive, Var, cotangent_aval, tangent_aval
 from xform.errors import MissingRule, NotDifferentiable, UnsupportedParam
-from xform.interpret.cost import shape
 from xform.interpret.jvp import push
 from xform.interpret.node import Structured
 from xform.passes.inline import inline_bodies
 from xform.passes.structured import called_body
 from xform.policies import save_everything
 from xform.program.arithmetic import differentiable
+from xform.program.dimensions import shape
 from xform.program.ir import Mask, Program, bind, context, gather, lift_constants, spread, trace
 from xform.registry.table import Rule, rule_of, traits
 from xform.registry.words import Composite

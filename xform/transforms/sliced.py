@@ -14,7 +14,7 @@ import jax
 from xform._jax import jit, staging
 from xform._jax.meshes import explicit_mesh_of
 from xform.errors import BudgetInfeasible, WrongArgument
-from xform.interpret.cost import shape, size
+from xform.interpret.cost import size
 from xform.introspection.callables import check_callable, function_name
 from xform.introspection.modules import (
     is_array_or_type,
@@ -24,6 +24,7 @@ from xform.introspection.modules import (
 from xform.modules.arguments import module_boundary
 from xform.planner.sliced.search import SlicedProgram, program_within
 from xform.policies.sample import check_known_sizes
+from xform.program.dimensions import shape
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.program.source import frame
 from xform.slices.region import Region

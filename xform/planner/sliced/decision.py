@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from xform.errors import OtherProgram
-from xform.interpret.cost import shape
 from xform.planner.sliced.loss import loss_position, run_loss_in_slices
 from xform.planner.sliced.slice_plan import recomputed_in_slices
+from xform.program.dimensions import shape
 from xform.program.ir import Mask, Program
 from xform.program.source import frame
 from xform.slices.decision import SlicedValue, Slices
