@@ -21,7 +21,7 @@ HEAD = ["model", "policy", "target", "compiler's temp MiB", "replayed / temp", "
 
 def measure(report: MemoryReport) -> tuple[float, float, list[str]]:
     """Return the error of the replayed peak, its share with a line, and cells of the table."""
-    made, said = report.assignment, report.compilation.bytes
+    made, said = report.assignment, report.bytes
     assert made is not None
     assert (made.argument_bytes, made.output_bytes) == (said["argument"], said["output"])
     total = sum(row.bytes for row in report)

@@ -15,7 +15,7 @@ _SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 def flops_per_second() -> float | None:
     """Return the peak speed of bfloat16 matrix products; None for an unknown device."""
     report = xform.memory_analysis(lambda x: x, _SCALAR)
-    return report.compilation.target.device.flops_per_second
+    return report.device.flops_per_second
 
 
 def capacity() -> int:

@@ -87,7 +87,7 @@ def test_no_batch_without_a_proof(f: Any, args: Any, wrong: str) -> None:
 def advised(f: Any, *args: Any, over: int | None = None, **options: Any) -> list[str]:
     """Return the advice for a device whose memory the program exceeds by `over` bytes."""
     free = xform.memory_analysis(f, *args, **options)
-    capacity = None if over is None else free.compilation.device_bytes - over
+    capacity = None if over is None else free.device_bytes - over
     return xform.memory_analysis(f, *args, capacity=capacity, **options).advice
 
 

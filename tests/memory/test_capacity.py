@@ -13,7 +13,6 @@ import xform
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory import capacity as capacity_module
 from xform.memory.capacity import LargestBatch
-from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 
@@ -37,7 +36,7 @@ def test_fits() -> None:
     over = xform.fits(step, f32(64, 64), f32(32, 64), target="cpu", capacity=needed - 1)
     assert not over.fits
     assert over.head_room_bytes == -1
-    assert "it is over by 1 B" in over.compilation.verdict()
+    assert "it is over by 1 B" in over.verdict()
     assert "over by" in str(over)
 
 
@@ -186,7 +185,7 @@ def test_printed_batch_sizes_fit_up_to_the_largest_at_any_capacity(capacity: int
     target = parse_target("cpu:1")
     device = dataclasses.replace(target.device, capacity_bytes=capacity)
     target = dataclasses.replace(target, device=device)
-    fits = MemoryReport(Compilation("f", target, 1, {}, 0, 0.0, None))
+    fits = MemoryReport("f", target, 1, {}, 0, 0.0, None)
     lines = str(LargestBatch(8, fits, None, {4: 100, 8: 200, 16: 400})).splitlines()
     assert [line.split()[-1] for line in lines[-3:]] == ["fits", "fits", "over"]
 
@@ -214,8 +213,8 @@ def test_where_else_a_refused_program_is_compiled(
     lacks = lambda target: [] if installed or target.platform == "cpu" else ["a package"]
     monkeypatch.setattr(capacity_module, "missing", lacks)
     target = parse_target(asked)
-    compilation = Compilation("f", target, target.count, {}, 0, 0.0, None, refused="too big")
-    assert [*capacity_module._larger_targets(MemoryReport(compilation))] == others
+    report = MemoryReport("f", target, target.count, {}, 0, 0.0, None, refused="too big")
+    assert [*capacity_module._larger_targets(report)] == others
 
 
 def test_a_target_that_is_no_name() -> None:
@@ -226,7 +225,7 @@ def test_a_target_that_is_no_name() -> None:
 def test_nothing_fits_no_room() -> None:
     report = xform.fits(step, f32(64, 64), f32(4, 64), target="cpu", capacity=0)
     assert not report.fits
-    assert "it is over by" in report.compilation.verdict()
+    assert "it is over by" in report.verdict()
 
 
 @pytest.mark.parametrize("capacity", ["a lot", -1, 1.5])

@@ -160,7 +160,7 @@ def test_compiled_program_over_the_capacity_does_not_fit(monkeypatch: pytest.Mon
     answering(Answer({"temp": 100 * 2**30}, 1.0, None), monkeypatch)
     made = compile_for(lambda x: x, (X,), target="gpu:h100")
     assert not made.fits
-    assert made.over_bytes == 100 * 2**30 - made.target.device.capacity_bytes
+    assert made.over_bytes == 100 * 2**30 - made.capacity_bytes
     assert made.verdict().endswith("it is over by 20.9 GiB")
 
 

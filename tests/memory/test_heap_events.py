@@ -8,7 +8,7 @@ import pytest
 from tests.memory.dumps import PROGRAMS, dumped
 from tests.memory.test_buffers import message
 from xform.memory.buffers import Assignment, read
-from xform.memory.executable import executable_answer
+from xform.memory.executable import compile_here
 from xform.memory.proto import Message
 
 
@@ -33,8 +33,8 @@ def test_derived_events(name: str) -> None:
 def test_a_program_that_was_compiled_to_run() -> None:
     f, args, options = PROGRAMS["donated"]
     jax.clear_caches()  # JAX keeps the source line of the first call of a jitted function
-    answer = executable_answer(jax.jit(f, **options).lower(*args).compile(), 1.5)
+    answer = compile_here(jax.jit(f, **options).lower(*args))[1]
     dump, _ = dumped("donated")
-    assert answer.compile_seconds == 1.5
+    assert answer.compile_seconds > 0
     assert answer.module is not None
     assert chunks(read(answer.module)) == chunks(read(dump))

@@ -6,8 +6,8 @@ import pytest
 
 from xform.errors import CompilationFailed
 from xform.memory import printed
-from xform.memory.compilation import Compilation
 from xform.memory.printed import compiled_text, stablehlo_text
+from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -28,7 +28,7 @@ def test_of_several_devices_that_are_not_here() -> None:
 
 def test_a_refused_program_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     target = parse_target("tpu:v5e:1x1")
-    refused = Compilation("sin", target, 1, {}, 0, 0.0, None, refused="big", needed_bytes=2**35)
+    refused = MemoryReport("sin", target, 1, {}, 0, 0.0, None, refused="big", needed_bytes=2**35)
     monkeypatch.setattr(printed, "compile_for", lambda f, args, target: refused)
     with pytest.raises(CompilationFailed) as e:
         compiled_text(jnp.sin, [X], "tpu:v5e:1x1")

@@ -17,7 +17,6 @@ import xform
 from tests.memory.rows import reports_in, wrong_rows
 from tests.memory.test_buffers import message
 from xform.memory.capacity import LargestBatch, Reason, _next_batch
-from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.transforms.compare import Comparison, Entry
@@ -158,13 +157,13 @@ def test_a_memory_that_is_not_used(entry: int, tmp_path: Path) -> None:
               message(f1=2, f2=0, f8=1)]  # fmt: skip
     proto = message(f1=module, f3=message(f1=buffers, f3=blocks))
     sizes = {"argument": 32, "output": 32}
-    report = MemoryReport(Compilation("f", TPU, 1, sizes, 0, 0.0, proto, ("x",)))
+    report = MemoryReport("f", TPU, 1, sizes, 0, 0.0, proto, ("x",))
     assert "x" in shown(report, tmp_path)
     assert [row.bytes for row in report.peak] == [32, 32]
 
 
 def refusal(needed: int | None = None) -> MemoryReport:
-    return MemoryReport(Compilation("f", TPU, 1, {}, 7, 1.0, None, (), "too big", needed))
+    return MemoryReport("f", TPU, 1, {}, 7, 1.0, None, (), "too big", needed)
 
 
 def test_a_size_that_the_compiler_does_not_say_is_not_known(tmp_path: Path) -> None:
@@ -183,10 +182,10 @@ def test_a_size_that_the_compiler_does_not_say_is_not_known(tmp_path: Path) -> N
     assert [report.to_dict()[f"{kind}_bytes"] for kind in kinds] == [None] * 8
     assert report.to_dict()["refused"] == "too big"
     assert report.head_room_bytes is None
-    assert report.compilation.over_bytes is None
+    assert report.over_bytes is None
     verdict = ("the compiler refused f for TPU v5e, which has 15.8 GiB: the bytes that it needs "
                "are not known")  # fmt: skip
-    assert report.compilation.verdict() == verdict
+    assert report.verdict() == verdict
     assert str(Reason(report, report)).startswith(verdict)
     assert "not known of 15.8 GiB: the compiler refused it" in (tmp_path / "report.svg").read_text()
     page = (tmp_path / "report.html").read_text()
@@ -203,8 +202,8 @@ def test_a_size_that_the_compiler_says_is_shown() -> None:
 
 
 def test_a_report_without_a_buffer_assignment_says_so() -> None:
-    made = Compilation("f", TPU, 1, {"argument": 8, "temp": 8}, 1, 0.1, None)
-    assert "the buffers at the peak are not known" in str(MemoryReport(made))
+    made = MemoryReport("f", TPU, 1, {"argument": 8, "temp": 8}, 1, 0.1, None)
+    assert "the buffers at the peak are not known" in str(made)
 
 
 def test_comparison_table_marks_unknown_sizes_as_not_known(tmp_path: Path) -> None:
@@ -220,7 +219,7 @@ def test_comparison_table_marks_unknown_sizes_as_not_known(tmp_path: Path) -> No
 
 
 def test_a_batch_whose_size_is_not_known_is_over() -> None:
-    small = MemoryReport(Compilation("f", TPU, 1, {"temp": 2**30}, 0, 0.0, None))
+    small = MemoryReport("f", TPU, 1, {"temp": 2**30}, 0, 0.0, None)
     tried = {8: small, 64: refusal()}
     sizes = {n: r.total_bytes for n, r in tried.items()}
     assert "64  not known  over" in str(LargestBatch(8, small, None, sizes))

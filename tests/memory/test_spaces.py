@@ -15,7 +15,6 @@ import pytest
 
 import xform
 from tests.memory.test_buffers import ALLOC, FREE, message
-from xform.memory.compilation import Compilation
 from xform.memory.page import web_file
 from xform.memory.plot import bytes_by_category
 from xform.memory.report import MemoryReport
@@ -45,7 +44,7 @@ def stored() -> MemoryReport:
               message(f1=events(5))]  # fmt: skip
     proto = message(f1=module, f3=message(f1=buffers, f3=blocks, f4=traces))
     sizes_said = {"argument": 1000, "temp": 96}
-    return MemoryReport(Compilation("f", TPU, 1, sizes_said, 0, 0.0, proto, ("x",)))
+    return MemoryReport("f", TPU, 1, sizes_said, 0, 0.0, proto, ("x",))
 
 
 def check(report: MemoryReport) -> int:

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> str:
     if args.json:
         return json.dumps({"fits": report.fits, **report.to_dict()}, indent=1)
     described = function.with_note(report, report.description.note)
-    return f"{report.compilation.verdict()}\n{described.description}"
+    return f"{report.verdict()}\n{described.description}"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

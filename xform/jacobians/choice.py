@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from xform import memory
 from xform.interpret.cost import size
 from xform.jacobians.accumulate import Blocks, accumulate
 from xform.jacobians.chain import (
@@ -38,7 +39,6 @@ from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value
 from xform.transforms.function import Function
 from xform.transforms.ladder import first_within
-from xform.transforms.within import compiled_bytes
 
 # Reverse mode is chosen without counting FLOPs if forward mode takes this many times more vectors.
 # Pulling one cotangent takes at most about three times the work of pushing one tangent, so reverse
@@ -107,7 +107,7 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
     ways = _ways(full, mode, count_flops)
     if not isinstance(policy, Budget) or policy.of != "peak":
         return dataclasses.replace(ways[0], chunk=chunk, policy=policy)
-    bytes_of = lambda choice: compiled_bytes(lambda *args: choice.run(args), prog.in_types)
+    bytes_of = lambda choice: memory.compiled_bytes(lambda *args: choice.run(args), prog.in_types)
     return first_within(
         policy,
         _choices_by_way(ways, chunk),

@@ -30,7 +30,7 @@ def advice(report: Any) -> list[str]:
     by_size = lambda entries: sorted(
         (x for x in entries if x.bytes >= least_bytes), key=lambda x: -x.bytes
     )
-    large_changes, over_bytes = by_size(changes(report)), report.compilation.over_bytes or 0
+    large_changes, over_bytes = by_size(changes(report)), report.over_bytes or 0
     sufficient = [c for c in large_changes if over_bytes and c.bytes >= over_bytes]
     return [
         *(f"{c.text}. This may be enough: the program is over by {human_bytes(over_bytes)}"

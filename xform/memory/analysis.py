@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding
 
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, definition_site, function_name
-from xform.memory.compilation import Compilation, compile_for
-from xform.memory.description import Description, describe, short
+from xform.memory.compilation import compile_for
+from xform.memory.description import describe, short
 from xform.memory.report import MemoryReport
 from xform.planner.idle_regions import warn_of_idle_regions
 from xform.planner.planning import current_planner, use_planner
@@ -85,14 +85,13 @@ def memory_analysis(
     check_known_sizes(f"memory_analysis of {function_name(f)}", (args, kwargs))
     bytes_given = None if capacity is None else bytes_of(capacity, f"capacity={capacity!r}")
     with _warnings_of_idle_policies(function_name(f)):
-        compilation = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
-                                  donate_argnums=donate_argnums)  # fmt: skip
+        report = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
+                             donate_argnums=donate_argnums)  # fmt: skip
     if bytes_given is not None:
-        device = dataclasses.replace(compilation.target.device, capacity_bytes=bytes_given)
-        compilation = dataclasses.replace(
-            compilation, target=dataclasses.replace(compilation.target, device=device)
-        )
-    report = report_of(compilation, f, args, kwargs)
+        device = dataclasses.replace(report.device, capacity_bytes=bytes_given)
+        compiled_for = dataclasses.replace(report.compiled_for, device=device)
+        report = dataclasses.replace(report, compiled_for=compiled_for)
+    report = dataclasses.replace(report, **subject_of(f, args, kwargs))
     if (
         mesh is not None
         and in_specs is None
@@ -128,21 +127,14 @@ def check_names(
         )  # fmt: skip
 
 
-def report_of(
-    compilation: Compilation, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> MemoryReport:
-    """Return the report of a function that was compiled for some arguments."""
-    return MemoryReport(compilation, *subject_of(f, args, kwargs))
-
-
 def subject_of(
     f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[frozenset[tuple[str, tuple[int, ...]]], Description]:
-    """Return what a report says of a function's arguments: their types, and a description."""
+) -> dict[str, Any]:
+    """Return the fields of a report about a function's arguments: `shapes` and `description`."""
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
     types = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
-    return types, describe(f, args, kwargs)
+    return {"shapes": types, "description": describe(f, args, kwargs)}
 
 
 # A remark in the report if a mesh is given and no sharding.

@@ -213,7 +213,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         smallest = tried[high]
         raise WrongArgument(
             f"max_batch on target={target!r}",
-            f"a batch of {high * multiple_of} does not fit: {smallest.compilation.verdict()}",
+            f"a batch of {high * multiple_of} does not fit: {smallest.verdict()}",
             "",
             "use a policy that saves less, shard over more devices, or name a larger device",
         )
@@ -276,17 +276,16 @@ class Reason(Result):
 
     def heading(self) -> str:
         """Return the verdict."""
-        return self.target_report.compilation.verdict()
+        return self.target_report.verdict()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict and the report as plain data."""
         return {"verdict": self.heading(), "report": self.report.to_dict()}
 
     def __str__(self) -> str:
-        compilation = self.target_report.compilation
-        verdict = compilation.verdict()
+        verdict = self.heading()
         if self.report.target != self.target_report.target:
-            verdict += (f". {compilation.target.device.name}'s compiler reports nothing else; "
+            verdict += (f". {self.target_report.device.name}'s compiler reports nothing else; "
                         f"the report below is for {self.report.target}")  # fmt: skip
         return f"{verdict}\n\n{self.report}"
 
@@ -296,9 +295,9 @@ def _larger_targets(report: MemoryReport) -> Iterator[str]:
 
     A target of the same platform comes first.
     """
-    count = report.compilation.devices
+    count = report.devices
     shapes = {1: "1x1x1", 4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
-    platform = report.compilation.target.platform
+    platform = report.compiled_for.platform
     others = [f"cpu:{count}"]
     if platform == "cuda":
         others.insert(0, f"gpu:b200:{count}")
@@ -322,7 +321,7 @@ def _next_batch(
     there are fewer than two exact ones. Without a usable line, the next batch is the geometric mean
     of `low` and `high`, or the largest allowed batch if `high` was not tried.
     """
-    exact = {n for n, r in tried.items() if not r.compilation.refused}
+    exact = {n for n, r in tried.items() if not r.refused}
     sizes = {n: r.total_bytes for n, r in tried.items() if len(exact) < 2 or n in exact}
     known = {n: size for n, size in sizes.items() if size is not None}
     guess = high

@@ -68,7 +68,7 @@ def _replicated(report: Any) -> Iterator[Change]:
     On `n` devices, each device then holds a fraction `1 / n` of them. An argument is held in full
     if its buffer on one device has the shape of the whole array.
     """
-    n = report.compilation.devices
+    n = report.devices
     rows = [r for r in report.peak if (r.dtype, r.shape) in report.shapes
             and r.category in ARGUMENTS]  # fmt: skip
     if n > 1 and rows:
@@ -89,7 +89,7 @@ def _halved_batch(report: Any) -> Iterator[Change]:
     program does not show how the devices split a buffer.
     """
     batch = next(iter(report.batches), None)
-    if batch is None or batch.size % 2 or report.compilation.devices > 1:
+    if batch is None or batch.size % 2 or report.devices > 1:
         return
     batched = _with_batch(report, batch)
     saved = peak_reduction(report, lambda row: 0.5 if id(row) in batched else 1)

@@ -1,4 +1,4 @@
-"""Compile a function for a target and collect the compiler's figures: a `Compilation`.
+"""Compile a function for a target and collect the compiler's figures in a `MemoryReport`.
 
 A target names the devices to compile for (`targets.py`). For devices of this process, the function
 is lowered and compiled here. For devices that need not be attached, it is exported (`lowering.py`)
@@ -8,22 +8,23 @@ and compiled in another process (`remote.py`).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import math
 import re
-import tempfile
+import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
 from xform._jax import compiler_options, jaxpr_and_consts
+from xform._jax.meshes import shape_dtype_struct
 from xform.errors import CompilationFailed
 from xform.interpret.cost import flops
 from xform.introspection.callables import function_name
 from xform.memory import buffers
 from xform.memory.answers import Answer, cached_answer
+from xform.memory.executable import compile_here
 from xform.memory.lowering import (
     device_count,
     jitted_with_arguments,
@@ -32,148 +33,17 @@ from xform.memory.lowering import (
     lowering_context,
     trace_jitted,
 )
-from xform.memory.remote import compile_there, read_answer
+from xform.memory.remote import compile_there
+from xform.memory.report import MemoryReport
 from xform.memory.sharding import LoweringArguments, on_mesh
 from xform.memory.targets import Target, check_installed, parse_target
-from xform.memory.worker import compile_and_read
-from xform.program.ir import Program, program
-from xform.storage.results import NOT_STORED
+from xform.program.ir import program
 from xform.terminal import progress_line
-from xform.terminal.text import human_bytes, parse_bytes
+from xform.terminal.text import parse_bytes
 
 # Finds the size of a program in the compiler's message that refuses the program, such as
 # "... required for HLO temporaries (39.00G) exceeds ..." or "Used 24.00G of 15.75G hbm".
 _SIZES = re.compile(r"(?:\(|Used )(?P<size>\d+(?:\.\d+)?)(?P<unit>[KMGT])(?:\) exceeds| of )")
-
-
-@dataclasses.dataclass(frozen=True)
-class Compilation:
-    """A compiler's figures for a program; all bytes are for each device.
-
-    Attributes:
-      function: name of the function.
-      target: the target that it was compiled for.
-      devices: the number of devices that it runs on.
-      bytes: bytes of each kind of memory: the kinds in `worker.KINDS`, and `constant`. Empty if the
-        compiler refused the program.
-      flops: FLOPs over all devices, with trip counts.
-      compile_seconds: wall time of the compiler; 0 if JAX had compiled the program before.
-      module: a serialized HloProto: the compiled module and its buffer assignment; None if the
-        compiler wrote none.
-      arguments: a name for each parameter of the module; empty if the module itself has the names.
-      refused: the compiler's error message, if the program is too large for the device.
-      needed_bytes: the size of a refused program; None if the compiler does not report it.
-      closed_bytes: bytes of the arrays that the function closes over.
-      program: the traced program; None if the figures were read from a file.
-      known: whether these figures were known, so that nothing was compiled for them.
-    """
-
-    function: str
-    target: Target
-    devices: int
-    bytes: dict[str, int]
-    flops: int
-    compile_seconds: float
-    module: bytes | None
-    arguments: tuple[str, ...] = ()
-    refused: str = ""
-    needed_bytes: int | None = None
-    closed_bytes: int = 0
-    program: Program | None = dataclasses.field(
-        default=None, repr=False, compare=False, metadata=NOT_STORED
-    )
-    known: bool = dataclasses.field(default=False, compare=False, metadata=NOT_STORED)
-
-    @property
-    def argument_bytes(self) -> int | None:
-        """Bytes of the inputs."""
-        return self._sum("argument")
-
-    @property
-    def output_bytes(self) -> int | None:
-        """Bytes of the outputs."""
-        return self._sum("output")
-
-    @property
-    def temp_bytes(self) -> int | None:
-        """Bytes for temporary values, at their peak."""
-        return self._sum("temp")
-
-    @property
-    def alias_bytes(self) -> int | None:
-        """Bytes of outputs in the memory of donated inputs; inputs and outputs both count them."""
-        return self._sum("alias")
-
-    @property
-    def code_bytes(self) -> int | None:
-        """Bytes of the compiled code."""
-        return self._sum("generated_code")
-
-    @property
-    def host_bytes(self) -> int | None:
-        """Bytes in host memory."""
-        return self._sum("host_argument", "host_output", "host_temp", less="host_alias")
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Argument + output + temp - alias; for a refused program, the size in its error message.
-
-        None if the compiler refused the program and did not report its size.
-        """
-        if self.refused:
-            return self.needed_bytes
-        return self._sum("argument", "output", "temp", less="alias")
-
-    @property
-    def constant_bytes(self) -> int | None:
-        """Bytes of constants in the program, such as arrays that the function closes over."""
-        return self._sum("constant")
-
-    @property
-    def device_bytes(self) -> int | None:
-        """Memory that the program needs on a device: the total plus constants."""
-        total = self.total_bytes
-        return None if total is None else total + (self.constant_bytes or 0)
-
-    def _sum(self, *kinds: str, less: str = "") -> int | None:
-        """Return the bytes of some kinds minus the bytes of the kind `less`; None if refused."""
-        if self.refused:
-            return None
-        return sum(self.bytes.get(k, 0) for k in kinds) - self.bytes.get(less, 0)
-
-    @property
-    def over_bytes(self) -> int | None:
-        """By how many bytes the program exceeds the capacity of a device; 0 if it fits.
-
-        None if the compiler refused the program and did not report its size.
-        """
-        capacity, size = self.target.device.capacity_bytes, self.device_bytes
-        if size is None:
-            return None
-        return 0 if capacity is None else max(0, size - capacity)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the program fits a device."""
-        return not self.refused and not self.over_bytes
-
-    def verdict(self) -> str:
-        """Return whether the program fits and by how much, as one line of text."""
-        capacity = self.target.device.capacity_bytes
-        size, name = self.device_bytes, self.target.device.name
-        if size is None:
-            has = "" if capacity is None else f", which has {human_bytes(capacity)}"
-            return (f"the compiler refused {self.function} for {name}{has}: the bytes that it "
-                    "needs are not known")  # fmt: skip
-        needs = f"{self.function} needs {human_bytes(size)} of each {name}"
-        if capacity is None:
-            return needs
-        has = f"which has {human_bytes(capacity)}"
-        if self.fits:
-            return f"{needs}, {has}: it fits, {human_bytes(capacity - size)} are left"
-        if not self.over_bytes:
-            return f"{needs}, {has}: the compiler refused it"
-        return f"{needs}, {has}: it is over by {human_bytes(self.over_bytes)}"
 
 
 def compile_for(
@@ -186,7 +56,7 @@ def compile_for(
     in_specs: Any = None,
     donate_argnums: int | Sequence[int] = (),
     timeout_seconds: float = 3600,
-) -> Compilation:
+) -> MemoryReport:
     """Compile a function for a target, whose devices need not be attached.
 
     Args:
@@ -203,7 +73,7 @@ def compile_for(
       timeout_seconds: time limit of a compiler that runs in a separate process.
 
     Returns:
-      A `Compilation`, also if the program is too large for the device.
+      A `MemoryReport`, also if the program is too large for the device.
 
     Raises:
       WrongArgument: the target is unknown, or the mesh does not fit it.
@@ -221,16 +91,32 @@ def compile_for(
         return _compile_elsewhere(f, args, kwargs, parsed, mesh, in_specs, timeout_seconds)
 
 
+def compiled_bytes(f: Callable[..., Any], avals: Sequence[Any], target: str | None = None) -> float:
+    """Return the bytes of a compiled function, with its arguments and outputs.
+
+    The result is infinite if the compiler refuses the function and reports no size.
+
+    Args:
+      f: a function of flat arrays.
+      avals: the types of its arguments. Symbolic dimensions have their sizes at the current sample.
+      target: see `parse_target`; None is JAX's default backend.
+
+    Raises and costs: see `compile_for`.
+    """
+    total = compile_for(f, [*map(shape_dtype_struct, avals)], target=target).total_bytes
+    return math.inf if total is None else total
+
+
 def _compile_elsewhere(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
                        mesh: Mapping[str, int] | None, in_specs: Any, timeout_seconds: float
-                       ) -> Compilation:  # fmt: skip
+                       ) -> MemoryReport:  # fmt: skip
     """Compile in a separate process, for devices that need not be attached."""
     check_installed(target)
     lowered, jaxpr = lower(f, on_mesh(args, kwargs, target, mesh, in_specs), target)
     ask = lambda: compile_there(lowered, target, timeout_seconds)
     key = target.name, str(lowered.donated), str(lowered.options)
     answer = cached_answer(lowered.program, *key, ask=ask)
-    return compilation_of(lowered.name, target, lowered.devices, answer, jaxpr, lowered.arguments)
+    return report_of(lowered.name, target, lowered.devices, answer, jaxpr, lowered.arguments)
 
 
 def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
@@ -278,23 +164,18 @@ def _planned_locally(target: Target) -> Generator[None]:
 
 
 def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
-                     mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
+                     mesh: Mapping[str, int] | None, in_specs: Any) -> MemoryReport:  # fmt: skip
     """Compile for devices of this process."""
     arguments = _on_devices(args, kwargs, target, mesh, in_specs)
     with _planned_locally(target):
         trace = trace_jitted(f, arguments)
         lowered = lower_traced(trace, target.platform)
 
-    def ask() -> Answer:
-        with tempfile.TemporaryDirectory(prefix="xform-") as folder:
-            # A unique option makes JAX's compilation cache miss: a cached program has no buffer
-            # assignment.
-            unique_option = {"xla_dump_emitter_re": Path(folder).name}
-            return read_answer(*compile_and_read(lowered, Path(folder), unique_option))
-
+    # A unique option makes JAX's compilation cache miss: a cached program has no buffer assignment.
+    ask = lambda: compile_here(lowered, {"xla_dump_emitter_re": uuid.uuid4().hex})[1]
     key = target.name, target.device.name, str(compiler_options(trace))
     answer = cached_answer(lowered.as_text(debug_info=True).encode(), *key, ask=ask)
-    return compilation_of(trace.fun_name, target, device_count(lowered), answer, trace.jaxpr)
+    return report_of(trace.fun_name, target, device_count(lowered), answer, trace.jaxpr)
 
 
 def _has_abstract_mesh(x: Any) -> bool:
@@ -303,9 +184,9 @@ def _has_abstract_mesh(x: Any) -> bool:
     return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)
 
 
-def compilation_of(name: str, target: Target, devices: int, answer: Answer, jaxpr: Any,
-                   arguments: tuple[str, ...] = ()) -> Compilation:  # fmt: skip
-    """Return the `Compilation` for a compiler's answer, or raise `CompilationFailed`."""
+def report_of(name: str, target: Target, devices: int, answer: Answer, jaxpr: Any,
+                   arguments: tuple[str, ...] = ()) -> MemoryReport:  # fmt: skip
+    """Return the `MemoryReport` for a compiler's answer, or raise `CompilationFailed`."""
     if answer.failed:
         raise CompilationFailed(
             f"{name} for target={target.name!r}",
@@ -322,7 +203,7 @@ def compilation_of(name: str, target: Target, devices: int, answer: Answer, jaxp
         if target.platform == "tpu":
             # libtpu's own sum is up to a third larger than its buffer assignment.
             sizes["temp"] = assignment.temp_bytes
-    return Compilation(
+    return MemoryReport(
         name,
         target,
         devices,

@@ -1,37 +1,37 @@
-"""Read the memory figures of a program that JAX has already compiled.
-
-The program was compiled to be run. Reading its figures here saves another compilation.
-"""
+"""Compile a lowered program for devices of this process, and read the compiler's figures."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import jax
 
 from xform.memory.answers import Answer
-from xform.memory.worker import KINDS
+from xform.memory.worker import compiler_figures
 
 
-def executable_answer(compiled: Any, seconds: float, known: bool = False) -> Answer:
-    """Return the compiler's answer for JAX's `Compiled` object: its bytes and, if kept, its module.
+def compile_here(lowered: Any, options: Mapping[str, Any] | None = None) -> tuple[Any, Answer]:
+    """Compile JAX's `Lowered` object; return JAX's `Compiled` object and the compiler's answer.
 
-    `seconds` is the time that the compilation took; `known` says whether JAX had compiled the
-    program before.
+    `options` are further options of the compiler. The first result is None if the compiler fails.
     """
-    seconds = 0.0 if known else seconds
-    stats = compiled.memory_analysis()
-    if stats is None:
-        return Answer({}, seconds, None, known=known)
-    sizes = {kind: int(getattr(stats, f"{kind}_size_in_bytes", None) or 0) for kind in KINDS}
-    return Answer(sizes, seconds, _module(compiled, stats), known=known)
+    start = time.perf_counter()
+    try:
+        with _recorded_compilations() as recorded:
+            compiled = lowered.compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        return None, Answer({}, time.perf_counter() - start, None, str(error))
+    seconds = time.perf_counter() - start if recorded else 0.0
+    module = _module(compiled)
+    return compiled, Answer(compiler_figures(compiled), seconds, module, known=not recorded)
 
 
 @contextlib.contextmanager
-def recorded_compilations() -> Generator[list[str]]:
+def _recorded_compilations() -> Generator[list[str]]:
     """A list that gets an entry for each program that JAX compiles here, in this thread.
 
     JAX keeps the programs that it has compiled: if it has a program, it compiles nothing.
@@ -50,12 +50,12 @@ def recorded_compilations() -> Generator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(record)
 
 
-def _module(compiled: Any, stats: Any) -> bytes | None:
+def _module(compiled: Any) -> bytes | None:
     """Return the HloProto of a compiled program; None if the backend does not keep its parts.
 
     An HloProto has the module in field 1 and the buffer assignment in field 3.
     """
-    assignment = getattr(stats, "serialized_buffer_assignment_proto", b"")
+    assignment = getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"")
     try:
         (module,) = compiled.runtime_executable().hlo_modules()
     except (ValueError, jax.errors.JaxRuntimeError):

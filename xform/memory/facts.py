@@ -69,7 +69,7 @@ def _donations(report: Any) -> Iterator[Fact]:
 
 def _training_state(report: Any) -> Iterator[Fact]:
     """Parameters, gradients and optimizer state, if the program is too large for one device."""
-    if report.compilation.devices == 1 and report.compilation.over_bytes:
+    if report.devices == 1 and report.over_bytes:
         size = sum(r.bytes for r in report.peak if r.category in _STATE)
         yield Fact(
             size,
@@ -135,7 +135,7 @@ def _float32(report: Any) -> Iterator[Fact]:
 
 def _constants(report: Any) -> Iterator[Fact]:
     """Arrays that the function closes over; the compiler's own constants do not count."""
-    size = min(report.constant_bytes or 0, report.compilation.closed_bytes)
+    size = min(report.constant_bytes or 0, report.closed_bytes)
     yield Fact(
         size,
         f"{human_bytes(size)} are constants of the program, arrays that the function closes over: "

@@ -218,7 +218,7 @@ def compare_with_device(
     growth = _measure(meter, lambda: jitted.lower(*args, **kwargs).compile(), run)
     seconds = statistics.median(run() for _ in range(runs))
     times = _time_by_line(report, run) if trace else {}
-    devices = report.compilation.devices if not isinstance(meter, AllocatorMeter) else 1
+    devices = report.devices if not isinstance(meter, AllocatorMeter) else 1
     beside = 0 if copies else report.argument_bytes or 0
     measured = None if growth is None else growth // devices + beside
     return DeviceComparison(
@@ -250,7 +250,7 @@ def _measure(meter: Meter, compile: Callable[[], object], run: Callable[[], obje
 
 def _time_by_line(report: MemoryReport, run: Callable[[], object]) -> dict[str, LineUse]:
     """Trace a run, and return the times of each line."""
-    module = report.compilation.module
+    module = report.module
     assignment = report.assignment
     if module is None or assignment is None:
         return {}

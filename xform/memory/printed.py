@@ -33,12 +33,12 @@ def compiled_text(f: Callable[..., Any], args: Sequence[Any], target: str | None
       CompilationFailed: the compiler failed, or the program is too large for the target: then the
         compiler writes no HLO.
     """
-    compilation = compile_for(f, args, target=target)
-    if compilation.module is None:
+    report = compile_for(f, args, target=target)
+    if report.module is None:
         raise CompilationFailed(
-            f"the optimized HLO of {compilation.function} for target={compilation.target.name!r}",
-            compilation.verdict() if compilation.refused else "the compiler wrote no HLO",
+            f"the optimized HLO of {report.function} for target={report.target!r}",
+            report.verdict() if report.refused else "the compiler wrote no HLO",
             "",
             "name a larger device, or look at the StableHLO",
         )
-    return hlo_text(Message(compilation.module).raw(1))
+    return hlo_text(Message(report.module).raw(1))

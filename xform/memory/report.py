@@ -16,7 +16,6 @@ from xform.memory import advice, buffers
 from xform.memory.attribute import Argument, BufferRow, buffer_rows, peak_rows
 from xform.memory.batch_axes import BatchAxis, batch_axes
 from xform.memory.buffers import ON_CHIP, Assignment
-from xform.memory.compilation import Compilation
 from xform.memory.cudnn import uncounted
 from xform.memory.description import Description
 from xform.memory.difference import KINDS, Difference
@@ -25,7 +24,11 @@ from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
 from xform.memory.report_text import report_text
 from xform.memory.roles import role
+from xform.memory.targets import Target
 from xform.memory.traffic import Collective, collectives, moved_bytes
+from xform.planner.hardware import Hardware
+from xform.program.ir import Program
+from xform.storage.results import NOT_STORED
 from xform.terminal.notebook import Result
 from xform.terminal.text import human_bytes
 
@@ -57,60 +60,86 @@ class MemoryReport(Result):
     """Memory of one compiled function on each device.
 
     It prints as tables, plots, and writes an HTML page. Iterating over it yields the buffers that
-    are live at the peak, largest first.
+    are live at the peak, largest first. `compile_for` in `compilation.py` makes it.
 
     Attributes:
-      compilation: the compiler's figures, and the target.
+      function: name of the compiled function.
+      compiled_for: the target that it was compiled for.
+      devices: the number of devices that it runs on.
+      bytes: bytes of each kind of memory on each device: the kinds in `worker.KINDS`, and
+        `constant`. Empty if the compiler refused the program, or reports no bytes.
+      flops: FLOPs of the whole program on all devices; each iteration of a loop counts.
+      compile_seconds: wall time of the compiler; 0 if JAX had compiled the program before.
+      module: a serialized HloProto: the compiled module and its buffer assignment; None if the
+        compiler wrote none.
+      arguments: a name for each parameter of the module; empty if the module itself has the names.
+      refused: the compiler's error message, if the program is too large for the device.
+      needed_bytes: the size of a refused program; None if the compiler does not report it.
+      closed_bytes: bytes of the arrays that the function closes over.
+      program: the traced program; None if the report was read from a file.
+      known: whether the compiler's answer was known, so that nothing was compiled.
       shapes: dtype and shape of each argument, before it is sharded.
       description: the transform, policy and arguments that were compiled.
       saved_advice: the advice of a report that was read from a file. Some advice needs the traced
         program, which a file does not have.
     """
 
-    compilation: Compilation
+    function: str
+    compiled_for: Target
+    devices: int
+    bytes: dict[str, int]
+    flops: int
+    compile_seconds: float
+    module: bytes | None
+    arguments: tuple[str, ...] = ()
+    refused: str = ""
+    needed_bytes: int | None = None
+    closed_bytes: int = 0
+    program: Program | None = dataclasses.field(default=None, metadata=NOT_STORED)
+    known: bool = dataclasses.field(default=False, metadata=NOT_STORED)
     shapes: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
     description: Description = dataclasses.field(default_factory=Description)
     saved_advice: tuple[str, ...] | None = None
 
     @property
-    def function(self) -> str:
-        """Name of the compiled function."""
-        return self.compilation.function
-
-    @property
     def target(self) -> str:
         """Name of the target that it was compiled for."""
-        return self.compilation.target.name
+        return self.compiled_for.name
+
+    @property
+    def device(self) -> Hardware:
+        """The device that it was compiled for, with its capacity and speed."""
+        return self.compiled_for.device
 
     @property
     def argument_bytes(self) -> int | None:
         """Bytes of the inputs."""
-        return self.compilation.argument_bytes
+        return self._sum("argument")
 
     @property
     def output_bytes(self) -> int | None:
         """Bytes of the outputs."""
-        return self.compilation.output_bytes
+        return self._sum("output")
 
     @property
     def temp_bytes(self) -> int | None:
         """Bytes for temporary values, at their peak."""
-        return self.compilation.temp_bytes
+        return self._sum("temp")
 
     @property
     def alias_bytes(self) -> int | None:
         """Bytes of outputs in the memory of donated inputs; inputs and outputs both count them."""
-        return self.compilation.alias_bytes
+        return self._sum("alias")
 
     @property
     def constant_bytes(self) -> int | None:
         """Bytes of constants, such as arrays that the function closes over; not in the total."""
-        return self.compilation.constant_bytes
+        return self._sum("constant")
 
     @property
     def host_bytes(self) -> int | None:
         """Bytes of offloaded values in host memory."""
-        return self.compilation.host_bytes
+        return self._sum("host_argument", "host_output", "host_temp", less="host_alias")
 
     @property
     def vmem_bytes(self) -> int | None:
@@ -119,12 +148,12 @@ class MemoryReport(Result):
         In a larger program, some of these buffers move to main memory, where they count as
         temporary. None if the compiler refused the program.
         """
-        return None if self.compilation.refused else sum(row.bytes for row in self.on_chip)
+        return None if self.refused else sum(row.bytes for row in self.on_chip)
 
     @property
     def code_bytes(self) -> int | None:
         """Bytes of the compiled code."""
-        return self.compilation.code_bytes
+        return self._sum("generated_code")
 
     @property
     def total_bytes(self) -> int | None:
@@ -133,22 +162,26 @@ class MemoryReport(Result):
         If the compiler refused the program, all other kinds of bytes are None. The total is None
         too if the compiler's error message has no size.
         """
-        return self.compilation.total_bytes
+        if self.refused:
+            return self.needed_bytes
+        return self._sum("argument", "output", "temp", less="alias")
+
+    def _sum(self, *kinds: str, less: str = "") -> int | None:
+        """Return the bytes of some kinds minus the bytes of the kind `less`; None if unknown."""
+        if not self.bytes:
+            return None
+        return sum(self.bytes.get(k, 0) for k in kinds) - self.bytes.get(less, 0)
 
     @property
-    def flops(self) -> int:
-        """FLOPs of the whole program on all devices; each iteration of a loop counts."""
-        return self.compilation.flops
-
-    @property
-    def compile_seconds(self) -> float:
-        """Wall time of the compiler; 0 if JAX had compiled the program before."""
-        return self.compilation.compile_seconds
+    def device_bytes(self) -> int | None:
+        """Memory that the program needs on a device: the total plus constants."""
+        total = self.total_bytes
+        return None if total is None else total + (self.constant_bytes or 0)
 
     @property
     def capacity_bytes(self) -> int | None:
         """Bytes of memory of one device; None if unknown."""
-        return self.compilation.target.device.capacity_bytes
+        return self.device.capacity_bytes
 
     @property
     def head_room_bytes(self) -> int | None:
@@ -156,13 +189,40 @@ class MemoryReport(Result):
 
         None if the capacity or the size of the program is unknown.
         """
-        capacity, size = self.capacity_bytes, self.compilation.device_bytes
+        capacity, size = self.capacity_bytes, self.device_bytes
         return None if capacity is None or size is None else capacity - size
+
+    @property
+    def over_bytes(self) -> int | None:
+        """By how many bytes the program exceeds the capacity of a device; 0 if it fits.
+
+        None if the size of the program is unknown.
+        """
+        if self.device_bytes is None:
+            return None
+        return max(0, -(self.head_room_bytes or 0))
 
     @property
     def fits(self) -> bool:
         """Whether the program fits a device; True if the capacity is unknown."""
-        return self.compilation.fits
+        return not self.refused and not self.over_bytes
+
+    def verdict(self) -> str:
+        """Return whether the program fits and by how much, as one line of text."""
+        capacity, size, name = self.capacity_bytes, self.device_bytes, self.device.name
+        if size is None:
+            has = "" if capacity is None else f", which has {human_bytes(capacity)}"
+            return (f"the compiler refused {self.function} for {name}{has}: the bytes that it "
+                    "needs are not known")  # fmt: skip
+        needs = f"{self.function} needs {human_bytes(size)} of each {name}"
+        if capacity is None:
+            return needs
+        has = f"which has {human_bytes(capacity)}"
+        if self.fits:
+            return f"{needs}, {has}: it fits, {human_bytes(capacity - size)} are left"
+        if not self.over_bytes:
+            return f"{needs}, {has}: the compiler refused it"
+        return f"{needs}, {has}: it is over by {human_bytes(self.over_bytes)}"
 
     def __bool__(self) -> bool:
         """Raise WrongArgument: `if xform.fits(...)` would be true for any report."""
@@ -175,7 +235,7 @@ class MemoryReport(Result):
     @cached_property
     def assignment(self) -> Assignment | None:
         """The compiler's buffer assignment; None if the compiler wrote none."""
-        module = self.compilation.module
+        module = self.module
         return None if module is None else buffers.read(module)
 
     @cached_property
@@ -184,7 +244,7 @@ class MemoryReport(Result):
         if self.assignment is None:
             return ()
         module = self.assignment.module
-        names = self.compilation.arguments
+        names = self.arguments
         labels = {
             i.number: names[i.number] if i.number < len(names) else i.op_name
             for i in module.computations[module.entry].instructions
@@ -245,7 +305,7 @@ class MemoryReport(Result):
     @property
     def intensity(self) -> float | None:
         """FLOPs of a device for each byte that it reads or writes; None if it moves no bytes."""
-        flops_per_device = self.flops / self.compilation.devices
+        flops_per_device = self.flops / self.devices
         return flops_per_device / self.moved_bytes if self.moved_bytes else None
 
     @property
@@ -255,14 +315,14 @@ class MemoryReport(Result):
         It ignores communication and everything that keeps a device below its peak speed. So it is a
         lower bound, as far as `moved_bytes` is right. None if the device's speed is unknown.
         """
-        device = self.compilation.target.device
+        device = self.device
         half_bytes = sum(r.bytes for r in self.peak if r.dtype.startswith(_HALF_PRECISION))
         f32_bytes = sum(r.bytes for r in self.peak if r.dtype.startswith("f32"))
         is_half = half_bytes >= f32_bytes
         speed = device.flops_per_second if is_half else device.f32_flops_per_second
         if not speed or not device.bytes_per_second or self.assignment is None:
             return None
-        flops_per_device = self.flops / self.compilation.devices
+        flops_per_device = self.flops / self.devices
         return max(flops_per_device / speed, self.moved_bytes / device.bytes_per_second)
 
     @cached_property
@@ -273,7 +333,7 @@ class MemoryReport(Result):
     @cached_property
     def batches(self) -> list[BatchAxis]:
         """The axes of the inputs that are proven to be batches."""
-        prog = self.compilation.program
+        prog = self.program
         return [] if prog is None else batch_axes(prog)
 
     @cached_property
@@ -306,7 +366,7 @@ class MemoryReport(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as plain data."""
-        device = self.compilation.target.device
+        device = self.device
         return {
             "function": self.function,
             "target": self.target,
@@ -317,11 +377,11 @@ class MemoryReport(Result):
                 "capacity_bytes": device.capacity_bytes,
                 "flops_per_second": device.flops_per_second,
                 "bytes_per_second": device.bytes_per_second,
-                "count": self.compilation.devices,
+                "count": self.devices,
             },
             **{f"{k}_bytes": getattr(self, f"{k}_bytes") for k in KINDS},
             "fits": self.fits,
-            "refused": self.compilation.refused,
+            "refused": self.refused,
             "flops": self.flops,
             "moved_bytes": self.moved_bytes,
             "seconds_estimate": self.seconds,

@@ -28,12 +28,11 @@ def report_text(report: Any) -> str:
 
 def _parts(report: Any) -> Iterator[str]:
     """Yield the parts of the text: a head, the tables, and the advice."""
-    compilation = report.compilation
-    count = f"{compilation.devices} x " if compilation.devices > 1 else ""
-    head = f"{report.function} on {report.target} ({count}{compilation.target.device.name})"
+    count = f"{report.devices} x " if report.devices > 1 else ""
+    head = f"{report.function} on {report.target} ({count}{report.device.name})"
     yield "\n".join(filter(None, (head, str(report.description), report.uncounted)))
     yield columns([*_byte_lines(report), *_work_lines(report)], right=(1,))
-    if compilation.refused:
+    if report.refused:
         yield "the compiler refused it and reports nothing else: use xform.memory.why_oom"
     elif report.assignment is None:
         yield ("the compiler wrote no buffer assignment, so the buffers at the peak are not known: "
@@ -52,7 +51,7 @@ def _parts(report: Any) -> Iterator[str]:
 
 def _byte_lines(report: Any) -> Iterator[list[str]]:
     """Yield the lines about bytes: name, bytes, note."""
-    if report.compilation.refused:
+    if report.refused:
         yield ["total", human_bytes(report.total_bytes), "as far as the compiler says"]
     else:
         for kind in KINDS:

@@ -44,9 +44,9 @@ def largest_sliceable(report: Any) -> Sliceable | None:
 
     Cost: about as long as finding ten regions, each linear in the number of equations.
     """
-    prog = report.compilation.program
+    prog = report.program
     computed = [row for row in report.peak if row.category in COMPUTED and not row.output]
-    if prog is None or not computed or report.compilation.devices > 1:
+    if prog is None or not computed or report.devices > 1:
         return None
     largest = max(computed, key=lambda row: row.bytes)
     found = (_with_rows(region, computed) for region in _regions(opened(prog), largest))

@@ -61,14 +61,23 @@ def compile_and_read(
     options = {**(overrides or {}), **_DUMP, "xla_dump_to": str(dump)}
     start = time.perf_counter()
     try:
-        stats = lowered.compile(compiler_options=options).memory_analysis()
+        compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         seconds = time.perf_counter() - start
         return {"error": str(error), "compile_seconds": seconds}, None
     seconds = time.perf_counter() - start
-    bytes_of = lambda kind: int(getattr(stats, f"{kind}_size_in_bytes", None) or 0)
-    sizes = {kind: bytes_of(kind) for kind in KINDS}
-    return {"compile_seconds": seconds, "bytes": sizes}, _largest_module(dump)
+    return {"compile_seconds": seconds, "bytes": compiler_figures(compiled)}, _largest_module(dump)
+
+
+def compiler_figures(compiled: Any) -> dict[str, int]:
+    """Return the compiler's bytes of each kind in `KINDS` for JAX's `Compiled` object.
+
+    The result is empty if the compiler reports no bytes.
+    """
+    stats = compiled.memory_analysis()
+    if stats is None:
+        return {}
+    return {kind: int(getattr(stats, f"{kind}_size_in_bytes", None) or 0) for kind in KINDS}
 
 
 def _largest_module(dump: Path) -> bytes | None:

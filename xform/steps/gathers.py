@@ -11,13 +11,13 @@ import math
 from collections import Counter
 
 from xform.memory import buffers
-from xform.memory.compilation import Compilation
+from xform.memory.report import MemoryReport
 from xform.memory.traffic import gathered_sizes
 
 Sizes = tuple[int, ...]
 
 
-def gathers_more(sliced: Compilation, whole: Compilation) -> bool:
+def gathers_more(sliced: MemoryReport, whole: MemoryReport) -> bool:
     """Return whether a step in slices gathers an array that is no part of a gathered one.
 
     Args:

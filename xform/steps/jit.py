@@ -302,7 +302,7 @@ class JitStep:
         """A step that was planned for some arguments, whose arrays it does not keep."""
         where = shardings(jax.tree.leaves((args, kwargs)))
         subject = subject_of(self._step, args, kwargs)
-        report = lambda compiled: MemoryReport(compiled.compilation, *subject)
+        report = lambda compiled: dataclasses.replace(compiled.compilation, **subject)
         return PlannedStep(decisions, where, plan, compile_, report)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:

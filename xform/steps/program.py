@@ -6,17 +6,14 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from xform._jax import jit
-from xform.memory.answers import Answer
-from xform.memory.compilation import Compilation, compilation_of, compile_for, trace_for
-from xform.memory.executable import executable_answer, recorded_compilations
+from xform.memory.compilation import compile_for, report_of, trace_for
+from xform.memory.executable import compile_here
 from xform.memory.lowering import device_count
+from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
 from xform.planner.planning import use_default_policy
 from xform.transforms.decisions import Decisions, Seen, follow, in_step
@@ -45,7 +42,7 @@ class CompiledStep:
 
     lowered: Any
     executable: Any
-    compilation: Compilation
+    compilation: MemoryReport
 
 
 class StepProgram:
@@ -107,20 +104,12 @@ class StepProgram:
         self, decisions: Decisions, traced: Any, autotune: bool = True
     ) -> CompiledStep:
         """Compile a step that was traced under some plans, for devices of this process."""
-        executable = None
         with follow(decisions):
             lowered = traced.lower()
-            start = time.perf_counter()
-            try:
-                options = _UNTUNED if self.autotunes and not autotune else None
-                with recorded_compilations() as compiled:
-                    executable = lowered.compile(options)
-                seconds = time.perf_counter() - start
-                answer = executable_answer(executable, seconds, known=not compiled)
-            except jax.errors.JaxRuntimeError as error:
-                answer = Answer({}, time.perf_counter() - start, None, str(error))
+            options = _UNTUNED if self.autotunes and not autotune else None
+            executable, answer = compile_here(lowered, options)
         devices = device_count(lowered)
-        figures = compilation_of(traced.fun_name, self.target, devices, answer, traced.jaxpr)
+        figures = report_of(traced.fun_name, self.target, devices, answer, traced.jaxpr)
         return CompiledStep(lowered, executable, figures)
 
     def run(self, decisions: Decisions, args: Args, kwargs: Kwargs) -> Any:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping
 
 from xform.errors import BudgetInfeasible
-from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
 from xform.planner.describe import plan_of_candidate
@@ -186,7 +185,7 @@ class StepSearch:
             size = math.inf
         return _Tried(candidates, decisions, compiled, size, autotune or not self.program.autotunes)
 
-    def _gathers_more(self, candidates: Candidates, compiled: Compilation) -> bool:
+    def _gathers_more(self, candidates: Candidates, compiled: MemoryReport) -> bool:
         """Whether a step in slices gathers values that no step without slices gathers."""
         if not any(candidate.slices for candidate in candidates.values()):
             return False
@@ -260,7 +259,7 @@ class StepSearch:
         compiled = min(self.tried, key=lambda tried: tried.size).compiled.compilation
         if compiled.module is None:
             return ""
-        rows = [row for row in MemoryReport(compiled).peak if row.type][:_LISTED]
+        rows = [row for row in compiled.peak if row.type][:_LISTED]
         texts = (
             f"{human_bytes(r.bytes)} {r.type} {r.maker} ({r.category}) at {r.where}" for r in rows
         )

@@ -45,7 +45,7 @@ FORMATS = {
     "Explanation": ("xform explanation 1", "xform.jacobians.explain"),
     "HealthHistory": ("xform health history 1", "xform.diagnosis.history"),
     "LargestBatch": ("xform largest batch 1", "xform.memory.capacity"),
-    "MemoryReport": ("xform memory report 1", "xform.memory.report"),
+    "MemoryReport": ("xform memory report 2", "xform.memory.report"),
     "NamePlan": ("xform name plan 1", "xform.names.name_plan"),
     "Pareto": ("xform pareto curve 1", "xform.planner.report.pareto"),
     "Pattern": ("xform pattern 1", "xform.sparse.pattern"),

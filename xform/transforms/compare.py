@@ -302,7 +302,7 @@ def _cells(entry: Entry) -> list[str]:
         entry.policy,
         entry.target,
         human_bytes(report.total_bytes),
-        "refused" if report.compilation.refused else human_bytes(report.temp_bytes),
+        "refused" if report.refused else human_bytes(report.temp_bytes),
         left,
         human_flops(report.flops),
         "" if report.seconds is None else human_seconds(report.seconds),

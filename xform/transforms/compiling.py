@@ -7,18 +7,19 @@ in the trace. If that is not possible, as under `vmap`, the planner simulates it
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.dtypes import float0
 
+from xform import memory
 from xform._jax import AbstractValue, ShapedArray, Tracer, cotangent_aval, is_batched
 from xform._jax.meshes import auto_axes, shape_dtype_struct
 from xform.errors import UnknownShardings
 from xform.interpret import emit
+from xform.memory.targets import Target, missing, parse_target
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.device import current_device, current_target, resolve_fit
@@ -30,16 +31,8 @@ from xform.program.source import frame, user_stacklevel
 from xform.transforms.function import Function
 from xform.transforms.linear_map import PlannedRunner, dense
 
-if TYPE_CHECKING:
-    from xform.memory.targets import Target
-
 # The reason why no compiler can measure a derivative under vmap.
 _VMAP = "under vmap"
-
-
-def _memory(module: str) -> Any:
-    """Import a module of `xform.memory` when a budget first needs it: `import xform` stays fast."""
-    return importlib.import_module(f"xform.memory.{module}")
 
 
 def compiler_for(
@@ -119,7 +112,7 @@ class _DerivativeCompiler:
             return self._run(candidate, given)
 
         derivative.__name__ = f"derivative of {self.fun.signature.name}"
-        compiled = _memory("compilation").compile_for(derivative, self.types, target=self.target)
+        compiled = memory.compile_for(derivative, self.types, target=self.target)
         return compiled.total_bytes
 
     def _run(self, candidate: Candidate, given: Sequence[Value]) -> Any:
@@ -144,7 +137,7 @@ def _planned_target() -> Target | None:
     device = current_device()
     if current_target() is None and (device.kind or device.backend != jax.default_backend()):
         return None
-    return _memory("targets").parse_target(current_target())
+    return parse_target(current_target())
 
 
 def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], target: Target | None) -> str:
@@ -157,7 +150,7 @@ def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], target: Tar
         return "for references and values that are not arrays"
     if target is None:
         return "for these devices"
-    absent = _memory("targets").missing(target)
+    absent = missing(target)
     return f"for {target.name}, as {absent[0]} is not installed" if absent else ""
 
 

@@ -27,7 +27,8 @@ from xform.introspection.callables import (
     function_name,
     record_transform,
 )
-from xform.memory.compilation import Compilation, compile_for, trace_for
+from xform.memory.compilation import compile_for, trace_for
+from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
 from xform.modules.arguments import LossCall, with_arrays
 from xform.planner.candidate import Candidate
@@ -66,7 +67,7 @@ class PlanningTask:
     problem: Problem
     outside_argument_bytes: int
     cache_key: tuple[Hashable, ...]
-    compile: Callable[[Policy], Compilation]
+    compile: Callable[[Policy], MemoryReport]
 
 
 def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
@@ -147,7 +148,7 @@ def _loss_task(call: LossCall, target: Target) -> PlanningTask:
     in_donated = _in_donated([jax.typeof(arrays[i]) for i in donated], outputs)
     donated_bytes = sum(aval_bytes(a) for a in gather(outputs, in_donated))
 
-    def compile_under(policy: Policy) -> Compilation:
+    def compile_under(policy: Policy) -> MemoryReport:
         derivative_of = _gradient if scalar else _vjp
         run = derivative_of(f, argument_positions, argnums is None, has_aux, policy)
         flat = lambda ct, *arrays: run(arguments.replace_arrays(arrays)[1], ct)
@@ -198,7 +199,7 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str
     outer = simulate(whole, target.backend, overwrites_argument=overwritten(trace, whole))
     inner = liveness(plan_program(problem, default).schedule, target.backend)
 
-    def compile_under(policy: Policy) -> Compilation:
+    def compile_under(policy: Policy) -> MemoryReport:
         run, options = with_policy(f, policy, 0, policy_argument)
         return compile_for(run, args, options, target, donate_argnums=donate)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from xform.introspection.modules import (
     take_static_out,
     take_static_out_of_modules,
 )
+from xform.memory.compilation import compiled_bytes
 from xform.modules.arguments import module_boundary
 from xform.planner.sliced.search import SlicedProgram, program_within
 from xform.policies.sample import check_known_sizes
@@ -31,7 +31,6 @@ from xform.slices.region import Region
 from xform.terminal import progress_line
 from xform.terminal.text import byte_count, human_bytes
 from xform.transforms.compiling import check_shardings
-from xform.transforms.within import compiled_bytes
 
 Tree = Any
 
@@ -187,13 +186,7 @@ def _without_static(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping
 
 def _bytes_on(target: str | None, prog: Program) -> float:
     """Return the compiled bytes of a program on a target."""
-    run = lambda *xs: evaluate(prog, xs)
-    if target is None:
-        return compiled_bytes(run, prog.in_types)
-    compile_for = importlib.import_module("xform.memory.compilation").compile_for
-    avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in prog.in_types]
-    total = compile_for(run, avals, target=target).total_bytes
-    return math.inf if total is None else total
+    return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types, target)
 
 
 def _row(region: Region) -> SlicedRegion:

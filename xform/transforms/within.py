@@ -7,15 +7,14 @@ memory of the whole product. The plans of the derivatives in it are searched as 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from xform import memory
 from xform._jax import jit, staging
-from xform._jax.meshes import shape_dtype_struct
 from xform.errors import BudgetInfeasible
 from xform.planner.describe import plan_of_candidate
 from xform.planner.device import current_device, resolve_fit
@@ -25,7 +24,7 @@ from xform.planner.search_several import Candidates
 from xform.policies import min_cut, parse
 from xform.policies.budgets import Budget
 from xform.policies.sample import sample_for
-from xform.program.dimensions import at_sample, symbolic_dimensions
+from xform.program.dimensions import at_sample
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
@@ -137,25 +136,4 @@ def _check_without_derivatives(name: str, budget: Budget, size: float) -> None:
 
 def _bytes_of(prog: Program) -> float:
     """Return the compiled bytes of a program."""
-    return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)
-
-
-def compiled_bytes(run: Callable[..., Any], avals: Sequence[Any]) -> float:
-    """Return the bytes of a compiled function, arguments and outputs included.
-
-    `run` is a function of flat arguments of types `avals`. The result is infinite if the compiler
-    refuses the program or reports nothing. Symbolic dimensions have their sizes at the current
-    sample.
-    """
-    if symbolic_dimensions(avals):
-        compile_for = importlib.import_module("xform.memory.compilation").compile_for
-        total = compile_for(jit(run), [*map(shape_dtype_struct, avals)]).total_bytes
-        return math.inf if total is None else total
-    try:
-        reported = jit(run).lower(*avals).compile().memory_analysis()
-    except jax.errors.JaxRuntimeError:  # the program does not fit the device
-        return math.inf
-    if reported is None:
-        return math.inf
-    ends = reported.argument_size_in_bytes + reported.output_size_in_bytes
-    return ends + reported.temp_size_in_bytes - reported.alias_size_in_bytes
+    return memory.compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)

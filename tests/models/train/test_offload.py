@@ -199,7 +199,7 @@ def test_compiled_steps_place_optimizer_state_in_host_memory(
     assert (none, usual.host_bytes) == (0, 0)
     # A TPU's memory pads what is small.
     assert waits <= report.host_bytes <= 1.02 * waits
-    argument = usual.compilation.argument_bytes - report.compilation.argument_bytes
+    argument = usual.argument_bytes - report.argument_bytes
     assert waits <= argument <= 1.02 * waits
     # Of what is fetched one parameter's is there at once; a TPU's compiler brings what has room.
     at_most = waits if target.startswith("tpu") else 0.5 * waits
