@@ -3,25 +3,23 @@
 The parameters of scanned layers are a *stack*: an array with one axis that runs over the layers.
 An update is separable along this axis if the layer `i` of each result depends only on the layer `i`
 of the stacks that it reads. Then a loop over the layers can update one layer in each iteration. The
-proof follows the axis through the equations of the update (`slices/ends.py`).
+proof follows the axis through the equations of the update (`registry/ends.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding
 
-from xform._jax import JaxprEqn, Var, primitive_named, transpose_p
+from xform._jax import JaxprEqn, Var, primitive_named
 from xform._jax.meshes import has_explicit_axis
 from xform.memory.axes import Axes, Factors, repeated_factors
 from xform.program.dimensions import shape
 from xform.program.ir import Atom, bind
 from xform.registry.dependence import Elementwise
-from xform.registry.table import traits
-from xform.slices.ends import ends
-from xform.slices.slicing import RESHAPES
+from xform.registry.table import ends, keeps_order, traits
 
 _CONSTRAINT = primitive_named("sharding_constraint")
 # These shard a value whose type tells its sharding.
@@ -78,35 +76,11 @@ class LayerAxis:
 
     def _unify(self, eqn: JaxprEqn) -> None:
         """Record which axes of the operands and results run over the same indices."""
-        known = traits(eqn.primitive)
-        variables = [v for v in eqn.invars if isinstance(v, Var)]
-        if eqn.primitive.name in RESHAPES:
-            self._axes.same(*(_flat(self._of(v)) for v in (*variables[:1], *eqn.outvars)))
-            return
-        if isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results:
-            for x, y in zip(
-                eqn.invars, eqn.outvars, strict=False
-            ):  # an identity, such as a barrier
-                self._same(x, y)
-            return
-        ndim = len(shape(eqn.outvars[0])) if eqn.outvars else 0
-        summed: dict[int, Factors] = {}
-        for x, axis_ends in zip(eqn.invars, ends(eqn), strict=True):
-            axes = self._of(x) if isinstance(x, Var) else ((),) * len(shape(x))
-            for axis, end in zip(axes, axis_ends, strict=True):
-                if end is None:
-                    self._axes.mix(axis)
-                elif end >= ndim:
-                    self._axes.same(summed.setdefault(end, axis), axis)
-                elif axis:
-                    for y in eqn.outvars:
-                        self._axes.same(axis, self._of(y)[end])
-        self._summed.append((eqn, _flat(summed.values())))
-
-    def _same(self, x: Atom, y: Var) -> None:
-        if isinstance(x, Var):
-            for a, b in zip(self._of(x), self._of(y), strict=True):
-                self._axes.same(a, b)
+        operands = [
+            self._of(v) if isinstance(v, Var) else ((),) * len(shape(v)) for v in eqn.invars
+        ]
+        summed = self._axes.unify(eqn, operands, list(map(self._of, eqn.outvars)))
+        self._summed.append((eqn, summed))
 
     def _check(self, equations: Sequence[JaxprEqn]) -> None:
         """Raise NotSeparable if an equation mixes layers, or if an axis is not of layers alone."""
@@ -124,13 +98,9 @@ class LayerAxis:
 
     def _mixes(self, eqn: JaxprEqn) -> bool:
         axes = (self.axis(v) for v in eqn.invars)
-        return eqn.primitive.name not in RESHAPES and any(
+        return not keeps_order(eqn) and any(
             i is not None and e[i] is None for i, e in zip(axes, ends(eqn), strict=True)
         )
-
-
-def _flat(axes: Iterable[Factors]) -> Factors:
-    return tuple(f for axis in axes for f in axis)
 
 
 def _is_sharded(aval: Any, axis: int) -> bool:
@@ -170,7 +140,7 @@ def can_slice(eqn: JaxprEqn, axis: int | None) -> bool:
         return axis is not None and is_constraint(eqn, axis)
     if is_elementwise(eqn) or known.identity:
         return eqn.primitive not in _TYPED
-    moves = known.view or eqn.primitive in (transpose_p, primitive_named("bitcast_convert_type"))
+    moves = known.fusion == "movement" and not known.part_shape
     return moves or known.fusion == "reduction"
 
 

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from xform._jax import JaxprEqn
+from xform.registry.table import ends, keeps_order, returns_operands
+
 Factors = tuple[int, ...]
+ValueAxes = Sequence[Factors]
 
 
 class Axes:
@@ -78,6 +82,29 @@ class Axes:
             left, right = self.factors(left), self.factors(right)
         self.mix([*left, *right])
 
+    def unify(self, eqn: JaxprEqn, operands: Sequence[ValueAxes], results: Sequence[ValueAxes]
+              ) -> Factors:  # fmt: skip
+        """Record how an equation maps the axes of its operands; return the factors that it sums."""
+        if keeps_order(eqn):
+            self.same(merged(operands[0]), merged(results[0]))
+            return ()
+        if returns_operands(eqn):
+            for x, y in zip(operands, results, strict=False):
+                for a, b in zip(x, y, strict=True):
+                    self.same(a, b)
+            return ()
+        summed: dict[int, Factors] = {}
+        for x, axis_ends in zip(operands, ends(eqn), strict=True):
+            for axis, end in zip(x, axis_ends, strict=True):
+                if end is None:
+                    self.mix(axis)
+                elif results and end >= len(results[0]):
+                    self.same(summed.setdefault(end, axis), axis)
+                elif axis:  # an axis of length 1 is repeated: nothing to unify
+                    for y in results:
+                        self.same(axis, y[end])
+        return merged(summed.values())
+
     def mix(self, axis: Iterable[int]) -> None:
         """Record that some operation mixes the indices of an axis: it needs the whole axis."""
         self._mixed.extend(axis)
@@ -87,7 +114,12 @@ class Axes:
         return frozenset(self.factors(self._mixed))
 
 
-def repeated_factors(axes: Sequence[Factors]) -> frozenset[int]:
+def merged(axes: Iterable[Factors]) -> Factors:
+    """Return the axis that a reshape makes of all axes of a value."""
+    return tuple(f for axis in axes for f in axis)
+
+
+def repeated_factors(axes: ValueAxes) -> frozenset[int]:
     """Return the factors that occur twice in the axes of a value, as in an outer product."""
-    factors = [f for axis in axes for f in axis]
+    factors = merged(axes)
     return frozenset(f for f in factors if factors.count(f) > 1)

@@ -13,9 +13,9 @@ that an axis is a batch if all of the following hold:
   optimizer, are not restricted.
 
 `_AxisCollector` reads the program equation by equation. From how each primitive maps the axes of
-its operands (`ends.py`), it finds which axes run over the same indices (`axes.py`). `_Proof` then
-tests the conditions for each axis of an input. An unknown operation counts as mixing all its axes,
-so nothing is proven about them.
+its operands (`registry/ends.py`), it finds which axes run over the same indices (`axes.py`).
+`_Proof` then tests the conditions for each axis of an input. An unknown operation counts as mixing
+all its axes, so nothing is proven about them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,8 @@ from xform.memory.axes import Axes, Factors, repeated_factors
 from xform.passes.structured import called_body
 from xform.program.dimensions import shape
 from xform.program.ir import Atom, Program, program
-from xform.registry.dependence import Elementwise
-from xform.registry.table import rule_of, traits
-from xform.registry.words import Bilinear, Linear
-from xform.slices.ends import ends
-from xform.slices.slicing import RESHAPES
+from xform.registry.table import linear_groups, returns_operands, traits
 
-# Primitives by name: sums, and products.
-_SUMS = frozenset(("add", "add_any", "sub"))
-_PRODUCTS = frozenset(("mul", "div"))
 # How a value depends on sums over an axis: not at all, linearly, or in another way.
 _NO_SUM, _LINEAR, _NONLINEAR = 0, 1, 2
 
@@ -65,14 +58,15 @@ class _AxisOperation(NamedTuple):
 
     Attributes:
       reads, makes: the values that it reads and makes, by number.
-      kind: "linear" (in all operands together), "product", "quotient" or "other".
+      linear: groups of positions in `reads`. The operation is linear in the operands of a group
+        together.
       summed: the factors that it sums over.
       is_backward: whether it belongs to the backward pass.
     """
 
     reads: Sequence[int]
     makes: Sequence[int]
-    kind: str = "linear"
+    linear: tuple[frozenset[int], ...] = (frozenset((0,)),)
     summed: Factors = ()
     is_backward: bool = False
 
@@ -144,31 +138,14 @@ class _AxisCollector:
             return self._branches(eqn, xs, is_backward)
         if known.call and len((inner := called_body(eqn)).inputs) == len(xs):
             return self.run(inner, xs, is_backward)
-        if isinstance(known.dependence, Elementwise) and eqn.primitive.multiple_results:
-            return xs[: len(eqn.outvars)]  # such primitives are identities
+        if returns_operands(eqn):
+            return xs[: len(eqn.outvars)]
         ys = [self.value(v) for v in eqn.outvars]
-        if eqn.primitive.name in RESHAPES:
-            self.axes.same(*([f for axis in self.values[v] for f in axis] for v in (xs[0], ys[0])))
-            self.operations.append(_AxisOperation(xs, ys, "linear", (), is_backward))
-        else:
-            summed = self._unify_axes(eqn, xs, ys)
-            self.operations.append(_AxisOperation(xs, ys, _kind(eqn), summed, is_backward))
+        axes_of = lambda numbers: [self.values[x] for x in numbers]
+        summed = self.axes.unify(eqn, axes_of(xs), axes_of(ys))
+        linear = tuple(map(frozenset, linear_groups(eqn)))
+        self.operations.append(_AxisOperation(xs, ys, linear, summed, is_backward))
         return ys
-
-    def _unify_axes(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> Factors:
-        """Record how an equation maps the axes of its operands; return the factors that it sums."""
-        summed: dict[int, Factors] = {}
-        n_result_axes = len(self.values[ys[0]])
-        for x, axis_ends in zip(xs, ends(eqn), strict=True):
-            for axis, end in zip(self.values[x], axis_ends, strict=True):
-                if end is None:
-                    self.axes.mix(axis)
-                elif end >= n_result_axes:
-                    self.axes.same(summed.setdefault(end, axis), axis)
-                elif axis:  # an axis of length 1 is repeated: nothing to unify
-                    for y in ys:
-                        self.axes.same(axis, self.values[y][end])
-        return tuple(f for axis in summed.values() for f in axis)
 
     def _pass_on(self, a: int, b: int, is_backward: bool) -> None:
         """Record that the value `a` becomes the value `b` of the same type."""
@@ -215,27 +192,18 @@ class _AxisCollector:
         body, condition = (program(eqn.params[k]) for k in ("body_jaxpr", "cond_jaxpr"))
         states, _ = self._loop(body, xs[n : n + m], xs[n + m :], (), is_backward)
         predicate = self.run(condition, [*xs[:n], *states], is_backward)
-        self.operations.append(_AxisOperation(predicate, states, "other", (), is_backward))
+        self.operations.append(_AxisOperation(predicate, states, (), (), is_backward))
         return states
 
     def _branches(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
         """Read all branches of a conditional and return its results."""
         ys = [self.value(v) for v in eqn.outvars]
-        self.operations.append(_AxisOperation(xs[:1], ys, "other", (), is_backward))
+        self.operations.append(_AxisOperation(xs[:1], ys, (), (), is_backward))
         for branch in eqn.params["branches"]:
             outputs = self.run(program(branch), xs[1:], is_backward)
             for output, y in zip(outputs, ys, strict=True):
                 self._pass_on(output, y, is_backward)
         return ys
-
-
-def _kind(eqn: JaxprEqn) -> str:
-    """Return how an operation depends on its operands: the `kind` of an `_AxisOperation`."""
-    name, rule = eqn.primitive.name, rule_of(eqn.primitive)
-    if name in _PRODUCTS or isinstance(rule, Bilinear):
-        return "quotient" if name == "div" else "product"
-    linear = name in _SUMS or isinstance(rule, Linear) or traits(eqn.primitive).identity
-    return "linear" if linear else "other"
 
 
 class _Proof:
@@ -327,12 +295,7 @@ def _dependence(op: _AxisOperation, of_operands: Iterable[int], factor: int) -> 
     """
     operands = [*of_operands]
     most = max(operands, default=_NO_SUM)
-    if most == _LINEAR and op.kind != "linear":
-        one_depends = sum(map(bool, operands)) == 1
-        is_linear = one_depends and (
-            op.kind == "product" or (op.kind == "quotient" and operands[0] == _LINEAR)
-        )
-        most = _LINEAR if is_linear else _NONLINEAR
-    if factor in op.summed:
-        return max(most, _LINEAR if op.kind in ("linear", "product") else _NONLINEAR)
-    return most
+    if most == _LINEAR:
+        depending = {i for i, of_operand in enumerate(operands) if of_operand}
+        most = _LINEAR if any(depending <= group for group in op.linear) else _NONLINEAR
+    return max(most, _LINEAR if op.linear else _NONLINEAR) if factor in op.summed else most

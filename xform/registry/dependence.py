@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from xform._jax import JaxprEqn
+from xform.program.dimensions import shape
+from xform.registry.ends import EndsRule
 
 # The value of each operand; None if it is not known.
 Values = Sequence[np.ndarray | None]
@@ -124,9 +126,18 @@ def axis_by_axis(links: Callable[[JaxprEqn], list[list[Links]]]) -> AxisByAxis:
     return AxisByAxis(lambda eqn, values: links(eqn))
 
 
-def reduction_links(ndim: int, axes: Sequence[int]) -> Links:
-    """Return the links of a reduction over `axes` of an operand with `ndim` axes."""
-    return tuple(AxisLink(i) for i in range(ndim) if i not in axes)
+def by_ends(ends: EndsRule) -> AxisByAxis:
+    """Return the dependence that follows from how the axes of the operands end.
+
+    The result depends on the same index of an axis that stays, and on all indices of the others.
+    """
+    return AxisByAxis(lambda eqn, values: [[links] for links in links_of(eqn, ends)])
+
+
+def links_of(eqn: JaxprEqn, ends: EndsRule) -> list[Links]:
+    """Return for each operand the links to the axes that stay."""
+    axes = range(len(shape(eqn.outvars[0])))
+    return [tuple(AxisLink(of.index(j)) if j in of else None for j in axes) for of in ends(eqn)]
 
 
 def index_rows(indices: np.ndarray) -> Rows:

@@ -23,6 +23,8 @@ from xform.errors import MissingRule, NotDifferentiable, UnsupportedParam, Wrong
 from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Mask, Program, clear_program_cache
 from xform.program.source import frame
+from xform.registry.dependence import Elementwise
+from xform.registry.ends import Ends
 from xform.registry.traits import PLAIN, UNKNOWN, Traits
 
 Formula = Callable[..., Any]
@@ -67,6 +69,12 @@ class Rule:
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
         """Which active inputs the wanted outputs may depend on."""
         return active
+
+    def linear_groups(self, eqn: JaxprEqn) -> Sequence[Sequence[int]]:
+        """Groups of operands. The results are linear in the operands of one group, together."""
+        if self.traits.identity:
+            return (range(len(eqn.invars)),)
+        return (self.traits.linear_in,) if self.traits.linear_in else ()
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         """The program whose equations replace a call; None: the call stays.
@@ -227,10 +235,41 @@ def rules_by_name() -> dict[str, Rule]:
     return {rule.name: rule for rule in rules}
 
 
+def linear_groups(eqn: JaxprEqn) -> Sequence[Sequence[int]]:
+    """Groups of operands. The results are linear in the operands of one group, together."""
+    rule = rule_of(eqn.primitive)
+    return () if rule is None else rule.linear_groups(eqn)
+
+
 def traits(primitive: Primitive) -> Traits:
     """The traits of a primitive; `UNKNOWN` if it has no rule."""
     rule = rule_of(primitive)
     return UNKNOWN if rule is None else rule.traits
+
+
+def ends(eqn: JaxprEqn) -> list[Ends]:
+    """Return for each operand of an equation how each of its axes ends.
+
+    All axes count as mixed if the rule does not state it.
+
+    >>> from xform.registry.table import ends
+    >>> (product,) = jax.make_jaxpr(jax.lax.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns
+    >>> ends(product)  # axes 0 and 1 of the result; 2 is summed
+    [(0, 2), (2, 1)]
+    """
+    return traits(eqn.primitive).axis_ends(eqn)
+
+
+def keeps_order(eqn: JaxprEqn) -> bool:
+    """Return whether the result has the elements of operand 0 in the same row-major order."""
+    reshapes = traits(eqn.primitive).reshapes
+    return reshapes if isinstance(reshapes, bool) else reshapes(eqn)
+
+
+def returns_operands(eqn: JaxprEqn) -> bool:
+    """Return whether each of several results is the operand at its position, as for a barrier."""
+    known = traits(eqn.primitive)
+    return eqn.primitive.multiple_results and isinstance(known.dependence, Elementwise)
 
 
 def lookup(eqn: JaxprEqn) -> Rule:

@@ -17,9 +17,20 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from xform._jax import JaxprEqn
-from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, MOVEMENT_DEPENDENCE, Dependence
+from xform.registry.dependence import (
+    ELEMENTWISE_DEPENDENCE,
+    MOVEMENT_DEPENDENCE,
+    Dependence,
+    Elementwise,
+    by_ends,
+)
+from xform.registry.ends import Ends, EndsRule, all_mixed, all_stay, reduced
 
 Count = Callable[[JaxprEqn], float]
+# Traits that `Traits.named` leaves out.
+_WITHOUT_WORDS = frozenset(
+    ("reshapes", "adds", "linear_in", "result_shape", "part_shape", "dependence", "ends")
+)
 
 
 def none(eqn: JaxprEqn) -> float:
@@ -43,6 +54,11 @@ class Traits:
         A view is never saved, because it costs nothing to make from its operand.
       identity: whether the result equals the operand. Such a primitive attaches information to a
         value: a name, a sharding, or that no derivative passes.
+      reshapes: whether the result has the elements of operand 0 in the same row-major order; or a
+        function from an equation to that.
+      adds: whether the result is operand 0 with sums added, as for scatter-add.
+      linear_in: the operands in which a pointwise primitive is linear, together. Other rules know
+        it from their kind: see `Rule.linear_groups`.
       pools: whether the primitive reduces many windows of the operand to one element each.
       expensive: whether the operation costs so much for each element that XLA does not duplicate
         it into every reader of the result. For example `exp`.
@@ -80,6 +96,9 @@ class Traits:
     fusion: Literal["elementwise", "movement", "reduction", ""] = ""
     view: bool = False
     identity: bool = False
+    reshapes: bool | Callable[[JaxprEqn], bool] = False
+    adds: bool = False
+    linear_in: tuple[int, ...] = ()
     pools: bool = False
     expensive: bool = False
     repeatable: bool | Callable[[JaxprEqn], bool] = True
@@ -96,6 +115,14 @@ class Traits:
     bytes: Count | None = dataclasses.field(default=None, compare=False)
     lowered: Callable[[JaxprEqn], Any] | None = dataclasses.field(default=None, compare=False)
     dependence: Dependence | None = dataclasses.field(default=None, compare=False)
+    ends: EndsRule | None = dataclasses.field(default=None, compare=False)
+
+    def axis_ends(self, eqn: JaxprEqn) -> list[Ends]:
+        """Return for each operand of an equation how each of its axes ends."""
+        if self.ends is not None:
+            return self.ends(eqn)
+        same_indices = self.fusion == "elementwise" or isinstance(self.dependence, Elementwise)
+        return all_stay(eqn) if same_indices or self.identity else all_mixed(eqn)
 
     @property
     def folds(self) -> bool:
@@ -116,15 +143,13 @@ class Traits:
     def named(self) -> list[str]:
         """The traits that differ from their defaults, as words for the table of `xform rules`.
 
-        For example `["elementwise", "expensive"]`. The dependence is left out, and so are the names
-        of parameters that hold shapes.
+        For example `["elementwise", "expensive"]`. Traits of axes and elements are left out.
         """
         default = Traits()
         words: list[str] = [self.fusion] if self.fusion else []
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
-            left_out = field.name in ("dependence", "result_shape", "part_shape")
-            if left_out or value == getattr(default, field.name):
+            if field.name in _WITHOUT_WORDS or value == getattr(default, field.name):
                 continue
             if isinstance(value, str):
                 words.append(f"{field.name}={value}")
@@ -133,6 +158,11 @@ class Traits:
             else:
                 words.append(f"own {field.name}")
         return words
+
+
+def with_ends(traits: Traits, ends: EndsRule) -> Traits:
+    """Return traits that say how axes end, with the dependence that follows from it."""
+    return dataclasses.replace(traits, ends=ends, dependence=by_ends(ends))
 
 
 # Traits of a primitive without a rule: XLA does not fuse it, and it is never evaluated at trace
@@ -145,7 +175,8 @@ MOVEMENT = Traits("movement", dependence=MOVEMENT_DEPENDENCE)
 VIEW = Traits("movement", view=True, dependence=MOVEMENT_DEPENDENCE)
 # A conversion of the dtype: no FLOPs, like a movement, but each element stays in its place.
 CONVERSION = Traits("movement", dependence=ELEMENTWISE_DEPENDENCE)
-REDUCTION = Traits("reduction")
+# A reduction over the axes in the parameter `axes`.
+REDUCTION = Traits("reduction", ends=reduced)
 # An identity that attaches a sharding or a layout. It takes no FLOPs, and XLA runs no loop for it.
 MARK = Traits(identity=True, flops=none, dependence=ELEMENTWISE_DEPENDENCE)
 # No FLOPs, and not fused: for example the index of a device on a mesh.

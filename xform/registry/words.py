@@ -80,6 +80,9 @@ class Linear(Rule):
 
     argnums: tuple[int, ...] | None = None
 
+    def linear_groups(self, eqn: JaxprEqn) -> Sequence[Sequence[int]]:
+        return (range(len(eqn.invars)) if self.argnums is None else self.argnums,)
+
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         if self.argnums is None and all([dx is not None for dx in dxs]):
             return apply(eqn, dxs)
@@ -163,6 +166,9 @@ class Passthrough(Linear):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bilinear(Rule):
     """A product: the formula `lhs(ct, a, b)` is the transpose in `a`, `rhs(ct, a, b)` in `b`."""
+
+    def linear_groups(self, eqn: JaxprEqn) -> Sequence[Sequence[int]]:
+        return ((0,), (1,))
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         (a, b), (da, db) = xs, dxs

@@ -32,6 +32,7 @@ from xform.program.dimensions import shape
 from xform.program.ir import Mask, apply
 from xform.registry import dependence
 from xform.registry.dependence import AxisByAxis, AxisLink, Links, Values
+from xform.registry.ends import Ends, remaining_axes
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.registry.words import Bilinear, bilinear
@@ -43,11 +44,6 @@ def cast_cotangent(ct: Any, x: Any) -> Any:
     """Return `ct` in the dtype of `x`. If `x` is real, the imaginary part of `ct` is dropped."""
     ct = lax.real(ct) if np.iscomplexobj(ct) and not np.iscomplexobj(x) else ct
     return ct if ct.dtype == x.dtype else lax.convert_element_type(ct, x.dtype)
-
-
-def remaining_axes(ndim: int, *taken: Axes) -> list[int]:
-    """Return the axes of an array with `ndim` axes that are in none of the lists `taken`."""
-    return [i for i in range(ndim) if not any(i in axes for axes in taken)]
 
 
 def sharding(x: Any, axes: Axes) -> Any:
@@ -111,30 +107,41 @@ def _product(v: Any, axes: Axes) -> int:
     return math.prod(cost.sizes(v)[i] for i in axes)
 
 
+def _dot_ends(eqn: JaxprEqn) -> list[Ends]:
+    """The contracted axes are summed, the batch axes and the own axes stay."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    ndim, first_own = len(shape(eqn.outvars[0])), len(batch[0])
+    out: list[Ends] = []
+    for v, summed_axes, batch_axes in zip(eqn.invars, contracted, batch, strict=True):
+        own_axes = remaining_axes(len(shape(v)), summed_axes, batch_axes)
+        end = {axis: k for k, axis in enumerate(batch_axes)}
+        end |= {axis: k for k, axis in enumerate(own_axes, first_own)}
+        end |= {axis: k for k, axis in enumerate(summed_axes, ndim)}
+        first_own += len(own_axes)
+        out.append(tuple(end[i] for i in range(len(shape(v)))))
+    return out
+
+
 def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     """Link batch axes and own axes of the result to the same axes of the operands.
 
     Along a contracted axis a result depends on all elements, or, if the other operand is a known
     matrix, on those multiplied by a nonzero. `values` has each known operand, else None.
-    """  # fmt: skip
-    (a_sum, b_sum), (a_batch, b_batch) = eqn.params["dimension_numbers"]
-    shapes = list(map(shape, eqn.invars))
-    owns = [remaining_axes(len(s), *taken) for s, taken in zip(
-        shapes, ((a_sum, a_batch), (b_sum, b_batch)), strict=True)]  # fmt: skip
-    links: list[list[Links]] = []
-    for i, (batch, summed) in enumerate(((a_batch, a_sum), (b_batch, b_sum))):
-        own_links, other_links = [AxisLink(axis) for axis in owns[i]], [None] * len(owns[1 - i])
+    """
+    (a_sum, b_sum), (batch, _) = eqn.params["dimension_numbers"]
+    links = dependence.links_of(eqn, _dot_ends)
+    for i, summed in enumerate((a_sum, b_sum)):
         known = values[1 - i]
         if known is not None and known.ndim == 2 and not batch and len(summed) == 1:
-            across = known if owns[1 - i] == [0] else known.T
-            other_links = [AxisLink(summed[0], dependence.nonzero_rows(across))]
-        left, right = (own_links, other_links) if i == 0 else (other_links, own_links)
-        links.append([(*map(AxisLink, batch), *left, *right)])
-    return links
+            across = known if (a_sum, b_sum)[1 - i][0] == 1 else known.T
+            link = AxisLink(summed[0], dependence.nonzero_rows(across))
+            links[i] = (*links[i][:-1], link) if i == 0 else (link, *links[i][1:])
+    return [[of_operand] for of_operand in links]
 
 
 bilinear("dot_general", _dot_lhs, _dot_rhs, traits=Traits(
-    flops=_dot_flops, dependence=AxisByAxis(_dot_dependence, reads=(0, 2))))  # fmt: skip
+    flops=_dot_flops, dependence=AxisByAxis(_dot_dependence, reads=(0, 2)), ends=_dot_ends,
+))  # fmt: skip
 
 
 # ragged_dot_general. One axis of a, the *ragged* axis r, consists of consecutive groups. The third
@@ -351,6 +358,28 @@ def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spre
     return int(np.sum((i >= 0) & (i <= (n_in - 1) * dilation) & (i % dilation == 0)))
 
 
+def _conv_ends(eqn: JaxprEqn) -> list[Ends]:
+    """The batch and output features stay; the input features are summed.
+
+    A spatial axis of the input stays if the window has size 1 and stride 1 along it, and the input
+    has no padding and no dilation. Other spatial axes of the input are mixed, and all spatial axes
+    of the window. With groups, the axes that the groups split are mixed.
+    """
+    p = eqn.params
+    axes_x, axes_w, axes_y = p["dimension_numbers"]
+    ndim, grouped = len(axes_y), p["feature_group_count"] > 1 or p["batch_group_count"] > 1
+    x: dict[int, int | None] = {axes_x[0]: axes_y[0] if p["batch_group_count"] == 1 else None}
+    w: dict[int, int | None] = {axes_w[0]: None if grouped else axes_y[1]}
+    x[axes_x[1]] = w[axes_w[1]] = None if grouped else ndim
+    window = shape(eqn.invars[1])
+    spatial = zip(axes_x[2:], axes_w[2:], axes_y[2:], p["window_strides"], p["padding"],
+                  p["lhs_dilation"], strict=True)  # fmt: skip
+    for i, j, k, stride, padding, dilation in spatial:
+        stays = (window[j], stride, tuple(padding), dilation) == (1, 1, (0, 0), 1)
+        x[i], w[j] = (k if stays else None), None
+    return [tuple(x[i] for i in range(ndim)), tuple(w[i] for i in range(ndim))]
+
+
 def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     """Return on which elements an output depends: input elements in its window, and its kernel.
 
@@ -397,4 +426,5 @@ def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
 
 
 bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, traits=Traits(
-    flops=_conv_flops, dependence=AxisByAxis(_conv_dependence, reads=(1, 2))))  # fmt: skip
+    flops=_conv_flops, dependence=AxisByAxis(_conv_dependence, reads=(1, 2)), ends=_conv_ends,
+))  # fmt: skip

@@ -20,6 +20,7 @@ from jax import lax
 from xform._jax import JaxprEqn, jax_primitives
 from xform.errors import UnsupportedParam
 from xform.interpret.cost import factorization
+from xform.registry.ends import matrices
 from xform.registry.traits import Traits
 from xform.registry.words import composite
 from xform.rules.linalg import (
@@ -178,6 +179,6 @@ def _svd_flops(eqn: JaxprEqn) -> float:
     return factorization(vectors if eqn.params["compute_uv"] else values)(eqn)
 
 
-composite("eig", _eig, traits=Traits(flops=factorization(lambda m, n: 25 * n**3)))
-composite("eigh", _eigh, traits=Traits(flops=factorization(lambda m, n: 9 * n**3)))
-composite("svd", _svd, traits=Traits(flops=_svd_flops))
+composite("eig", _eig, traits=Traits(flops=factorization(lambda m, n: 25 * n**3), ends=matrices))
+composite("eigh", _eigh, traits=Traits(flops=factorization(lambda m, n: 9 * n**3), ends=matrices))
+composite("svd", _svd, traits=Traits(flops=_svd_flops, ends=matrices))

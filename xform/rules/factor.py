@@ -18,6 +18,7 @@ from jax import lax
 
 from xform._jax import jax_primitives
 from xform.interpret.cost import factorization
+from xform.registry.ends import matrices
 from xform.registry.traits import Traits
 from xform.registry.words import composite, constant
 from xform.rules.linalg import (
@@ -186,11 +187,15 @@ def _cholesky_update(r: Any, w: Any) -> list[Any]:
 _qr_flops = factorization(lambda m, n: 2 * m * n**2 - 2 * n**3 / 3)
 
 composite("householder_product", jvp_of_definition(_householder_product),
-          traits=Traits(flops=_qr_flops))  # fmt: skip
+          traits=Traits(flops=_qr_flops, ends=matrices))  # fmt: skip
 composite("ormqr", jvp_of_definition(_ormqr))
 composite("symmetric_product", jvp_of_definition(_symmetric_product))
 composite("cholesky_update", jvp_of_definition(_cholesky_update))
 constant("lu_pivots_to_permutation", supported_params=("permutation_size",))
-composite("cholesky", _cholesky, traits=Traits(flops=factorization(lambda m, n: n**3 / 3)))
-composite("lu", _lu, traits=Traits(flops=factorization(lambda m, n: m * n**2 - n**3 / 3)))
-composite("qr", _qr, traits=Traits(flops=lambda e: 2 * _qr_flops(e)))
+composite(
+    "cholesky", _cholesky, traits=Traits(flops=factorization(lambda m, n: n**3 / 3), ends=matrices)
+)
+composite(
+    "lu", _lu, traits=Traits(flops=factorization(lambda m, n: m * n**2 - n**3 / 3), ends=matrices)
+)
+composite("qr", _qr, traits=Traits(flops=lambda e: 2 * _qr_flops(e), ends=matrices))

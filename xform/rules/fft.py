@@ -15,8 +15,8 @@ from jax import lax
 from xform._jax import JaxprEqn
 from xform.interpret import cost
 from xform.program.dimensions import product, shape
-from xform.registry.dependence import AxisLink, Links, axis_by_axis
-from xform.registry.traits import Traits
+from xform.registry.ends import Ends
+from xform.registry.traits import Traits, with_ends
 from xform.registry.words import linear
 
 
@@ -47,10 +47,10 @@ def _flops(eqn: JaxprEqn) -> float:
     return (2.5 if real else 5) * cost.size(signal) * math.log2(n) if n else 0
 
 
-def _dependence(eqn: JaxprEqn) -> list[list[Links]]:
-    """Link batch axes to themselves. Along transformed axes, all elements depend on all."""
-    batch = len(shape(eqn.invars[0])) - len(eqn.params["fft_lengths"])
-    return [[(*map(AxisLink, range(batch)), *[None] * len(eqn.params["fft_lengths"]))]]
+def _ends(eqn: JaxprEqn) -> list[Ends]:
+    """All axes stay except the transformed ones, which are the last."""
+    n = len(shape(eqn.invars[0]))
+    return [tuple(i if i < n - len(eqn.params["fft_lengths"]) else None for i in range(n))]
 
 
-linear("fft", _transpose, traits=Traits(flops=_flops, dependence=axis_by_axis(_dependence)))
+linear("fft", _transpose, traits=with_ends(Traits(flops=_flops), _ends))

@@ -173,7 +173,7 @@ def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, 
         ct_x, ct_updates = transpose(places, ct)
         return [ct_x, None, ct_updates]
 
-    linear(name, formula, argnums=(0, 2), traits=where.scatter_traits(_update_count))
+    linear(name, formula, argnums=(0, 2), traits=where.scatter_traits(_update_count, adds=True))
 
 
 def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], combines: bool) -> None:

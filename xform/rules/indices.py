@@ -30,8 +30,8 @@ from xform.registry.dependence import (
     Rows,
     Values,
     index_rows,
-    reduction_links,
 )
+from xform.registry.ends import Ends, EndsRule, remaining_axes, same_lengths_stay
 from xform.registry.traits import MOVEMENT, Count, Traits
 
 # Slices.
@@ -82,6 +82,13 @@ def _update_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     return [[tuple(map(AxisLink, range(len(whole))))], [tuple(links)], *[[] for _ in starts]]
 
 
+def _update_ends(eqn: JaxprEqn) -> list[Ends]:
+    """An axis stays unless the update is shorter: then only some indices are updated."""
+    x, update = map(shape, eqn.invars[:2])
+    axes = tuple(i if n == m else None for i, (n, m) in enumerate(zip(x, update, strict=True)))
+    return [axes, axes, *[()] * (len(eqn.invars) - 2)]
+
+
 def _move_update(params: dict[str, Any], x: np.ndarray, update: np.ndarray, *starts: np.ndarray):
     """Do in NumPy what `dynamic_update_slice` does."""
     out = x.copy()
@@ -92,10 +99,14 @@ def _move_update(params: dict[str, Any], x: np.ndarray, update: np.ndarray, *sta
 
 _FROM_2 = (2, None)  # the operands from number 2 on
 DYNAMIC_SLICE = dataclasses.replace(
-    MOVEMENT, part_shape="slice_sizes", dependence=AxisByAxis(_slice_dependence, (1, None))
+    MOVEMENT,
+    part_shape="slice_sizes",
+    ends=same_lengths_stay,
+    dependence=AxisByAxis(_slice_dependence, (1, None)),
 )
 DYNAMIC_UPDATE = dataclasses.replace(
     MOVEMENT,
+    ends=_update_ends,
     dependence=DataMovement(_move_update, _FROM_2, AxisByAxis(_update_dependence, _FROM_2)),
 )
 
@@ -131,9 +142,17 @@ class Windows:
         """
         inside = [i for i in range(array_ndim) if i not in {*self.narrow, *self.batch[0]}]
         links = dict(zip(inside, self.axes, strict=True))
-        outside = [i for i in range(windows_ndim) if i not in self.axes]
-        links |= {i: outside[j] for i, j in zip(*self.batch, strict=True)}
+        numbers = remaining_axes(windows_ndim, self.axes)
+        links |= {i: numbers[j] for i, j in zip(*self.batch, strict=True)}
         return {i: j for i, j in links.items() if i not in self.named}
+
+    def whole(self, array: Sequence[int], windows: Sequence[int]) -> dict[int, int]:
+        """Return the same for the axes that every window covers in full, and the batch axes.
+
+        `array` and `windows` are shapes.
+        """
+        links = self.links(len(array), len(windows))
+        return {i: j for i, j in links.items() if array[i] == windows[j]}
 
     def elements(self, indices: np.ndarray, array_shape: Sequence[int],
                  windows_shape: Sequence[int], mode: Any) -> np.ndarray:  # fmt: skip
@@ -181,6 +200,14 @@ def _gather_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     return [[tuple(AxisLink(source[j]) if j in source else None for j in range(out_ndim))], []]
 
 
+def _gather_ends(eqn: JaxprEqn) -> list[Ends]:
+    """Axes that every window covers in full stay, and batch axes and axes of the indices."""
+    x, indices, y = map(shape, (*eqn.invars, *eqn.outvars))
+    end = _gather_windows(eqn).whole(x, y)
+    numbers = remaining_axes(len(y), _gather_windows(eqn).axes)
+    return [tuple(end.get(i) for i in range(len(x))), (*numbers[: len(indices) - 1], None)]
+
+
 def _gather_pairs(eqn: JaxprEqn, values: Sequence[Any]) -> list[Rows | None]:
     """Pair each element of the result with the element that it reads, for known indices."""
     elements = _gather_windows(eqn).elements(
@@ -193,6 +220,7 @@ _INDICES = (1, 2)
 GATHER = dataclasses.replace(
     MOVEMENT,
     part_shape="slice_sizes",
+    ends=_gather_ends,
     dependence=ElementPairs(_gather_pairs, _INDICES, AxisByAxis(_gather_dependence)),
 )
 
@@ -207,10 +235,28 @@ def _scatter_windows(eqn: JaxprEqn) -> Windows:
 def _scatter_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
     """Link each element to its old value, and to updates along axes with the same indices."""
     x, _, updates = map(shape, eqn.invars)
-    source = _scatter_windows(eqn).links(len(x), len(updates))
-    links = [AxisLink(source[i]) if i in source and updates[source[i]] == n else None
-             for i, n in enumerate(x)]  # fmt: skip
-    return [[reduction_links(len(x), ())], [], [tuple(links)]]
+    source = _scatter_windows(eqn).whole(x, updates)
+    links = [AxisLink(source[i]) if i in source else None for i in range(len(x))]
+    return [[tuple(map(AxisLink, range(len(x))))], [], [tuple(links)]]
+
+
+def _scatter_ends(adds: bool) -> EndsRule:
+    """Return how axes end in a scatter, the reverse of a gather.
+
+    If it `adds`, the axes of the updates that do not stay are summed.
+    """
+
+    def ends(eqn: JaxprEqn) -> list[Ends]:
+        x, indices, updates = map(shape, eqn.invars)
+        source = _scatter_windows(eqn).whole(x, updates)
+        numbers = remaining_axes(len(updates), _scatter_windows(eqn).axes)
+        end: dict[int, int] = {j: i for i, j in source.items()}
+        summed = {j: len(x) + k for k, j in enumerate(numbers) if adds and j not in end}
+        of_updates = tuple((end | summed).get(j) for j in range(len(updates)))
+        of_indices = (*(of_updates[j] for j in numbers[: len(indices) - 1]), None)
+        return [tuple(i if i in source else None for i in range(len(x))), of_indices, of_updates]
+
+    return ends
 
 
 def _scatter_pairs(replaces: bool) -> Callable[[JaxprEqn, Sequence[Any]], list[Rows | None]]:
@@ -237,7 +283,10 @@ def _scatter_pairs(replaces: bool) -> Callable[[JaxprEqn, Sequence[Any]], list[R
     return pairs
 
 
-def scatter_traits(flops: Count, replaces: bool = False) -> Traits:
-    """Return the traits of a scatter. `replaces`: whether an update replaces the old value."""
+def scatter_traits(flops: Count, replaces: bool = False, adds: bool = False) -> Traits:
+    """Return the traits of a scatter.
+
+    `replaces`: whether an update replaces the old value. `adds`: whether updates are added.
+    """
     dependence = ElementPairs(_scatter_pairs(replaces), _INDICES, AxisByAxis(_scatter_dependence))
-    return Traits(flops=flops, dependence=dependence)
+    return Traits(flops=flops, dependence=dependence, ends=_scatter_ends(adds), adds=adds)

@@ -19,11 +19,10 @@ from xform.interpret import cost
 from xform.interpret.pullback import pullback
 from xform.program.arithmetic import Value, instantiate
 from xform.program.arrays import zeros
-from xform.program.dimensions import shape
 from xform.program.ir import Mask, apply, trace
-from xform.registry.dependence import AxisLink, Links, axis_by_axis
+from xform.registry.ends import Ends, matrices
 from xform.registry.table import Rule, declare
-from xform.registry.traits import Traits
+from xform.registry.traits import PLAIN, Traits, with_ends
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -223,26 +222,17 @@ def _triangular_flops(eqn: JaxprEqn) -> int:
     return cost.size(eqn.invars[1]) * cost.sizes(eqn.invars[0])[-1]
 
 
-def _solve_dependence(eqn: JaxprEqn) -> list[list[Links]]:
-    """Return the dependence: an output depends on the whole matrix, and on a part of `b`.
-
-    That part is the column of the output, or its row if not `left_side`.
-    """
-    ndim = len(shape(eqn.outvars[0]))
-    batch = tuple(map(AxisLink, range(ndim - 2)))
-    row_or_column = (
-        (None, AxisLink(ndim - 1))
-        if eqn.params.get("left_side", True)
-        else (AxisLink(ndim - 2), None)
-    )
-    whole_matrix: Links = (*batch, None, None)
-    return [*[[whole_matrix] for _ in eqn.invars[1:]], [(*batch, *row_or_column)]]
+def _solve_ends(eqn: JaxprEqn) -> list[Ends]:
+    """The batch axes stay, and the columns of `b`, or its rows if not `left_side`."""
+    *factors, b = matrices(eqn)
+    axis = len(b) - (1 if eqn.params.get("left_side", True) else 2)
+    return [*factors, tuple(i if i == axis else end for i, end in enumerate(b))]
 
 
 declare(Solve, "triangular_solve", "solve", [_triangular_apply, _triangular_transpose],
-        Traits(flops=_triangular_flops, dependence=axis_by_axis(_solve_dependence)))  # fmt: skip
+        with_ends(Traits(flops=_triangular_flops), _solve_ends))  # fmt: skip
 declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_transpose],
-        Traits(dependence=axis_by_axis(_solve_dependence)))  # fmt: skip
+        with_ends(PLAIN, _solve_ends))  # fmt: skip
 
 
 def solve_left(a: Any, b: Any, **options: bool) -> Any:

@@ -39,7 +39,7 @@ from xform.program.arrays import zeros
 from xform.program.equation import apply
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement
 from xform.registry.table import declare
-from xform.registry.traits import CONVERSION, ELEMENTWISE, EXPENSIVE, MOVEMENT, Traits
+from xform.registry.traits import CONVERSION, ELEMENTWISE, EXPENSIVE, Traits
 from xform.registry.words import Linear, bilinear, composite, constant, linear, pointwise
 from xform.rules.slopes import (
     acosh_slope,
@@ -73,9 +73,10 @@ def nonzero(x: Value) -> Value:
 # Arithmetic.
 
 linear("neg", lambda ct, x: lax.neg(ct), traits=ELEMENTWISE)
-pointwise("add", lambda y, a, b: 1, lambda y, a, b: 1)
-pointwise("add_any", lambda y, a, b: 1, lambda y, a, b: 1)
-pointwise("sub", lambda y, a, b: 1, lambda y, a, b: -1)
+_SUM = dataclasses.replace(ELEMENTWISE, linear_in=(0, 1))
+pointwise("add", lambda y, a, b: 1, lambda y, a, b: 1, traits=_SUM)
+pointwise("add_any", lambda y, a, b: 1, lambda y, a, b: 1, traits=_SUM)
+pointwise("sub", lambda y, a, b: 1, lambda y, a, b: -1, traits=_SUM)
 bilinear(
     "mul",
     lambda ct, a, b, *, out_dtype=None: lax.mul(ct, b, out_dtype=out_dtype and a.dtype),
@@ -83,8 +84,9 @@ bilinear(
     traits=ELEMENTWISE,
 )
 pointwise(
-    "div", lambda y, a, b: DivideBy(b), lambda y, a, b: lax.div(y, lax.neg(b)), traits=EXPENSIVE
-)
+    "div", lambda y, a, b: DivideBy(b), lambda y, a, b: lax.div(y, lax.neg(b)),
+    traits=dataclasses.replace(EXPENSIVE, linear_in=(0,)),
+)  # fmt: skip
 
 
 @in_32_bits
@@ -246,6 +248,9 @@ pointwise("nextafter", lambda y, a, b: 1, lambda y, a, b: C(b, 0))
 class _Select(Linear):
     """The rule of `select_n`. As in JAX, a zero tangent takes the weak type of another case's."""
 
+    def linear_groups(self, eqn: JaxprEqn) -> Sequence[Sequence[int]]:
+        return (range(1, len(eqn.invars)),)
+
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         zero = zeros(jax.typeof(next(dx for dx in dxs[1:] if dx is not None)))
         return apply(eqn, [xs[0], *(zero if dx is None else dx for dx in dxs[1:])])
@@ -335,4 +340,4 @@ constant(
     "population_count", "clz", "mulhi", "shift_left", "shift_right_arithmetic",
     "shift_right_logical", supported_params=(), traits=ELEMENTWISE,
 )  # fmt: skip
-constant("bitcast_convert_type", supported_params=("new_dtype",), traits=MOVEMENT)
+constant("bitcast_convert_type", supported_params=("new_dtype",), traits=CONVERSION)

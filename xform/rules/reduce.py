@@ -27,17 +27,14 @@ from xform.program.arithmetic import cotangent_sharding
 from xform.program.arrays import zeros
 from xform.program.dimensions import shape
 from xform.program.ir import evaluate, program, trace
-from xform.registry.dependence import AxisLink, Links, axis_by_axis, reduction_links
+from xform.registry.dependence import AxisLink, Links, axis_by_axis
+from xform.registry.ends import mixes, reduced, summed
 from xform.registry.table import declare
-from xform.registry.traits import REDUCTION, Traits
+from xform.registry.traits import REDUCTION, Traits, with_ends
 from xform.registry.words import composite, constant, linear
 from xform.rules.reducers import Reduction
 
 # The dependence says on which elements of the operand each element of the result depends.
-
-
-def _reduction_dependence(eqn: JaxprEqn) -> list[list[Links]]:
-    return [[reduction_links(len(shape(v)), eqn.params["axes"])] for v in eqn.invars]
 
 
 def _cumulative_dependence(eqn: JaxprEqn) -> list[list[Links]]:
@@ -48,8 +45,11 @@ def _cumulative_dependence(eqn: JaxprEqn) -> list[list[Links]]:
 
 # One FLOP for each element of the operand.
 EACH_INPUT = Traits(flops=cost.operand_size)
-CUMULATIVE = dataclasses.replace(EACH_INPUT, dependence=axis_by_axis(_cumulative_dependence))
-SUM = dataclasses.replace(REDUCTION, dependence=axis_by_axis(_reduction_dependence))
+CUMULATIVE = dataclasses.replace(
+    EACH_INPUT, dependence=axis_by_axis(_cumulative_dependence), ends=mixes("axis")
+)
+EXTREMUM = with_ends(REDUCTION, reduced)
+SUM = with_ends(REDUCTION, summed)
 
 # A function that combines two lists of arrays elementwise. A list has one array for each operand of
 # the reduction.
@@ -185,7 +185,7 @@ linear(
     lambda ct, x, *, axes, out_sharding: spread_over(ct, x, axes, cotangent_sharding(x)),
     traits=SUM,
 )
-composite("reduce_prod", jvp_of_definition(_product), traits=SUM)
+composite("reduce_prod", jvp_of_definition(_product), traits=EXTREMUM)
 declare(Reduction, "reduce", "structured", [jvp_of_definition(_reduce)], Traits(
     flops=lambda e: cost.operand_size(e) * cost.flops(program(e.params["jaxpr"]))))  # fmt: skip
 
@@ -215,7 +215,7 @@ def _extremum(name: str):
 
 
 for _name in ("reduce_max", "reduce_min"):
-    composite(_name, _extremum(_name), traits=SUM)
+    composite(_name, _extremum(_name), traits=EXTREMUM)
 constant("argmax", "argmin", supported_params=("axes", "index_dtype"), traits=REDUCTION)
 constant("reduce_and", "reduce_or", "reduce_xor",
          supported_params=("axes", "out_sharding"), traits=REDUCTION)  # fmt: skip
@@ -354,6 +354,7 @@ def _sort_flops(eqn: JaxprEqn) -> int:
     return cost.operand_size(eqn) * eqn.params["num_keys"] * math.ceil(math.log2(max(n, 1)))
 
 
-composite("sort", _sort, traits=Traits(flops=_sort_flops))
-composite("top_k", _top_k, traits=EACH_INPUT)
-composite("approx_top_k", _approx_top_k, traits=EACH_INPUT)
+composite("sort", _sort, traits=Traits(flops=_sort_flops, ends=mixes("dimension")))
+composite("top_k", _top_k, traits=dataclasses.replace(EACH_INPUT, ends=mixes("axis")))
+composite("approx_top_k", _approx_top_k, traits=dataclasses.replace(
+    EACH_INPUT, ends=mixes("reduction_dimension")))  # fmt: skip

@@ -20,8 +20,10 @@ from jax.experimental.layout import with_layout_constraint
 
 from xform._jax import JaxprEqn, primitives
 from xform.program.arithmetic import Value, cotangent_sharding, reduce_like
+from xform.program.dimensions import shape
 from xform.program.ir import Mask, gather
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement, MoveFunction
+from xform.registry.ends import Ends, EndsRule, mixes, same_lengths_stay
 from xform.registry.table import declare
 from xform.registry.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
 from xform.registry.words import Linear, Passthrough, constant, linear, pointwise
@@ -32,9 +34,12 @@ def back(ct: Value, x: Value) -> Value:
     return lax.reshape(ct, np.shape(x), out_sharding=cotangent_sharding(x))
 
 
-def with_movement(traits: Traits, move: MoveFunction) -> Traits:
-    """Return the traits with a dependence: `move` does in NumPy what the primitive does."""
-    return dataclasses.replace(traits, dependence=DataMovement(move))
+def with_movement(traits: Traits, move: MoveFunction, ends: EndsRule | None = None) -> Traits:
+    """Return the traits with a dependence: `move` does in NumPy what the primitive does.
+
+    `ends` says how the axes of the operands end; None: all are mixed.
+    """
+    return dataclasses.replace(traits, dependence=DataMovement(move), ends=ends)
 
 
 # Views.
@@ -73,20 +78,40 @@ def _move_reshape(p: dict[str, Any], x: np.ndarray, *_: Any) -> np.ndarray:
     return x.reshape(p["new_sizes"])
 
 
+def _broadcast_ends(eqn: JaxprEqn) -> list[Ends]:
+    """All axes stay, among new ones."""
+    return [tuple(eqn.params["broadcast_dimensions"]), *[()] * (len(eqn.invars) - 1)]
+
+
+def _last_axes(eqn: JaxprEqn) -> list[Ends]:
+    """All axes stay, as the last ones."""
+    ndim = len(eqn.params["shape"])
+    return [tuple(range(ndim - len(shape(eqn.invars[0])), ndim))]
+
+
+def _permuted(eqn: JaxprEqn) -> list[Ends]:
+    """All axes stay, in another order."""
+    return [tuple(int(j) for j in np.argsort(eqn.params["permutation"]))]
+
+
 _BROADCAST = dataclasses.replace(VIEW, result_shape="shape")
-linear("broadcast_in_dim", _broadcast_in_dim, traits=with_movement(_BROADCAST, _move_broadcast))
-linear("broadcast_to", _broadcast_to, traits=with_movement(_BROADCAST, lambda p, x: np.broadcast_to(
-    x, p["shape"])))  # fmt: skip
-_RESHAPE = dataclasses.replace(VIEW, result_shape="new_sizes")
+linear("broadcast_in_dim", _broadcast_in_dim, traits=with_movement(
+    _BROADCAST, _move_broadcast, _broadcast_ends))  # fmt: skip
+linear("broadcast_to", _broadcast_to, traits=with_movement(
+    _BROADCAST, lambda p, x: np.broadcast_to(x, p["shape"]), _last_axes))  # fmt: skip
+_RESHAPE = dataclasses.replace(
+    VIEW, result_shape="new_sizes", reshapes=lambda e: e.params["dimensions"] is None
+)
 linear("reshape", _reshape, traits=with_movement(_RESHAPE, _move_reshape))
 linear("squeeze", lambda ct, x, *, dimensions: back(ct, x), traits=with_movement(
-    VIEW, lambda p, x: x.squeeze(p["dimensions"])))  # fmt: skip
+    dataclasses.replace(VIEW, reshapes=True), lambda p, x: x.squeeze(p["dimensions"]),
+))  # fmt: skip
 linear(
     "transpose",
     lambda ct, x, *, permutation: lax.transpose(ct, np.argsort(permutation)),
-    traits=with_movement(MOVEMENT, lambda p, x: x.transpose(p["permutation"])),
+    traits=with_movement(MOVEMENT, lambda p, x: x.transpose(p["permutation"]), _permuted),
 )
-REVERSED = with_movement(MOVEMENT, lambda p, x: np.flip(x, p["dimensions"]))
+REVERSED = with_movement(MOVEMENT, lambda p, x: np.flip(x, p["dimensions"]), mixes("dimensions"))
 linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=REVERSED)
 
 # Parts of arrays.
@@ -151,17 +176,26 @@ def _move_unstack(p: dict[str, Any], x: np.ndarray) -> list[np.ndarray]:
     return list(np.moveaxis(x, p["axis"], 0))
 
 
-linear("pad", _pad, traits=with_movement(MOVEMENT, _move_pad))
+def _unpadded(eqn: JaxprEqn) -> list[Ends]:
+    """The axes that are not padded stay."""
+    padding = eqn.params["padding_config"]
+    return [tuple(i if tuple(p) == (0, 0, 0) else None for i, p in enumerate(padding)), ()]
+
+
+linear("pad", _pad, traits=with_movement(MOVEMENT, _move_pad, _unpadded))
 _PART = dataclasses.replace(MOVEMENT, part_shape="limit_indices")
-linear("slice", _slice, traits=with_movement(_PART, _move_slice))
-linear("tile", _tile, traits=with_movement(MOVEMENT, lambda p, x: np.tile(x, p["reps"])))
+linear("slice", _slice, traits=with_movement(_PART, _move_slice, same_lengths_stay))
+linear("tile", _tile, traits=with_movement(
+    MOVEMENT, lambda p, x: np.tile(x, p["reps"]), same_lengths_stay))  # fmt: skip
 linear(
     "concatenate",
     lambda ct, *xs, dimension: lax.split(ct, [np.shape(x)[dimension] for x in xs], dimension),
-    traits=with_movement(MOVEMENT, lambda p, *xs: np.concatenate(xs, p["dimension"])),
+    traits=with_movement(
+        MOVEMENT, lambda p, *xs: np.concatenate(xs, p["dimension"]), mixes("dimension")
+    ),
 )
 linear("split", lambda cts, x, *, sizes, axis: lax.concatenate(cts, axis), traits=with_movement(
-    MOVEMENT, _move_split))  # fmt: skip
+    MOVEMENT, _move_split, mixes("axis")))  # fmt: skip
 linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis), traits=with_movement(
     MOVEMENT, lambda p, *xs: np.stack(xs, p["axis"])))  # fmt: skip
 linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=with_movement(

@@ -20,9 +20,9 @@ from xform._jax import JaxprEqn
 from xform.errors import NotDifferentiable
 from xform.program.arithmetic import Value, add, reduce_like, scale
 from xform.program.ir import Mask, apply
+from xform.registry.ends import remaining_axes
 from xform.registry.table import Rule, declare
 from xform.registry.words import composite
-from xform.rules.contract import remaining_axes
 from xform.rules.reduce import jvp_of_definition
 from xform.rules.sparse_positions import (
     axis_lengths,

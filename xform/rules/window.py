@@ -37,6 +37,7 @@ from xform.registry.dependence import (
     nonzero_rows,
     window_indices,
 )
+from xform.registry.ends import Ends
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.registry.words import composite, linear
@@ -75,7 +76,19 @@ def _dependence(eqn: JaxprEqn) -> list[list[Links]]:
     return links
 
 
-WINDOW = Traits(flops=_flops, dependence=axis_by_axis(_dependence))
+def _ends(eqn: JaxprEqn) -> list[Ends]:
+    """An axis stays if its window has size 1, and no stride, dilation or padding."""
+    p, ndim = eqn.params, len(eqn.params["window_dimensions"])
+    names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    sizes = [p.get(name) or (1,) * ndim for name in names]
+    pads = [(low, high) for low, high in p["padding"]]
+    stays = [n == (1, 1, 1, 1) and pad == (0, 0)
+             for n, pad in zip(zip(*sizes, strict=True), pads, strict=True)]  # fmt: skip
+    return [tuple(i if stays[i] else None for i in range(ndim)) if len(s) == ndim else ()
+            for s in map(shape, eqn.invars)]  # fmt: skip
+
+
+WINDOW = Traits(flops=_flops, dependence=axis_by_axis(_dependence), ends=_ends)
 _POOL = dataclasses.replace(WINDOW, pools=True)
 
 

@@ -14,8 +14,9 @@ from typing import Any
 from xform._jax import JaxprEqn, Var, has_effects
 from xform.program.dimensions import shape
 from xform.program.ir import Program
+from xform.registry.table import traits
 from xform.slices.resize import sum_dtype
-from xform.slices.slicing import SCATTERS, Slicing
+from xform.slices.slicing import Slicing
 from xform.slices.sums import is_linear
 
 
@@ -55,7 +56,7 @@ def joined_sums(prog: Program, members: Mapping[int, Slicing]) -> dict[int, Slic
 
 def _sums(eqn: JaxprEqn, slicing: Slicing) -> tuple[Var, ...]:
     """Return the results of an equation of a region that are sums over the slices."""
-    if not slicing.summed or eqn.primitive.name in SCATTERS:
+    if not slicing.summed or traits(eqn.primitive).adds:
         return ()
     return tuple(y for y, axis in zip(eqn.outvars, slicing.results, strict=True) if axis is None)
 

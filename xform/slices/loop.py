@@ -19,10 +19,11 @@ from xform._jax import Var, match_weak_type
 from xform.program.arrays import zeros
 from xform.program.equation import read, write
 from xform.program.source import name_stack
+from xform.registry.table import traits
 from xform.slices.region import Region
 from xform.slices.resize import CurrentSlice, resized, run_on_slice, sum_dtype
 from xform.slices.shards import merge, mesh_axes, partitions, reshape, split
-from xform.slices.slicing import SCATTERS, SlicedAxis, Slicing, first_axis
+from xform.slices.slicing import SlicedAxis, Slicing, first_axis
 
 Value = Any
 
@@ -190,7 +191,7 @@ def _output(region: Region, full: dict[Var, Value], y: Var, slicing: Slicing, ax
     if not slicing.summed:
         return SlicedOutput(y.aval, None, "same")
     (eqn,) = [e for e, _ in region.equations if y in e.outvars]
-    if eqn.primitive.name not in SCATTERS:
+    if not traits(eqn.primitive).adds:
         return SlicedOutput(y.aval, None, "sum")
     return SlicedOutput(y.aval, None, "added in place", read(full, eqn.invars[0]))
 

@@ -39,12 +39,10 @@ from xform.slices.draws import draw_slice, draws_each_element
 from xform.slices.grow import bodies_of
 from xform.slices.nested import has_body
 from xform.slices.shards import merge, mesh_axes, split
-from xform.slices.slicing import SCATTERS, SlicedAxis, Slicing
+from xform.slices.slicing import SlicedAxis, Slicing
 
 Value = Any
 Params = dict[str, Any]
-# Primitives that take `preferred_element_type`, the type of their sums.
-_CONTRACTIONS = frozenset(("dot_general", "conv_general_dilated"))
 
 
 class CurrentSlice(NamedTuple):
@@ -131,12 +129,12 @@ def _terms(eqn: JaxprEqn, args: Sequence[Value], outer: Any) -> list[Value]:
     dtype, params = sum_dtype(aval.dtype), eqn.params
     if dtype == aval.dtype:
         return bind(eqn, args, outer)
-    if eqn.primitive.name in _CONTRACTIONS:
+    if "preferred_element_type" in params:
         return bind(eqn.replace(params={**params, "preferred_element_type": dtype}), args, outer)
-    if eqn.primitive.name in SCATTERS:
+    if traits(eqn.primitive).adds:
         x, indices, updates = args
         names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-        add = lax.scatter_sub if "sub" in eqn.primitive.name else lax.scatter_add
+        add = getattr(lax, eqn.primitive.name.replace("-", "_"))
         with source(eqn, outer), context(eqn):
             wide = [lax.convert_element_type(a, dtype) for a in (x, updates)]
             return [add(wide[0], indices, wide[1], *(params[name] for name in names[:1]),

@@ -17,22 +17,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xform._jax import JaxprEqn, iota_p, reshape_p
+from xform._jax import JaxprEqn, iota_p
 from xform.program.dimensions import shape
-from xform.registry.dependence import Elementwise
+from xform.registry.ends import Ends
 from xform.registry.repeatable import repeatable
-from xform.registry.table import traits
+from xform.registry.table import ends, keeps_order, returns_operands, traits
 from xform.slices.draws import draws_each_element
-from xform.slices.ends import Ends, ends
 from xform.slices.shards import has_known_shards, mesh_axes, shard_length
 
-# Reshapes keep the order of elements. `squeeze` and `expand_dims` are reshapes too.
-RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
-# Primitives that add to operand 0, at given places.
-SCATTERS = frozenset(("scatter_add", "scatter-add", "scatter_sub", "scatter-sub"))
-# The results of these primitives may have axes that no operand has. All indices of such an axis
-# are alike, or differ by a known offset.
-_MAKES_AXES = frozenset(("broadcast_in_dim", "iota"))
 # The axis of a value that is sliced; None if the value is not sliced.
 SlicedAxis = int | None
 
@@ -80,9 +72,9 @@ def of_operand(eqn: JaxprEqn, k: int, axis: int) -> Slicing | None:
 
     The equation runs no other program. `nested.py` handles calls, loops and branches.
     """
-    if eqn.primitive.name in RESHAPES:
+    if keeps_order(eqn):
         return _reshape(eqn, shape(eqn.invars[0]), axis, of_result=False)
-    if _is_identity_of_several(eqn):
+    if returns_operands(eqn):
         return _identity(eqn, shape(eqn.invars[k]), axis)
     table = ends(eqn)
     end = table[k][axis]
@@ -96,9 +88,9 @@ def of_operand(eqn: JaxprEqn, k: int, axis: int) -> Slicing | None:
 
 def of_result(eqn: JaxprEqn, r: int, axis: int) -> Slicing | None:
     """Return how an equation runs in slices along an axis of result `r`; None if it cannot."""
-    if eqn.primitive.name in RESHAPES:
+    if keeps_order(eqn):
         return _reshape(eqn, shape(eqn.outvars[0]), axis, of_result=True)
-    if _is_identity_of_several(eqn):
+    if returns_operands(eqn):
         return _identity(eqn, shape(eqn.outvars[r]), axis)
     return _kept(eqn, ends(eqn), axis)
 
@@ -117,7 +109,9 @@ def _kept(eqn: JaxprEqn, table: Sequence[Ends], axis: int) -> Slicing | None:
                 return None
             operand_axis = None  # an axis of length 1 is repeated
         operands.append(operand_axis)
-    made = eqn.primitive.name in _MAKES_AXES or draws_each_element(eqn)
+    known = traits(eqn.primitive)
+    # All indices of an axis that no operand has are alike, or differ by a known offset.
+    made = (known.result_shape and not known.reshapes) or draws_each_element(eqn)
     if not made and all(i is None for i in operands):
         return None
     return Slicing(tuple(operands), (axis,) * len(eqn.outvars))
@@ -126,12 +120,6 @@ def _kept(eqn: JaxprEqn, table: Sequence[Ends], axis: int) -> Slicing | None:
 def _axis_with_end(v: object, row: Ends, end: int) -> SlicedAxis:
     """Return the axis of an operand that ends in `end`; None if no axis does."""
     return row.index(end) if end in row else None
-
-
-def _is_identity_of_several(eqn: JaxprEqn) -> bool:
-    """Return whether each result is the operand at its position, as for a barrier."""
-    known = traits(eqn.primitive)
-    return eqn.primitive.multiple_results and isinstance(known.dependence, Elementwise)
 
 
 def _identity(eqn: JaxprEqn, sizes: Sequence[int], axis: int) -> Slicing | None:
@@ -150,8 +138,7 @@ def _reshape(eqn: JaxprEqn, sizes: Sequence[int], axis: int, of_result: bool) ->
     The axis stays if the other shape has an axis with the same number of elements before it.
     Slices along both axes are then the same elements, if `n` divides the lengths of both.
     """
-    permutes = eqn.primitive is reshape_p and eqn.params.get("dimensions") is not None
-    if permutes or sizes[axis] < 2:
+    if sizes[axis] < 2:
         return None
     others = shape(eqn.invars[0] if of_result else eqn.outvars[0])
     before, at = math.prod(sizes[:axis]), 1

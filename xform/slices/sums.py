@@ -12,15 +12,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from xform._jax import JaxprEqn, Literal, Var, jax_primitives
+from xform._jax import JaxprEqn, Literal, Var
 from xform.program.ir import Program
-from xform.registry.table import rule_of
-from xform.registry.words import Bilinear, Linear
-from xform.slices.slicing import SCATTERS, Slicing
-
-# Primitives that are linear in both operands together, and in the first one alone.
-_ADDITIONS = frozenset((jax_primitives.add_p, jax_primitives.sub_p))
-_DIVISION = jax_primitives.div_p
+from xform.registry.table import linear_groups, traits
+from xform.slices.slicing import Slicing
 
 
 def sums_of_body(prog: Program, members: Mapping[int, Slicing]) -> frozenset[Var] | None:
@@ -38,7 +33,7 @@ def sums_of_body(prog: Program, members: Mapping[int, Slicing]) -> frozenset[Var
             sums.update(eqn.outvars)
         elif found is not None and found.summed:
             # Every slice would add the operand that a scatter adds to.
-            if any(terms) or eqn.primitive.name in SCATTERS:
+            if any(terms) or traits(eqn.primitive).adds:
                 return None
             pairs = zip(eqn.outvars, found.results, strict=True)
             sums.update(y for y, axis in pairs if axis is None)
@@ -54,19 +49,9 @@ def is_linear(eqn: JaxprEqn, terms: Sequence[bool]) -> bool:
     to_integers = any(_is_integer(v) for v in eqn.outvars) and not all(map(_is_integer, eqn.invars))
     if not all(numbers) or to_integers:
         return False
-    every = all(term or _is_zero(v) for v, term in zip(eqn.invars, terms, strict=True))
-    if eqn.primitive in _ADDITIONS:
-        return every
-    if eqn.primitive is _DIVISION:
-        return list(terms) == [True, False] and not _is_integer(eqn.outvars[0])
-    rule = rule_of(eqn.primitive)
-    if isinstance(rule, Bilinear):
-        return sum(terms) == 1
-    if not isinstance(rule, Linear):
-        return False
-    if rule.argnums is None:
-        return every
-    return {k for k, term in enumerate(terms) if term} == set(rule.argnums)
+    found = {k for k, term in enumerate(terms) if term}
+    zeros = {k for k, v in enumerate(eqn.invars) if _is_zero(v)}
+    return any(found <= {*group} <= found | zeros for group in linear_groups(eqn))
 
 
 def _is_integer(v: Any) -> bool:

@@ -36,6 +36,7 @@ from xform.planner.sliced.slice_plan import plan_of_slice, slice_program
 from xform.program.arithmetic import differentiable, instantiate
 from xform.program.arrays import filled, zeros
 from xform.program.ir import Mask, Program, gather, spread, trace
+from xform.registry.table import traits
 from xform.rules.refused import refuse_push
 from xform.slices.loop import (
     SlicedInputs,
@@ -47,7 +48,6 @@ from xform.slices.loop import (
 )
 from xform.slices.region import Region, is_number
 from xform.slices.resize import CurrentSlice
-from xform.slices.slicing import SCATTERS
 
 Value = Any
 
@@ -139,7 +139,7 @@ def loss_position(region: Region, wanted: Mask | None = None) -> int | None:
     if there is no such output, or if an input is complex. It is also None if another output adds to
     a value in place, which one slice alone does not compute.
     """
-    if any(e.primitive.name in SCATTERS and s.summed for e, s in region.equations):
+    if any(s.summed and traits(e.primitive).adds for e, s in region.equations):
         return None
     prog = slice_program(region)
     active = tuple(map(differentiable, prog.in_avals))

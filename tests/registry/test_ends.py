@@ -14,8 +14,7 @@ from tests.rules.test_rules import CASES, heavy, marks
 from xform._jax import JaxprEqn
 from xform.program.equation import bind, read
 from xform.program.ir import environment, trace
-from xform.registry.table import rules_by_name
-from xform.slices.ends import ends
+from xform.registry.table import ends, rules_by_name
 from xform.slices.opened import opened
 from xform.testing import Case
 
