@@ -8,8 +8,11 @@ output depends on it. Derivatives are computed only for values that are both.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from xform._jax import Var
+from xform._jax import JaxprEqn, Var
+from xform.passes.dataflow import Lattice, operands_through, results_through
+from xform.program.flow import Flow
 from xform.program.ir import Mask, Program
 from xform.registry.table import lookup, rule_of
 
@@ -70,3 +73,53 @@ def _find_path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
             useful.update(v for v, on in operands if on and isinstance(v, Var))
     inputs = tuple(v in useful and on for v, on in zip(prog.inputs, active, strict=True))
     return Path(steps, inputs, outputs)
+
+
+class _AnyOf(Lattice[bool]):
+    """A value has a property if one of the values that it may be has it."""
+
+    def join(self, a: bool, b: bool) -> bool:
+        return a or b
+
+
+def active_through(flow: Flow, active: Mask, results: Sequence[Var]) -> Mask:
+    """Return which results of an equation that runs programs are active, in some iteration."""
+    analyze = lambda body, inputs: path(body, tuple(inputs)).outputs
+    return tuple(results_through(flow, active, results, _AnyOf(), analyze))
+
+
+def active_inside(flow: Flow, eqn: JaxprEqn, active: Mask) -> Mask:
+    """Return which operands are active as the bodies read them, in some iteration."""
+    results = active_through(flow, active, eqn.outvars)
+    return tuple(results[flow.carried[k]] if k in flow.carried else on
+                 for k, on in enumerate(active))  # fmt: skip
+
+
+def useful_through(flow: Flow, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+    """Return on which active operands of an equation the wanted results depend.
+
+    The equation runs programs. For a carry of a loop, the result says whether they depend on its
+    value in some iteration.
+    """
+    inside = active_inside(flow, eqn, active)
+    masks = {body.program: tuple(inside[k] for k in body.operands) for body in flow.bodies}
+
+    def analyze(body: Program, outputs: Sequence[bool]) -> Mask:
+        if not any(outputs):
+            return (False,) * len(body.inputs)
+        return path(body, masks[body], tuple(outputs)).inputs
+
+    useful = operands_through(flow, wanted, eqn.invars, _AnyOf(), analyze, False, False)
+    return tuple(a and b for a, b in zip(useful, inside, strict=True))
+
+
+def wanted_through(flow: Flow, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+    """Return which results of an equation that runs programs are active and wanted.
+
+    A carry of a loop is wanted if it is in some iteration.
+    """
+    results = active_through(flow, active, eqn.outvars)
+    useful = useful_through(flow, eqn, active, wanted)
+    carried = {r: useful[k] for k, r in flow.carried.items()}
+    return tuple(on and carried.get(r, want)
+                 for r, (on, want) in enumerate(zip(results, wanted, strict=True)))  # fmt: skip

@@ -32,10 +32,12 @@ from xform._jax import (
     cotangent_aval,
     tangent_aval,
 )
+from xform.interpret.activity import active_through, useful_through
 from xform.interpret.logs import log_without
 from xform.program.arithmetic import Value, instantiate
 from xform.program.dimensions import SampledCache
 from xform.program.fingerprint import fingerprint, parameters_text
+from xform.program.flow import Flow
 from xform.program.ir import Mask, Program, apply
 from xform.program.ir import gather as gather
 from xform.program.ir import spread as spread
@@ -268,8 +270,10 @@ class Structured(Rule):
 
     A subclass has `jvp` for forward mode. For reverse mode and `linearize` it has `node`, which
     returns an instance of its own subclass of `Node`. A primitive for which the planner has nothing
-    to decide has `vjp` and `split` instead. `active` returns which outputs depend on the active
-    inputs (the inputs that are differentiated). By default these are all float outputs.
+    to decide has `vjp` and `split` instead. If the primitive runs programs, `flow` says how values
+    pass through them. `active` returns which outputs depend on the active inputs (the inputs that
+    are differentiated). By default the programs decide. Without programs, or if the trait `calls`
+    is "custom", these are all float outputs.
 
     Args:
       name: the name of the primitive.
@@ -294,6 +298,23 @@ class Structured(Rule):
     >>> float(xform.jvp(twice_p.bind, (1.0,), (3.0,))[1]), float(xform.grad(twice_p.bind)(1.0))
     (6.0, 2.0)
     """
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        flow = self.derivative_flow(eqn)
+        if flow is None:
+            return super().active(eqn, active)
+        return active_through(flow, active, eqn.outvars)
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        flow = self.derivative_flow(eqn)
+        if flow is None:
+            return active
+        useful = useful_through(flow, eqn, active, wanted)
+        return tuple(a and b for a, b in zip(useful, active, strict=True))
+
+    def derivative_flow(self, eqn: JaxprEqn) -> Flow | None:
+        """Return the flow of an equation; None if its derivative is not that of its programs."""
+        return None if self.traits.calls == "custom" else self.flow(eqn)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         """Return the outputs and their tangents, in one pass; a tangent that is zero may be None.

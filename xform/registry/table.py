@@ -18,10 +18,11 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from xform._jax import JaxprEqn, Primitive, primitive_named
+from xform._jax import JaxprEqn, Primitive, callee, primitive_named
 from xform.errors import MissingRule, NotDifferentiable, UnsupportedParam, WrongRule
 from xform.program.arithmetic import Value, differentiable
-from xform.program.ir import Mask, Program, clear_program_cache
+from xform.program.flow import Body, Flow
+from xform.program.ir import Mask, Program, clear_program_cache, program
 from xform.program.source import frame
 from xform.registry.dependence import Elementwise
 from xform.registry.ends import Ends
@@ -75,6 +76,18 @@ class Rule:
         if self.traits.identity:
             return (range(len(eqn.invars)),)
         return (self.traits.linear_in,) if self.traits.linear_in else ()
+
+    def flow(self, eqn: JaxprEqn) -> Flow | None:
+        """How values pass through the programs that the equation runs; None if it runs none.
+
+        By default it is None unless the trait `call` says that the primitive is a call.
+        """
+        jaxpr = callee(eqn.params, self.traits.call) if self.traits.call else None
+        body = None if jaxpr is None else program(jaxpr)
+        counts = len(eqn.invars), len(eqn.outvars)
+        if body is None or (len(body.inputs), len(body.outputs)) != counts:
+            return None
+        return Flow((Body(body, *map(range, counts)),))
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         """The program whose equations replace a call; None: the call stays.
@@ -270,6 +283,12 @@ def returns_operands(eqn: JaxprEqn) -> bool:
     """Return whether each of several results is the operand at its position, as for a barrier."""
     known = traits(eqn.primitive)
     return eqn.primitive.multiple_results and isinstance(known.dependence, Elementwise)
+
+
+def flow_of(eqn: JaxprEqn) -> Flow | None:
+    """How values pass through the programs that an equation runs; None if it runs none."""
+    rule = rule_of(eqn.primitive)
+    return None if rule is None else rule.flow(eqn)
 
 
 def lookup(eqn: JaxprEqn) -> Rule:

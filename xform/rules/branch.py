@@ -23,7 +23,6 @@ import jax
 from xform._jax import JaxprEqn, cotangent_aval, tangent_aval
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
-from xform.interpret.activity import path
 from xform.interpret.cost import flops
 from xform.interpret.joint import Schedule, analyze, wrong_dtype
 from xform.interpret.jvp import jvp
@@ -31,6 +30,7 @@ from xform.interpret.node import Node, Schedules, Structured, gather, present_ma
 from xform.program.arithmetic import Value, instantiate
 from xform.program.arrays import zeros
 from xform.program.equation import switch
+from xform.program.flow import Body, Flow
 from xform.program.ir import Mask, Program, evaluate, program, trace, union
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -44,11 +44,9 @@ def _branches(eqn: JaxprEqn) -> list[Program]:
 class Cond(Structured):
     """The rule of `lax.cond` and `lax.switch`. The inputs are an index, then the operands."""
 
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return union(*[path(b, active[1:]).outputs for b in _branches(eqn)])
-
-    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return (False, *union(*[path(b, active[1:], wanted).inputs for b in _branches(eqn)]))
+    def flow(self, eqn: JaxprEqn) -> Flow:
+        operands, results = range(1, len(eqn.invars)), range(len(eqn.outvars))
+        return Flow(tuple(Body(b, operands, results) for b in _branches(eqn)), index=0)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = self.active(eqn, tuple(dx is not None for dx in dxs))

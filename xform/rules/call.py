@@ -34,13 +34,13 @@ from xform._jax.mutable import is_mutable
 from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
 from xform.interpret.absent import reduced_joint
-from xform.interpret.activity import path
 from xform.interpret.joint import Joint, analyze, will_be_compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, spread
 from xform.interpret.pullback import pullback
 from xform.passes.structured import called_body, chosen_sharding, has_shardings, plain_call_body
 from xform.program.arithmetic import Value, as_jax_values
+from xform.program.flow import Flow
 from xform.program.hijax import lower_all
 from xform.program.ir import Mask, Program, evaluate, lift_constants, program, trace
 from xform.program.source import frame
@@ -129,12 +129,6 @@ class Jit(Structured):
     """The rule of `jit`: a small one is inlined, a large one becomes a pair of jitted calls."""
 
     takes_python_numbers = True
-
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return path(called_body(eqn), active).outputs
-
-    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return path(called_body(eqn), active, wanted).inputs
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         if not staged or has_shardings(eqn):
@@ -225,6 +219,9 @@ def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
 
 class InlineCall(Jit):
     """The rule of calls that are always replaced by their body."""
+
+    def derivative_flow(self, eqn: JaxprEqn) -> Flow | None:
+        return self.flow(eqn)
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         return called_body(eqn)
@@ -326,12 +323,6 @@ def _save_nothing(*_: Any, **__: Any) -> bool:
 
 class Remat(Structured):
     """The rule of remat regions, made by `jax.checkpoint` or `xform.checkpoint`."""
-
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return path(called_body(eqn), active).outputs
-
-    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return path(called_body(eqn), active, wanted).inputs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = tuple(dx is not None for dx in dxs)

@@ -33,6 +33,7 @@ from xform.interpret.node import (
 )
 from xform.interpret.repeat import check_repeatable
 from xform.program.arithmetic import Value, as_jax_values, differentiable, instantiate
+from xform.program.flow import Flow
 from xform.program.ir import Mask, Program, apply, evaluate, program, trace
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -41,11 +42,8 @@ from xform.registry.traits import Traits
 class CustomVmap(Structured):
     """The rule of `custom_vmap_call`."""
 
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return path(program(eqn.params["call"]), active).outputs
-
-    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return path(program(eqn.params["call"]), active, wanted).inputs
+    def derivative_flow(self, eqn: JaxprEqn) -> Flow | None:
+        return self.flow(eqn)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         active = tuple(dx is not None for dx in dxs)

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from xform._jax import JaxprEqn, Var, cotangent_aval, scan_p
+from xform._jax import JaxprEqn, Var, cotangent_aval, scan_counts, scan_p
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
-from xform.interpret.activity import path
+from xform.interpret.activity import active_inside, wanted_through
 from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
@@ -35,6 +35,7 @@ from xform.passes.sum_in_loops import SumInLoops
 from xform.program.arithmetic import Value, add, instantiate
 from xform.program.dimensions import number
 from xform.program.equation import scan_like, scan_options
+from xform.program.flow import Body, Flow
 from xform.program.ir import Atom, Mask, program, union
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -64,20 +65,22 @@ class HasCotangent(NamedTuple):
 class Scan(Structured):
     """The rule of `lax.scan`."""
 
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return ScanBody(eqn).active(active)[1]
-
-    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        body = ScanBody(eqn)
-        body_wanted = body.wanted(active, wanted)
-        consts, _, scanned = body.parts(path(body.prog, body.active(active)[0], body_wanted).inputs)
-        inputs = (*consts, *body_wanted[: body.n_carry], *scanned)
-        return tuple(a and b for a, b in zip(inputs, active, strict=True))
+    def flow(self, eqn: JaxprEqn) -> Flow:
+        n_consts, n_carry = scan_counts(eqn.params)
+        first_scanned, n, m = n_consts + n_carry, len(eqn.invars), len(eqn.outvars)
+        return Flow(
+            (Body(program(eqn.params["jaxpr"]), range(n), range(m)),),
+            carried={n_consts + r: r for r in range(n_carry)},
+            scanned=frozenset(range(first_scanned, n)),
+            stacked=frozenset(range(n_carry, m)),
+            length=eqn.params["length"],
+            reverse=eqn.params["reverse"],
+        )
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         body = ScanBody(eqn)
         n_carry = body.n_carry
-        _, outputs = body.active(tuple(dx is not None for dx in dxs))
+        outputs = self.active(eqn, tuple(dx is not None for dx in dxs))
         stacked = zip(outputs[n_carry:], wanted[n_carry:], strict=True)
         outputs = (*outputs[:n_carry], *(on and want for on, want in stacked))
         (consts, carry, scanned), (dconsts, dcarry, dscanned) = body.parts(xs), body.parts(dxs)
@@ -96,8 +99,9 @@ class Scan(Structured):
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         body = ScanBody(eqn)
-        body_wanted = body.wanted(active, wanted)
-        joint = analyze(body.prog, body.active(active)[0], body_wanted, push)
+        flow = self.flow(eqn)
+        body_wanted = wanted_through(flow, eqn, active, wanted)
+        joint = analyze(body.prog, active_inside(flow, eqn, active), body_wanted, push)
         joint = check_carried_dtypes(eqn, joint, body.n_consts + body.n_carry)
         return _ScanNode(eqn, body, joint, active, wanted, body_wanted, push)
 

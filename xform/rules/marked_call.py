@@ -15,7 +15,6 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, compute_on, linear_part, with_metadata
-from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread
@@ -79,12 +78,6 @@ class MarkedCall(Structured):
     """The rule of a call with a mark."""
 
     mark: Mark
-
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return path(program(eqn.params["jaxpr"]), active).outputs
-
-    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return path(program(eqn.params["jaxpr"]), active, wanted).inputs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prog = program(eqn.params["jaxpr"])

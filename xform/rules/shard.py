@@ -33,7 +33,6 @@ from xform._jax import JaxprEqn, cotangent_aval, jit, named_axes, staging, tange
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import reduced_joint
-from xform.interpret.activity import path
 from xform.interpret.concrete import WatchedTracer
 from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, will_be_compiled
@@ -41,6 +40,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread
 from xform.program.arithmetic import Value, constant_like, instantiate, reshard_tangent
 from xform.program.fingerprint import fingerprint
+from xform.program.flow import Body, Flow
 from xform.program.ir import Atom, Mask, Program, context, evaluate, program, trace
 from xform.program.source import frame
 from xform.registry.table import declare
@@ -210,6 +210,10 @@ def _sum_to_varying_axes(ct: Value, v: Atom) -> Value:
 class ShardMap(Structured):
     """The rule of `jax.shard_map`."""
 
+    def flow(self, eqn: JaxprEqn) -> Flow:
+        operands, results = range(len(eqn.invars)), range(len(eqn.outvars))
+        return Flow((Body(program(eqn.params["jaxpr"]), operands, results),), is_local=True)
+
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
         if any(active) and not all(isinstance(spec, PartitionSpec) for spec in specs):
@@ -219,10 +223,7 @@ class ShardMap(Structured):
                 frame(eqn),
                 "make the value from arrays inside the mapped function, and return arrays",
             )
-        return path(program(eqn.params["jaxpr"]), active).outputs
-
-    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        return path(program(eqn.params["jaxpr"]), active, wanted).inputs
+        return super().active(eqn, active)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         devices = _Devices(eqn)

@@ -6,9 +6,7 @@ forward pass stores a fixed number of states (`xform.interpret.checkpoints`) and
 The backward pass recomputes the state before each step, and pulls cotangents back over the step. It
 uses the *Joint* of one step: its forward and backward pass, traced as one program.
 
-A carry may become active in a later step, through another carry, and likewise get a cotangent. So
-these sets of carries are found by iteration: they grow until they no longer change. The base
-classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
+The base classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from xform._jax import JaxprEqn, Var, cotangent_aval, jit, match_weak_type
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
-from xform.interpret.activity import path
+from xform.interpret.activity import active_inside, wanted_through
 from xform.interpret.checkpoints import SNAPSHOTS, States, in_lanes, run_and_store, run_backward
 from xform.interpret.cost import flops, iterations_of
 from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
@@ -38,10 +36,12 @@ from xform.interpret.node import (
     submask,
 )
 from xform.interpret.repeat import check_repeatable
+from xform.passes.dataflow import Forward, results_through
 from xform.program.arithmetic import Value, instantiate
-from xform.program.ir import Mask, Program, evaluate, program, union
+from xform.program.flow import Body, Flow
+from xform.program.ir import Atom, Mask, Program, evaluate, program, union
 from xform.program.source import frame
-from xform.registry.table import declare
+from xform.registry.table import declare, flow_of
 from xform.registry.traits import Traits
 from xform.rules.while_linear import MUST_NOT_REPEAT, WhilePushNode
 
@@ -61,63 +61,41 @@ class _Loop:
         consts = list(values[self.n_cond : first_carry])
         return list(values[: self.n_cond]), consts, list(values[first_carry:])
 
-    def active(self, active: Mask) -> Mask:
-        """Return the carries that are active after some step."""
-        _, consts, carry = self.parts(active)
-        while True:
-            grown = union(carry, path(self.step, (*consts, *carry)).outputs)
-            if grown == tuple(carry):
-                return grown
-            carry = grown
 
-    def wanted(self, active: Mask, wanted: Mask) -> Mask:
-        """Return the carries with a cotangent after some step; `wanted` have one after the last.
+class _DependsOnInputs(Forward[bool]):
+    """Finds the values that depend in any way on some inputs of a program."""
 
-        `active` are the inputs of a step that are differentiated.
-        """
-        while True:
-            before = path(self.step, active, wanted).inputs[self.n_step :]
-            grown = union(wanted, before)
-            if grown == wanted:
-                return tuple(a and b for a, b in zip(active[self.n_step :], grown, strict=True))
-            wanted = grown
+    follows_control = True
 
-    def iterations_depend_on(self, inputs: Sequence[bool]) -> bool:
-        """Whether the number of steps depends on some of the `inputs`."""
-        cond_consts, consts, carry = self.parts(inputs)
-        while True:
-            grown = union(carry, _dependent_outputs(self.step, [*consts, *carry]))
-            if list(grown) == carry:
-                return _dependent_outputs(self.cond, [*cond_consts, *carry])[0]
-            carry = list(grown)
+    def constant(self, v: Atom) -> bool:
+        return False
 
+    def join(self, a: bool, b: bool) -> bool:
+        return a or b
 
-def _dependent_outputs(prog: Program, inputs: Sequence[bool]) -> Mask:
-    """Return which outputs of a program depend in any way on some of its inputs."""
-    dependent = set(gather(prog.inputs, inputs))
-    for eqn in prog.equations:
-        if any(isinstance(v, Var) and v in dependent for v in eqn.invars):
-            dependent.update(eqn.outvars)
-    return tuple(isinstance(v, Var) and v in dependent for v in prog.outputs)
+    def control(self, predicate: bool, x: bool) -> bool:
+        return predicate or x
+
+    def transfer(self, eqn: JaxprEqn, operands: list[bool], through: list[bool] | None):
+        return through or [any(operands)] * len(eqn.outvars)
 
 
 class While(Structured):
     """The rule of `lax.while_loop`."""
 
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return _Loop(eqn).active(active)
-
-    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        loop = _Loop(eqn)
-        step_active = (*loop.parts(active)[1], *loop.active(active))
-        carry = loop.wanted(step_active, wanted)
-        consts = path(loop.step, step_active, carry).inputs[: loop.n_step]
-        inputs = (*(False,) * loop.n_cond, *consts, *carry)
-        return tuple(a and b for a, b in zip(inputs, active, strict=True))
+    def flow(self, eqn: JaxprEqn) -> Flow:
+        loop, n = _Loop(eqn), len(eqn.invars)
+        first_carry, results = loop.n_cond + loop.n_step, range(len(eqn.outvars))
+        of_condition = [*range(loop.n_cond), *range(first_carry, n)]
+        return Flow(
+            (Body(loop.step, range(loop.n_cond, n), results),),
+            carried={first_carry + r: r for r in results},
+            condition=Body(loop.cond, of_condition, ()),
+        )
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         loop = _Loop(eqn)
-        on = loop.active(tuple(dx is not None for dx in dxs))
+        on = self.active(eqn, present_mask(dxs))
         (cond_consts, consts, carry), (_, dconsts, dcarry) = loop.parts(xs), loop.parts(dxs)
         n = len(carry)
 
@@ -133,13 +111,12 @@ class While(Structured):
         return out[:n], spread(out[n:], on)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        loop = _Loop(eqn)
-        carry = loop.active(active)
+        loop, flow = _Loop(eqn), self.flow(eqn)
         if push:
-            results = tuple(a and b for a, b in zip(carry, wanted, strict=True))
-            return WhilePushNode(eqn, active, results)
-        step_active = (*loop.parts(active)[1], *carry)
-        carried = loop.wanted(step_active, wanted)
+            pairs = zip(self.active(eqn, active), wanted, strict=True)
+            return WhilePushNode(eqn, active, tuple(a and b for a, b in pairs))
+        step_active = active_inside(flow, eqn, active)[loop.n_cond :]
+        carried = wanted_through(flow, eqn, active, wanted)
         joint = check_carried_dtypes(
             eqn, analyze(loop.step, step_active, carried), len(loop.step.inputs)
         )
@@ -300,7 +277,15 @@ class _WhileNode(Node):
         )
 
     def iterations_depend_on(self, inputs: Mask) -> bool:
-        return self.body.iterations_depend_on(inputs)
+        flow = flow_of(self.eqn)
+        assert flow is not None
+        assert flow.condition is not None
+        find = _DependsOnInputs()
+        carry = results_through(flow, inputs, self.eqn.outvars, find, find.run)
+        of_operands = [carry[flow.carried[k]] if k in flow.carried else on
+                       for k, on in enumerate(inputs)]  # fmt: skip
+        condition = flow.condition
+        return find.run(condition.program, [of_operands[k] for k in condition.operands])[0]
 
     def stacked_inputs(self, schedules: Schedules) -> Mask:
         return self.steps.stored(schedules[0])
