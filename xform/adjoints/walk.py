@@ -90,7 +90,7 @@ class Recorder:
     def _record_one(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
         """Evaluate an equation and record it as one operation with its edges; return output ids."""
         xs = [self.values[i].array for i in ids]
-        activities = equation_activities(eqn, [self.values[i].activity for i in ids], {})
+        activities = equation_activities(eqn, [self.values[i].activity for i in ids])
         active = [self.values[i].activity == "active" for i in ids]
         wanted = [activity == "active" for activity in activities]
         pull: Pull | None = None

@@ -21,15 +21,15 @@ all its axes, so nothing is proven about them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
+from xform._jax import JaxprEqn
 from xform.interpret.emit import pass_name
 from xform.memory.axes import Axes, Factors, repeated_factors
-from xform.passes.structured import called_body
+from xform.passes.dataflow import Forward
 from xform.program.dimensions import shape
-from xform.program.ir import Atom, Program, program
-from xform.registry.table import linear_groups, returns_operands, traits
+from xform.program.ir import Atom, Program
+from xform.registry.table import flow_of, linear_groups, returns_operands
 
 # How a value depends on sums over an axis: not at all, linearly, or in another way.
 _NO_SUM, _LINEAR, _NONLINEAR = 0, 1, 2
@@ -79,14 +79,15 @@ def batch_axes(prog: Program) -> list[BatchAxis]:
     """
     collector = _AxisCollector()
     inputs = [collector.value(v) for v in prog.inputs]
-    outputs = collector.run(prog, inputs, False)
+    outputs = collector.run(prog, inputs)
     return [*_Proof(collector, inputs, outputs).batches()]
 
 
-class _AxisCollector:
+class _AxisCollector(Forward[int]):
     """Reads programs and collects the axes of every value, and all operations.
 
     A value is identified by a number. A variable of a program that is called twice is two values.
+    The carry of a loop is one value in all iterations.
 
     Attributes:
       axes: the factors of all axes.
@@ -95,11 +96,14 @@ class _AxisCollector:
       operations: the operations.
     """
 
+    follows_control = True
+
     def __init__(self) -> None:
         self.axes = Axes()
         self.values: list[tuple[Factors, ...]] = []
         self.shapes: list[tuple[int, ...]] = []
         self.operations: list[_AxisOperation] = []
+        self._is_backward = False
 
     def value(self, v: Atom, axes: tuple[Factors, ...] | None = None) -> int:
         """Add a value with the type of a variable, and return its number.
@@ -111,99 +115,67 @@ class _AxisCollector:
         self.shapes.append(sizes)
         return len(self.values) - 1
 
-    def run(self, prog: Program, inputs: Sequence[int], is_backward: bool) -> list[int]:
-        """Read a program and return its outputs.
+    def constant(self, v: Atom) -> int:
+        return self.value(v)
 
-        `is_backward` says that the backward pass calls it. Otherwise the scope of each equation
-        tells whether it belongs to the backward pass.
+    def equation(self, eqn: JaxprEqn, operands: list[int]) -> Sequence[int]:
+        """Read an equation with these operands, and return its results.
+
+        An equation of the backward pass has a scope that says so, and so do the equations inside.
         """
-        env: dict[Var, int] = {v: self.value(v) for v, _ in prog.consts}
-        env |= zip(prog.inputs, inputs, strict=True)
-        read = lambda v: env[v] if isinstance(v, Var) else self.value(v)
-        for eqn in prog.equations:
-            scopes = str(eqn.source_info.name_stack) + "/"
-            backward = is_backward or pass_name(scopes) != ""
-            results = self._equation(eqn, [read(v) for v in eqn.invars], backward)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in prog.outputs]
+        outside = self._is_backward
+        self._is_backward = outside or pass_name(f"{eqn.source_info.name_stack}/") != ""
+        flow = flow_of(eqn)
+        if flow is not None and flow.is_local:
+            results = self.transfer(eqn, operands, None)
+        else:
+            results = super().equation(eqn, operands)
+        self._is_backward = outside
+        return results
 
-    def _equation(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
-        """Read an equation with the operands `xs`, and return its results."""
-        known = traits(eqn.primitive)
-        if eqn.primitive is scan_p:
-            return self._scan(eqn, xs, is_backward)
-        if eqn.primitive is while_p:
-            return self._while(eqn, xs, is_backward)
-        if eqn.primitive is cond_p:
-            return self._branches(eqn, xs, is_backward)
-        if known.call and len((inner := called_body(eqn)).inputs) == len(xs):
-            return self.run(inner, xs, is_backward)
+    def transfer(self, eqn: JaxprEqn, operands: list[int], through: list[int] | None) -> list[int]:
+        if through is not None:
+            return through
         if returns_operands(eqn):
-            return xs[: len(eqn.outvars)]
+            return operands[: len(eqn.outvars)]
         ys = [self.value(v) for v in eqn.outvars]
         axes_of = lambda numbers: [self.values[x] for x in numbers]
-        summed = self.axes.unify(eqn, axes_of(xs), axes_of(ys))
+        summed = self.axes.unify(eqn, axes_of(operands), axes_of(ys))
         linear = tuple(map(frozenset, linear_groups(eqn)))
-        self.operations.append(_AxisOperation(xs, ys, linear, summed, is_backward))
+        self.operations.append(_AxisOperation(operands, ys, linear, summed, self._is_backward))
         return ys
 
-    def _pass_on(self, a: int, b: int, is_backward: bool) -> None:
-        """Record that the value `a` becomes the value `b` of the same type."""
+    def enter(self, x: int, v: Any) -> int:
+        return self.join(self.value(v), x)
+
+    def join(self, a: int, b: int) -> int:
+        """Record that the value `b` may become the value `a`, of the same type."""
         for axis_a, axis_b in zip(self.values[a], self.values[b], strict=True):
-            self.axes.same(axis_a, axis_b)
-        self.operations.append(_AxisOperation([a], [b], is_backward=is_backward))
+            self.axes.same(axis_b, axis_a)
+        self._pass_on(b, a)
+        return a
 
-    def _loop(self, body: Program, consts: Sequence[int], carry: Sequence[int],
-              slices: Sequence[int],
-              is_backward: bool) -> tuple[list[int], list[int]]:  # fmt: skip
-        """Read the body of a loop. Return its states and the other outputs of the body.
+    def slice(self, x: int, v: Any) -> int:
+        """Return a slice. The axis of the iterations counts as mixed."""
+        self.axes.mix(self.values[x][0])
+        one = self.value(v, self.values[x][1:])
+        self._pass_on(x, one)
+        return one
 
-        The states stand for the loop's carry in all iterations.
-        """
-        states = [self.value(v) for v in body.inputs[len(consts) :][: len(carry)]]
-        for initial, state in zip(carry, states, strict=True):
-            self._pass_on(initial, state, is_backward)
-        outputs = self.run(body, [*consts, *states, *slices], is_backward)
-        for new, state in zip(outputs, states, strict=False):
-            self._pass_on(new, state, is_backward)
-        return states, outputs[len(states) :]
+    def stack(self, x: int, v: Any) -> int:
+        """Return a stack. The axis of the iterations counts as mixed."""
+        stacked = self.value(v, (self.axes.new(shape(v)[0]), *self.values[x]))
+        self.axes.mix(self.values[stacked][0])
+        self._pass_on(x, stacked)
+        return stacked
 
-    def _scan(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
-        """Read a scan and return its results. Its scanned axis counts as mixed."""
-        consts, carried = scan_counts(eqn.params)
-        prog = program(eqn.params["jaxpr"])
-        first = consts + carried
-        slices = [self.value(v, self.values[x][1:])
-                  for v, x in zip(prog.inputs[first:], xs[first:], strict=True)]  # fmt: skip
-        self.operations += [_AxisOperation([x], [s], is_backward=is_backward)
-                            for x, s in zip(xs[first:], slices, strict=True)]  # fmt: skip
-        states, outputs = self._loop(prog, xs[:consts], xs[consts:first], slices, is_backward)
-        stacked: list[int] = []
-        for v, y in zip(eqn.outvars[carried:], outputs, strict=True):
-            stacked.append(self.value(v, (self.axes.new(shape(v)[0]), *self.values[y])))
-            self.operations.append(_AxisOperation([y], stacked[-1:], is_backward=is_backward))
-        for x in (*xs[first:], *stacked):
-            self.axes.mix(self.values[x][0])
-        return [*states, *stacked]
+    def control(self, predicate: int, x: int) -> int:
+        self.operations.append(_AxisOperation([predicate], [x], (), (), self._is_backward))
+        return x
 
-    def _while(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
-        """Read a while loop and return its results, which depend on its condition."""
-        n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        body, condition = (program(eqn.params[k]) for k in ("body_jaxpr", "cond_jaxpr"))
-        states, _ = self._loop(body, xs[n : n + m], xs[n + m :], (), is_backward)
-        predicate = self.run(condition, [*xs[:n], *states], is_backward)
-        self.operations.append(_AxisOperation(predicate, states, (), (), is_backward))
-        return states
-
-    def _branches(self, eqn: JaxprEqn, xs: list[int], is_backward: bool) -> list[int]:
-        """Read all branches of a conditional and return its results."""
-        ys = [self.value(v) for v in eqn.outvars]
-        self.operations.append(_AxisOperation(xs[:1], ys, (), (), is_backward))
-        for branch in eqn.params["branches"]:
-            outputs = self.run(program(branch), xs[1:], is_backward)
-            for output, y in zip(outputs, ys, strict=True):
-                self._pass_on(output, y, is_backward)
-        return ys
+    def _pass_on(self, a: int, b: int) -> None:
+        """Record that the value `a` is passed on as the value `b`."""
+        self.operations.append(_AxisOperation([a], [b], is_backward=self._is_backward))
 
 
 class _Proof:
