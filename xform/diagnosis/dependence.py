@@ -19,14 +19,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, has_effects, scan_counts
+from xform._jax import JaxprEqn, has_effects
 from xform.diagnosis.groups import Dependence, DependenceMap, Group, Weight
 from xform.errors import NotDifferentiable
+from xform.passes.dataflow import Lattice, results_through
 from xform.passes.inline import inline_bodies
-from xform.passes.structured import bodies, called_body, is_remat_region, plain_call_body
+from xform.passes.structured import called_body, is_remat_region, nested_programs, plain_call_body
 from xform.program.ir import Program
 from xform.program.source import frame
-from xform.registry.table import rule_of, traits
+from xform.registry.table import flow_of, rule_of
 from xform.registry.words import Linear
 
 # `Dependence.weights` of every data value. The parameters behind a data value do not matter, and
@@ -137,57 +138,41 @@ def _has_product(prog: Program) -> bool:
         rule = rule_of(eqn.primitive)
         if rule is not None and rule.word == "bilinear" and rule.traits.fusion != "elementwise":
             return True
-        nested = (*bodies(eqn), *([called_body(eqn)] if traits(eqn.primitive).call else []))
-        if any(map(_has_product, nested)):
+        if any(map(_has_product, nested_programs(eqn))):
             return True
     return False
 
 
 def _nested_maps(eqn: JaxprEqn, read: Sequence[Dependence]) -> tuple[DependenceMap, ...]:
-    """Return the dependence maps of the programs inside a loop, branch or remat region, or `()`."""
-    programs: tuple[Program, ...] = (called_body(eqn),) if is_remat_region(eqn) else bodies(eqn)
-    if not programs:
+    """Return the dependence maps of the programs inside a loop, branch or remat region, or `()`.
+
+    The map of a loop's body holds for all iterations.
+    """
+    flow = flow_of(eqn)
+    if flow is None or not (flow.is_loop or flow.index is not None or is_remat_region(eqn)):
         return ()
+    maps: list[DependenceMap] = []
+
+    def analyze(body: Program, inputs: list[Dependence]) -> list[Dependence]:
+        maps.append(dependence_map(body, inputs))
+        return list(map(maps[-1].of, maps[-1].program.outputs))
+
     inputs = [dataclasses.replace(dep, group=-1) for dep in read]
-    if "branches" in eqn.params:
-        return tuple(dependence_map(branch, inputs[1:]) for branch in programs)
-    if "cond_nconsts" in eqn.params:
-        a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        return (_loop_map(programs[-1], [*inputs[a:]], b, len(inputs) - a - b),)
-    if "length" in eqn.params:
-        consts, carries = scan_counts(eqn.params)
-        first_scanned = consts + carries
-        slices = [_slice_dependence(dep, v) for dep, v in zip(inputs, eqn.invars, strict=True)]
-        inputs = [*inputs[:first_scanned], *slices[first_scanned:]]
-        return (_loop_map(programs[0], inputs, consts, carries),)
-    return (dependence_map(programs[0], inputs),)
+    results_through(flow, inputs, eqn.outvars, _InAllIterations(), analyze)
+    return tuple(maps[-len(flow.bodies) :])
 
 
-def _slice_dependence(of: Dependence, v: Any) -> Dependence:
-    """Return the dependence of a slice of the scanned input `v`, inside the scan.
+class _InAllIterations(Lattice[Dependence]):
+    """The dependence of a value inside a loop or branch, in any iteration."""
 
-    An input that depends on exactly one parameter counts as that parameter, with one more leading
-    axis that the surrounding scans iterate over. So each iteration gets its own slice.
-    """
-    one = len(of.weights) == 1 and bool(v.aval.shape)
-    return dataclasses.replace(of, weights=frozenset((w, n + one) for w, n in of.weights))
+    def join(self, a: Dependence, b: Dependence) -> Dependence:
+        return Dependence(a.weights | b.weights, a.batch or b.batch)
 
+    def slice(self, x: Dependence, v: Any) -> Dependence:
+        """Return the dependence of a slice of a scanned input.
 
-def _loop_map(prog: Program, inputs: list[Dependence], consts: int, carries: int) -> DependenceMap:
-    """Return the dependence map of a loop's body. It holds for all iterations.
-
-    The inputs of the body are `consts` constants, `carries` carries and the scanned slices, in this
-    order. A carry depends on everything that any iteration's carry depends on. So the dependence of
-    each returned carry is merged into the dependence of the carry that the body reads, and the map
-    is computed again until nothing changes.
-    """
-    while True:
-        deps = dependence_map(prog, inputs)
-        carried = slice(consts, consts + carries)
-        merged = [
-            Dependence(before.weights | deps.of(v).weights, before.batch or deps.of(v).batch)
-            for before, v in zip(inputs[carried], deps.program.outputs, strict=False)
-        ]
-        if merged == inputs[carried]:
-            return deps
-        inputs = [*inputs[:consts], *merged, *inputs[consts + carries :]]
+        An input that depends on exactly one parameter counts as that parameter, with one more
+        leading axis that the surrounding scans iterate over. So each iteration gets its own slice.
+        """
+        one = len(x.weights) == 1
+        return dataclasses.replace(x, weights=frozenset((w, n + one) for w, n in x.weights))

@@ -12,11 +12,13 @@ import dataclasses
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, ClassVar
 
-from xform._jax import JaxprEqn, Var, has_effects, scan_counts, scan_p, while_p
+from xform._jax import JaxprEqn, Var, has_effects
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
+from xform.passes.dataflow import Lattice, operands_through
 from xform.passes.structured import bodies, inputs_read, rebuild_equation
 from xform.program.ir import Mask, Program, gather
+from xform.registry.table import flow_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +64,16 @@ class Dce(Pass):
         Returns a program that replaces the equation, and the mask of outputs that are left; None if
         nothing is dropped.
         """
-        old = bodies(eqn)
-        condition: Mask = ()
-        if eqn.primitive is scan_p:
-            n_consts, n_carry = scan_counts(eqn.params)
-            used = _used_in_loop(used, n_carry, old[0], n_consts)
-        elif eqn.primitive is while_p:
-            n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-            in_condition = inputs_read(old[0])[n_cond:]
-            used = tuple(u or c for u, c in zip(used, in_condition, strict=True))
-            used, condition = _used_in_loop(used, len(used), old[1], n_body), (True,)
-        masks = (condition, used) if condition else (used,) * len(old)
+        old, flow = bodies(eqn), flow_of(eqn)
+        if flow is None or not old:
+            return None
+        read = operands_through(
+            flow, used, eqn.invars, _AnyReader(), _inputs_read, unread=False, predicate=True
+        )
+        carried = {r: read[k] for k, r in flow.carried.items()}
+        used = tuple(carried.get(r, on) for r, on in enumerate(used))
+        condition: list[Mask] = [] if flow.condition is None else [(True,)]
+        masks = [*condition, *[used] * len(flow.bodies)]
         new = [self.program(_with_outputs(p, m)) for p, m in zip(old, masks, strict=True)]
         if all(n is p for n, p in zip(new, old, strict=True)):
             return None
@@ -80,18 +81,16 @@ class Dce(Pass):
         return None if replacement is None else (replacement, used)
 
 
-def _used_in_loop(used: Mask, n_carry: int, body: Program, first: int) -> Mask:
-    """The outputs of a loop that are used, or that later iterations need for a used output.
+class _AnyReader(Lattice[bool]):
+    """A value is read if anything reads it, in any iteration."""
 
-    The first `n_carry` outputs of the body are carried. The next iteration gets them as inputs,
-    from input number `first` on.
-    """
-    while True:
-        read = inputs_read(_with_outputs(body, used))[first : first + n_carry]
-        more = (*(u or r for u, r in zip(used[:n_carry], read, strict=True)), *used[n_carry:])
-        if more == used:
-            return used
-        used = more
+    def join(self, a: bool, b: bool) -> bool:
+        return a or b
+
+
+def _inputs_read(prog: Program, used: Sequence[bool]) -> Mask:
+    """The inputs of a program that its used outputs need."""
+    return inputs_read(_with_outputs(prog, tuple(used)))
 
 
 def _with_outputs(prog: Program, used: Mask) -> Program:

@@ -30,7 +30,7 @@ from xform._jax import (
 from xform.program.equation import context, scan_like, switch
 from xform.program.ir import Mask, Program, evaluate, gather, program, spread, trace
 from xform.program.source import name_stack, source
-from xform.registry.table import traits
+from xform.registry.table import flow_of, traits
 
 
 def called_body(eqn: JaxprEqn) -> Program:
@@ -88,8 +88,12 @@ def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
 
 
 def nested_programs(eqn: JaxprEqn) -> tuple[Program, ...]:
-    """Return the programs that an equation runs: the body of a call or loop, or the branches."""
-    return (called_body(eqn),) if traits(eqn.primitive).call else bodies(eqn)
+    """Return the programs that an equation runs on whole values: it is a loop, branch or call.
+
+    A `shard_map` runs its program on parts of values. It has none.
+    """
+    flow = flow_of(eqn)
+    return () if flow is None or flow.is_local else flow.programs
 
 
 def _has_options(params: dict[str, Any]) -> bool:
