@@ -149,7 +149,7 @@ def _nested_maps(eqn: JaxprEqn, read: Sequence[Dependence]) -> tuple[DependenceM
     The map of a loop's body holds for all iterations.
     """
     flow = flow_of(eqn)
-    if flow is None or not (flow.is_loop or flow.index is not None or is_remat_region(eqn)):
+    if flow is None or (flow.is_call and not is_remat_region(eqn)):
         return ()
     maps: list[DependenceMap] = []
 

@@ -90,9 +90,7 @@ def active_through(flow: Flow, active: Mask, results: Sequence[Var]) -> Mask:
 
 def active_inside(flow: Flow, eqn: JaxprEqn, active: Mask) -> Mask:
     """Return which operands are active as the bodies read them, in some iteration."""
-    results = active_through(flow, active, eqn.outvars)
-    return tuple(results[flow.carried[k]] if k in flow.carried else on
-                 for k, on in enumerate(active))  # fmt: skip
+    return tuple(flow.after(active, active_through(flow, active, eqn.outvars)))
 
 
 def useful_through(flow: Flow, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:

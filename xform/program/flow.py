@@ -9,10 +9,12 @@ primitive; `xform.passes.dataflow` has the analyses.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from xform.program.ir import Program
+
+T = TypeVar("T")
 
 
 class Body(NamedTuple):
@@ -61,6 +63,45 @@ class Flow:
     def is_loop(self) -> bool:
         """Whether the body runs several times."""
         return self.length is not None or self.condition is not None
+
+    @property
+    def is_call(self) -> bool:
+        """Whether there is one body, which runs once."""
+        return not self.is_loop and self.index is None
+
+    @property
+    def iterations(self) -> range:
+        """The numbers of the iterations of a loop of known length, in the order of their runs."""
+        numbers = range(self.length)
+        return numbers[::-1] if self.reverse else numbers
+
+    def inputs(self, body: Body, operands: Sequence[T], take: Callable[[T], T]) -> list[T]:
+        """Return the inputs of a body in one iteration.
+
+        `take` returns the slice of a scanned operand that this iteration reads.
+        """
+        return [take(operands[k]) if k in self.scanned else operands[k] for k in body.operands]
+
+    def after(self, operands: Sequence[T], results: Sequence[T]) -> list[T]:
+        """Return the operands of a loop with the new values of its carries in their places.
+
+        `results` are the outputs of an iteration, or the results of the loop.
+        """
+        return [results[self.carried[k]] if k in self.carried else x
+                for k, x in enumerate(operands)]  # fmt: skip
+
+    def results(self, operands: Sequence[T], outputs: Sequence[Sequence[T]],
+                stack: Callable[[list[T]], T]) -> list[T]:  # fmt: skip
+        """Return the results of a loop that has run.
+
+        Args:
+          operands: the operands, with the last values of the carries (`after`).
+          outputs: the outputs of the body in each iteration, by the number of the iteration.
+          stack: stacks an output of all iterations.
+        """
+        carried = {r: operands[k] for k, r in self.carried.items()}
+        return [carried[r] if r in carried else stack([ys[r] for ys in outputs])
+                for r in self.bodies[0].results]  # fmt: skip
 
     @property
     def programs(self) -> tuple[Program, ...]:

@@ -282,10 +282,8 @@ class _WhileNode(Node):
         assert flow.condition is not None
         find = _DependsOnInputs()
         carry = results_through(flow, inputs, self.eqn.outvars, find, find.run)
-        of_operands = [carry[flow.carried[k]] if k in flow.carried else on
-                       for k, on in enumerate(inputs)]  # fmt: skip
-        condition = flow.condition
-        return find.run(condition.program, [of_operands[k] for k in condition.operands])[0]
+        operands, condition = flow.after(inputs, carry), flow.condition
+        return find.run(condition.program, [operands[k] for k in condition.operands])[0]
 
     def stacked_inputs(self, schedules: Schedules) -> Mask:
         return self.steps.stored(schedules[0])

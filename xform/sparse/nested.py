@@ -9,15 +9,18 @@ grow until one more iteration adds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from xform._jax import JaxprEqn, cond_p, scan_counts, scan_p, while_p
+from xform._jax import JaxprEqn
+from xform.passes.dataflow import Lattice, results_through
 from xform.program.dimensions import shape
-from xform.program.ir import Program, evaluate, program, trace
+from xform.program.flow import Flow
+from xform.program.ir import Program, evaluate, trace
 from xform.sparse.known import OperandFacts
 from xform.sparse.sets import ALL, Sets, elementwise_union, merge_tables, union_over_axes
 from xform.sparse.steps import MaybeSets
@@ -29,19 +32,22 @@ _MAX_EQUATIONS = 20_000
 _ROUNDS_PER_ELEMENT = 32
 
 
-def _cond(
-    propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts
+def follow_nested(
+    propagator: SetPropagator, eqn: JaxprEqn, flow: Flow, sets: MaybeSets, facts: OperandFacts
 ) -> list[Sets | None]:
-    """Return the sets of a cond's results, from the branch that is taken.
+    """Return the sets of the results of a loop or branch, given the sets of its operands.
 
-    If it is not known which branch is taken, the sets are the union over all branches.
+    `flow` is the equation's flow. If it is not known which branch is taken, the sets are the union
+    over all branches.
     """
-    branches = list(map(program, eqn.params["branches"]))
-    index, *values = facts.values
-    if index is not None:
-        branches = [branches[min(max(int(index), 0), len(branches) - 1)]]
-    results = [propagator.follow(b, sets[1:], values) for b in branches]
-    return [_union(alternatives) for alternatives in zip(*results, strict=True)]
+    if flow.length is not None:
+        return _scan(propagator, eqn, flow, sets, facts)
+    if flow.condition is not None:
+        return _while(propagator, eqn, flow, sets, facts)
+    if flow.index is not None and (index := facts.values[flow.index]) is not None:
+        taken = flow.bodies[min(max(int(index), 0), len(flow.bodies) - 1)]
+        flow = dataclasses.replace(flow, bodies=(taken,))
+    return _in_any_run(propagator, eqn, flow, sets, facts.values)
 
 
 def _union(alternatives: Sequence[Sets | None]) -> Sets | None:
@@ -50,35 +56,28 @@ def _union(alternatives: Sequence[Sets | None]) -> Sets | None:
     return elementwise_union(dependent) if dependent else None
 
 
-def _scan(
-    propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts
-) -> list[Sets | None]:
+def _scan(propagator: SetPropagator, eqn: JaxprEqn, flow: Flow, sets: MaybeSets,
+          facts: OperandFacts) -> list[Sets | None]:  # fmt: skip
     """Return the sets of a scan's results.
 
     If the carry depends on no input element, the scan is followed as a vmap over its iterations.
     Otherwise it is followed iteration by iteration or, if that takes too long, by a fixed point.
-    Here and below, the operands of a scan are its constants `[:a]`, the initial carry `[a:b]`, and
-    the scanned inputs `[b:]`.
     """
-    body, length = program(eqn.params["jaxpr"]), eqn.params["length"]
-    a, carries = scan_counts(eqn.params)
-    b = a + carries
-    if not length:
-        return [*sets[a:b], *[None] * (len(eqn.outvars) - carries)]
-    if not _carry_depends(propagator, body, sets, a, b):
-        return _as_vmap(propagator, eqn, body, sets, facts, a, b)
-    if length * len(inline_calls(body).equations) > _MAX_EQUATIONS:
-        return _by_fixed_point(propagator, eqn, body, sets, facts, a, b)
-    carry, known = list(sets[a:b]), list(facts.values[a:b])
-    iterations = range(length)[:: -1 if eqn.params["reverse"] else 1]
-    stacked: list[MaybeSets] = [()] * length
-    for t in iterations:
-        slices = [None if x is None else x.with_ids(x.ids[t]) for x in sets[b:]]
-        values = [*facts.values[:a], *known, *(None if v is None else v[t]
-                                               for v in facts.values[b:])]  # fmt: skip
-        outs, out_values = propagator.run(body, [*sets[:a], *carry, *slices], values)
-        carry, known, stacked[t] = outs[:carries], out_values[:carries], outs[carries:]
-    return [*carry, *(_stack(outputs) for outputs in zip(*stacked, strict=True))]
+    (body,) = flow.bodies
+    if flow.length and not _carry_depends(propagator, flow, sets):
+        return _as_vmap(propagator, flow, sets, facts)
+    if flow.length * len(inline_calls(body.program).equations) > _MAX_EQUATIONS:
+        return _in_any_run(propagator, eqn, flow, sets, facts.values)
+    values = list(facts.values)
+    outputs: list[list[Sets | None]] = [[]] * flow.length
+    for t in flow.iterations:
+        outputs[t], out_values = propagator.run(
+            body.program,
+            flow.inputs(body, sets, lambda x, t=t: None if x is None else x.with_ids(x.ids[t])),
+            flow.inputs(body, values, lambda v, t=t: None if v is None else v[t]),
+        )
+        sets, values = flow.after(sets, outputs[t]), flow.after(values, out_values)
+    return flow.results(sets, outputs, _stack)
 
 
 def _stack(outputs: MaybeSets) -> Sets | None:
@@ -92,69 +91,90 @@ def _stack(outputs: MaybeSets) -> Sets | None:
     return Sets(np.stack([empty if x is None else next(remaining_ids) for x in outputs]), table)
 
 
-def _carry_depends(
-    propagator: SetPropagator, body: Program, sets: MaybeSets, a: int, b: int
-) -> bool:
+def _carry_depends(propagator: SetPropagator, flow: Flow, sets: MaybeSets) -> bool:
     """Return whether the carry of a scan depends on an input element, at the start or later."""
-    if any(x is not None for x in sets[a:b]):
+    if any(sets[k] is not None for k in flow.carried):
         return True
-    slices = [None if x is None else union_over_axes(x, (0,)) for x in sets[b:]]
-    outs = propagator.follow(body, [*sets[:b], *slices], [None] * len(sets))
-    return any(x is not None for x in outs[: b - a])
+    (body,) = flow.bodies
+    outs = propagator.follow(
+        body.program, flow.inputs(body, sets, _any_slice), [None] * len(body.operands)
+    )
+    return any(outs[r] is not None for r in flow.carried.values())
 
 
-def _as_vmap(propagator: SetPropagator, eqn: JaxprEqn, body: Program, sets: MaybeSets,
-             facts: OperandFacts, a: int, b: int) -> list[Sets | None]:  # fmt: skip
+def _any_slice(x: Sets | None) -> Sets | None:
+    """Return the sets of the slices of a value along axis 0, united."""
+    return None if x is None else union_over_axes(x, (0,))
+
+
+def _as_vmap(
+    propagator: SetPropagator, flow: Flow, sets: MaybeSets, facts: OperandFacts
+) -> list[Sets | None]:
     """Return the sets of a scan's results if its carry depends on no input element.
 
     The program that is followed is a vmap of the body over all iterations.
     """
-    length = eqn.params["length"]
-    axes = [None] * a + [0] * (len(sets) - a)
-    all_iterations = jax.vmap(lambda *xs: evaluate(body, xs), axes, axis_size=length)
-    avals: list[Any] = [v.aval for v in eqn.invars]
-    carries = [aval.update(shape=(length, *aval.shape)) for aval in avals[a:b]]
-    prog = trace(all_iterations, *avals[:a], *carries, *avals[b:])
-    values = [*facts.values[:a], *[None] * (b - a), *facts.values[b:]]
-    ys = propagator.follow(prog, sets, values)[b - a :]
-    return [*[None] * (b - a), *ys]
+    (body,), length = flow.bodies, flow.length
+    each = [k in flow.scanned or k in flow.carried for k in body.operands]
+    all_iterations = jax.vmap(
+        lambda *xs: evaluate(body.program, xs), [0 if on else None for on in each],
+        axis_size=length,
+    )  # fmt: skip
+    avals: list[Any] = body.program.in_avals
+    types = [aval.update(shape=(length, *aval.shape)) if on else aval
+             for aval, on in zip(avals, each, strict=True)]  # fmt: skip
+    prog = trace(all_iterations, *types)
+    operands = [None if k in flow.carried else sets[k] for k in body.operands]
+    values = [None if k in flow.carried else facts.values[k] for k in body.operands]
+    ys = propagator.follow(prog, operands, values)
+    return [y if r in flow.stacked else None for r, y in enumerate(ys)]
 
 
-def _by_fixed_point(propagator: SetPropagator, eqn: JaxprEqn, body: Program, sets: MaybeSets,
-                    facts: OperandFacts, a: int, b: int) -> list[Sets | None]:  # fmt: skip
-    """Return the sets of a scan's results, by a fixed point.
+def _in_any_run(propagator: SetPropagator, eqn: JaxprEqn, flow: Flow, sets: MaybeSets,
+                values: Sequence[Any]) -> list[Sets | None]:  # fmt: skip
+    """Return the sets of the results of a loop or branch, for any iteration or branch.
 
-    One iteration stands for all iterations: it counts as reading all slices of the scanned inputs.
+    The sets of a loop's carry are a fixed point: the smallest sets that contain the initial ones
+    and that an iteration does not enlarge. `values` are the known values of the operands.
     """
-    slices = [None if x is None else union_over_axes(x, (0,)) for x in sets[b:]]
-    values = [*facts.values[:a], *[None] * (len(sets) - a)]
+    growing = _GrowingSets()
+    changing = flow.carried.keys() | flow.scanned
+    known = [None if k in changing else v for k, v in enumerate(values)]
+    inputs = {body.program: [known[k] for k in body.operands] for body in flow.bodies}
 
-    def iteration(carry: MaybeSets) -> list[Sets | None]:
-        return propagator.follow(body, [*sets[:a], *carry, *slices], values)
+    def analyze(body: Program, of_inputs: MaybeSets) -> list[Sets | None]:
+        growing.rounds += 1
+        return propagator.follow(body, of_inputs, inputs[body])
 
-    carry = _fixed_point(lambda carry: iteration(carry)[: b - a], list(sets[a:b]))
-    outs = iteration(carry)[b - a :]
-    shapes = map(shape, eqn.outvars[b - a :])
-    stacked = [None if y is None else y.with_ids(np.broadcast_to(y.ids, s))
-               for y, s in zip(outs, shapes, strict=True)]  # fmt: skip
-    return [*carry, *stacked]
+    return results_through(flow, sets, eqn.outvars, growing, analyze)
 
 
-def _fixed_point(
-    iteration: Callable[[list[Sets | None]], list[Sets | None]], carry: list[Sets | None]
-) -> list[Sets | None]:
-    """Return the fixed point of the carry's sets.
+class _GrowingSets(Lattice[Sets | None]):
+    """The sets of the carry of a loop grow.
 
-    These are the smallest sets that contain the initial ones and that an iteration of the loop does
-    not enlarge. After too many rounds, larger sets are returned: at first one set for all elements
-    of a value, in the end all input elements.
+    After too many rounds, larger sets are returned: at first one set for all elements of a value,
+    in the end all input elements.
     """
-    for i in range(2 * _ROUNDS_PER_ELEMENT):
-        new = [_union(pair) for pair in zip(carry, iteration(carry), strict=True)]
-        if all(map(_equal, carry, new)):
-            return carry
-        carry = new if i < _ROUNDS_PER_ELEMENT else list(map(_one_set_for_all, new))
-    return list(map(_all_input_elements, carry))
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def join(self, a: Sets | None, b: Sets | None) -> Sets | None:
+        joined = _union([a, b])
+        if self.rounds <= _ROUNDS_PER_ELEMENT:
+            return joined
+        if self.rounds <= 2 * _ROUNDS_PER_ELEMENT:
+            return _one_set_for_all(joined)
+        return _all_input_elements(joined)
+
+    def same(self, a: Sets | None, b: Sets | None) -> bool:
+        return _equal(a, b)
+
+    def slice(self, x: Sets | None, v: Any) -> Sets | None:
+        return _any_slice(x)
+
+    def stack(self, x: Sets | None, v: Any) -> Sets | None:
+        return None if x is None else x.with_ids(np.broadcast_to(x.ids, shape(v)))
 
 
 def _equal(old: Sets | None, new: Sets | None) -> bool:
@@ -177,34 +197,29 @@ def _all_input_elements(x: Sets | None) -> Sets | None:
     return None if x is None else x.with_ids(np.full_like(x.ids, ALL))
 
 
-def _while(
-    propagator: SetPropagator, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts
-) -> list[Sets | None]:
+def _while(propagator: SetPropagator, eqn: JaxprEqn, flow: Flow, sets: MaybeSets,
+           facts: OperandFacts) -> list[Sets | None]:  # fmt: skip
     """Return the sets of a while loop's results.
 
     The loop is followed iteration by iteration while the condition is known, then by a fixed point.
     """
-    condition, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
-    a = eqn.params["cond_nconsts"]  # the operands: constants of the condition, of the body, carry
-    b = a + eqn.params["body_nconsts"]
-    consts, const_values = sets[a:b], facts.values[a:b]
-    carry, carry_values = list(sets[b:]), list(facts.values[b:])
-    for _ in range(_MAX_EQUATIONS // max(len(inline_calls(body).equations), 1)):
-        no_sets = [None] * len(condition.inputs)
-        _, (continues,) = propagator.run(condition, no_sets, [*facts.values[:a], *carry_values])
+    (body,), condition, values = flow.bodies, flow.condition, list(facts.values)
+    assert condition is not None
+    for _ in range(_MAX_EQUATIONS // max(len(inline_calls(body.program).equations), 1)):
+        of_condition = [values[k] for k in condition.operands]
+        no_sets = [None] * len(of_condition)
+        _, (continues,) = propagator.run(condition.program, no_sets, of_condition)
         if continues is None:
             break
         if not continues:
-            return carry
-        carry, carry_values = propagator.run(
-            body, [*consts, *carry], [*const_values, *carry_values]
+            return flow.results(sets, (), _stack)
+        outs, out_values = propagator.run(
+            body.program, [sets[k] for k in body.operands], [values[k] for k in body.operands]
         )
-    unknown = [None] * len(carry_values)
-    return _fixed_point(
-        lambda carry: propagator.follow(body, [*consts, *carry], [*const_values, *unknown]), carry
-    )
+        sets, values = flow.after(sets, outs), flow.after(values, out_values)
+    return _in_any_run(propagator, eqn, flow, sets, values)
 
 
 def set_propagator() -> SetPropagator:
     """Return a `SetPropagator` that handles loops and branches."""
-    return SetPropagator({cond_p: _cond, scan_p: _scan, while_p: _while})
+    return SetPropagator(follow_nested)

@@ -26,8 +26,9 @@ from xform.passes.structured import called_body
 from xform.policies import save_everything
 from xform.program.arithmetic import differentiable
 from xform.program.dimensions import shape
+from xform.program.flow import Flow
 from xform.program.ir import Mask, Program, bind, context, gather, lift_constants, spread, trace
-from xform.registry.table import Rule, rule_of, traits
+from xform.registry.table import Rule, flow_of, rule_of, traits
 from xform.registry.words import Composite
 from xform.sparse.known import KnownValues, OperandFacts, active_equations, dependence_of
 from xform.sparse.sets import Sets, elementwise_union, gather_elements, input_sets, to_matrix
@@ -37,17 +38,19 @@ from xform.transforms.reverse import immediate_vjp
 # A derivative may contain the same primitive again. It is followed this many levels deep.
 _LEVELS = 2
 # Returns the sets of the results of a loop or branch, given the sets of its operands.
-NestedHandler = Callable[["SetPropagator", JaxprEqn, MaybeSets, OperandFacts], list[Sets | None]]
+NestedHandler = Callable[
+    ["SetPropagator", JaxprEqn, Flow, MaybeSets, OperandFacts], list[Sets | None]
+]
 
 
 class SetPropagator:
     """Propagates sets through programs.
 
     Args:
-      nested: functions that handle loops and branches, by primitive.
+      nested: the function that handles loops and branches.
     """
 
-    def __init__(self, nested: dict[Primitive, NestedHandler]):
+    def __init__(self, nested: NestedHandler):
         self._nested = nested
         self._levels: collections.Counter[Primitive] = collections.Counter()
 
@@ -83,8 +86,9 @@ class SetPropagator:
 
     def _results_of(self, eqn: JaxprEqn, sets: MaybeSets, facts: OperandFacts) -> list[Sets | None]:
         """Return the sets of an equation's results, given the sets of its operands."""
-        if eqn.primitive in self._nested:
-            return self._nested[eqn.primitive](self, eqn, sets, facts)
+        flow = flow_of(eqn)
+        if flow is not None and not flow.is_call:
+            return self._nested(self, eqn, flow, sets, facts)
         rule = rule_of(eqn.primitive)
         if rule is None:
             return depends_on_all(eqn, sets)
