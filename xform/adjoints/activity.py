@@ -72,7 +72,7 @@ class _FindActivities(Forward[Activity]):
 
     def transfer(self, eqn: JaxprEqn, operands: list[Activity], through: list[Activity] | None
                  ) -> list[Activity]:  # fmt: skip
-        by_inputs = through or [strongest(operands)] * len(eqn.outvars)
+        by_inputs: list[Activity] = through or [strongest(operands)] * len(eqn.outvars)
         pairs = zip(_differentiable_outputs(eqn, operands, by_inputs), by_inputs, strict=True)
         return [
             "active" if passes else "stopped" if activity != "constant" else "constant"

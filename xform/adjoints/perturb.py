@@ -17,16 +17,17 @@ from typing import Any, Literal
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, jit, scan_counts
-from xform.adjoints.sites import Path, bodies, inline_named_calls, kind
+from xform._jax import JaxprEqn, Var
+from xform.adjoints.sites import Path, inline_named_calls
 from xform.errors import NotDifferentiable
-from xform.passes.structured import chosen_sharding
+from xform.passes.structured import called_body
 from xform.program.arithmetic import Value, differentiable
 from xform.program.arrays import zeros
-from xform.program.equation import context, scan_like, switch
+from xform.program.equation import context
+from xform.program.flow import Flow
 from xform.program.ir import Program, bind, environment, read, trace, write
 from xform.program.source import frame, name_stack, source
-from xform.rules.call import remat_region_of
+from xform.registry.table import flow_of, rule_of, traits
 
 # Perturbations, or returned values, by the key of their edit.
 ValuesByKey = dict[int, Value]
@@ -104,7 +105,7 @@ def run_edited(
             keys = [edit.key for edit in nested if edit.key in perturbations]
             with source(eqn, outer), context(eqn):
                 used = {key: perturbations[key] for key in keys}
-                ys, nested_values = _REBUILD[kind(eqn)](eqn, xs, nested, used, names)
+                ys, nested_values = _run_nested(eqn, xs, nested, used, names)
             cut_values |= nested_values
         else:
             ys = bind(eqn, xs, outer)
@@ -152,90 +153,49 @@ def _edits_inside(edits: Sequence[ProgramEdit], k: int) -> list[ProgramEdit]:
     return [dataclasses.replace(edit, path=edit.path[1:]) for edit in edits if edit.path[0][1] == k]
 
 
-# The outputs of an equation, and the values that are cut inside it. Each function below rebuilds an
-# equation that holds nested programs, under edits in these programs.
+# The outputs of an equation, and the values that are cut inside it.
 Evaluated = tuple[list[Value], ValuesByKey]
 
 
-def _scan(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
-          perturbations: ValuesByKey, names: frozenset[str]) -> Evaluated:  # fmt: skip
-    (body,), (num_consts, num_carry) = bodies(eqn), scan_counts(eqn.params)
-    first_scanned = num_consts + num_carry
-    consts, start = list(xs[:num_consts]), list(xs[num_consts:first_scanned])
-    body_edits = _edits_inside(edits, 0)
+def _run_nested(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
+                perturbations: ValuesByKey, names: frozenset[str]) -> Evaluated:  # fmt: skip
+    """Evaluate an equation that holds nested programs, under edits in these programs."""
+    if traits(eqn.primitive).calls == "custom":
+        return _custom(eqn, xs, edits, perturbations, names)
+    rule, flow = rule_of(eqn.primitive), flow_of(eqn)
+    assert rule is not None
+    assert flow is not None
 
-    def iteration(carry: list[Value], slices: Any) -> tuple[list[Value], Any]:
-        scanned, perturbations = slices
-        inputs = [*consts, *carry, *scanned]
-        ys, cut_values = run_edited(body, inputs, body_edits, perturbations, names)
-        return ys[:num_carry], (ys[num_carry:], cut_values)
+    def edited(k: int, prog: Program) -> Callable[..., Evaluated]:
+        own = _edits_inside(edits, k)
+        return lambda xs, perturbations: run_edited(prog, xs, own, perturbations, names)
 
-    scanned = list(xs[first_scanned:]), perturbations
-    carry, (ys, cut_values) = scan_like(eqn.params, iteration, start, scanned)
-    return [*carry, *ys], cut_values
+    functions = [edited(k, body.program) for k, body in enumerate(flow.bodies)]
+    if flow.index is not None:
+        functions = _with_equal_cuts(flow, functions, edits, perturbations)
+    return rule.rebuild(eqn, xs, functions, perturbations)
 
 
-def _branch(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
-            perturbations: ValuesByKey, names: frozenset[str]) -> Evaluated:  # fmt: skip
-    index, *operands = xs
-
-    def edited_branch(k: int, prog: Program) -> Callable[..., Evaluated]:
-        branch_edits = _edits_inside(edits, k)
-        return lambda xs, perturbations: run_edited(prog, xs, branch_edits, perturbations, names)
-
-    branches = [edited_branch(k, prog) for k, prog in enumerate(bodies(eqn))]
+def _with_equal_cuts(flow: Flow, branches: Sequence[Callable[..., Evaluated]],
+                     edits: Sequence[ProgramEdit], perturbations: ValuesByKey
+                     ) -> list[Callable[..., Evaluated]]:  # fmt: skip
+    """Return the branches so that each also returns zeros for the cut values of the others."""
     types: dict[int, Any] = {}  # of all cut values, by key
-    for k, branch in enumerate(branches):
+    for k, (body, branch) in enumerate(zip(flow.bodies, branches, strict=True)):
         keys = sorted(edit.key for edit in _edits_inside(edits, k) if edit.action == "cut")
         cut_values = lambda *xs, branch=branch: branch(xs, perturbations)[1]
-        cuts = trace(lambda *xs, of=cut_values, keys=keys: [of(*xs)[k] for k in keys], *operands)
+        cuts = trace(lambda *xs, of=cut_values, keys=keys: [of(*xs)[k] for k in keys],
+                     *body.program.in_types)  # fmt: skip
         types |= dict(zip(keys, cuts.out_avals, strict=True))
 
     def with_zeros(branch: Callable[..., Evaluated]) -> Callable[..., Evaluated]:
-        """Make a branch also return zeros for the cut values of the other branches."""
-
         def run_branch(xs: list[Value], perturbations: ValuesByKey) -> Evaluated:
             ys, own = branch(xs, perturbations)
             return ys, {key: own[key] if key in own else zeros(t) for key, t in types.items()}
 
         return run_branch
 
-    return switch(eqn.params, index, list(map(with_zeros, branches)), operands, perturbations)
-
-
-def _call(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
-          perturbations: ValuesByKey, names: frozenset[str]) -> Evaluated:  # fmt: skip
-    """Rebuild a jitted call that has input or output shardings."""
-    ins = [chosen_sharding(s) for s in eqn.params["in_shardings"]]
-    outs = [chosen_sharding(s) for s in eqn.params["out_shardings"]]
-    (body,), body_edits = bodies(eqn), _edits_inside(edits, 0)
-    f = lambda xs, perturbations: run_edited(body, xs, body_edits, perturbations, names)
-    call = jit(f, in_shardings=(ins, None), out_shardings=(outs, None))
-    return call(list(xs), perturbations)
-
-
-def _region(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
-            perturbations: ValuesByKey, names: frozenset[str]) -> Evaluated:  # fmt: skip
-    """Rebuild a remat region (`jax.checkpoint`) with its policy."""
-    (body,), body_edits = bodies(eqn), _edits_inside(edits, 0)
-    if eqn.params["differentiated"]:  # JAX lowers such a region with an optimization barrier
-        inputs = lax.optimization_barrier(list(xs))
-        return run_edited(body, inputs, body_edits, perturbations, names)
-    out_trees: list[Any] = []
-    leaves, tree = jax.tree.flatten((list(xs), perturbations))
-
-    def of_leaves(*leaves: Value) -> list[Value]:
-        xs, perturbations = tree.unflatten(leaves)
-        evaluated = run_edited(body, xs, body_edits, perturbations, names)
-        results, out_tree = jax.tree.flatten(evaluated)
-        out_trees.append(out_tree)
-        return results
-
-    prevent = eqn.params["prevent_cse"]
-    jaxpr = jax.make_jaxpr(of_leaves)(*map(jax.typeof, leaves))
-    prevent_cse = prevent if isinstance(prevent, bool) else True
-    outs = remat_region_of(jaxpr, leaves, eqn.params["policy"], prevent_cse)
-    return out_trees[0].unflatten(outs)
+    return list(map(with_zeros, branches))
 
 
 def _custom(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
@@ -254,11 +214,6 @@ def _custom(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit],
         )
     stopped = [lax.stop_gradient(x) for x in xs]
     body_edits = _edits_inside(edits, 0)
-    by_body, _ = run_edited(bodies(eqn)[0], stopped, body_edits, perturbations, names)
+    by_body, _ = run_edited(called_body(eqn), stopped, body_edits, perturbations, names)
     pairs = zip(bind(eqn, xs), by_body, strict=True)
     return [add_perturbation(y, z) if differentiable(jax.typeof(y)) else y for y, z in pairs], {}
-
-
-_REBUILD: dict[str, Callable[..., Evaluated]] = {
-    "scan": _scan, "branch": _branch, "call": _call, "region": _region, "custom": _custom,
-}  # fmt: skip

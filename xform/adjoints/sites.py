@@ -11,14 +11,15 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, cond_p, jaxprs_of, jit_p, name_p, scan_p
+from xform._jax import JaxprEqn, Var, jaxprs_of, name_p
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
 from xform.passes.inline import inlinable_body, inline_bodies
-from xform.passes.structured import called_body, has_shardings, plain_call_body
+from xform.passes.structured import has_shardings, plain_call_body
 from xform.program.arithmetic import differentiable
+from xform.program.flow import Flow
 from xform.program.ir import Program, program
 from xform.program.source import frame
-from xform.registry.table import traits
+from xform.registry.table import flow_of, traits
 from xform.terminal.text import shorten_place
 
 # The path to a nested program, from the outermost program inwards: at each level, the position of
@@ -91,30 +92,15 @@ def _body_to_inline(eqn: JaxprEqn) -> Program | None:
     return None if has_shardings(eqn) else plain_call_body(eqn) or inlinable_body(eqn)
 
 
-def kind(eqn: JaxprEqn) -> str:
-    """Return the kind of an equation that holds nested programs.
+def enterable(eqn: JaxprEqn) -> Flow | None:
+    """Return the flow of an equation if `partials` can enter the programs that it runs, or None.
 
-    The kinds are "scan", "branch", "call" (a jitted function), "region" (`jax.checkpoint`) and
-    "custom" (a custom derivative). "" if `partials` cannot enter the programs.
+    It enters loops of known length, branches, jitted functions, remat regions and functions with a
+    custom derivative.
     """
-    known = traits(eqn.primitive)
-    if eqn.primitive is scan_p:
-        return "scan"
-    if eqn.primitive is cond_p:
-        return "branch"
-    if eqn.primitive is jit_p:
-        return "call"
-    if known.calls == "region":
-        return "region"
-    has_body = known.calls == "custom" and known.call and known.call in eqn.params
-    return "custom" if has_body and len(called_body(eqn).inputs) == len(eqn.invars) else ""
-
-
-def bodies(eqn: JaxprEqn) -> list[Program]:
-    """Return the nested programs of an equation whose `kind` is not empty."""
-    if kind(eqn) == "branch":
-        return [program(b) for b in eqn.params["branches"]]
-    return [program(eqn.params["jaxpr"]) if kind(eqn) == "scan" else called_body(eqn)]
+    flow, calls = flow_of(eqn), traits(eqn.primitive).calls
+    known = flow is not None and flow.condition is None and not flow.is_local and calls != "mark"
+    return flow if known else None
 
 
 def sites(prog: Program, name: str, names: frozenset[str], caller: str) -> list[Site]:
@@ -163,10 +149,11 @@ def _sites(prog: Program, name: str, names: frozenset[str], caller: str, path: P
             (v,) = eqn.outvars
             yield Site(name, path, i, trips, v.aval, frame(eqn), tuple(_uses(prog, v)))
         elif _holds_name(eqn, frozenset((name,))):
-            if not kind(eqn):
+            flow = enterable(eqn)
+            if flow is None:
                 raise _unreachable(caller, name, eqn)
-            inner_trips = (*trips, eqn.params["length"]) if kind(eqn) == "scan" else trips
-            for k, body in enumerate(bodies(eqn)):
+            inner_trips = (*trips, flow.length) if flow.is_loop else trips
+            for k, body in enumerate(flow.programs):
                 yield from _sites(body, name, names, caller, (*path, (i, k)), inner_trips)
 
 
@@ -184,7 +171,8 @@ def _uses(prog: Program, v: Var) -> Iterator[Use]:
 
 def _unreachable(caller: str, name: str, eqn: JaxprEqn) -> NotDifferentiable:
     """Return the error for a named value in a program that `partials` cannot enter."""
-    loop = "cond_jaxpr" in eqn.params
+    flow = flow_of(eqn)
+    loop = flow is not None and flow.condition is not None
     why = ", a loop whose trip count is not known" if loop else ", which partials cannot enter"
     return NotDifferentiable(
         caller,

@@ -9,18 +9,17 @@ iteration has its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
-from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
+from xform._jax import JaxprEqn, Var
 from xform.diagnosis.layers import Layer, NestedLayer, ProgramLayers
 from xform.program.arithmetic import Value
-from xform.program.equation import context, scan_like, switch
-from xform.program.ir import bind, environment, evaluate, program, read, write
+from xform.program.equation import context
+from xform.program.flow import BodyFunction
+from xform.program.ir import bind, environment, evaluate, read, write
 from xform.program.source import name_stack, source
+from xform.registry.table import flow_of, rule_of
 
 # `probe(layer, value_of, sink)` returns the value to use as the layer's result. `value_of` returns
 # the value of a variable of the layer's program.
@@ -78,50 +77,17 @@ def _run_nested(
 ) -> list[Value]:
     """Evaluate a loop, branch or remat region with probes inside.
 
-    `nested` and `sinks` have an entry for each program inside it.
+    `nested` and `sinks` have an entry for each program inside it. The iterations of a loop of
+    unknown length share the sinks, so their readings add up.
     """
-    params = eqn.params
-    if eqn.primitive is cond_p:
-        branch = lambda i: lambda xs, sinks: run_with_probes(nested[i], xs, sinks[i], probe)
-        branches = [branch(i) for i in range(len(nested))]
-        return switch(params, xs[0], branches, list(xs[1:]), list(sinks))
-    (body,), (body_sinks,) = nested, sinks
-    if eqn.primitive is scan_p:
-        consts, carries = scan_counts(params)
-        first_scanned = consts + carries
+    rule, flow = rule_of(eqn.primitive), flow_of(eqn)
+    assert rule is not None
+    assert flow is not None
 
-        def iteration(carry: Any, slices: Any) -> Any:
-            scanned, sinks = slices
-            ys = run_with_probes(body, [*xs[:consts], *carry, *scanned], sinks, probe)
-            return ys[:carries], ys[carries:]
+    def with_probes(i: int) -> BodyFunction:
+        return lambda xs, sinks: (run_with_probes(nested[i], xs, sinks[i], probe), None)
 
-        start, scanned = (
-            list(xs[consts:first_scanned]),
-            (list(xs[first_scanned:]), list(body_sinks)),
-        )
-        carry, ys = scan_like(params, iteration, start, scanned)
-        return [*carry, *ys]
-    if eqn.primitive is while_p:
-        return _while(eqn, body, xs, body_sinks, probe)
-    region = jax.checkpoint(
-        lambda xs, sinks: run_with_probes(body, xs, sinks, probe),
-        policy=params["policy"],
-        prevent_cse=params["prevent_cse"] if isinstance(params["prevent_cse"], bool) else True,
-    )
-    return region(list(xs), list(body_sinks))
-
-
-def _while(eqn: JaxprEqn, body: ProgramLayers, xs: Sequence[Value], sinks: Sequence[Value],
-           probe: Probe) -> list[Value]:  # fmt: skip
-    """Evaluate a loop of unknown length with probes inside.
-
-    Its iterations share the sinks, so their readings add up.
-    """
-    a = eqn.params["cond_nconsts"]  # the operands: constants of the condition, of the body, carry
-    b = a + eqn.params["body_nconsts"]
-    condition = program(eqn.params["cond_jaxpr"])
-    return list(lax.while_loop(
-        lambda state: evaluate(condition, [*xs[:a], *state])[0],
-        lambda state: run_with_probes(body, [*xs[a:b], *state], sinks, probe),
-        list(xs[b:]),
-    ))  # fmt: skip
+    functions = list(map(with_probes, range(len(nested))))
+    if (condition := flow.condition) is not None:
+        functions.insert(0, lambda xs, sinks: (evaluate(condition.program, xs), None))
+    return rule.rebuild(eqn, xs, functions, list(map(list, sinks)))[0]

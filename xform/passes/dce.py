@@ -16,7 +16,7 @@ from xform._jax import JaxprEqn, Var, has_effects
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.dataflow import Lattice, operands_through
-from xform.passes.structured import bodies, inputs_read, rebuild_equation
+from xform.passes.structured import bodies, inputs_read, outputs_used, rebuild_equation
 from xform.program.ir import Mask, Program, gather
 from xform.registry.table import flow_of
 
@@ -72,8 +72,7 @@ class Dce(Pass):
         )
         carried = {r: read[k] for k, r in flow.carried.items()}
         used = tuple(carried.get(r, on) for r, on in enumerate(used))
-        condition: list[Mask] = [] if flow.condition is None else [(True,)]
-        masks = [*condition, *[used] * len(flow.bodies)]
+        masks = outputs_used(flow, used)
         new = [self.program(_with_outputs(p, m)) for p, m in zip(old, masks, strict=True)]
         if all(n is p for n, p in zip(new, old, strict=True)):
             return None

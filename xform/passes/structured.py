@@ -1,8 +1,9 @@
 """Equations that contain programs (loops, branches, calls): read the programs, or replace them.
 
 A *structured* equation is a scan, while loop, cond or call. Its *bodies* are the programs in its
-parameters. If a pass changes a body, the equation is rebuilt by the JAX function that made it, such
-as `lax.scan`, in a trace of its own. The equations of that trace replace the original equation.
+parameters. If a pass changes a body, the rule of the primitive rebuilds the equation, by the JAX
+function that made it, such as `lax.scan`, in a trace of its own (`Rule.rebuild`). The equations of
+that trace replace the original equation.
 Some calls are never rebuilt, because a rebuilt call would lose their other parameters: calls with
 shardings, remat regions (`jax.checkpoint`), and functions with custom derivative rules.
 """
@@ -15,22 +16,12 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import (
-    JaxprEqn,
-    Primitive,
-    Var,
-    callee,
-    cond_p,
-    jit,
-    jit_p,
-    scan_counts,
-    scan_p,
-    while_p,
-)
-from xform.program.equation import context, scan_like, switch
+from xform._jax import JaxprEqn, Var, callee
+from xform.program.equation import context
+from xform.program.flow import BodyFunction, Flow
 from xform.program.ir import Mask, Program, evaluate, gather, program, spread, trace
 from xform.program.source import name_stack, source
-from xform.registry.table import flow_of, traits
+from xform.registry.table import flow_of, rule_of, traits
 
 
 def called_body(eqn: JaxprEqn) -> Program:
@@ -78,13 +69,11 @@ def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
 
     For a while loop these are the condition and the body.
     """
-    params = eqn.params
-    if eqn.primitive is while_p:
-        return program(params["cond_jaxpr"]), program(params["body_jaxpr"])
-    if eqn.primitive is cond_p:
-        return tuple(map(program, params["branches"]))
-    plain = eqn.primitive is jit_p and not has_shardings(eqn) and not _has_options(params)
-    return (program(params["jaxpr"]),) if plain or eqn.primitive is scan_p else ()
+    flow, calls = flow_of(eqn), traits(eqn.primitive).calls
+    if flow is None or flow.is_local:
+        return ()
+    fixed = flow.is_call and (calls or has_shardings(eqn) or _has_options(eqn.params))
+    return () if fixed else flow.programs
 
 
 def nested_programs(eqn: JaxprEqn) -> tuple[Program, ...]:
@@ -120,7 +109,7 @@ def rebuild_equation(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Progr
     """Rebuild an equation with new bodies. The result is a small program that replaces it.
 
     Args:
-      eqn: a scan, while loop, cond or jit.
+      eqn: an equation that has `bodies`.
       new: the new bodies. They have all inputs of the old bodies, and only the used outputs. The
         condition of a while loop keeps its output. Inputs that no new body reads are dropped from
         the rebuilt equation.
@@ -131,17 +120,55 @@ def rebuild_equation(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Progr
       A program from the inputs of the equation to its used outputs; None if the outputs would have
       other types.
     """
-    bind_new = _REBUILDERS[eqn.primitive]
+    rule, flow = rule_of(eqn.primitive), flow_of(eqn)
+    assert rule is not None
+    assert flow is not None
+    kept = _operands_kept(flow, new, used)
+    name, masks = eqn.params.get("name", "body"), outputs_used(flow, used)
+    functions = [_function(p, name, mask) for p, mask in zip(new, masks, strict=True)]
 
     def run(*xs: Any) -> list[Any]:
+        operands = [x if k in kept else None for k, x in enumerate(xs)]
         with source(eqn, name_stack()), context(eqn):
-            return bind_new(eqn, new, used, xs)
+            return gather(rule.rebuild(eqn, operands, functions)[0], used)
 
     prog = trace(run, *[v.aval for v in eqn.invars])
-    if eqn.primitive is cond_p:
+    if flow.index is not None:
         prog = _remove_clamp(prog)
     same = prog.out_avals == [v.aval for v in gather(eqn.outvars, used)]
     return prog if same else None
+
+
+def outputs_used(flow: Flow, used: Mask) -> list[Mask]:
+    """Return which outputs of each of `flow.programs` are used, if some results are."""
+    condition: list[Mask] = [] if flow.condition is None else [(True,)]
+    return [*condition, *(tuple(used[r] for r in body.results) for body in flow.bodies)]
+
+
+def _operands_kept(flow: Flow, new: Sequence[Program], used: Mask) -> set[int]:
+    """Return which operands the rebuilt equation has: those that are read, and used carries."""
+    bodies = flow.bodies if flow.condition is None else (flow.condition, *flow.bodies)
+    kept = {k for body, prog in zip(bodies, new, strict=True)
+            for k in gather(body.operands, inputs_read(prog))}  # fmt: skip
+    kept -= flow.carried.keys()
+    kept |= {k for k, r in flow.carried.items() if used[r]}
+    return kept if flow.index is None else {flow.index, *kept}
+
+
+def _function(prog: Program, name: str, used: Mask) -> BodyFunction:
+    """Return a program as a function for `Rule.rebuild`, with None for outputs it does not have.
+
+    There is one function for each program, so that a body that is called often is compiled once.
+    """
+    key = "function", name, used
+    if key not in prog.cache:
+
+        def run(xs: list[Any], each: Any) -> tuple[list[Any], Any]:
+            return spread(evaluate(prog, xs), used), None
+
+        run.__name__ = name
+        prog.cache[key] = run
+    return prog.cache[key]
 
 
 def inputs_read(*programs: Program) -> Mask:
@@ -154,81 +181,16 @@ def inputs_read(*programs: Program) -> Mask:
     return tuple(mask)
 
 
-# One function for each structured primitive. It binds the equation again, with the new bodies and
-# the inputs `xs` of the old equation, and returns the used outputs.
-
-
-def _scan(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
-    (body,) = new
-    n_consts, n_carry = scan_counts(eqn.params)
-    first_scanned = n_consts + n_carry
-    carried, read = used[:n_carry], inputs_read(body)[first_scanned:]
-    consts, start = xs[:n_consts], gather(xs[n_consts:first_scanned], carried)
-    n = len(start)
-
-    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        ys = evaluate(body, [*consts, *spread(carry, carried), *spread(x, read)])
-        return ys[:n], ys[n:]
-
-    scanned = gather(xs[first_scanned:], read)
-    carry, ys = scan_like(eqn.params, step, start, scanned)
-    return [*carry, *ys]
-
-
-def _while(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
-    cond, body = new
-    n_cond = eqn.params["cond_nconsts"]
-    n_consts = n_cond + eqn.params["body_nconsts"]
-    cond_consts, body_consts = xs[:n_cond], xs[n_cond:n_consts]
-    return lax.while_loop(
-        lambda state: evaluate(cond, [*cond_consts, *spread(state, used)])[0],
-        lambda state: evaluate(body, [*body_consts, *spread(state, used)]),
-        gather(xs[n_consts:], used),
-    )
-
-
-def _cond(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
-    index, *operands = xs
-    read = inputs_read(*new)
-
-    def branch(prog: Program) -> Callable[..., list[Any]]:
-        return lambda inputs: evaluate(prog, spread(inputs, read))
-
-    return switch(eqn.params, index, list(map(branch, new)), gather(operands, read))
-
-
 def _remove_clamp(prog: Program) -> Program:
     """Remove the clamp that `lax.switch` adds to the index: here the index is always in range."""
     clamps = {e.outvars[0]: e for e in prog.equations if e.primitive is lax.clamp_p}
     index = prog.inputs[0]
     kept: list[JaxprEqn] = []
     for e in prog.equations:
-        clamp = clamps.get(e.invars[0]) if e.primitive is cond_p else None  # pyright: ignore[reportArgumentType, reportCallIssue]
+        branches = (flow := flow_of(e)) is not None and flow.index == 0
+        clamp = clamps.get(e.invars[0]) if branches else None  # pyright: ignore[reportArgumentType, reportCallIssue]
         if clamp is not None and clamp.invars[1] is index:
             e = e.replace(invars=[index, *e.invars[1:]])
             kept = [k for k in kept if k is not clamp]
         kept.append(e)
     return Program(prog.inputs, prog.consts, tuple(kept), prog.outputs)
-
-
-def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
-    (body,) = new
-    read = inputs_read(body)
-    options = {k: eqn.params[k] for k in ("inline", "keep_unused")}
-    # One jitted function for each body, so that a body that is called often is compiled once.
-    key = "jitted", eqn.params["name"], *options.values()
-    if key not in body.cache:
-
-        def run(*inputs: Any) -> list[Any]:
-            return evaluate(body, spread(inputs, read))
-
-        run.__name__ = eqn.params["name"]
-        body.cache[key] = jit(run, **options)
-    return body.cache[key](*gather(xs, read))
-
-
-_Rebuilder = Callable[[JaxprEqn, Sequence[Program], Mask, Sequence[Any]], list[Any]]
-
-_REBUILDERS: dict[Primitive, _Rebuilder] = {
-    scan_p: _scan, while_p: _while, cond_p: _cond, jit_p: _jit,
-}  # fmt: skip

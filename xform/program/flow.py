@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 from xform.program.ir import Program
 
 T = TypeVar("T")
+# A function in the place of a program that a structured equation runs (`Rule.rebuild`).
+BodyFunction = Callable[[list[Any], Any], tuple[list[Any], Any]]
 
 
 class Body(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeVar
 from xform._jax import JaxprEqn, Primitive, callee, primitive_named
 from xform.errors import MissingRule, NotDifferentiable, UnsupportedParam, WrongRule
 from xform.program.arithmetic import Value, differentiable
-from xform.program.flow import Body, Flow
+from xform.program.flow import Body, BodyFunction, Flow
 from xform.program.ir import Mask, Program, clear_program_cache, program
 from xform.program.source import frame
 from xform.registry.dependence import Elementwise
@@ -88,6 +88,28 @@ class Rule:
         if body is None or (len(body.inputs), len(body.outputs)) != counts:
             return None
         return Flow((Body(body, *map(range, counts)),))
+
+    def rebuild(self, eqn: JaxprEqn, xs: Sequence[Value], functions: Sequence[BodyFunction],
+                each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
+        """Run an equation with functions in place of the programs that it runs.
+
+        A rule whose `flow` is a loop or a branch must define it. An operand that no function reads
+        may be None. Then it has no place in the new equation. So may a result be that is not used:
+        its operand in a loop and the outputs of the functions are None too.
+
+        Args:
+          eqn: the equation.
+          xs: the operands.
+          functions: one for each of `flow.programs`. It takes the inputs of the program and `each`,
+            and returns the outputs of the program and a pytree.
+          each: a pytree that the functions get besides. A loop of known length scans it: each
+            iteration gets its slice. A loop with a condition passes it to each iteration.
+
+        Returns:
+          The results, and the pytree of the function that ran; for a loop of known length, its
+          stack. A function in a loop with a condition returns None for it.
+        """
+        raise NotImplementedError
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         """The program whose equations replace a call; None: the call stays.

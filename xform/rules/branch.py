@@ -30,7 +30,7 @@ from xform.interpret.node import Node, Schedules, Structured, gather, present_ma
 from xform.program.arithmetic import Value, instantiate
 from xform.program.arrays import zeros
 from xform.program.equation import switch
-from xform.program.flow import Body, Flow
+from xform.program.flow import Body, BodyFunction, Flow
 from xform.program.ir import Mask, Program, evaluate, program, trace, union
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -47,6 +47,11 @@ class Cond(Structured):
     def flow(self, eqn: JaxprEqn) -> Flow:
         operands, results = range(1, len(eqn.invars)), range(len(eqn.outvars))
         return Flow(tuple(Body(b, operands, results) for b in _branches(eqn)), index=0)
+
+    def rebuild(self, eqn: JaxprEqn, xs: Sequence[Value], functions: Sequence[BodyFunction],
+                each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
+        index, *operands = xs
+        return switch(eqn.params, index, functions, operands, each)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = self.active(eqn, tuple(dx is not None for dx in dxs))

@@ -40,7 +40,7 @@ from xform.interpret.node import Node, Schedules, Structured, gather, spread
 from xform.interpret.pullback import pullback
 from xform.passes.structured import called_body, chosen_sharding, has_shardings, plain_call_body
 from xform.program.arithmetic import Value, as_jax_values
-from xform.program.flow import Flow
+from xform.program.flow import BodyFunction, Flow
 from xform.program.hijax import lower_all
 from xform.program.ir import Mask, Program, evaluate, lift_constants, program, trace
 from xform.program.source import frame
@@ -129,6 +129,15 @@ class Jit(Structured):
     """The rule of `jit`: a small one is inlined, a large one becomes a pair of jitted calls."""
 
     takes_python_numbers = True
+
+    def rebuild(self, eqn: JaxprEqn, xs: Sequence[Value], functions: Sequence[BodyFunction],
+                each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
+        options = {k: eqn.params[k] for k in ("inline", "keep_unused")}
+        if has_shardings(eqn):
+            ins, outs = ([chosen_sharding(s) for s in eqn.params[f"{side}_shardings"]]
+                         for side in ("in", "out"))  # fmt: skip
+            options |= {"in_shardings": (ins, None), "out_shardings": (outs, None)}
+        return jit(functions[0], **options)(list(xs), each)
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         if not staged or has_shardings(eqn):
@@ -222,6 +231,10 @@ class InlineCall(Jit):
 
     def derivative_flow(self, eqn: JaxprEqn) -> Flow | None:
         return self.flow(eqn)
+
+    def rebuild(self, eqn: JaxprEqn, xs: Sequence[Value], functions: Sequence[BodyFunction],
+                each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
+        return functions[0](list(xs), each)
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         return called_body(eqn)
@@ -323,6 +336,26 @@ def _save_nothing(*_: Any, **__: Any) -> bool:
 
 class Remat(Structured):
     """The rule of remat regions, made by `jax.checkpoint` or `xform.checkpoint`."""
+
+    def rebuild(self, eqn: JaxprEqn, xs: Sequence[Value], functions: Sequence[BodyFunction],
+                each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
+        (function,) = functions
+        if eqn.params["differentiated"]:  # JAX lowers such a region with an optimization barrier
+            return function(lax.optimization_barrier(list(xs)), each)
+        leaves, tree = jax.tree.flatten((list(xs), each))
+        out_trees: list[Any] = []
+
+        def of_leaves(*leaves: Value) -> list[Value]:
+            results, out_tree = jax.tree.flatten(function(*tree.unflatten(leaves)))
+            out_trees.append(out_tree)
+            return results
+
+        jaxpr = jax.make_jaxpr(of_leaves)(*map(jax.typeof, leaves))
+        prevent_cse = eqn.params["prevent_cse"]
+        if not isinstance(prevent_cse, bool) and len(prevent_cse) != len(leaves):
+            prevent_cse = True
+        outs = remat_region_of(jaxpr, leaves, eqn.params["policy"], prevent_cse)
+        return out_trees[0].unflatten(outs)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = tuple(dx is not None for dx in dxs)

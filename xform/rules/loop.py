@@ -35,7 +35,7 @@ from xform.passes.sum_in_loops import SumInLoops
 from xform.program.arithmetic import Value, add, instantiate
 from xform.program.dimensions import number
 from xform.program.equation import scan_like, scan_options
-from xform.program.flow import Body, Flow
+from xform.program.flow import Body, BodyFunction, Flow
 from xform.program.ir import Atom, Mask, program, union
 from xform.registry.table import declare
 from xform.registry.traits import Traits
@@ -76,6 +76,19 @@ class Scan(Structured):
             length=eqn.params["length"],
             reverse=eqn.params["reverse"],
         )
+
+    def rebuild(self, eqn: JaxprEqn, xs: Sequence[Value], functions: Sequence[BodyFunction],
+                each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
+        (function,), (consts, start, scanned) = functions, ScanBody(eqn).parts(xs)
+        n = len(start)
+
+        def step(carry: list[Value], x: Any) -> Any:
+            slices, each = x
+            ys, more = function([*consts, *carry, *slices], each)
+            return ys[:n], (ys[n:], more)
+
+        carry, (ys, more) = scan_like(eqn.params, step, start, (scanned, each))
+        return [*carry, *ys], more
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         body = ScanBody(eqn)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax import lax
+
 from xform._jax import JaxprEqn, Var, cotangent_aval, jit, match_weak_type
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
@@ -38,7 +40,7 @@ from xform.interpret.node import (
 from xform.interpret.repeat import check_repeatable
 from xform.passes.dataflow import Forward, results_through
 from xform.program.arithmetic import Value, instantiate
-from xform.program.flow import Body, Flow
+from xform.program.flow import Body, BodyFunction, Flow
 from xform.program.ir import Atom, Mask, Program, evaluate, program, union
 from xform.program.source import frame
 from xform.registry.table import declare, flow_of
@@ -92,6 +94,17 @@ class While(Structured):
             carried={first_carry + r: r for r in results},
             condition=Body(loop.cond, of_condition, ()),
         )
+
+    def rebuild(self, eqn: JaxprEqn, xs: Sequence[Value], functions: Sequence[BodyFunction],
+                each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
+        condition, step = functions
+        cond_consts, consts, start = _Loop(eqn).parts(xs)
+        ys = lax.while_loop(
+            lambda state: condition([*cond_consts, *state], each)[0][0],
+            lambda state: step([*consts, *state], each)[0],
+            start,
+        )
+        return ys, None
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         loop = _Loop(eqn)

@@ -64,7 +64,10 @@ class FindBodySlices(NamedTuple):
 
 
 class Bodies(NamedTuple):
-    """How an equation with bodies runs in slices, and each of its bodies, as (program, slices)."""
+    """How an equation with bodies runs in slices, and each of its bodies, as (program, slices).
+
+    The bodies of a loop or branch are in the order of `Flow.programs`.
+    """
 
     slicing: Slicing
     parts: tuple[tuple[Program, BodySlices], ...]

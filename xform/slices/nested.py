@@ -138,7 +138,7 @@ class _LoopOrBranch:
             of_condition = self.find(condition.program, inputs, {})
             if of_condition is None or of_condition.members:
                 return None
-            parts.append((condition.program, of_condition))
+            parts.insert(0, (condition.program, of_condition))
         return Bodies(slicing, tuple(parts))
 
 

@@ -19,20 +19,18 @@ from jax import lax
 
 from xform._jax import (
     JaxprEqn,
+    Primitive,
     Var,
-    cond_p,
     custom_jvp_call_p,
     custom_vjp_call_p,
     iota_p,
-    scan_counts,
-    scan_p,
-    while_p,
 )
 from xform.program.dimensions import shape
-from xform.program.equation import bind, context, read, scan_like, switch, write
+from xform.program.equation import bind, context, read, write
+from xform.program.flow import BodyFunction
 from xform.program.ir import Program
 from xform.program.source import name_stack, source
-from xform.registry.table import traits
+from xform.registry.table import rule_of, traits
 from xform.slices.bodies import BodySlices, by_position
 from xform.slices.custom_calls import SlicedBody, call_custom_jvp, call_custom_vjp
 from xform.slices.draws import draw_slice, draws_each_element
@@ -90,7 +88,7 @@ def run_on_slice(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: Cur
     outer = name_stack() if outer is None else outer
     if has_body(eqn):
         with source(eqn, outer), context(eqn):
-            return _BODIES[eqn.primitive.name](eqn, slicing, args, at)
+            return _run_nested(eqn, slicing, args, at)
     if slicing.summed:
         return _terms(eqn, args, outer)
     axis, params = slicing.results[0], _resized_params(eqn, slicing, at.n)
@@ -193,35 +191,20 @@ def _bodies(
     return found.parts
 
 
-def _scan(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice) -> list[Value]:
-    ((body, slices),) = _bodies(eqn, slicing, at)
-    consts, carried = scan_counts(eqn.params)
+def _run_nested(
+    eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice
+) -> list[Value]:
+    """Run a loop, branch or call with its bodies on one slice."""
+    if eqn.primitive in _CUSTOM:
+        return _custom(_CUSTOM[eqn.primitive], eqn, slicing, args, at)
+    rule = rule_of(eqn.primitive)
+    assert rule is not None
 
-    def step(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
-        ys = run_body(body, slices, [*args[:consts], *carry, *x], at)
-        return ys[:carried], ys[carried:]
+    def on_slice(body: Program, slices: BodySlices) -> BodyFunction:
+        return lambda xs, each: (run_body(body, slices, xs, at), None)
 
-    first = consts + carried
-    carry, ys = scan_like(eqn.params, step, list(args[consts:first]), list(args[first:]))
-    return [*carry, *ys]
-
-
-def _while(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice) -> list[Value]:
-    (body, slices), (condition, of_condition) = _bodies(eqn, slicing, at)
-    n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    return lax.while_loop(
-        lambda state: run_body(condition, of_condition, [*args[:n], *state], at)[0],
-        lambda state: run_body(body, slices, [*args[n : n + m], *state], at),
-        list(args[n + m :]),
-    )
-
-
-def _cond(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: CurrentSlice) -> list[Value]:
-    def branch(body: Program, slices: BodySlices) -> Callable[..., list[Value]]:
-        return lambda inputs: run_body(body, slices, inputs, at)
-
-    branches = [branch(*part) for part in _bodies(eqn, slicing, at)]
-    return switch(eqn.params, args[0], branches, list(args[1:]))
+    functions = [on_slice(*part) for part in _bodies(eqn, slicing, at)]
+    return rule.rebuild(eqn, args, functions)[0]
 
 
 def _custom(
@@ -236,10 +219,7 @@ def _custom(
     return call(eqn, bodies, at.number, args)
 
 
-_BODIES: dict[str, Callable[..., list[Value]]] = {
-    scan_p.name: _scan,
-    while_p.name: _while,
-    cond_p.name: _cond,
-    custom_jvp_call_p.name: functools.partial(_custom, call_custom_jvp),
-    custom_vjp_call_p.name: functools.partial(_custom, call_custom_vjp),
+_CUSTOM: dict[Primitive, Callable[..., list[Value]]] = {
+    custom_jvp_call_p: call_custom_jvp,
+    custom_vjp_call_p: call_custom_vjp,
 }

@@ -16,17 +16,18 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from xform._jax import JaxprEqn, Var, name_p, scan_counts, scan_p
+from xform._jax import JaxprEqn, Var, name_p
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Schedule, analyze
 from xform.interpret.node import fork_p
 from xform.planner.decide import schedule
 from xform.policies import TAG, Budget, MinCut, TaggedPolicy
 from xform.program.arithmetic import differentiable
-from xform.program.equation import context, scan_like
+from xform.program.equation import context
+from xform.program.flow import Flow
 from xform.program.ir import Program, bind, environment, program, read, write
 from xform.program.source import name_stack, source
-from xform.registry.table import rule_of
+from xform.registry.table import Rule, flow_of, rule_of
 
 
 def name_saved_values(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, TaggedPolicy]:
@@ -72,33 +73,27 @@ class _NamingInterpreter:
         outer = name_stack()
         for eqn in prog.equations:
             xs = [read(env, v) for v in eqn.invars]
-            rule = rule_of(eqn.primitive)
+            rule, flow = rule_of(eqn.primitive), flow_of(eqn)
             inlined = None if rule is None else rule.inlined(eqn, True)
             if inlined is not None:
                 ys = self.run(inlined, xs)
-            elif eqn.primitive is scan_p:
+            elif rule is not None and flow is not None and flow.length is not None:
                 with source(eqn, outer), context(eqn):
-                    ys = self._scan(eqn, xs)
+                    ys = self._loop(rule, eqn, flow, xs)
             else:
                 ys = [self._name(y) for y in bind(eqn, xs, outer)]
             write(env, eqn.outvars, ys)
         return [read(env, v) for v in prog.outputs]
 
-    def _scan(self, eqn: JaxprEqn, xs: Sequence[Any]) -> list[Any]:
-        """Run a scan whose body names values too."""
-        n_consts, n_carry = scan_counts(eqn.params)
-        body = program(eqn.params["jaxpr"])
-        start = self.count
+    def _loop(self, rule: Rule, eqn: JaxprEqn, flow: Flow, xs: Sequence[Any]) -> list[Any]:
+        """Run a loop whose body names values too."""
+        body, start = flow.bodies[0].program, self.count
 
-        def step(carry: list[Any], seq: list[Any]) -> tuple[list[Any], list[Any]]:
+        def step(xs: list[Any], each: Any) -> tuple[list[Any], Any]:
             self.count = start  # JAX may trace a body twice
-            ys = self.run(body, [*xs[:n_consts], *carry, *seq])
-            return ys[:n_carry], ys[n_carry:]
+            return self.run(body, xs), None
 
-        n_before = n_consts + n_carry
-        carry, seq = list(xs[n_consts:n_before]), list(xs[n_before:])
-        carry, ys = scan_like(eqn.params, step, carry, seq)
-        return [*carry, *ys]
+        return rule.rebuild(eqn, xs, [step])[0]
 
     def _name(self, x: Any) -> Any:
         """Return `x`, with the next name if that is one of `names`."""
