@@ -13,17 +13,18 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Var, cond_p, name_p, scan_counts, scan_p, while_p
+from xform._jax import JaxprEqn, Literal, Var, name_p
 from xform.adjoints.activity import Activity, equation_activities
 from xform.adjoints.local import partials_of
 from xform.adjoints.parts import Edge, GraphOperation, GraphValue, Pull
 from xform.passes.inline import inlinable_body
-from xform.passes.listing import VariableNames, literal, operation, programs
+from xform.passes.listing import VariableNames, literal, operation
 from xform.passes.structured import called_body, is_remat_region, plain_call_body
 from xform.program.arithmetic import Value as Array
-from xform.program.ir import Program, bind, evaluate, gather, program, read, spread, trace
+from xform.program.flow import Flow
+from xform.program.ir import Program, bind, evaluate, gather, read, spread, trace
 from xform.program.source import frame, name_stack, source
-from xform.registry.table import traits
+from xform.registry.table import flow_of, traits
 from xform.transforms.reverse import vjp
 
 # The calls, loop iterations and named scopes around an operation, outermost first.
@@ -116,18 +117,20 @@ class Recorder:
 
         Returns an empty list, and records nothing, if the equation is not to be expanded.
         """
-        if eqn.primitive is while_p:
-            return self._while(eqn, ids, scope)
+        flow = flow_of(eqn)
+        if flow is not None and flow.condition is not None:
+            return self._while(flow, ids, scope)
         if self._expand is not None and equations_run(eqn) > self._expand:
             return []
-        if eqn.primitive is scan_p:
-            return self._scan(eqn, ids, scope) if eqn.params["length"] else []
-        if eqn.primitive is cond_p:
+        if flow is not None and flow.length is not None:
+            return self._scan(eqn, flow, ids, scope) if flow.length else []
+        if flow is not None and flow.index is not None:
             if eqn.params.get("branches_platforms") is not None:
                 return []
-            index = int(self.values[ids[0]].array)
-            branch = program(eqn.params["branches"][index])
-            return self.run(branch, ids[1:], (*scope, f"branch {index}"))
+            index = int(self.values[ids[flow.index]].array)
+            taken = flow.bodies[index]
+            inputs = [ids[k] for k in taken.operands]
+            return self.run(taken.program, inputs, (*scope, f"branch {index}"))
         body = plain_call_body(eqn) or (
             called_body(eqn) if is_remat_region(eqn) else inlinable_body(eqn)
         )
@@ -136,46 +139,38 @@ class Recorder:
         name = eqn.params.get("name") or ""
         return self.run(body, ids, (*scope, f"{eqn.primitive.name} {name}".rstrip()))
 
-    def _scan(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
+    def _scan(self, eqn: JaxprEqn, flow: Flow, ids: Sequence[int], scope: Scope) -> list[int]:
         """Record the operations of all iterations of a scan."""
-        body, (num_consts, num_carry) = program(eqn.params["jaxpr"]), scan_counts(eqn.params)
-        first_scanned = num_consts + num_carry
-        consts, carry = ids[:num_consts], list(ids[num_consts:first_scanned])
-        iterations = range(eqn.params["length"])
-        outputs: dict[int, list[int]] = {}  # the body's outputs, by iteration
-        for t in reversed(iterations) if eqn.params["reverse"] else iterations:
+        (body,), outputs = flow.bodies, [[0]] * flow.length
+        for t in flow.iterations:
             inner_scope = (*scope, f"scan, iteration {t}")
-            take = lambda x, t=t: lax.index_in_dim(x, t, keepdims=False)
-            slices = [self._record_function(eqn, take, [i], inner_scope)
-                      for i in ids[first_scanned:]]  # fmt: skip
-            outs = self.run(body, [*consts, *carry, *slices], inner_scope)
-            carry, outputs[t] = outs[:num_carry], outs[num_carry:]
-        by_output = zip(*(outputs[t] for t in iterations), strict=True)
+            one = lambda x, t=t: lax.index_in_dim(x, t, keepdims=False)
+            take = lambda i, one=one, inner=inner_scope: self._record_function(eqn, one, [i], inner)
+            outputs[t] = self.run(body.program, flow.inputs(body, ids, take), inner_scope)
+            ids = flow.after(ids, outputs[t])
         stack = lambda *ys: jnp.stack(ys)
-        return [*carry, *(self._record_function(eqn, stack, ys, scope) for ys in by_output)]
+        return flow.results(ids, outputs, lambda ys: self._record_function(eqn, stack, ys, scope))
 
-    def _while(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
+    def _while(self, flow: Flow, ids: Sequence[int], scope: Scope) -> list[int]:
         """Record the operations of a while loop, if these are not too many.
 
         The loop is run first to count its iterations.
         """
-        condition, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
-        a = eqn.params[
-            "cond_nconsts"
-        ]  # the operands: constants of the condition, of the body, carry
-        b = a + eqn.params["body_nconsts"]
-        arrays = [self.values[i].array for i in ids]
-        state, iterations = arrays[b:], 0
-        equations_each = max(1, _equations_of(body))
-        while evaluate(condition, [*arrays[:a], *state])[0]:
+        (body,), condition = flow.bodies, flow.condition
+        assert condition is not None
+        values, iterations = [self.values[i].array for i in ids], 0
+        equations_each = max(1, _equations_of(body.program))
+        while evaluate(condition.program, [values[k] for k in condition.operands])[0]:
             iterations += 1
             if self._expand is not None and iterations * equations_each > self._expand:
                 return []
-            state = evaluate(body, [*arrays[a:b], *state])
-        carry = list(ids[b:])
+            outputs = evaluate(body.program, [values[k] for k in body.operands])
+            values = flow.after(values, outputs)
         for t in range(iterations):
-            carry = self.run(body, [*ids[a:b], *carry], (*scope, f"while, iteration {t}"))
-        return carry
+            inputs = [ids[k] for k in body.operands]
+            outs = self.run(body.program, inputs, (*scope, f"while, iteration {t}"))
+            ids = flow.after(ids, outs)
+        return flow.results(ids, (), sum)
 
     def _record_function(self, eqn: JaxprEqn, f: Callable[..., Array], ids: Sequence[int],
                          scope: Scope) -> int:  # fmt: skip
@@ -210,8 +205,11 @@ def equations_run(eqn: JaxprEqn) -> int:
 
     For a branch, this is the largest number of its branches.
     """
-    inside = [_equations_of(prog) for _, prog in programs(eqn)]
-    return eqn.params.get("length", 1) * max(inside, default=0)
+    flow = flow_of(eqn)
+    if flow is None:
+        return 0
+    length = 1 if flow.length is None else flow.length
+    return length * max(map(_equations_of, flow.programs))
 
 
 def _equations_of(prog: Program) -> int:
@@ -223,4 +221,5 @@ def _equations_of(prog: Program) -> int:
 
 def _equations_inside(eqn: JaxprEqn) -> int:
     """Return how many equations the programs inside an equation run once, all branches included."""
-    return sum(_equations_of(prog) for _, prog in programs(eqn))
+    flow = flow_of(eqn)
+    return 0 if flow is None else sum(map(_equations_of, flow.programs))

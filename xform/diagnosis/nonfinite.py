@@ -9,19 +9,22 @@ does not make the output NaN or Inf, so the search does not reach it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
+from xform._jax import JaxprEqn, Var
 from xform.diagnosis.dependence import inline_calls
 from xform.interpret.emit import BACKWARD
-from xform.passes.structured import bodies, called_body, is_remat_region
+from xform.passes.structured import bodies, is_remat_region
 from xform.program.arithmetic import Value
-from xform.program.ir import Atom, Program, bind, environment, evaluate, program, read, write
+from xform.program.flow import Body, Flow
+from xform.program.ir import Atom, Program, bind, environment, evaluate, read, write
 from xform.program.source import frame, name_stack
+from xform.registry.table import flow_of
 from xform.terminal.text import shorten_place
 
 
@@ -136,47 +139,36 @@ def _search_inside(eqn: JaxprEqn, xs: Sequence[Value], position: int, trips: tup
 
     Returns the origin, or the index of an input of the equation that is the cause, or None.
     """
-    params = eqn.params
-    if eqn.primitive is scan_p:
-        return _in_scan(eqn, xs, trips)
-    if eqn.primitive is cond_p:
-        branch = program(params["branches"][int(xs[0])])
-        result = _search(branch, xs[1:], [position], trips)
-        return result + 1 if isinstance(result, int) else result
-    if eqn.primitive is while_p:
-        return _in_while(eqn, xs, trips)
-    programs = (called_body(eqn),) if is_remat_region(eqn) else bodies(eqn)
-    return _search(programs[0], xs, [position], trips) if programs else None
+    flow = flow_of(eqn)
+    if flow is None:
+        return None
+    if flow.is_loop:
+        return _in_loop(flow, xs, trips)
+    if flow.is_call and not (is_remat_region(eqn) or bodies(eqn)):
+        return None
+    body = flow.bodies[0 if flow.index is None else int(xs[flow.index])]
+    return _search_body(body, [xs[k] for k in body.operands], [position], trips)
 
 
-def _in_scan(eqn: JaxprEqn, xs: Sequence[Value], trips: tuple[int, ...]) -> Origin | int | None:
-    """Search the first iteration of a scan with an output that is not finite."""
-    body, (consts, carries) = program(eqn.params["jaxpr"]), scan_counts(eqn.params)
-    first_scanned = consts + carries
-    carry, length = list(xs[consts:first_scanned]), eqn.params["length"]
-    order = reversed(range(length)) if eqn.params["reverse"] else range(length)
-    for t in order:
-        args = [*xs[:consts], *carry, *(x[t] for x in xs[first_scanned:])]
-        ys = evaluate(body, args)
+def _search_body(body: Body, inputs: Sequence[Value], outputs: Sequence[int],
+                 trips: tuple[int, ...]) -> Origin | int | None:  # fmt: skip
+    """Search a body, as `_search` does; return an operand of the equation for an input."""
+    result = _search(body.program, inputs, outputs, trips)
+    return body.operands[result] if isinstance(result, int) else result
+
+
+def _in_loop(flow: Flow, xs: Sequence[Value], trips: tuple[int, ...]) -> Origin | int | None:
+    """Search the first iteration of a loop with an output that is not finite."""
+    (body,), condition, values = flow.bodies, flow.condition, list(xs)
+    for t in itertools.count() if flow.length is None else flow.iterations:
+        if condition is not None:
+            (runs,) = evaluate(condition.program, [values[k] for k in condition.operands])
+            if not bool(runs):
+                break
+        inputs = flow.inputs(body, values, lambda x, t=t: x[t])
+        ys = evaluate(body.program, inputs)
         bad_outputs = [i for i, y in enumerate(ys) if not finite(y)]
         if bad_outputs:
-            return _search(body, args, bad_outputs, (*trips, t))
-        carry = ys[:carries]
-    return None
-
-
-def _in_while(eqn: JaxprEqn, xs: Sequence[Value], trips: tuple[int, ...]) -> Origin | int | None:
-    """Search the first iteration of a while loop whose new state is not finite."""
-    condition, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
-    a = eqn.params["cond_nconsts"]  # the operands: constants of the condition, of the body, carry
-    b = a + eqn.params["body_nconsts"]
-    state, t = list(xs[b:]), 0
-    while bool(evaluate(condition, [*xs[:a], *state])[0]):
-        args = [*xs[a:b], *state]
-        state = evaluate(body, args)
-        bad_outputs = [i for i, y in enumerate(state) if not finite(y)]
-        if bad_outputs:
-            result = _search(body, args, bad_outputs, (*trips, t))
-            return result + a if isinstance(result, int) else result
-        t += 1
+            return _search_body(body, inputs, bad_outputs, (*trips, t))
+        values = flow.after(values, ys)
     return None
