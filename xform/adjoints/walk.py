@@ -17,9 +17,9 @@ from xform._jax import JaxprEqn, Literal, Var, name_p
 from xform.adjoints.activity import Activity, equation_activities
 from xform.adjoints.local import partials_of
 from xform.adjoints.parts import Edge, GraphOperation, GraphValue, Pull
-from xform.passes.inline import inlinable_body
+from xform.passes.inline import inlinable_body, region_body
 from xform.passes.listing import VariableNames, literal, operation
-from xform.passes.structured import called_body, is_remat_region, plain_call_body
+from xform.passes.structured import plain_call_body
 from xform.program.arithmetic import Value as Array
 from xform.program.flow import Flow
 from xform.program.ir import Program, bind, evaluate, gather, read, spread, trace
@@ -131,9 +131,7 @@ class Recorder:
             taken = flow.bodies[index]
             inputs = [ids[k] for k in taken.operands]
             return self.run(taken.program, inputs, (*scope, f"branch {index}"))
-        body = plain_call_body(eqn) or (
-            called_body(eqn) if is_remat_region(eqn) else inlinable_body(eqn)
-        )
+        body = plain_call_body(eqn) or region_body(eqn) or inlinable_body(eqn)
         if body is None:
             return []
         name = eqn.params.get("name") or ""

@@ -23,7 +23,7 @@ from xform._jax import JaxprEqn, has_effects
 from xform.diagnosis.groups import Dependence, DependenceMap, Group, Weight
 from xform.errors import NotDifferentiable
 from xform.passes.dataflow import Lattice, results_through
-from xform.passes.inline import inline_bodies
+from xform.passes.inline import inlined
 from xform.passes.structured import called_body, is_remat_region, nested_programs, plain_call_body
 from xform.program.ir import Program
 from xform.program.source import frame
@@ -48,7 +48,7 @@ def dependence_map(prog: Program, inputs: Sequence[Dependence], results: int | N
       NotDifferentiable: the program has effects, such as a print. A diagnosis runs the loss several
         times and would repeat them.
     """
-    prog = inline_calls(prog)
+    prog = inlined(prog, plain_call_body)
     deps = DependenceMap(prog, dict(zip(prog.inputs, inputs, strict=True)), results)
     for i, eqn in enumerate(prog.equations):
         _check_effects(eqn)
@@ -66,13 +66,6 @@ def dependence_map(prog: Program, inputs: Sequence[Dependence], results: int | N
             deps.groups[number].equations.append(i)
             deps.groups[number].values.extend(eqn.outvars)
     return deps
-
-
-def inline_calls(prog: Program) -> Program:
-    """Return the program with its calls inlined. The result is cached on the program."""
-    if "calls opened" not in prog.cache:
-        prog.cache["calls opened"] = inline_bodies(prog, plain_call_body)
-    return prog.cache["calls opened"]
 
 
 def _check_effects(eqn: JaxprEqn) -> None:

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import JaxprEqn, Var
-from xform.diagnosis.dependence import inline_calls
 from xform.interpret.emit import BACKWARD
-from xform.passes.structured import bodies, is_remat_region
+from xform.passes.inline import inlined
+from xform.passes.structured import bodies, is_remat_region, plain_call_body
 from xform.program.arithmetic import Value
 from xform.program.flow import Body, Flow
 from xform.program.ir import Atom, Program, bind, environment, evaluate, read, write
@@ -92,7 +92,7 @@ def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips:
 
     `trips` holds the iteration of each loop around the program, outermost first.
     """
-    prog = inline_calls(prog)
+    prog = inlined(prog, plain_call_body)
     env, outer = environment(prog, args), name_stack()
     producer: dict[Var, tuple[JaxprEqn, int]] = {}
     for eqn in prog.equations:

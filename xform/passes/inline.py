@@ -1,7 +1,8 @@
 """Inline calls: replace them by the equations of the called program, its *body*.
 
-`Inline` is the pass for users. `inline_bodies` inlines the calls that a given function selects. For
-the planner, `inlinable_body` is such a function, and `bodies_called_once` returns one.
+`Inline` is the pass for users. `inline_bodies` inlines the calls that a given function selects, and
+`inlined` caches the result. `jitted_body`, `region_body`, `underived_body` and, for the planner,
+`inlinable_body` are such functions, and `bodies_called_once` returns one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 
 from xform._jax import JaxprEqn, Literal, Var
 from xform.passes.base import Pass
-from xform.passes.structured import called_body, has_shardings, plain_call_body
+from xform.passes.structured import called_body, has_shardings, is_remat_region, plain_call_body
 from xform.program.ir import Atom, Program
 from xform.program.source import nest_in_call
 from xform.registry.table import rule_of, traits
@@ -96,6 +97,28 @@ def bodies_called_once(prog: Program) -> BodyToInline:
 def jitted_body(eqn: JaxprEqn) -> Program | None:
     """Return the body of a call of a jitted function without shardings; else None."""
     return None if has_shardings(eqn) else plain_call_body(eqn)
+
+
+def region_body(eqn: JaxprEqn) -> Program | None:
+    """Return the body of a remat region that JAX has not yet differentiated; else None."""
+    return called_body(eqn) if is_remat_region(eqn) else None
+
+
+def underived_body(eqn: JaxprEqn) -> Program | None:
+    """Return the body of a call without a derivative of its own; None for other equations."""
+    known = traits(eqn.primitive)
+    return called_body(eqn) if known.call and known.calls != "custom" else None
+
+
+def inlined(prog: Program, body_to_inline: BodyToInline) -> Program:
+    """Return `inline_bodies(prog, body_to_inline)`, cached on the program.
+
+    `body_to_inline` must be a function that lives as long as Python does.
+    """
+    key = "inlined", body_to_inline
+    if key not in prog.cache:
+        prog.cache[key] = inline_bodies(prog, body_to_inline)
+    return prog.cache[key]
 
 
 def inline_bodies(prog: Program, body_to_inline: BodyToInline) -> Program:

@@ -9,8 +9,7 @@ import dataclasses
 from typing import ClassVar
 
 from xform.passes.base import Pass
-from xform.passes.inline import inline_bodies
-from xform.passes.structured import called_body, is_remat_region
+from xform.passes.inline import inline_bodies, region_body
 from xform.program.ir import Program
 
 
@@ -31,4 +30,4 @@ class OpenRegions(Pass):
     name: ClassVar[str] = "open_regions"
 
     def rewrite(self, prog: Program) -> Program:
-        return inline_bodies(prog, lambda eqn: called_body(eqn) if is_remat_region(eqn) else None)
+        return inline_bodies(prog, region_body)

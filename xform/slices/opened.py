@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from xform._jax import JaxprEqn, Literal, Var
 from xform.passes.dce import live
-from xform.passes.inline import inline_bodies
-from xform.passes.structured import called_body, has_shardings, is_remat_region, plain_call_body
+from xform.passes.inline import inline_bodies, jitted_body, region_body
+from xform.passes.structured import is_remat_region
 from xform.program.ir import Atom, Program
 from xform.slices.batched_indices import with_batched_indices
 
-_KEY = "opened remat regions"
+_KEY, _REGIONS = "opened for slices", "opened remat regions"
 
 
 class _OpenedRegion(NamedTuple):
@@ -42,9 +42,9 @@ def opened(prog: Program) -> Program:
     depends on are dropped: a region would keep whole values for them. The result is cached on the
     program.
     """
-    if "opened" not in prog.cache:
-        prog.cache["opened"] = _opened(with_batched_indices(inline_bodies(prog, _call_body)))
-    return prog.cache["opened"]
+    if _KEY not in prog.cache:
+        prog.cache[_KEY] = _opened(with_batched_indices(inline_bodies(prog, jitted_body)))
+    return prog.cache[_KEY]
 
 
 def _opened(prog: Program) -> Program:
@@ -72,7 +72,7 @@ def _opened(prog: Program) -> Program:
         if region is not None:
             regions.append(_OpenedRegion(first, len(equations), region, results))
     result = Program(prog.inputs, tuple(consts.items()), tuple(equations), outputs)
-    result.cache[_KEY] = regions
+    result.cache[_REGIONS] = regions
     return result
 
 
@@ -87,7 +87,7 @@ def closed(prog: Program, touched: Collection[int]) -> tuple[Program, dict[int, 
       The program, and the new position of each equation that is in no closed region. A region stays
       open if one of its results is computed elsewhere, or is two results.
     """
-    regions = [r for r in prog.cache.get(_KEY, ()) if _may_be_closed(prog, r, touched)]
+    regions = [r for r in prog.cache.get(_REGIONS, ()) if _may_be_closed(prog, r, touched)]
     by_first = {r.first: r for r in regions}
     equations: list[JaxprEqn] = []
     positions: dict[int, int] = {}
@@ -123,11 +123,6 @@ def _renamed(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:
     return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]
 
 
-def _call_body(eqn: JaxprEqn) -> Program | None:
-    """Return the body of a call of a jitted function without shardings; None for the rest."""
-    return None if has_shardings(eqn) else plain_call_body(eqn)
-
-
 def _body(eqn: JaxprEqn) -> Program | None:
     """Return the body of a call that is opened; None for any other equation."""
-    return called_body(eqn) if is_remat_region(eqn) else _call_body(eqn)
+    return region_body(eqn) or jitted_body(eqn)

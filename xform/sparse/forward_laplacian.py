@@ -23,7 +23,7 @@ from xform._jax import JaxprEqn, Var, tangent_aval
 from xform.errors import WrongDtype
 from xform.interpret.jvp import jvp, push
 from xform.introspection.callables import check_callable, function_name
-from xform.passes.inline import inline_bodies
+from xform.passes.inline import inlined, underived_body
 from xform.program.arithmetic import (
     Value,
     add,
@@ -52,7 +52,6 @@ from xform.program.ir import (
 from xform.program.source import name_stack, source
 from xform.registry.table import Rule, lookup
 from xform.registry.words import Bilinear, Linear, Pointwise
-from xform.sparse.walk import body_to_inline
 from xform.transforms.function import as_array, numbers, partial, positions
 
 
@@ -161,7 +160,7 @@ def evaluate_with_derivatives(
 
     Returns the outputs and their derivatives; None for outputs that are constant.
     """
-    prog = inline_bodies(prog, body_to_inline)
+    prog = inlined(prog, underived_body)
     env = environment(prog, args)
     derivatives_of = {v: d for v, d in zip(prog.inputs, derivatives, strict=True) if d is not None}
     drop, outer = last_uses(prog.equations, prog.outputs), name_stack()

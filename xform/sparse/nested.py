@@ -18,13 +18,14 @@ import numpy as np
 
 from xform._jax import JaxprEqn
 from xform.passes.dataflow import Lattice, results_through
+from xform.passes.inline import inlined, underived_body
 from xform.program.dimensions import shape
 from xform.program.flow import Flow
 from xform.program.ir import Program, evaluate, trace
 from xform.sparse.known import OperandFacts
 from xform.sparse.sets import ALL, Sets, elementwise_union, merge_tables, union_over_axes
 from xform.sparse.steps import MaybeSets
-from xform.sparse.walk import SetPropagator, inline_calls
+from xform.sparse.walk import SetPropagator
 
 # Maximum number of equations, over all iterations, for following a loop iteration by iteration.
 _MAX_EQUATIONS = 20_000
@@ -66,7 +67,7 @@ def _scan(propagator: SetPropagator, eqn: JaxprEqn, flow: Flow, sets: MaybeSets,
     (body,) = flow.bodies
     if flow.length and not _carry_depends(propagator, flow, sets):
         return _as_vmap(propagator, flow, sets, facts)
-    if flow.length * len(inline_calls(body.program).equations) > _MAX_EQUATIONS:
+    if flow.length * len(inlined(body.program, underived_body).equations) > _MAX_EQUATIONS:
         return _in_any_run(propagator, eqn, flow, sets, facts.values)
     values = list(facts.values)
     outputs: list[list[Sets | None]] = [[]] * flow.length
@@ -205,7 +206,7 @@ def _while(propagator: SetPropagator, eqn: JaxprEqn, flow: Flow, sets: MaybeSets
     """
     (body,), condition, values = flow.bodies, flow.condition, list(facts.values)
     assert condition is not None
-    for _ in range(_MAX_EQUATIONS // max(len(inline_calls(body.program).equations), 1)):
+    for _ in range(_MAX_EQUATIONS // max(len(inlined(body.program, underived_body).equations), 1)):
         of_condition = [values[k] for k in condition.operands]
         no_sets = [None] * len(of_condition)
         _, (continues,) = propagator.run(condition.program, no_sets, of_condition)

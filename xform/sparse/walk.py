@@ -21,14 +21,13 @@ from xform._jax import JaxprEqn, Primitive, Var, cotangent_aval, tangent_aval
 from xform.errors import MissingRule, NotDifferentiable, UnsupportedParam
 from xform.interpret.jvp import push
 from xform.interpret.node import Structured
-from xform.passes.inline import inline_bodies
-from xform.passes.structured import called_body
+from xform.passes.inline import inlined, underived_body
 from xform.policies import save_everything
 from xform.program.arithmetic import differentiable
 from xform.program.dimensions import shape
 from xform.program.flow import Flow
 from xform.program.ir import Mask, Program, bind, context, gather, lift_constants, spread, trace
-from xform.registry.table import Rule, flow_of, rule_of, traits
+from xform.registry.table import Rule, flow_of, rule_of
 from xform.registry.words import Composite
 from xform.sparse.known import KnownValues, OperandFacts, active_equations, dependence_of
 from xform.sparse.sets import Sets, elementwise_union, gather_elements, input_sets, to_matrix
@@ -70,7 +69,7 @@ class SetPropagator:
 
         If `outputs` is False, all these values are None.
         """
-        prog = inline_calls(prog)
+        prog = inlined(prog, underived_body)
         mask = tuple(x is not None for x in sets)
         equations = active_equations(prog, mask)
         facts, known = KnownValues(prog, values).facts(equations, outputs)
@@ -162,19 +161,6 @@ class SetPropagator:
 def _depends(v: Var, y: Sets) -> bool:
     """Return whether any element of `v` depends on an input element. Integers never do."""
     return differentiable(v.aval) and bool(y.ids.any())
-
-
-def inline_calls(prog: Program) -> Program:
-    """Return the program with its calls and remat regions inlined, but no custom derivative."""
-    if "opened" not in prog.cache:
-        prog.cache["opened"] = inline_bodies(prog, body_to_inline)
-    return prog.cache["opened"]
-
-
-def body_to_inline(eqn: JaxprEqn) -> Program | None:
-    """Return the body of a call; None if the equation is not a call or has a custom derivative."""
-    known = traits(eqn.primitive)
-    return called_body(eqn) if known.call and known.calls != "custom" else None
 
 
 def _push_program(rule: Any, eqn: JaxprEqn, active: Mask) -> tuple[Program, Mask]:
