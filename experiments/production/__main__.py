@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 
@@ -20,8 +19,8 @@ from experiments.production.flags import GPU, GPU_PARTS, TPU, TPU_PARTS, Flags
 from experiments.production.programs import Wrap
 from experiments.production.scheduled import scheduled
 from experiments.report import keep, known, write_table
-from xform.interpret import walk
 from xform.memory import buffers
+from xform.steering.settings import Steering
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
@@ -94,7 +93,7 @@ def measure(target: str, layers: str, name: str, flags: Flags) -> dict[str, Any]
     """Compile a step for a target; nothing is run."""
     scanned = LAYERS[layers]
     if name == "xform, no waits":
-        with mock.patch.object(walk, "with_gradients_first", lambda schedule, waits: waits):
+        with Steering(gradients_first=False).used():
             return measure(target, layers, "xform, default", flags)
     step = functools.partial(programs.step, *variant(name, target, scanned))
     fast = jax.jit(step, donate_argnums=(0, 1), compiler_options=flags)

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from jax import lax
 import xform
 from experiments.report import write_table
 from xform.memory.report import MemoryReport
-from xform.rules import loop
+from xform.steering.settings import Steering
 
 HERE = Path(__file__).parent
 TARGET = "gpu:h100"
@@ -143,7 +142,7 @@ def measure(make: Callable[[], Program]) -> list[MemoryReport]:
     """Return the reports of JAX's gradient, of xform's with shared layouts, and of xform's."""
     loss, args = make()
     of_jax, mine = compiled(jax.grad(loss), args), compiled(xform.grad(loss), args)
-    with mock.patch.object(loop, "own_layout", lambda x: x):
+    with Steering(own_layouts=False).used():
         shared = compiled(xform.grad(make()[0]), args)
     return [of_jax, shared, mine]
 

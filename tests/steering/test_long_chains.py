@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import xform
+from xform.steering.settings import Steering
 
 WIDTH = 64
 X = jnp.asarray(np.random.default_rng(0).normal(size=(32, WIDTH)), jnp.float32)
@@ -43,11 +44,11 @@ def count(f, *args) -> int:
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is written on a CPU alone")
-def test_the_compiled_program_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_program_is_shorter() -> None:
     added = lambda: lines(xform.grad(unrolled), 8) - lines(xform.grad(unrolled), 4)
     shared = added()
-    monkeypatch.setattr("xform.interpret.walk.shared_values", lambda plan: {})
-    assert shared < 0.75 * added()
+    with Steering(long_chains_written=False).used():
+        assert shared < 0.75 * added()
 
 
 def test_gradients_are_those_of_jax() -> None:

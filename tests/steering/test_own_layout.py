@@ -10,8 +10,8 @@ import xform
 from tests.identity import DTYPES, is_the_identity, is_transformed_as_nothing
 from tests.sharding import stays_where_it_is
 from xform.memory.targets import missing, parse_target
-from xform.rules import loop
 from xform.steering.own_layout import own_layout
+from xform.steering.settings import Steering
 
 TARGET = "gpu:h100"
 
@@ -72,7 +72,7 @@ def attention(tokens: int = 512, layers: int = 8) -> tuple:
 
 
 @pytest.mark.slow
-def test_no_stack_is_copied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stack_is_copied_on_a_gpu() -> None:
     if absent := missing(parse_target(TARGET)):
         pytest.skip(f"needs {', '.join(absent)}")
     loss, args = attention()
@@ -88,6 +88,6 @@ def test_no_stack_is_copied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not copies(separate := report())
     for annotation in (b"MoveToDevice", b"annotate_device_placement"):
         assert annotation not in separate.module  # nothing of it runs
-    monkeypatch.setattr(loop, "own_layout", lambda x: x)
-    assert copies(together := report())
+    with Steering(own_layouts=False).used():
+        assert copies(together := report())
     assert separate.temp_bytes <= together.temp_bytes - stack // 2

@@ -43,6 +43,7 @@ from xform.rules import revolve
 from xform.rules.moved_carry import move_back, moved_carries
 from xform.rules.scan_body import ScanBody
 from xform.steering.own_layout import own_layout
+from xform.steering.settings import steering
 
 
 class HasCotangent(NamedTuple):
@@ -355,7 +356,8 @@ class _ScanNode(Node):
             ct_slices = list(map(own_layout, gather(ct_scanned, on.scanned)))
             return (self.carried_cts(ct_carry, on), sums, before), ct_slices
 
-        if sums and any(eqn.primitive is scan_p for eqn in body.prog.equations):
+        inner_loops = any(eqn.primitive is scan_p for eqn in body.prog.equations)
+        if sums and inner_loops and steering().sums_in_loops:
             step = SumInLoops()(step)
         options = {**self.options, "reverse": not self.options["reverse"]}
         (carry, sums, _), out = scan_like(options, step, (state, sums, last), (*inputs, ct_ys))

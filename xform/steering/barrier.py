@@ -9,6 +9,10 @@ On GPU and TPU the barrier is an XLA optimization barrier. XLA:CPU drops those b
 equal operations. There the barrier is a select by `(bits of a cotangent's first element | 1) != 0`,
 which is always true, but XLA does not know that. A select prevents fusion, which costs time. So
 each barrier has a parameter `where` with the backends on which it is active.
+
+XLA:CPU drops barriers with JAX 0.10.2. With JAX 0.12.0.1 it keeps them: an optimization barrier
+then saves as many bytes as a select, in shorter programs (`experiments/steering`, switch
+`selects`).
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.registry.words import Passthrough
+from xform.steering.settings import steering
 
 Where = Literal["everywhere", "cpu", "gpu", "cpu and tpu", "cpu and gpu", "accelerators"]
 _BACKENDS: dict[Where, tuple[str, ...]] = {
@@ -101,6 +106,8 @@ def _select(*args: Value, n: int, where: Where) -> list[Value]:
     """Return the first `n` arguments, which wait for the others: the barrier on CPU."""
     if not is_active(where, "cpu"):
         return list(args[:n])
+    if not steering().selects:
+        return list(lax.optimization_barrier(args)[:n])
     true = functools.reduce(lax.bitwise_and, [opaque_true(x) for x in args[n:]])
     return [lax.select(lax.broadcast(true, x.shape), x, lax.full_like(x, 0)) for x in args[:n]]
 

@@ -6,7 +6,8 @@ these are two arrays of 32-bit numbers, each four times as large as the mask. So
 large draw waits at a barrier for the last work before it. Work means an operation that XLA does not
 fuse, such as a matrix product.
 
-Other compilers order operations by memory, and need no barrier.
+Only XLA:CPU needs this, with JAX 0.10.2 to 0.12.0.1: other compilers order operations by memory.
+The cost is a select on a key. The switch is `draws_wait` (`experiments/steering`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes
 from xform.registry.table import traits
 from xform.steering.barrier import can_wait
+from xform.steering.settings import steering
 from xform.steering.wait import Wait, Waits, is_work
 
 # A smaller draw, in bytes, does not wait.
@@ -28,6 +30,8 @@ def find_draw_waits(equations: Sequence[JaxprEqn]) -> Waits:
 
     A draw waits for a value that another equation reads, since others may never be computed.
     """
+    if not steering().draws_wait:
+        return {}
     read = {v for eqn in equations for v in eqn.invars if isinstance(v, Var)}
     waits: dict[int, list[Wait]] = {}
     last: Var | None = None

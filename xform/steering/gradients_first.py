@@ -4,6 +4,10 @@ The gradient of a weight is a product of a layer's input and a cotangent. Nothin
 the update, so on several devices the GPU compiler puts it off and combines the sums over devices of
 several layers. The operands of all these products then stay in memory. A barrier between two layers
 prevents that: the one cotangent that goes on waits for the gradients that are complete.
+
+Only XLA:GPU needs this, for several devices. The cost in time was not measured. The switch is
+`gradients_first`: with JAX 0.10.2, six layers of a Llama on eight H100s took 2.40 GiB with it and
+2.98 without (`experiments/production`).
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import join_p
 from xform.steering.barrier import can_wait
+from xform.steering.settings import steering
 from xform.steering.wait import Wait, Waits, is_work
 
 
@@ -25,6 +30,8 @@ def with_gradients_first(schedule: Schedule, waits: Waits) -> Waits:
 
     There are no such waits on one device, where the compiler does not put gradients off.
     """
+    if not steering().gradients_first:
+        return waits
     key = "gradients first"
     if key not in schedule.cache:
         several = any(map(_is_shared, schedule.joint.program.equations))

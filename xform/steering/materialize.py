@@ -9,6 +9,8 @@ random bits, each four times as large as the mask. `materialize` prevents this f
   the compiler cannot know the loop's condition;
 - on TPU it does nothing. There the compiler recomputes random bits from their key for each reader,
   and keeps neither bits nor mask.
+
+`must_materialize.py` and `long_chains.py` choose the values.
 """
 
 from __future__ import annotations

@@ -10,6 +10,11 @@ There are two kinds, both among the values of a forward pass:
   constant of these operations as an array as large as the operand. The backward part reads the same
   arrays, so they stay in memory. Writing the operand to memory first avoids these arrays.
 
+Compilers for CPUs and GPUs need the first, XLA:CPU the second, with JAX 0.10.2 to 0.12.0.1. The
+cost is to write and read the value. The switches are `saved_values_written` and
+`pooling_operands_written`: without them, layers with dropout took 1.7 times the temporary bytes on
+a CPU, and convolutions with pooling 2.1 times (`experiments/steering`).
+
 `materialize.py` has the operation that writes a value to memory.
 """
 
@@ -27,6 +32,7 @@ from xform.interpret.joint import Schedule
 from xform.program.dimensions import has_elements
 from xform.registry.table import traits
 from xform.steering.barrier import Where
+from xform.steering.settings import steering
 from xform.steering.wait import is_work
 
 # Write a value if the values that a compiler would keep instead take this many times its bytes.
@@ -51,18 +57,13 @@ def must_materialize(schedule: Schedule) -> dict[Var, Where]:
     if "must_materialize" not in schedule.cache:
         available = {schedule.joint.named_copy.get(v, v) for v in schedule.saved}
         available |= {*schedule.joint.inputs, *(v for v, _ in schedule.joint.program.consts)}
-        from_larger = [
-            v
-            for v in schedule.saved
-            if v not in schedule.offloaded and _from_larger(schedule, v, available)
-        ]
-        pooling_operands = [
-            v
-            for v in _pooling_operands(schedule)
-            if v not in available and _fused_with_constants(schedule, v, available)
-        ]
-        where: dict[Var, Where] = {v: "cpu" for v in pooling_operands}
-        where.update((v, "everywhere") for v in from_larger)
+        on, where = steering(), dict[Var, Where]()
+        for v in _pooling_operands(schedule) if on.pooling_operands_written else ():
+            if v not in available and _fused_with_constants(schedule, v, available):
+                where[v] = "cpu"
+        for v in schedule.saved if on.saved_values_written else ():
+            if v not in schedule.offloaded and _from_larger(schedule, v, available):
+                where[v] = "everywhere"
         schedule.cache["must_materialize"] = where
     return schedule.cache["must_materialize"]
 

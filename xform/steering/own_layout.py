@@ -10,6 +10,10 @@ only the slice of one iteration is transposed. On the GPU the identity is an ann
 value is in the device's memory. XLA assigns layouts on both sides of it separately, and then
 removes it. It does not change how a value is sharded. On other backends nothing is done: a TPU
 has its own layouts, and a CPU keeps the order of the dimensions.
+
+Only XLA:GPU needs this, with JAX 0.10.2 to 0.12.0.1. It costs nothing at run time. The switch is
+`own_layouts`: without it, scanned attention took 1.2 times the temporary bytes on an H100
+(`experiments/steering`; `experiments/stacks` has more programs).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from xform.program.arithmetic import Value
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
 from xform.registry.traits import Traits
 from xform.registry.words import linear
+from xform.steering.settings import steering
 
 own_layout_p = Primitive("xform_own_layout")
 own_layout_p.def_impl(lambda x: x)
@@ -38,7 +43,7 @@ def own_layout(x: Any) -> Any:
     fewer than two dimensions, on the host, or of an extended dtype such as PRNG keys, are returned
     as they are. So is None.
     """
-    return jax.tree.map(_identity, x)
+    return jax.tree.map(_identity, x) if steering().own_layouts else x
 
 
 def _identity(x: Value) -> Value:

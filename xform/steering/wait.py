@@ -5,14 +5,19 @@ barrier (`steering.barrier`) XLA may merge such a recompute with the same operat
 part, or run it long before the backward part needs it. So values that the recompute reads wait at a
 barrier for a cotangent.
 
+All compilers need this, with JAX 0.10.2 to 0.12.0.1. The cost is that of the barriers. The switch
+is `recomputes_wait`: without it, layers with `remat` took 4.4 times the temporary bytes on a CPU
+and 3.6 times on an H100 (`experiments/steering`).
+
 Work means an operation that XLA does not fuse, such as a matrix product. Its results are in memory.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from jax import lax
@@ -24,12 +29,15 @@ from xform.passes.structured import called_body
 from xform.program.hijax import is_differentiable_hitype
 from xform.registry.table import traits
 from xform.steering.barrier import EARLY, Where, can_wait
+from xform.steering.settings import steering
 
 # On CPU, the smallest recomputes without work have no barrier. Together their results may take this
 # fraction of the bytes of all saved values and of all results of recomputes without work.
 _MERGED_FRACTION = 1 / 50
 # On CPU, a value does not wait if it takes this many times the bytes that are recomputed from it.
 _LARGER = 4
+# Where a wait still is if it is not on CPUs.
+_WITHOUT_CPU: dict[Where, Where] = {"everywhere": "accelerators", "cpu and gpu": "gpu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +92,8 @@ def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
     - If a policy decided about each value alone, every recompute waits: XLA must not keep a value
       that the policy does not save, even if XLA estimates that keeping it is faster.
     """
+    if not steering().recomputes_wait:
+        return {}
     key = "waits", whole, together
     if key not in schedule.cache:
         schedule.cache[key] = _waits_of_runs(schedule, together) if whole else _one_wait(schedule)
@@ -100,65 +110,116 @@ def _one_wait(schedule: Schedule) -> Waits:
     return {0: [wait for wait in waits if wait.saved]}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _RecomputedRun:
+    """Consecutive recomputed equations. The equation after them reads a cotangent.
+
+    Attributes:
+      start: the index of the first equation in `Schedule.order`.
+      equations: the recomputed equations.
+      saved: values that make all of these equations wait if they do (`greedy_cover`).
+      cotangents: the cotangents that the equation after them reads.
+      anchor: the last of the anchors of these cotangents (`_anchors`).
+      first: whether that anchor is available before the first work of the backward part.
+      work: whether the run contains work.
+    """
+
+    start: int
+    equations: tuple[JaxprEqn, ...]
+    saved: tuple[Var, ...]
+    cotangents: tuple[Var, ...]
+    anchor: Var
+    first: bool
+    work: bool
+
+    @property
+    def early(self) -> bool:
+        """Whether the run is at the beginning of the backward part and contains no work."""
+        return self.first and not self.work
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Bytes of all values that the run computes."""
+        return sum(map(_computed_bytes, self.equations))
+
+
 def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
-    """Return a wait for each run of consecutive recomputed equations, by its first index."""
+    """Return the waits of each run of consecutive recomputed equations, by its first index."""
     read_by_work = {
         v for eqn in schedule.order if is_work(eqn) for v in reads_of(eqn, schedule.inner)
     }
-    anchors = _anchors(schedule, read_by_work)
+    runs = _runs(schedule, _anchors(schedule, read_by_work))
+    waits = {run: _late_waits(run, schedule, together, read_by_work) for run in runs}
+    waits |= _early_waits([run for run in runs if run.early])
+    late = [run for run in runs if waits[run] and not run.early]
+    for run in _small_runs(late, schedule):
+        waits[run] = [
+            dataclasses.replace(wait, where=_WITHOUT_CPU[wait.where])
+            for wait in waits[run]
+            if wait.where in _WITHOUT_CPU
+        ]
+    return {run.start: waits[run] for run in runs if waits[run]}
+
+
+def _runs(schedule: Schedule, anchors: Mapping[Var, tuple[Var, int]]) -> list[_RecomputedRun]:
+    """Return the runs of recomputed equations before an equation that reads a cotangent."""
     forward = {id(e) for e in schedule.joint.forward}
-    by_start: dict[int, Wait] = {}
-    of_kernels: dict[int, Wait] = {}
-    bytes_without_work: dict[int, int] = {}
-    early: dict[int, Wait] = {}
-    operands: dict[int, Wait] = {}
-    run: list[JaxprEqn] = []
-    waits_early: set[Var] = set()
-    start, early_is_expensive = 0, False
-    for i, eqn in enumerate(schedule.order):
-        if id(eqn) in forward:
-            start = start if run else i
-            run.append(eqn)
+    groups = itertools.groupby(enumerate(schedule.order), lambda item: id(item[1]) in forward)
+    blocks = [(recomputed, list(items)) for recomputed, items in groups]
+    runs: list[_RecomputedRun] = []
+    for (recomputed, block), (_, after) in itertools.pairwise(blocks):
+        reads = reads_of(after[0][1], schedule.inner)
+        cotangents = tuple(v for v in reads if v in anchors)
+        if not (recomputed and cotangents):
             continue
-        cts = [v for v in reads_of(eqn, schedule.inner) if v in anchors]
-        saved = greedy_cover(run, schedule) if cts else ()
-        last, last_index = max((anchors[v] for v in cts), key=lambda anchor: anchor[1],
-                               default=(None, 0))  # fmt: skip
-        work = any(map(is_work, run))
-        if last is not None and (work or last_index >= 0):
-            fused = together and not (
-                work or schedule.decided_per_value or _grows(run, schedule, read_by_work)
-            )
-            if saved:
-                by_start[start] = Wait(saved, (last,), "cpu and gpu" if fused else "everywhere")
-            if kernels := _kernels(run, schedule):
-                of_kernels[start] = Wait(kernels, (last,), "cpu")
-            if not work and (saved or kernels):
-                bytes_without_work[start] = sum(map(_computed_bytes, run))
-            first_work = saved and work and last_index < 0 and together
-            if first_work and (others := _operands(run, schedule, saved)):
-                operands[start] = Wait(others, (last,), "gpu")
-        elif saved:
-            early_is_expensive = early_is_expensive or any(map(_expensive, run))
-            if saved := tuple(v for v in saved if v not in waits_early):
-                early[start] = Wait(saved, tuple(cts), EARLY)
-            waits_early.update(v for v in (*saved, *_results(run)) if size(v) > 1)
-        run = []
-    by_start |= early if early_is_expensive else {}
+        start, equations = block[0][0], tuple(eqn for _, eqn in block)
+        anchor, index = max((anchors[v] for v in cotangents), key=lambda anchor: anchor[1])
+        saved, work = greedy_cover(equations, schedule), any(map(is_work, equations))
+        runs.append(_RecomputedRun(start, equations, saved, cotangents, anchor, index < 0, work))
+    return runs
+
+
+def _late_waits(
+    run: _RecomputedRun, schedule: Schedule, together: bool, read_by_work: Set[Var]
+) -> list[Wait]:
+    """Return the waits of a run for the anchor of its cotangents, none if the run is early."""
+    if run.early:
+        return []
+    fusible = not (run.work or schedule.decided_per_value or _grows(run, schedule, read_by_work))
+    where: Where = "cpu and gpu" if together and fusible else "everywhere"
+    merged = run.first and run.work and bool(run.saved) and together and steering().operands_wait
+    waits = (
+        Wait(run.saved, (run.anchor,), where),
+        Wait(_kernels(run.equations, schedule), (run.anchor,), "cpu"),
+        Wait(_operands(run, schedule) if merged else (), (run.anchor,), "gpu"),
+    )
+    return [wait for wait in waits if wait.saved]
+
+
+def _small_runs(runs: Sequence[_RecomputedRun], schedule: Schedule) -> Iterator[_RecomputedRun]:
+    """Yield the runs without work that do not wait on a CPU: it would cost more than it saves."""
+    without_work = sorted((run for run in runs if not run.work), key=lambda run: run.bytes)
     saved_bytes = sum(aval_bytes(v.aval) for v in schedule.saved)
-    remaining = _MERGED_FRACTION * (sum(bytes_without_work.values()) + saved_bytes)
-    for i in sorted(bytes_without_work, key=bytes_without_work.__getitem__):
-        remaining -= bytes_without_work[i]
-        copied = sum(aval_bytes(v.aval) for v in by_start[i].saved) if i in by_start else 0
-        if remaining < 0 and copied <= _LARGER * bytes_without_work[i]:
-            continue
-        of_kernels.pop(i, None)
-        if i in by_start:
-            where = "gpu" if by_start[i].where == "cpu and gpu" else "accelerators"
-            by_start[i] = dataclasses.replace(by_start[i], where=where)
-    waits = collections.defaultdict[int, list[Wait]](list)
-    for i, wait in (*by_start.items(), *of_kernels.items(), *operands.items()):
-        waits[i].append(wait)
+    remaining = _MERGED_FRACTION * (sum(run.bytes for run in without_work) + saved_bytes)
+    for run in without_work:
+        remaining -= run.bytes
+        copied = sum(aval_bytes(v.aval) for v in run.saved)
+        if remaining >= 0 or copied > _LARGER * run.bytes:
+            yield run
+
+
+def _early_waits(runs: Sequence[_RecomputedRun]) -> dict[_RecomputedRun, list[Wait]]:
+    """Return the waits of early runs, each value once; none unless an operation of them is slow."""
+    runs = [run for run in runs if run.saved]
+    slow = any(_expensive(eqn) for run in runs for eqn in run.equations)
+    if not (slow and steering().early_recomputes_wait):
+        return {}
+    waiting: set[Var] = set()
+    waits: dict[_RecomputedRun, list[Wait]] = {}
+    for run in runs:
+        saved = tuple(v for v in run.saved if v not in waiting)
+        waits[run] = [Wait(saved, run.cotangents, EARLY)] if saved else []
+        waiting.update(v for v in (*saved, *_results(run.equations)) if size(v) > 1)
     return waits
 
 
@@ -190,10 +251,11 @@ def _anchors(schedule: Schedule, read_by_work: Set[Var]) -> dict[Var, tuple[Var,
     return anchors
 
 
-def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var]) -> tuple[Var, ...]:
+def _operands(run: _RecomputedRun, schedule: Schedule) -> tuple[Var, ...]:
     """Return the operands of work in a run that the run does not compute and that do not wait."""
-    computed = {*saved, *_results(run)}
-    read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, schedule.inner))
+    computed = {*run.saved, *_results(run.equations)}
+    work = filter(is_work, run.equations)
+    read = dict.fromkeys(v for eqn in work for v in reads_of(eqn, schedule.inner))
     return tuple(v for v in read if v not in computed and can_wait(v.aval))
 
 
@@ -214,10 +276,10 @@ def is_work(eqn: JaxprEqn) -> bool:
     return any(map(is_work, called_body(eqn).equations)) if facts.call else not facts.fusible
 
 
-def _grows(run: Sequence[JaxprEqn], schedule: Schedule, read_by_work: Set[Var]) -> bool:
+def _grows(run: _RecomputedRun, schedule: Schedule, read_by_work: Set[Var]) -> bool:
     """Whether work reads a value of a run that has more elements than each value the run reads."""
-    computed = _results(run)
-    read = {v for e in run for v in reads_of(e, schedule.inner)}.difference(computed)
+    computed = _results(run.equations)
+    read = {v for e in run.equations for v in reads_of(e, schedule.inner)}.difference(computed)
     most = max((size(v) for v in computed if v in read_by_work), default=0)
     return most > max((size(v) for v in read), default=0)
 
