@@ -33,8 +33,8 @@ MODULES = {
                                      "testing")},
 }  # fmt: skip
 EXTEND = {
-    "RULES", "Node", "Structured", "Traits", "add_rule", "bilinear", "composite", "constant",
-    "linear", "pointwise",
+    "RULES", "Body", "Flow", "Node", "Structured", "Traits", "add_rule", "bilinear", "composite",
+    "constant", "linear", "pointwise",
 }  # fmt: skip
 FUNCTIONS = [
     *sorted(n for n in PUBLIC if inspect.isfunction(getattr(xform, n))), "jacobian",

@@ -103,6 +103,41 @@ def test_class_names_are_unique_within_xform() -> None:
                 assert first == place, f"{name} is defined twice: in {first} and in {place}"
 
 
+# Why a file outside the rules may know how a primitive runs its programs.
+KNOWS_CONTROL_FLOW = {
+    "_jax/__init__.py": "imports the primitives",
+    "adjoints/walk.py": "does not expand a branch that is chosen by the platform",
+    "fused/graph.py": "finds the loop of the backward pass, into which an update moves",
+    "fused/layers.py": "finds the gradients that this loop stacks",
+    "fused/loop.py": "writes this loop again, with the update in it",
+    "fused/plan.py": "checks what this loop reads",
+    "passes/listing.py": "prints the parameters of equations",
+    "passes/sum_in_loops.py": "gives a scan one more carry",
+    "planner/front.py": "counts the operations of a scan's state",
+    "planner/loops.py": "splits and nests scans",
+    "planner/shape.py": "splits and nests scans",
+    "program/equation.py": "`lax.scan` and `lax.switch` with the options of an equation",
+    "program/references.py": "removes references from programs, below the rules",
+    "slices/custom_rules.py": "slices the rules of custom functions",
+    "slices/nested.py": "calls it",
+    "slices/resize.py": "calls custom functions with sliced rules",
+    "transforms/reverse.py": "drops the rules of custom_jvp functions",
+}
+
+
+def test_control_flow_is_described_by_rules_only() -> None:
+    """So that a new loop primitive is one file of rules (`Rule.flow` and `Rule.rebuild`)."""
+    names = r"\b(scan|while|cond|jit|shard_map|custom_[jv][vj]p_call)_p\b|\bscan_counts\b"
+    params = r'"(cond_jaxpr|body_jaxpr|cond_nconsts|body_nconsts|branches\w*|num_carry)"'
+    xform = ROOT / "xform"
+    found = {
+        str(path.relative_to(xform))
+        for path in xform.rglob("*.py")
+        if path.parent.name != "rules" and re.search(f"{names}|{params}", path.read_text())
+    }
+    assert found == set(KNOWS_CONTROL_FLOW)
+
+
 def test_the_slow_tests_exist() -> None:
     """A test that is renamed would otherwise leave the list without notice."""
     for line in (ROOT / "tests/slow.txt").read_text().splitlines():

@@ -22,7 +22,8 @@ the primitive, `y` is its output, and `ct` is the cotangent of the output:
 
 Formulas take the primitive's parameters as keyword-only arguments. Every parameter that is not
 None, False or empty must be taken by a formula. For a primitive that contains programs, such as a
-loop, write a subclass of `Structured`. Test your rules with `xform.testing.check_rule`.
+loop, write a subclass of `Structured`. Its method `flow` returns a `Flow`, which says how values
+pass through the programs. Test your rules with `xform.testing.check_rule`.
 
 A rule belongs to the Primitive object, not to its name. The argument `traits` gives further facts:
 `Traits(fusion="elementwise")` says that XLA fuses the primitive with its neighbours, `flops=` gives
@@ -30,12 +31,15 @@ its cost, `random=True` lets no budget recompute it, and `repeatable=False` lets
 """
 
 from xform.interpret.node import Node, Structured
+from xform.program.flow import Body, Flow
 from xform.registry.table import RULES, add_rule
 from xform.registry.traits import Traits
 from xform.registry.words import bilinear, composite, constant, linear, pointwise
 
 __all__ = [
     "RULES",
+    "Body",
+    "Flow",
     "Node",
     "Structured",
     "Traits",

@@ -23,6 +23,7 @@ from xform.memory.attribute import scope
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Program
 from xform.program.source import frame
+from xform.registry.table import flow_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +83,8 @@ class ProgramLayers:
         """All layers in program order, with the loops around them."""
         rows: list[NestedLayer] = []
         for position, eqn in enumerate(self.program.equations):
-            length, reverse = eqn.params.get("length"), bool(eqn.params.get("reverse"))
+            flow = flow_of(eqn)
+            length, reverse = (None, False) if flow is None else (flow.length, flow.reverse)
             for i, inner in enumerate(self.nested.get(id(eqn), ())):
                 around = ((position, length, reverse), (i, None, False))
                 rows += [NestedLayer(row.layer, (*around, *row.around), row.position)
@@ -100,8 +102,8 @@ class NestedLayer:
       layer: the layer.
       around: two entries `(position, number of iterations, reverse)` for each loop, branch or
         region around the layer, outermost first. The first entry has the position of its equation;
-        the number of iterations is None unless it is a scan. The second entry has, as position, the
-        number of the program inside it, such as the number of the branch.
+        the number of iterations is None unless it is a loop of known length. The second entry has,
+        as position, the number of the program inside it, such as the number of the branch.
       position: position of the equation that computes the layer's result.
     """
 

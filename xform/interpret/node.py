@@ -144,6 +144,7 @@ class Node(abc.ABC):
     device_count: int = 1  # how many devices run its programs
     first_carry: int = 0  # the index of the first carry among the inputs of a loop's body
     loop: ClassVar[bool] = False  # whether it is a loop, so a recompute runs all its iterations
+    unknown_length: ClassVar[bool] = False  # whether it is a loop that ends by a condition
     policy: Any = None  # the policy of a remat region
     region: ClassVar[bool] = False  # whether it is a remat region: its own policy decides inside
     moved: Mapping[Var, JaxprEqn] = {}  # parts of a loop's carry, with the equations that move them

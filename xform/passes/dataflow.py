@@ -1,12 +1,12 @@
 """Analyze a program together with the bodies of its loops, branches and calls.
 
-An analysis knows something about each value, such as whether it depends on an argument. A *forward*
-analysis computes this for the results of an equation from what it knows about the operands. A
+An analysis finds a *fact* about each value, such as whether it depends on an argument. A *forward*
+analysis computes the facts about the results of an equation from those about the operands. A
 *backward* analysis goes from the results to the operands. This file does both for *structured*
 equations, which run programs: `results_through` goes forward through such an equation, and
 `operands_through` goes backward. They analyze the body of a loop again until nothing changes. The
 equation's `Flow` says where values enter and leave the bodies (`xform.program.flow`). A `Lattice`
-says how the analysis combines what it knows. `Forward` is a forward analysis of whole programs.
+says how the analysis combines facts. `Forward` is a forward analysis of whole programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AnalyzeBody = Callable[[Program, list[T]], Sequence[T]]
 
 
 class Lattice(Generic[T]):
-    """What an analysis knows about values, and how it combines that.
+    """How an analysis combines facts about values.
 
     The variables `v` in the arguments tell the types of the values.
 
@@ -37,34 +37,34 @@ class Lattice(Generic[T]):
     follows_control: ClassVar[bool] = False
 
     def join(self, a: T, b: T) -> T:
-        """Return what is known about a value that is one of two values.
+        """Return the fact about a value that is one of two values.
 
-        In a loop, `a` is what was known before this iteration. The loop is analyzed again until the
-        join is the same as `a`.
+        In a loop, `a` is the fact before this iteration. The loop is analyzed again until the join
+        is the same as `a`.
         """
         raise NotImplementedError
 
     def same(self, a: T, b: T) -> bool:
-        """Return whether the analysis knows the same about two values."""
+        """Return whether two facts are the same."""
         return a == b
 
     def enter(self, x: T, v: Any) -> T:
-        """Return what is known about `v`, of whose possible values the first is known as `x`.
+        """Return the fact about `v`, a carry of a loop or a result of a branch.
 
-        It is a carry of a loop or a result of a branch. The other values are joined to it.
+        `x` is the fact about its first possible value. The others are joined to the result.
         """
         return x
 
     def slice(self, x: T, v: Any) -> T:
-        """Return what is known about `v`, which is in each iteration a slice of a value."""
+        """Return the fact about `v`, a slice of a value in any iteration."""
         return x
 
     def stack(self, x: T, v: Any) -> T:
-        """Return what is known about `v`, which stacks the values of all iterations."""
+        """Return the fact about `v`, which stacks the values of all iterations."""
         return x
 
     def control(self, predicate: T, x: T) -> T:
-        """Return what is known about a result, if `predicate` decides how it is computed.
+        """Return the fact about a result, if `predicate` decides how it is computed.
 
         `predicate` is the index of a branch, or the output of a loop's condition.
         """
@@ -75,14 +75,14 @@ def results_through(
     flow: Flow, operands: Sequence[T], results: Sequence[Any], lattice: Lattice[T],
     analyze: AnalyzeBody[T],
 ) -> list[T]:  # fmt: skip
-    """Return what is known about the results of a structured equation, from its operands.
+    """Return the facts about the results of a structured equation, from those about its operands.
 
     Args:
       flow: the `Flow` of the equation.
-      operands: what is known about each operand.
+      operands: the fact about each operand.
       results: the variables of the results.
-      lattice: how knowledge is combined.
-      analyze: returns what is known about the outputs of a body, from its inputs.
+      lattice: how facts are combined.
+      analyze: returns the facts about the outputs of a body, from those about its inputs.
     """
     values = list(operands)
     for k, r in flow.carried.items():
@@ -126,16 +126,16 @@ def operands_through(
     flow: Flow, results: Sequence[T], operands: Sequence[Any], lattice: Lattice[T],
     analyze: AnalyzeBody[T], unread: T, predicate: T,
 ) -> list[T]:  # fmt: skip
-    """Return what is known about the operands of a structured equation, from its results.
+    """Return the facts about the operands of a structured equation, from those about its results.
 
     Args:
       flow: the `Flow` of the equation.
-      results: what is known about each result.
+      results: the fact about each result.
       operands: the variables of the operands.
-      lattice: how knowledge is combined.
-      analyze: returns what is known about the inputs of a body, from its outputs.
-      unread: what is known about a value that nothing reads.
-      predicate: what is known about the index of a branch, and the output of a condition.
+      lattice: how facts are combined.
+      analyze: returns the facts about the inputs of a body, from those about its outputs.
+      unread: the fact about a value that nothing reads.
+      predicate: the fact about the index of a branch, and about the output of a condition.
     """
     known = list(results)
     while True:
@@ -158,7 +158,7 @@ def operands_through(
 
 
 def _outputs(flow: Flow, body: Body, known: Sequence[T], lattice: Lattice[T]) -> list[T]:
-    """Return what is known about the outputs of a body, from what is known about the results."""
+    """Return the facts about the outputs of a body, from those about the results."""
     return [
         lattice.slice(known[r], v) if r in flow.stacked else known[r]
         for v, r in zip(body.program.outputs, body.results, strict=True)
@@ -169,23 +169,23 @@ class Forward(Lattice[T]):
     """A forward analysis of programs. A subclass defines `join`, `constant` and `transfer`."""
 
     def constant(self, v: Atom) -> T:
-        """Return what is known about a literal or a constant of a program."""
+        """Return the fact about a literal or a constant of a program."""
         raise NotImplementedError
 
     def transfer(self, eqn: JaxprEqn, operands: list[T], through: list[T] | None) -> Sequence[T]:
-        """Return what is known about the results of an equation, from its operands.
+        """Return the facts about the results of an equation, from those about its operands.
 
-        `through` is what is known from the programs that the equation runs; None if it runs none.
+        `through` has the facts that the equation's programs give; None if it runs no program.
         """
         raise NotImplementedError
 
     def run(self, prog: Program, inputs: Sequence[T]) -> list[T]:
-        """Return what is known about the outputs of a program, from its inputs."""
+        """Return the facts about the outputs of a program, from those about its inputs."""
         env = self.environment(prog, inputs)
         return [self._read(env, v) for v in prog.outputs]
 
     def environment(self, prog: Program, inputs: Sequence[T]) -> dict[Var, T]:
-        """Return what is known about the values of a program, but for nested programs."""
+        """Return the facts about the values of a program, without those of nested programs."""
         env: dict[Var, T] = {v: self.constant(v) for v, _ in prog.consts}
         env.update(zip(prog.inputs, inputs, strict=True))
         for eqn in prog.equations:
@@ -194,7 +194,7 @@ class Forward(Lattice[T]):
         return env
 
     def equation(self, eqn: JaxprEqn, operands: list[T]) -> Sequence[T]:
-        """Return what is known about the results of an equation, from its operands."""
+        """Return the facts about the results of an equation, from those about its operands."""
         flow = flow_of(eqn)
         if flow is None:
             return self.transfer(eqn, operands, None)

@@ -146,7 +146,7 @@ def outputs_used(flow: Flow, used: Mask) -> list[Mask]:
 
 
 def _operands_kept(flow: Flow, new: Sequence[Program], used: Mask) -> set[int]:
-    """Return which operands the rebuilt equation has: those that are read, and used carries."""
+    """Return the operands of the rebuilt equation: used carries, and others that are read."""
     bodies = flow.bodies if flow.condition is None else (flow.condition, *flow.bodies)
     kept = {k for body, prog in zip(bodies, new, strict=True)
             for k in gather(body.operands, inputs_read(prog))}  # fmt: skip

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Var, while_p
+from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
@@ -289,7 +289,7 @@ def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Sched
         # A loop writes its saved values to memory in any case, and does not round them.
         policy = dataclasses.replace(policy, fused_save_price=0.0, rounds_operands=False)
     if isinstance(policy, MinCut | Decision):
-        if node.eqn.primitive is while_p:
+        if node.unknown_length:
             return _save_all_reads(node)  # its steps run backward one by one, and free their values
         available = available_values(node) if isinstance(policy, MinCut) else None
         return tuple(schedule(j, policy, available=available) for j in node.joints)

@@ -42,7 +42,7 @@ class Flow:
       index: the position of the operand that selects the body that runs; None: there is one body.
       carried: for a loop, the position of the result for each operand that is the initial value of
         a carry. Before each iteration, the inputs that read this operand have the current value.
-      scanned: positions of the operands of which each iteration reads one slice, along axis 0.
+      scanned: positions of the operands that a loop slices along axis 0, a slice an iteration.
       stacked: positions of the results that stack an output of all iterations, along axis 0.
       condition: the program that decides whether another iteration runs. It has one output, which
         becomes no result.

@@ -80,7 +80,7 @@ class Rule:
     def flow(self, eqn: JaxprEqn) -> Flow | None:
         """How values pass through the programs that the equation runs; None if it runs none.
 
-        By default it is None unless the trait `call` says that the primitive is a call.
+        The default serves calls (the trait `call`). For any other primitive it returns None.
         """
         jaxpr = callee(eqn.params, self.traits.call) if self.traits.call else None
         body = None if jaxpr is None else program(jaxpr)
@@ -93,16 +93,17 @@ class Rule:
                 each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
         """Run an equation with functions in place of the programs that it runs.
 
-        A rule whose `flow` is a loop or a branch must define it. An operand that no function reads
-        may be None. Then it has no place in the new equation. So may a result be that is not used:
-        its operand in a loop and the outputs of the functions are None too.
+        A rule whose `flow` is a loop or a branch must define it. A value that the new equation does
+        not have is None: an operand that no function reads, or a result that is not used. For an
+        unused result, the outputs of the functions are None too, and so is the operand with the
+        initial value of a carry.
 
         Args:
           eqn: the equation.
           xs: the operands.
           functions: one for each of `flow.programs`. It takes the inputs of the program and `each`,
             and returns the outputs of the program and a pytree.
-          each: a pytree that the functions get besides. A loop of known length scans it: each
+          each: a pytree of further inputs of the functions. A loop of known length scans it: each
             iteration gets its slice. A loop with a condition passes it to each iteration.
 
         Returns:

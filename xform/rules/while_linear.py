@@ -29,6 +29,7 @@ class WhilePushNode(NodeWithoutResiduals):
     """A while loop in `linearize`."""
 
     loop = True
+    unknown_length = True
 
     def __init__(self, eqn: JaxprEqn, seeded: Mask, results: Mask):
         super().__init__(eqn, [], seeded, results, push=True)

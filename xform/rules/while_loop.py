@@ -276,6 +276,7 @@ class _WhileNode(Node):
     """The node of a while loop in reverse mode. Its Joint is that of one step."""
 
     loop = True
+    unknown_length = True
 
     def __init__(self, eqn: JaxprEqn, loop: _Loop, joint: Joint, wanted: Mask, carried: Mask):
         self.body, self.steps = loop, _Steps(loop, joint, carried)

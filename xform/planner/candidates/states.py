@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from xform._jax import while_p
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, gather
 from xform.planner.decide import available_values, schedule
@@ -53,7 +52,7 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
             decision = _save_states(node, current, change_inside)
         elif node in slots:
             decision = decision_of(schedule(current.joint))
-        elif node.eqn.primitive is not while_p:
+        elif not node.unknown_length:
             inner_schedule = schedule(current.joint, body_policy, available=available_values(node))
             decision = decision_of(inner_schedule)
         else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from xform._jax import JaxprEqn, cond_p
+from xform._jax import JaxprEqn
 from xform.interpret.cost import equation_flops, flops
 from xform.passes.dce import live
 from xform.passes.structured import nested_programs
 from xform.planner.costs.recompute import fusible
 from xform.program.ir import Program
+from xform.registry.table import flow_of
 
 
 def unfused_flops(prog: Program) -> int:
@@ -26,7 +27,8 @@ def _unfused_flops(eqn: JaxprEqn) -> int:
     inner = nested_programs(eqn)
     if not inner:
         return 0 if fusible(eqn) else equation_flops(eqn)
-    if eqn.primitive is cond_p:
+    flow = flow_of(eqn)
+    if flow is not None and flow.index is not None:  # one of the branches runs
         return max(map(unfused_flops, inner))
     # `equation_flops` counts the bodies times the iterations, or times the devices.
     total = sum(map(flops, inner))

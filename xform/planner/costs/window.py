@@ -24,7 +24,7 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from xform._jax import JaxprEqn, Var, scan_p
+from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes, device_flops
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
@@ -162,7 +162,7 @@ def _states(node: Node, inner: Schedule) -> list[Var]:
 
     The result is empty for any other node.
     """
-    if node.eqn.primitive is not scan_p:
+    if not node.loop or node.unknown_length:
         return []
     inputs = inner.joint.inputs
     return gather(

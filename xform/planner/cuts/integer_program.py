@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from xform._jax import Var, name_p, while_p
+from xform._jax import Var, name_p
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
@@ -228,7 +228,7 @@ def _decision_tree(schedule: Schedule, values: dict[Joint, tuple[frozenset[Var],
 
 def _is_included(node: Node) -> bool:
     """Return whether the integer program decides for the Joints of a node."""
-    return not node.region and node.eqn.primitive is not while_p
+    return not node.region and not node.unknown_length
 
 
 def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside: int,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from xform._jax import JaxprEqn, Var, cond_p, jaxprs_of, scan_p, while_p
+from xform._jax import JaxprEqn, Var, jaxprs_of
 from xform.interpret.cost import aval_bytes, iterations_of
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p, user_equation
@@ -22,7 +22,7 @@ from xform.passes.dce import live
 from xform.passes.structured import called_body
 from xform.program.ir import Atom, program
 from xform.program.source import frame
-from xform.registry.table import traits
+from xform.registry.table import flow_of, traits
 from xform.terminal.text import human_bytes, shorten_place
 
 # Equations, and how often each runs.
@@ -140,8 +140,7 @@ def _restart(node: Node, schedule: Schedule, times: int) -> _Runs:
 
     A `while` loop always does. How often its steps run again is not known, and counts once.
     """
-    is_while = node.eqn.primitive is while_p
-    if schedule.snapshots is None and not is_while:
+    if schedule.snapshots is None and not node.unknown_length:
         return
     joint, first, steps = schedule.joint, node.first_carry, 1
     states = list(joint.outputs)
@@ -166,12 +165,11 @@ def _inside(eqn: JaxprEqn, times: int) -> _Runs:
         yield eqn, times
         return
     bodies = [called_body(eqn)] if known.call else [program(jaxpr) for jaxpr in jaxprs_of(eqn)]
-    if eqn.primitive is scan_p:
-        times *= eqn.params["length"]
-    elif eqn.primitive is while_p:
-        times *= iterations_of(eqn)
+    flow = flow_of(eqn)
+    if flow is not None and flow.is_loop:
+        times *= iterations_of(eqn) if flow.length is None else flow.length
     runs = [[r for e in live(p.equations, p.outputs) for r in _inside(e, times)] for p in bodies]
-    if eqn.primitive is cond_p:
+    if flow is not None and flow.index is not None:
         yield from _most(runs)
     else:
         for each in runs:

@@ -28,9 +28,6 @@ from xform._jax import (
     conv_general_dilated_p,
     dot_general_p,
     jax_primitives,
-    scan_counts,
-    scan_p,
-    while_p,
 )
 from xform.interpret.cost import aval_bytes
 from xform.interpret.lanes import final_p, keep_p, some_p, store_p
@@ -40,7 +37,9 @@ from xform.planner.simulate.flat_products import ProductFlattener
 from xform.planner.simulate.products import is_outer, shape
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatValue, repeat_p, wait_p
+from xform.program.flow import Flow
 from xform.program.ir import Program
+from xform.registry.table import flow_of
 from xform.registry.traits import Traits
 from xform.steering.barrier import barrier_p, is_active
 from xform.steering.materialize import materialize_p
@@ -86,13 +85,6 @@ def flatten_iteration(
         update, result = lax.dynamic_update_slice_p, FlatValue(0, "computed", x.shape)
         outputs[first + i] = flattener.add_step(update, (x, i), eqn, [x], [result])[0]
     return flattener.build(inputs, outputs)
-
-
-def loop_counts(eqn: JaxprEqn) -> tuple[int, int]:
-    """Return how many constants a scan or while loop reads, and how many values it carries."""
-    if eqn.primitive is scan_p:
-        return scan_counts(eqn.params)
-    return len(eqn.invars) - len(eqn.outvars), len(eqn.outvars)
 
 
 class Flattener(ProductFlattener):
@@ -141,26 +133,27 @@ class Flattener(ProductFlattener):
             return self.add_product(eqn, operands)
         if prim is store_p:
             prim, operands = lax.dynamic_update_slice_p, operands[:2]
-        if prim in (scan_p, while_p):
-            return self._add_loop(eqn, operands)
+        if (flow := flow_of(eqn)) is not None and flow.is_loop:
+            return self._add_loop(eqn, flow, operands)
         return self.add_step(prim, (tuple(operands), self.operation_key(eqn)), eqn, operands)
 
-    def _add_loop(self, eqn: JaxprEqn, operands: list[FlatValue]) -> list[FlatValue]:
+    def _add_loop(self, eqn: JaxprEqn, flow: Flow, operands: list[FlatValue]
+                  ) -> list[FlatValue]:  # fmt: skip
         """Add a loop, and return its results.
 
         The arrays into which the loop stacks its results are first filled with zeros. XLA does
         this as early as possible, so each array has a step of its own for it.
         """
-        n_consts, n_carried = loop_counts(eqn)
         key = tuple(operands), self.operation_key(eqn)
         stacks = [
             self.add_step(repeat_p, (key, i), eqn, [], [v.aval])[0]
-            for i, v in enumerate(eqn.outvars[n_carried:])
+            for i, v in enumerate(eqn.outvars[r] for r in sorted(flow.stacked))
         ]
         results = self.add_step(eqn.primitive, key, eqn, [*operands, *stacks])
         if results and results[0].maker is not None:
-            carried = operands[n_consts : n_consts + n_carried]
-            results[0].maker.initial_values = [*carried, *stacks]
+            initial = dict(zip(sorted(flow.stacked), stacks, strict=True))
+            initial |= {r: operands[k] for k, r in flow.carried.items()}
+            results[0].maker.initial_values = [initial[r] for r in range(len(results))]
         return results
 
     def _is_identity(self, eqn: JaxprEqn, known: Traits) -> bool:

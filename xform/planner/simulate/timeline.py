@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from xform._jax import JaxprEqn, jaxprs_of, scan_p, while_p
+from xform._jax import JaxprEqn, jaxprs_of
 from xform.planner.simulate.breadth_first import breadth_first_order
-from xform.planner.simulate.flat import flatten, flatten_iteration, loop_counts
+from xform.planner.simulate.flat import flatten, flatten_iteration
 from xform.planner.simulate.gain import GainFusion
 from xform.planner.simulate.gemms import merge_and_split
 from xform.planner.simulate.heap import HeapValue, heap_bytes
@@ -36,7 +36,9 @@ from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue
 from xform.program.dimensions import SampledCache
 from xform.program.fingerprint import fingerprint
+from xform.program.flow import Flow
 from xform.program.ir import Program, program
+from xform.registry.table import flow_of
 
 # The peaks of iterations of loops. Many plans of one program have equal loop bodies.
 _ITERATION_PEAKS = SampledCache(4_096)
@@ -296,8 +298,8 @@ class Timeline:
         """Return the peak inside a loop, branch or call, without its operands and results."""
         if step.primitive is not step.eqn.primitive or step.traits.foreign:
             return 0
-        if step.primitive in (scan_p, while_p):
-            return _iteration_peak(step.eqn, self.profile)
+        if (flow := flow_of(step.eqn)) is not None and flow.is_loop:
+            return _iteration_peak(step.eqn, flow, self.profile)
         peaks = (_body_peak(program(jaxpr), self.profile) for jaxpr in jaxprs_of(step.eqn))
         return max(peaks, default=0)
 
@@ -315,18 +317,15 @@ class Timeline:
         return list(itertools.accumulate(change[i] for i in range(len(self.steps))))
 
 
-def _iteration_peak(eqn: JaxprEqn, profile: Profile) -> int:
+def _iteration_peak(eqn: JaxprEqn, flow: Flow, profile: Profile) -> int:
     """Return the peak of one iteration of a loop, without carried, read and stacked values."""
-    n_consts, n_carried = loop_counts(eqn)
-    if eqn.primitive is while_p:
-        n_consts = eqn.params["body_nconsts"]
-    body = program(eqn.params["jaxpr" if eqn.primitive is scan_p else "body_jaxpr"])
+    (run,), n_carried, n_slices = flow.bodies, len(flow.carried), len(flow.scanned)
+    body, n_consts = run.program, len(run.operands) - n_carried - n_slices
     key = profile.name, n_consts, n_carried, fingerprint(body)
     if key not in _ITERATION_PEAKS:
-        n = n_consts + n_carried
-        n_slices, n_stacked = len(body.inputs) - n, len(body.outputs) - n_carried
-        flat = flatten_iteration(body, profile, eqn, n_slices, n_stacked)
-        carried = dict(zip(flat.outputs, flat.inputs[n_consts:n], strict=False))
+        flat = flatten_iteration(body, profile, eqn, n_slices, len(flow.stacked))
+        states = flat.inputs[n_consts : n_consts + n_carried]
+        carried = dict(zip(flat.outputs, states, strict=False))
         timeline = Timeline(flat, profile, frozenset(), carried)
         timeline.assign_buffers()
         _ITERATION_PEAKS[key] = max(timeline.live_bytes(), default=0)
