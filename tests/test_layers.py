@@ -15,7 +15,7 @@ FILES = {
 }
 LAYERS = """
     errors, terminal, storage, introspection < _jax < program < registry < passes <
-    interpret, steering < rules < slices < policies < planner < memory < modules, transforms <
+    interpret, steering < rules < slices < policies < planner < memory < modules < transforms <
     adjoints, curvature, diagnosis, fused, jacobians, sparse, steps <
     extend, equinox, flax, everywhere, names, testing, __init__ < commands < __main__
 """
@@ -27,7 +27,14 @@ ROOMS = """
     search, search_several < search_slices < search_several_slices, describe <
     plan_program < idle_regions, plan_several, planning
 """
+# Modules that import a module whose name they learn when they run, and whose name that is.
+IMPORT_BY_NAME = {
+    "xform.commands.reference": "the user's module, named on the command line",
+    "xform.commands.rules": "another library, named on the command line",
+    "xform.storage.results": "the class of a result, named in its file",
+}
 ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}
+IMPORTERS = ("import_module", "__import__")
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")
 
 
@@ -47,7 +54,15 @@ def imports(module: str) -> set[str]:
             package = module.rsplit(".", node.level)[0] if node.level else ""
             base = ".".join(filter(None, (package, node.module)))
             found |= {f"{base}.{alias.name}" for alias in node.names}
+    found |= {name.value for name in imported_by_name(module) if isinstance(name, ast.Constant)}
     return {home(name) if name.split(".")[0] == "xform" else name for name in found}
+
+
+def imported_by_name(module: str) -> list[ast.expr]:
+    """Return the first argument of each call of `import_module` or `__import__`."""
+    calls = [node for node in ast.walk(tree(module)) if isinstance(node, ast.Call)]
+    named = [call for call in calls if ast.unparse(call.func).split(".")[-1] in IMPORTERS]
+    return [call.args[0] for call in named]
 
 
 def home(name: str) -> str:
@@ -101,6 +116,16 @@ def test_no_import_inside_a_function(module: str) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inside = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
             assert not inside, f"{module}: an import in {node.name}, line {inside[0].lineno}"
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_import_by_name(module: str) -> None:
+    """Only a package imports its own modules on first use, in its `__init__`."""
+    if module in IMPORT_BY_NAME or module.endswith(".__init__"):
+        return
+    for name in imported_by_name(module):
+        other = isinstance(name, ast.Constant) and name.value.split(".")[0] != "xform"
+        assert other, f"{module}: import_module({ast.unparse(name)}), line {name.lineno}"
 
 
 def test_no_circle() -> None:

@@ -16,7 +16,6 @@ from xform import extend as extend
 from xform import passes as passes
 from xform import policies as policies
 from xform import rules as rules
-from xform.everywhere import install, is_installed, uninstall
 from xform.introspection import packages as _packages
 from xform.jacobians.jacobian import jacobian
 from xform.planner.plan.plan import Plan
@@ -71,6 +70,8 @@ _LAZY_FUNCTIONS = {
     "fits": "xform.memory.capacity",
     "fused_update": "xform.fused.fused_update",
     "health": "xform.diagnosis.health",
+    "install": "xform.everywhere",
+    "is_installed": "xform.everywhere",
     "jit": "xform.steps.jit",
     "load": "xform.storage.results",
     "memory_analysis": "xform.memory.analysis",
@@ -78,6 +79,7 @@ _LAZY_FUNCTIONS = {
     "plan": "xform.transforms.plan",
     "plan_names": "xform.names.plan_names",
     "sliced": "xform.transforms.sliced",
+    "uninstall": "xform.everywhere",
 }
 # Public modules that are imported on first use.
 _LAZY_MODULES = ("adjoints", "curvature", "equinox", "flax", "memory", "sparse", "testing")
@@ -91,6 +93,7 @@ if _typing.TYPE_CHECKING:
     from xform import memory as memory
     from xform import sparse as sparse
     from xform.diagnosis.health import health
+    from xform.everywhere import install, is_installed, uninstall
     from xform.fused.fused_update import fused_update
     from xform.fused.previous_norm import clip_by_previous_global_norm
     from xform.memory.analysis import memory_analysis

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from xform.jacobians import jacobian as jacobians
 from xform.policies import parse
 from xform.policies.budgets import bounds_peak
 from xform.steps.plan import StepPlan
+from xform.steps.replacement import planning_jit
 from xform.transforms import checkpoint, forward, jacobian, reverse
 from xform.transforms.decisions import in_step
 
@@ -131,10 +131,7 @@ def replacements(
     ours = {name: _replacement(name, policy) for name in THEIRS if name in _OURS}
     if not bounds_peak(policy):
         return ours | {"jit": THEIRS["jit"]}
-    steps = importlib.import_module(
-        "xform.steps.replacement"
-    )  # only now: `import xform` stays fast
-    return ours | {"jit": steps.planning_jit(policy, notify)}
+    return ours | {"jit": planning_jit(policy, notify)}
 
 
 def _replacement(name: str, policy: Any) -> Transform:

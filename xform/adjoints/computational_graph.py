@@ -22,13 +22,14 @@ from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue
 from xform.adjoints.printed import format_table, graphviz_text
 from xform.adjoints.walk import Recorder
 from xform.errors import WrongArgument
+from xform.introspection.argnums import positions
 from xform.introspection.callables import argument_names, check_callable, function_name
 from xform.introspection.modules import is_array_or_type
 from xform.program.arithmetic import differentiable
 from xform.program.ir import gather
 from xform.terminal.notebook import Result
 from xform.transforms.check import check_output, check_scalar
-from xform.transforms.function import function_call, positions, trace_function
+from xform.transforms.function import function_call, trace_function
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

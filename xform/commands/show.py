@@ -26,6 +26,7 @@ from xform.commands.function import (
 from xform.commands.reports import split_commas
 from xform.commands.transform import arrays_alone
 from xform.interpret.joint import analyze
+from xform.introspection.argnums import positions as of_call
 from xform.memory.printed import compiled_text, stablehlo_text
 from xform.passes import PASSES, PassResult, Pipeline, listing
 from xform.passes.base import size
@@ -35,7 +36,6 @@ from xform.policies import policy_name
 from xform.program.arithmetic import differentiable
 from xform.program.ir import Program, trace
 from xform.terminal.text import columns
-from xform.transforms.function import positions as of_call
 from xform.transforms.inspect import FlatArguments, derivative_at
 
 

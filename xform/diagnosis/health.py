@@ -22,7 +22,8 @@ from xform.diagnosis.report import Report
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable
 from xform.introspection.modules import is_inexact_array, take_static_out_of_modules
-from xform.modules.arguments import LossCall, with_arrays
+from xform.modules import with_arrays
+from xform.modules.loss_call import LossCall
 from xform.policies import save_everything
 from xform.program.arithmetic import Value
 from xform.program.ir import trace

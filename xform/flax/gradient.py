@@ -15,11 +15,11 @@ from typing import Any
 from flax import nnx
 
 from xform.flax.calls import accepts_nnx_calls, positional
+from xform.introspection.argnums import distinct, numbers, positions
 from xform.introspection.callables import function_name
 from xform.modules.boundary import Function, Mode, ModuleBoundary
 from xform.modules.objective import ModuleObjective, diff_states, replace_selected
 from xform.transforms import reverse
-from xform.transforms.function import distinct, numbers, positions
 
 Argnum = int | nnx.DiffState
 

@@ -17,6 +17,7 @@ from xform.fused.emit import run_step
 from xform.fused.plan import plan_updates
 from xform.fused.report import UpdateReport, report
 from xform.fused.step import TracedStep, trace_step
+from xform.introspection.argnums import numbers, positions
 from xform.introspection.callables import check_callable, function_name
 from xform.introspection.modules import (
     is_inexact_array,
@@ -27,7 +28,7 @@ from xform.policies import parse
 from xform.program.arithmetic import differentiable
 from xform.program.ir import evaluate, trace
 from xform.program.source import frame
-from xform.transforms.function import as_array, numbers, positions
+from xform.transforms.function import as_array
 from xform.transforms.reverse import value_and_grad
 
 Tree = Any

@@ -16,6 +16,7 @@ import numpy as np
 
 from xform._jax import jit, staging
 from xform.errors import WrongArgument
+from xform.introspection.argnums import numbers
 from xform.introspection.callables import check_callable
 from xform.jacobians.accumulate import Blocks, jacobian_by_sweep
 from xform.jacobians.choice import choose
@@ -27,7 +28,7 @@ from xform.program.arithmetic import differentiable, float0_zeros
 from xform.program.ir import seldom_collected
 from xform.transforms.check import check_input, check_output_types
 from xform.transforms.forward import linearize
-from xform.transforms.function import Tree, function_call, numbers, partial, trace_function
+from xform.transforms.function import Tree, function_call, partial, trace_function
 from xform.transforms.jacobian import check_forward_input, nonempty_positions
 from xform.transforms.reverse import immediate_vjp
 

@@ -17,11 +17,11 @@ import jax
 from flax import nnx
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
+from xform.introspection.argnums import positions
 from xform.introspection.callables import argument_names, function_name
-from xform.modules.arguments import LossCall
-from xform.modules.boundary import ModuleBoundary, is_node, split
+from xform.modules.boundary import ModuleBoundary, Tree, is_node, split
+from xform.modules.loss_call import LossCall
 from xform.modules.objective import ModuleObjective, diff_states, selected
-from xform.transforms.function import Tree, positions
 
 
 @jax.tree_util.register_pytree_with_keys_class

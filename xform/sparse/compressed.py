@@ -19,6 +19,7 @@ from scipy import sparse
 
 from xform._jax import Tracer, jit
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
+from xform.introspection.argnums import positions
 from xform.introspection.callables import definition_site, function_name
 from xform.program.arrays import replicated
 from xform.program.ir import gather
@@ -29,7 +30,7 @@ from xform.sparse.pattern import Pattern, pattern_of
 from xform.storage.bounded_cache import BoundedCache
 from xform.terminal.notebook import Result
 from xform.transforms.forward import jvp
-from xform.transforms.function import partial, positions
+from xform.transforms.function import partial
 from xform.transforms.reverse import grad, immediate_vjp
 
 

@@ -13,6 +13,7 @@ from scipy import sparse
 from xform._jax import Tracer, has_effects
 from xform.errors import NotDifferentiable, WrongArgument
 from xform.interpret.cost import size
+from xform.introspection.argnums import numbers, positions
 from xform.introspection.callables import check_callable, function_name
 from xform.policies import save_everything
 from xform.policies.sample import check_known_sizes
@@ -23,7 +24,7 @@ from xform.program.source import frame
 from xform.sparse.nested import set_propagator
 from xform.sparse.pattern import Pattern, pattern_from
 from xform.sparse.sets import input_sets, to_matrix, total_size
-from xform.transforms.function import as_array, numbers, positions
+from xform.transforms.function import as_array
 from xform.transforms.reverse import grad
 
 # A pattern with more nonzeros than this raises an error.

@@ -22,6 +22,7 @@ from jax import lax
 from xform._jax import JaxprEqn, Var, tangent_aval
 from xform.errors import WrongDtype
 from xform.interpret.jvp import jvp, push
+from xform.introspection.argnums import numbers, positions
 from xform.introspection.callables import check_callable, function_name
 from xform.passes.inline import inlined, underived_body
 from xform.program.arithmetic import (
@@ -52,7 +53,7 @@ from xform.program.ir import (
 from xform.program.source import name_stack, source
 from xform.registry.table import Rule, lookup
 from xform.registry.words import Bilinear, Linear, Pointwise
-from xform.transforms.function import as_array, numbers, partial, positions
+from xform.transforms.function import as_array, partial
 
 
 @dataclasses.dataclass(frozen=True)

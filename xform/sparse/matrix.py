@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from xform.errors import WrongArgument
+from xform.introspection.argnums import numbers
 from xform.introspection.callables import check_callable
 from xform.sparse.coloring import HESSIAN, JACOBIAN, ORDERS
 from xform.sparse.compressed import SparseMatrixFunction
-from xform.transforms.function import numbers
 
 
 def jacobian(

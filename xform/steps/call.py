@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from xform.transforms.function import numbers
+from xform.introspection.argnums import numbers
 
 
 class StaticArguments:

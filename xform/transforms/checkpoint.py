@@ -17,11 +17,12 @@ import jax
 from xform import policies
 from xform._jax import jaxpr_and_consts, jit
 from xform.errors import WrongArgument
+from xform.introspection.argnums import numbers
 from xform.introspection.callables import check_callable, definition_site, function_name
 from xform.policies.regions import region_policy
 from xform.rules.call import remat_region_of
 from xform.storage.bounded_cache import BoundedCache
-from xform.transforms.function import as_array, numbers
+from xform.transforms.function import as_array
 from xform.transforms.planned_regions import name_saved_values
 
 

@@ -3,20 +3,18 @@
 The transforms call `function_call`, which returns a `FunctionCall`, and, to plan the derivative,
 `trace_function`, which traces the call into a `Function`. A primal is an argument with respect to
 which a transform differentiates. The other functions of this module check arguments that several
-transforms have, such as `argnums`.
+transforms have.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from xform._jax import Tracer
 from xform._jax.mutable import is_mutable
@@ -293,53 +291,6 @@ def as_tuple(value: Any, name: str, caller: str) -> tuple[Tree, ...]:
         "",
         f"for a function of one argument pass {name}=({'x' if name == 'primals' else 'dx'},)",
     )
-
-
-def numbers(value: Any, caller: str, name: str) -> tuple[int, ...]:
-    """Return `value`, one position or a sequence of positions, as a tuple.
-
-    Raise WrongArgument if it is neither; `caller` and `name` name the transform and its argument.
-    """
-    try:
-        several = (value,) if isinstance(value, int | np.integer) else tuple(value)
-        return tuple(map(operator.index, several))
-    except TypeError:
-        raise WrongArgument(
-            f"{caller} with {name}={value!r}",
-            "it is neither a position nor a sequence of positions",
-            "",
-            f"give positions of arguments, such as {name}=0 or {name}=(0, 2)",
-        ) from None
-
-
-def positions(argnums: int | Sequence[int], n: int, caller: str) -> tuple[int, ...]:
-    """Return `argnums` as a tuple of non-negative positions, for a call with `n` arguments.
-
-    Raise WrongArgument if a position is out of range or occurs twice.
-    """
-    several = numbers(argnums, caller, "argnums")
-    for i in several:
-        if not -n <= i < n:
-            raise WrongArgument(
-                f"{caller} with argnums={argnums}",
-                f"the function was called with {n} positional argument{'s' * (n != 1)}",
-                "",
-                "pass the arguments to differentiate by position; keywords are held constant",
-            )
-    at = tuple(int(i) % n for i in several)
-    distinct(at, caller, argnums)
-    return at
-
-
-def distinct(at: Sequence[int], caller: str, argnums: Any) -> None:
-    """Raise WrongArgument if a position occurs twice in `at`, which came from `argnums`."""
-    if len(set(at)) < len(at):
-        raise WrongArgument(
-            f"{caller} with argnums={argnums}",
-            "it names one argument twice",
-            "",
-            "name each argument once",
-        )
 
 
 def partial(

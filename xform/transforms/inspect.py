@@ -18,6 +18,7 @@ from xform._jax import JaxprEqn, jaxprs_of
 from xform.errors import NotScalar
 from xform.interpret.emit import pass_name
 from xform.interpret.node import gather, spread
+from xform.introspection.argnums import positions
 from xform.introspection.callables import (
     argument_names,
     check_callable,
@@ -25,7 +26,8 @@ from xform.introspection.callables import (
     function_name,
 )
 from xform.introspection.modules import is_array_or_type
-from xform.modules.arguments import LossCall, with_arrays
+from xform.modules import with_arrays
+from xform.modules.loss_call import LossCall
 from xform.planner.candidate import Candidate
 from xform.planner.device import resolve_fit
 from xform.planner.idle_regions import warn_of_idle_regions
@@ -43,7 +45,6 @@ from xform.transforms.function import (
     Tree,
     function_call,
     partial,
-    positions,
     trace_function,
 )
 from xform.transforms.reverse import Policy

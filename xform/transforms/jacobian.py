@@ -18,6 +18,7 @@ import numpy as np
 from xform._jax import cotangent_aval, staging, tangent_aval
 from xform._jax.meshes import explicit_mesh_of
 from xform.errors import WrongArgument, WrongDtype
+from xform.introspection.argnums import numbers, positions
 from xform.policies import save_everything
 from xform.program.arithmetic import Value
 from xform.program.arrays import basis, zeros
@@ -29,9 +30,7 @@ from xform.transforms.function import (
     as_array,
     as_tuple,
     check_callable,
-    numbers,
     partial,
-    positions,
 )
 from xform.transforms.reverse import grad, immediate_vjp
 from xform.transforms.seeds import pull_ones

@@ -21,6 +21,7 @@ from xform._jax.meshes import shape_dtype_struct
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.interpret.cost import aval_bytes
 from xform.interpret.node import gather
+from xform.introspection.argnums import numbers, positions
 from xform.introspection.callables import (
     check_parameter,
     definition_site,
@@ -30,7 +31,8 @@ from xform.introspection.callables import (
 from xform.memory.compilation import compile_for, trace_for
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
-from xform.modules.arguments import LossCall, with_arrays
+from xform.modules import with_arrays
+from xform.modules.loss_call import LossCall
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.plan_program import plan_program
@@ -41,7 +43,7 @@ from xform.policies import Policy, min_cut
 from xform.policies.budgets import Regions
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import Mask, Program, program
-from xform.transforms.function import Tree, numbers, partial, positions
+from xform.transforms.function import Tree, partial
 from xform.transforms.inspect import FlatArguments, TracedDerivative, derivative_at
 from xform.transforms.reverse import grad, value_and_grad, vjp
 

@@ -23,6 +23,7 @@ from xform.interpret import emit
 from xform.interpret.ahead import ahead_of_time
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
+from xform.introspection.argnums import numbers, positions
 from xform.introspection.callables import check_callable, record_transform
 from xform.passes.builder import map_nested_programs
 from xform.passes.inline import inline_bodies
@@ -45,9 +46,7 @@ from xform.transforms.function import (
     FunctionCall,
     Tree,
     function_call,
-    numbers,
     partial,
-    positions,
     trace_function,
 )
 from xform.transforms.linear_map import PlannedRunner, Pullback

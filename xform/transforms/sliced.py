@@ -21,7 +21,7 @@ from xform.introspection.modules import (
     take_static_out_of_modules,
 )
 from xform.memory.compilation import compiled_bytes
-from xform.modules.arguments import module_boundary
+from xform.modules import module_boundary
 from xform.planner.sliced.search import SlicedProgram, program_within
 from xform.policies.sample import check_known_sizes
 from xform.program.dimensions import shape
