@@ -14,7 +14,7 @@ FILES = {
     for path in sorted((ROOT / "xform").rglob("*.py"))
 }
 LAYERS = """
-    errors, terminal, storage, introspection < _jax < program < registry < passes <
+    errors, terminal, storage, introspection, page < _jax < program < registry < passes <
     interpret, steering < rules < slices < policies < planner < memory < modules < transforms <
     adjoints, curvature, diagnosis, fused, jacobians, sparse, steps <
     extend, equinox, flax, everywhere, names, testing, __init__ < commands < __main__

@@ -15,10 +15,10 @@ import pytest
 
 import xform
 from tests.memory.test_buffers import ALLOC, FREE, message
-from xform.memory.page import web_file
 from xform.memory.plot import bytes_by_category
 from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
+from xform.page.writer import web_file
 
 TPU = parse_target("tpu:v5e:1x1")
 
@@ -80,7 +80,7 @@ def test_page_script_computes_the_live_bytes_of_the_report(tmp_path: Path) -> No
     report.save_html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text().partition('type="application/json">')[2]
     (tmp_path / "data.json").write_text(text.partition("</script>")[0])
-    (tmp_path / "run.js").write_text(web_file("data.js") + """
+    (tmp_path / "run.js").write_text(web_file("buffers.js") + """
       const { categories, reports } = JSON.parse(require("fs").readFileSync(process.argv[2]));
       const report = unpack(reports[0]), sum = (found) => found.reduce((n, b) => n + b.bytes, 0);
       console.log(JSON.stringify([report.live.map((_, step) => sum(liveAt(report, step))),

@@ -17,7 +17,7 @@ from jax.tree_util import keystr
 
 from xform._jax import Tracer
 from xform.adjoints.accumulate import pull_adjoints, push_adjoints
-from xform.adjoints.page import write_page
+from xform.adjoints.graph_page import write_page
 from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue, measure
 from xform.adjoints.printed import format_table, graphviz_text
 from xform.adjoints.walk import Recorder

@@ -27,6 +27,7 @@ from xform.commands.difference import largest_difference
 from xform.errors import OtherProgram
 from xform.interpret.joint import Schedule
 from xform.introspection.callables import function_name
+from xform.page.writer import write_page
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, residual_bytes
@@ -39,7 +40,6 @@ from xform.policies import Policy, policy_name, save_everything
 from xform.program.frameworks import is_framework
 from xform.program.source import frame
 from xform.steps.plan import StepPlan
-from xform.storage.files import atomic_write
 from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
 from xform.transforms.decisions import Decisions, in_step
 
@@ -321,10 +321,8 @@ class DerivativeRecorder:
         """Write an HTML page with the table and the saved values of each function."""
         saved = [f"<h2>{html.escape(r.place)}</h2>\n<pre>{html.escape(r.saved_table)}</pre>"
                  for r in self._shown() if r.saved_table]  # fmt: skip
-        head = '<!doctype html>\n<meta charset="utf-8">\n<title>Values saved by the program</title>'
-        page = "\n".join([head, f"<pre>{html.escape(str(self))}</pre>", *saved, ""])
-        with atomic_write(path) as partial:
-            partial.write_text(page, encoding="utf-8")
+        body = "\n".join([f"<pre>{html.escape(str(self))}</pre>", *saved, ""])
+        write_page(path, "Values saved by the program", body=body)
 
 
 def _without_value(both: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from xform.diagnosis import page, plot
+from xform.diagnosis import health_page, plot
 from xform.diagnosis.nonfinite import Origin
 from xform.diagnosis.row import LayerHealth
 from xform.storage.files import atomic_write
@@ -93,7 +93,7 @@ class Report(Result):
           FileNotWritten: the file cannot be written.
         """
         losses = str_of_losses(self.losses)
-        page.write_page(path, self.function, losses, self.said(), self.rows)
+        health_page.write_page(path, self.function, losses, self.said(), self.rows)
 
     def summary(self) -> str:
         """Return one line that names the layers at fault."""

@@ -19,9 +19,9 @@ from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.cudnn import uncounted
 from xform.memory.description import Description
 from xform.memory.difference import KINDS, Difference
-from xform.memory.page import write
 from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
+from xform.memory.report_page import write
 from xform.memory.report_text import report_text
 from xform.memory.roles import role
 from xform.memory.targets import Target

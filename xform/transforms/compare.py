@@ -18,8 +18,8 @@ import jax
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.description import Description, describe
-from xform.memory.page import write
 from xform.memory.report import MemoryReport
+from xform.memory.report_page import write
 from xform.memory.targets import parse_target
 from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
 from xform.policies import min_cut, parse, policy_name

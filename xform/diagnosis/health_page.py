@@ -9,48 +9,26 @@ import string
 from collections.abc import Callable, Sequence
 
 from xform.diagnosis.row import LayerHealth
-from xform.memory.page import digest, source_line
-from xform.storage.files import atomic_write
+from xform.page import writer
+from xform.page.writer import source_line
 from xform.terminal.text import shorten_place
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: light-dark(#1a202c, #e8eaf0);
-  --card: light-dark(#fff, #17191e); --line: light-dark(#e1e4ea, #2b2f38);
-  --muted: light-dark(#5a6472, #9aa3b2);
-  --bad: light-dark(#b3261e, #ff8a7a); --wash: light-dark(#fdecea, #3a1d1b);
-  --one: light-dark(#2b6cb0, #7ab0ff); --two: light-dark(#b7560f, #f6ad55); }
-body { margin: 0 auto; padding: 20px; max-width: 1300px; color: var(--ink); background: var(--card);
-  font: 14px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
-h1 { font-size: 22px; margin: 0; } h2 { font-size: 16px; margin: 22px 0 6px; }
-.muted { color: var(--muted); } .bad { color: var(--bad); font-weight: 600; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; }
-th, td { padding: 3px 9px; border-bottom: 1px solid var(--line); text-align: right; }
-td { white-space: nowrap; }
-th { position: sticky; top: 0; background: var(--card); }
-th:first-child, td:first-child, .text { text-align: left; }
-tr.fault td { background: var(--wash); }
-svg { width: 100%; height: 190px; } svg text { fill: var(--muted); font-size: 11px; }
-.one { fill: var(--one); } .two { fill: var(--two); } .band { fill: var(--bad); opacity: 0.15; }
-.grid { stroke: var(--line); }
-"""
-_PAGE = string.Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; base-uri 'none'; \
-form-action 'none'; style-src '$digest'">
-<title>Health of $function</title><style>$style</style></head><body>
-<h1>Health of $function</h1>
-<p class="muted">loss $losses, $count rows in execution order</p>
+_BODY = string.Template("""<main>
+<section class="card">
 <h2>$headline</h2>
-<ul>$findings</ul>
+<ul class="list">$findings</ul>
+</section>
+<section class="card">
 <h2>Root mean squares</h2>
 <p class="muted">Results of layers (blue), and the loss's gradient with respect to them (orange),
 on a logarithmic axis. Rows at fault are marked.</p>
-$curves
+<div class="table">$curves</div>
+</section>
+<section class="card">
 <h2>Layers</h2>
-<div class="scroll"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
-</body></html>
+<div class="table"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
+</section>
+</main>
 """)
 _COLUMNS: tuple[tuple[str, Callable[[LayerHealth], float | None]], ...] = (
     ("activation", lambda r: r.activation),
@@ -78,12 +56,7 @@ def write_page(path: str | os.PathLike[str], function: str, losses: str, finding
       rows: the layers in execution order.
     """
     faults = sum(row.verdict != "fine" for row in rows)
-    text = _PAGE.substitute(
-        digest=digest(_STYLE),
-        style=_STYLE,
-        function=html.escape(function),
-        losses=html.escape(losses),
-        count=len(rows),
+    body = _BODY.substitute(
         headline=f"{faults} at fault"
         if faults
         else "Every layer is fine"
@@ -94,16 +67,17 @@ def write_page(path: str | os.PathLike[str], function: str, losses: str, finding
         head="".join(_cells("th", ["layer", *(name for name, _ in _COLUMNS), "verdict", "where"])),
         rows="".join(map(_row, rows)),
     )
-    with atomic_write(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    about = f"loss {losses}, {len(rows)} rows in execution order"
+    writer.write_page(path, f"Health of {function}", about, body)
 
 
 def _cells(tag: str, cells: Sequence[str]) -> list[str]:
-    """Return the cells of a table's row in HTML. The last two are text, not numbers."""
-    first_text = len(cells) - 2
+    """Return the cells of a table's row in HTML. The first and the last two are text."""
+    text = (0, len(cells) - 2, len(cells) - 1)
+    kinds = ["" if i in text else "number" for i in range(len(cells))]
     return [
-        f"<{tag}{' class=text' if i >= first_text else ''}>{html.escape(cell)}</{tag}>"
-        for i, cell in enumerate(cells)
+        f'<{tag} class="{kind}">{html.escape(cell)}</{tag}>'
+        for kind, cell in zip(kinds, cells, strict=True)
     ]
 
 

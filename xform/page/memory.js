@@ -1,7 +1,7 @@
 /* The state of the page (report, step, grouping and search), and its parts. */
 
 const started = performance.now();
-const { categories, reports: packed } = JSON.parse($$("data").textContent);
+const { categories, reports: packed } = data;
 const ofCategory = new Map(categories.map((c) => [c.name, c]));
 const colorOf = (name) => (ofCategory.get(name) ?? categories.at(-1))[paint.dark ? "dark" : "light"];
 const reports = packed.map(() => null); // unpacked when shown
@@ -10,8 +10,9 @@ const unpacked = (i) => reports[i] ??= unpack(packed[i]);
 let report = null, step = 0, grouping = "category";
 const timeline = makeTimeline($$("timeline"), categories, inspect);
 const treemap = makeTreemap($$("treemap"), $$("trail"));
-const table = makeTable($$("table"), $$("more"));
-const chip = makeTable($$("chip-table"), $$("chip-more"));
+const bufferTable = (id, more) => makeTable($$(id), $$(more), "buffer", BUFFER_COLUMNS, "bytes");
+const table = bufferTable("table", "more"), chip = bufferTable("chip-table", "chip-more");
+$$("about").after(make("p", { id: "description", class: "muted" }));
 
 function open(i) {
   report = unpacked(i);
@@ -166,17 +167,8 @@ function refresh() {
   performance.measure("refresh", { start: before });
 }
 
-/** Read the theme, and label the switch with the theme that it switches to. */
-function theme() {
-  readTheme();
-  const dark = paint.dark;
-  $$("theme").textContent = dark ? "☀ Light" : "☾ Dark";
-  $$("theme").setAttribute("aria-label", `Switch to ${dark ? "light" : "dark"} colours`);
-}
-
 /** Draw everything that has colours again. */
 function repaint() {
-  theme();
   legend();
   timeline.draw();
   fastMemory();
@@ -190,11 +182,6 @@ function group(by) {
   }
 }
 
-$$("theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = paint.dark ? "light" : "dark";
-  repaint();
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 $$("zoom-in").addEventListener("click", () => timeline.zoom(0.5));
 $$("zoom-out").addEventListener("click", () => timeline.zoom(2));
 $$("zoom-reset").addEventListener("click", timeline.reset);
@@ -204,7 +191,7 @@ for (const button of document.querySelectorAll("[data-group]")) {
   button.addEventListener("click", () => { group(button.dataset.group); refresh(); });
 }
 group(grouping);
-theme();
+startTheme(repaint);
 open(0);
 new ResizeObserver(() => { timeline.draw(); treemap.draw(); }).observe($$("treemap"));
 performance.measure("first paint", { start: started });

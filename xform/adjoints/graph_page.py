@@ -1,4 +1,4 @@
-"""The HTML page of a graph: one file that opens from disk and needs no network."""
+"""The HTML page of a graph: its data, with numbers formatted as text."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import os
 from typing import Any
 
 from xform.adjoints.printed import format_measure, format_partial, headline, local_derivatives
-from xform.memory.page import assemble_page, web_file
-from xform.storage.files import atomic_write
+from xform.page import writer
+from xform.page.writer import web_file
 from xform.terminal.text import shorten_place
 
-_SCRIPTS = ("steps", "layout", "picture", "values", "graph")
+_SCRIPTS = ("steps", "layout", "picture", "graph")
 
 
 def write_page(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write an HTML page that draws a graph and steps through it.
 
-    The page needs no network, and its content security policy forbids requests. The file is written
-    completely or not at all.
+    See `write_page` of `xform.page.writer`.
 
     Args:
       graph: the result of `ComputationalGraph.to_dict()`.
@@ -25,13 +24,8 @@ def write_page(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
     Cost: about 700 bytes of the file per operation.
     """
-    graph_file = lambda name: web_file(name, "xform.adjoints")
-    scripts = [web_file("dom.js"), *(graph_file(f"{name}.js") for name in _SCRIPTS)]
-    style = web_file("page.css") + graph_file("graph.css")
-    title = f"Graph of {graph['function']}"
-    page = assemble_page(title, graph_file("graph.html"), style, scripts, _page_data(graph))
-    with atomic_write(path) as partial:
-        partial.write_text(page, encoding="utf-8")
+    title, body, data = f"Graph of {graph['function']}", web_file("graph.html"), _page_data(graph)
+    writer.write_page(path, title, headline(graph), body, scripts=_SCRIPTS, data=data)
 
 
 def _page_data(graph: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +65,6 @@ def _page_data(graph: dict[str, Any]) -> dict[str, Any]:
     }
     return {
         "function": graph["function"],
-        "about": headline(graph),
         "output": graph["output"],
         "values": values,
         "operations": operations,

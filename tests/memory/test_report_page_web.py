@@ -15,11 +15,12 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser import NEEDS_A_BROWSER, Page, check_silence, opened, started
 from tests.memory.samples import HARM, harmful, transformer
-from xform.memory.page import write
+from xform.memory.report_page import write
 from xform.terminal.text import human_bytes
 
 pytestmark = NEEDS_A_BROWSER
 SMALL = transformer(8)
+LIVE = sum(b["at_peak"] for b in SMALL["buffers"])
 Open = Callable[..., Page]
 
 
@@ -51,7 +52,7 @@ def test_the_headline(shown: Open) -> None:
     page = shown()
     assert page.text("#headline") == f"{human_bytes(SMALL['total_bytes'])} of 16.0 GiB"
     assert page.text("#room") == "Fits: 10.2 GiB (63.9%) to spare"
-    assert page.text("#live-title") == "What is live at the peak"
+    assert page.text("#live-title") == "Live buffers at the peak"
     assert "32.0 KiB" in page.text("#legend li:nth-child(3)")
     page = shown(transformer(8, capacity=2**32))
     assert page.text("#room") == "Does not fit: 1.8 GiB too much"
@@ -80,8 +81,8 @@ def test_hover_over_a_box_shows_its_line(shown: Open) -> None:
 
 def test_search_filters_and_adds_up(shown: Open) -> None:
     page = shown()
-    assert page.text("#found") == "217 buffers, 5.8 GiB"
-    assert page.search("model.py:52 DOT").startswith("8 buffers of 217 match: 2.0 GiB, 34.6%")
+    assert page.text("#found") == f"{LIVE} buffers, 5.8 GiB"
+    assert page.search("model.py:52 DOT").startswith(f"8 buffers of {LIVE} match: 2.0 GiB, 34.6%")
     assert set(page.column(3)) == {"model.py:52 (layer)"}
     assert "2.0 GiB" in page.text("#trail")
     assert "model.py:52" in page.hover("#treemap", 0.9, 0.9)
@@ -115,7 +116,7 @@ def test_more_rows(shown: Open) -> None:
     page = shown()
     assert len(page.column(1)) == 100
     page.one("#more").click()
-    assert len(page.column(1)) == 217
+    assert len(page.column(1)) == LIVE
     assert not page.one("#more").is_displayed()
 
 
@@ -133,7 +134,7 @@ def test_zoom_and_pan_of_the_timeline(shown: Open) -> None:
     assert before[0] < near[0] < near[1] < before[1]
     page.at("#timeline").click_and_hold().move_by_offset(200, 0).release().perform()
     assert step(0.2) < near[0]
-    assert page.text("#live-title") == "What is live at the peak"  # a drag is not a click
+    assert page.text("#live-title") == "Live buffers at the peak"  # a drag is not a click
     page.one("#zoom-reset").click()
     assert (step(0.2), step(0.8)) == before
     page.one("#zoom-in").click()
@@ -143,11 +144,11 @@ def test_zoom_and_pan_of_the_timeline(shown: Open) -> None:
 def test_a_click_inspects_a_step(shown: Open) -> None:
     page = shown()
     page.at("#timeline", 0.9).click().perform()
-    step = int(page.text("#live-title").removeprefix("What is live at step "))
-    live = sum(b["born"] <= step <= b["dies"] for b in SMALL["buffers"])
+    step = int(page.text("#live-title").removeprefix("Live buffers at step "))
+    live = sum(b["counted"] and b["born"] <= step <= b["dies"] for b in SMALL["buffers"])
     assert page.text("#found") == f"{live} buffers, {human_bytes(SMALL['live'][step])}"
     page.one("#to-peak").click()
-    assert page.text("#found") == "217 buffers, 5.8 GiB"
+    assert page.text("#found") == f"{LIVE} buffers, 5.8 GiB"
 
 
 def test_zoom_into_a_group(shown: Open) -> None:
@@ -178,7 +179,7 @@ def test_keys(shown: Open) -> None:
     timeline.send_keys(Keys.ARROW_RIGHT)
     assert page.text("#say").startswith(f"step {SMALL['peak_step'] + 1}: ")
     timeline.send_keys("+", Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ENTER)
-    assert page.text("#live-title") == f"What is live at step {SMALL['peak_step'] - 1}"
+    assert page.text("#live-title") == f"Live buffers at step {SMALL['peak_step'] - 1}"
     treemap.send_keys(Keys.ARROW_RIGHT)
     assert page.text("#say").startswith("activation, ")
     treemap.send_keys(Keys.ENTER)
@@ -263,8 +264,8 @@ def test_legend_lists_bytes_not_attributed_to_buffers(shown: Open) -> None:
 
 def test_page_shows_compiled_function_arguments_and_verified_policy(shown: Open) -> None:
     page = shown()
-    assert "Compiled: the function as it is, policy save_dots" in page.text("#asked")
-    assert "Arguments: state (3 arrays" in page.text("#asked")
+    assert "Compiled: the function as it is, policy save_dots" in page.text("#description")
+    assert "Arguments: state (3 arrays" in page.text("#description")
     assert page.text("#policy").startswith("Policy to copy: xform.policies.save_dots verified: ")
 
 

@@ -1,13 +1,33 @@
 /* The page of a graph: its data, its controls and what they do. */
 
-const graph = JSON.parse($$("data").textContent);
-const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+const graph = data;
 let order = "pushed", at = graph.operations.length, steps = stepsOf(graph, order);
 
-$$("function").textContent = `Graph of ${graph.function}`;
-$$("about").textContent = graph.about;
+const operationOf = (v) => graph.operations[v.operation];
+const values = graph.values.filter((v) => v.operation >= 0);
+for (const v of values) {
+  const op = operationOf(v);
+  v.searched = [v.name, v.label, v.type, v.activity, op.text, op.where, op.scope.join(" / ")].join("\n").toLowerCase();
+}
+const rightSide = (op) => op.inputs.length ? written(graph, op).split(" = ").slice(1).join(" = ") : op.text;
+const table = makeTable($$("table"), $$("more"), "value", [
+  ["Variable", (v) => make("code", {}, `${v.name}:${v.type}`)],
+  ["Name", (v) => v.label],
+  ["Operation", (v) => rightSide(operationOf(v))],
+  ["Value", (v) => v.value_text, "number"],
+  ["Adjoint", (v) => v.adjoint, "number"],
+  ["Local derivatives", (v) => operationOf(v).partials],
+  ["Activity", (v) => v.activity, (v) => v.activity ?? ""],
+  ["Line", (v) => make("span", { title: operationOf(v).where }, operationOf(v).short_where)],
+  ["Scope", (v) => operationOf(v).scope.join(" / ")],
+]);
 
-const table = makeTable($$("table"), $$("more"), graph);
+function search() {
+  const found = matching(values, $$("search").value);
+  table.show(found);
+  $$("found").textContent = found.length === values.length ? count(values.length, "value")
+    : `${count(found.length, "value")} of ${values.length.toLocaleString("en")} match`;
+}
 const picture = makePicture($$("picture"), graph, refresh);
 
 function refresh() {
@@ -19,7 +39,7 @@ function refresh() {
   for (const [id, off] of [["first", at === 0], ["back", at === 0], ["next", at === steps.length], ["last", at === steps.length]]) $$(id).disabled = off;
   const step = state.now;
   const value = !step ? -1 : step.edge !== undefined ? graph.edges[step.edge].source : graph.operations[step.operation].outputs[0];
-  table.mark(value);
+  table.mark(graph.values[value]);
   picture.draw(state);
 }
 
@@ -38,24 +58,13 @@ function choose(next) {
   go(Math.min(at, graph.operations.length + 1));
 }
 
-function theme() {
-  readTheme();
-  $$("theme").textContent = paint.dark ? "☀ Light" : "☾ Dark";
-  $$("theme").setAttribute("aria-label", `Switch to ${paint.dark ? "light" : "dark"} colours`);
-}
-
-$$("theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = paint.dark ? "light" : "dark";
-  theme();
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
 $$("first").addEventListener("click", () => go(0));
 $$("back").addEventListener("click", () => go(at - 1));
 $$("next").addEventListener("click", () => go(at + 1));
 $$("last").addEventListener("click", () => go(steps.length));
 $$("turn").addEventListener("click", () => go(graph.operations.length + 1));
 $$("step").addEventListener("input", (event) => go(Number(event.target.value)));
-$$("search").addEventListener("input", (event) => table.search(event.target.value));
+$$("search").addEventListener("input", search);
 for (const button of document.querySelectorAll("[data-order]")) {
   button.addEventListener("click", () => choose(button.dataset.order));
 }
@@ -65,5 +74,6 @@ $$("picture").addEventListener("keydown", (event) => {
   event.preventDefault();
   go(to);
 });
-theme();
+startTheme();
+search();
 choose(order);

@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 import xform
-from tests.adjoints.test_page import ARGS, HARM, harmful, looped
+from tests.adjoints.test_graph_page import ARGS, HARM, harmful, looped
 from tests.browser import NEEDS_A_BROWSER, Page, check_silence, opened, started
 
 pytestmark = NEEDS_A_BROWSER
@@ -72,7 +72,7 @@ def test_steps_forward(shown: Open) -> None:
     for _ in range(3):
         page.one("#next").click()
     assert page.text("#now").startswith("Forward, 4 of 8: d = div a b, which is 3.0.")
-    assert "test_web.py:" in page.text("#now")
+    assert "test_graph_page_web.py:" in page.text("#now")
     assert page.texts(".vertex.now .head") == ["d = div a b"]
     assert len(page.texts(".edge.now")) == 2
     assert len(page.texts(".vertex.later")) == 4
@@ -169,7 +169,7 @@ def test_search_and_the_row_of_the_step(shown: Open) -> None:
     page.one("#next").click()
     assert page.texts("#table tr[aria-current] td:nth-child(2)") == ["x"]
     assert page.search("exp") == "1 value of 8 match"
-    assert page.search("test_web active") == "5 values of 8 match"
+    assert page.search("page_web active") == "5 values of 8 match"
 
 
 def test_light_and_dark(shown: Open) -> None:

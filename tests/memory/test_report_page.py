@@ -1,7 +1,5 @@
-"""The page's text is complete, escaped, and loads nothing. test_web.py tests its behaviour."""
+"""The data of a report's page. test_report_page_web.py tests its behaviour."""
 
-import base64
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from tests.memory.samples import HARM, harmful, transformer
 from xform.errors import WrongArgument
-from xform.memory.page import write
+from xform.memory.report_page import write
 
 
 def page(reports: list[dict[str, Any]], path: Path, labels: tuple[str, ...] = ()) -> str:
@@ -61,20 +59,6 @@ def test_page_data_has_compiled_function_arguments_policy_and_phases(tmp_path: P
     assert [p["name"] for p in found["phases"]] == ["forward", "backward", "update"]
 
 
-def test_nothing_is_fetched(tmp_path: Path) -> None:
-    text = page([transformer(2)], tmp_path / "page.html")
-    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|src=|<link|fetch\(|XMLHttp", text)
-    assert "default-src 'none'" in text
-
-
-def test_its_rules_let_its_own_scripts_run(tmp_path: Path) -> None:
-    text = page([transformer(2)], tmp_path / "page.html")
-    for tag in ("style", "script"):
-        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in text
-
-
 def test_texts_of_the_user_are_escaped(tmp_path: Path) -> None:
     text = page([harmful()], tmp_path / "page.html", (HARM,))
     assert HARM not in text
@@ -83,11 +67,6 @@ def test_texts_of_the_user_are_escaped(tmp_path: Path) -> None:
     (found,) = data(text)["reports"]
     assert found["label"] == HARM
     assert HARM in found["text"]
-
-
-def test_no_place_is_left_open(tmp_path: Path) -> None:
-    text = page([transformer(2)], tmp_path / "page.html")
-    assert not re.search(r"\$(title|style|script|data|policy)\b", text)
 
 
 def test_several_reports_have_labels(tmp_path: Path) -> None:
@@ -102,15 +81,6 @@ def test_wrong_numbers_are_refused(reports: int, labels: Any, tmp_path: Path) ->
         write([transformer(1)] * reports, tmp_path / "page.html", labels)
     assert f"problem: there are {reports} reports and {len(labels)} labels" in str(caught.value)
     assert "remedy:  give at least one report, and either a label for each" in str(caught.value)
-
-
-def test_failed_write_keeps_the_old_page_and_leaves_no_other_file(tmp_path: Path) -> None:
-    write([transformer(1)], tmp_path / "page.html")
-    before = (tmp_path / "page.html").read_bytes()
-    broken = transformer(1) | {"flops": float("nan")}  # JSON has no such number
-    with pytest.raises(ValueError, match="JSON"):
-        write([broken], tmp_path / "page.html")
-    assert [p.read_bytes() for p in tmp_path.iterdir()] == [before]
 
 
 def test_ten_thousand_buffers_are_a_megabyte(tmp_path: Path) -> None:

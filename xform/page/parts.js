@@ -1,4 +1,6 @@
-/* Helpers for elements, tooltips and canvases. Texts of the user's are inserted as text, never as HTML. */
+/* The parts that pages share: elements, tooltips, tables, search, themes and canvases. Texts of the user's are inserted as text, never as HTML. */
+
+const data = JSON.parse(document.getElementById("data").textContent);
 
 const $$ = (id) => document.getElementById(id);
 
@@ -16,6 +18,8 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+document.body.append(make("div", { id: "tip", role: "tooltip", hidden: "" }),
+  make("p", { id: "say", class: "hidden", "aria-live": "polite" }));
 const swatch = (color) => make("span", { class: "swatch", color });
 
 /** Show the tooltip near a point, inside the window. */
@@ -70,6 +74,24 @@ function readTheme() {
   probe.remove();
 }
 
+/** Let the button switch the theme, and call `repaint` after each change of it. */
+function startTheme(repaint = () => {}) {
+  const button = $$("theme");
+  const show = () => {
+    readTheme();
+    button.textContent = paint.dark ? "☀ Light" : "☾ Dark";
+    button.setAttribute("aria-label", `Switch to ${paint.dark ? "light" : "dark"} colours`);
+  };
+  const change = () => { show(); repaint(); };
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = paint.dark ? "light" : "dark";
+    change();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", change);
+  button.hidden = false;
+  show();
+}
+
 /** Dark or white, whichever is easier to read on a colour `#rrggbb`. */
 function inkOn(color) {
   const [r, g, b] = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
@@ -108,4 +130,74 @@ function cut(context, text, width) {
     else high = middle - 1;
   }
   return low > 3 ? `${text.slice(0, low)}…` : "";
+}
+
+const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+
+/** The rows whose text `searched` has every word of a search. */
+function matching(rows, search) {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  return words.length ? rows.filter((row) => words.every((w) => row.searched.includes(w))) : rows;
+}
+
+const ROWS = 100; // rows of a table at first
+const MORE = 500; // rows that its button adds
+
+/**
+ * A table with more rows on request. A column is [title, cell, kind, field]: `cell` returns what a
+ * row has there, `kind` is a class or returns one, and a column with a field sorts the table.
+ * The rows that are shown arrive in descending order of the field `first`, if that is given.
+ */
+function makeTable(place, more, noun, columns, first = null) {
+  let all = [], key = first, down = true, rows = ROWS, marked = null, shown = new Map();
+  const collate = new Intl.Collator("en", { numeric: true }).compare;
+  const compare = (a, b) => typeof a === "number" ? a - b : collate(a, b);
+  const of = (kind, row) => typeof kind === "function" ? kind(row) : kind ?? "";
+  const body = make("tbody");
+  const heads = columns.map(([title, , kind, field]) => make("th", { class: of(kind, {}), scope: "col" },
+    field ? make("button", { type: "button", "data-sort": field, onclick: () => sort(field) }, title) : title));
+  place.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
+  more.addEventListener("click", () => { rows += MORE; draw(); });
+
+  function show(next) {
+    all = next;
+    rows = ROWS;
+    draw();
+  }
+
+  /** Sort by a column, or reverse the order if it is sorted so already. Numbers start descending. */
+  function sort(field) {
+    down = key === field ? !down : typeof all[0]?.[field] === "number";
+    key = field;
+    show(all);
+  }
+
+  function draw() {
+    const sign = down ? -1 : 1;
+    // A stable sort keeps the order of arrival among equals.
+    const sorted = key === first && down ? all : [...all].sort((a, b) => sign * compare(a[key], b[key]));
+    heads.forEach((head, i) => {
+      const [title, , , field] = columns[i];
+      if (!field) return;
+      if (field === key) head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+      head.firstChild.textContent = field === key ? `${title} ${down ? "↓" : "↑"}` : title;
+    });
+    shown = new Map(sorted.slice(0, rows).map((row) => [row, make("tr", {}, ...columns.map(
+      ([, cell, kind]) => make("td", { class: of(kind, row) }, ...[cell(row)].flat())))]));
+    body.replaceChildren(...shown.values());
+    const left = sorted.length - rows;
+    more.hidden = left <= 0;
+    more.textContent = `Show ${count(Math.min(left, MORE), `more ${noun}`)} of ${left.toLocaleString("en")}`;
+    mark(marked);
+  }
+
+  /** Highlight a row. */
+  function mark(row) {
+    shown.get(marked)?.removeAttribute("aria-current");
+    marked = row;
+    shown.get(marked)?.setAttribute("aria-current", "true");
+  }
+
+  return { show, mark };
 }

@@ -19,12 +19,6 @@ function unpack(packed) {
   return { ...packed, buffers };
 }
 
-/** The buffers that match every word of a search. */
-function matching(buffers, search) {
-  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  return words.length ? buffers.filter((b) => words.every((w) => b.searched.includes(w))) : buffers;
-}
-
 /** The buffers in main memory that are live at a step: their bytes add up to the live bytes. */
 function liveAt(report, step) {
   return report.buffers.filter((b) => b.counted && b.born <= step && step <= b.dies);
@@ -82,4 +76,23 @@ const humanBytes = (n) => n === null ? "not known" : scaled(Math.round(n), 1024,
 const humanFlops = (n) =>
   scaled(n, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"]);
 const percent = (part, whole) => `${(100 * part / Math.max(whole, 1)).toFixed(1)}%`;
-const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+
+const BUFFER_COLUMNS = [
+  ["Bytes", (b) => humanBytes(b.bytes), "number", "bytes"],
+  ["Category", (b) => [swatch(colorOf(b.category)), b.category], "", "category"],
+  ["Source line", (b) => [make("span", { title: b.where }, nearby(b.where)),
+    ...(b.source ? [make("code", { title: b.source }, b.source)] : [])], "", "where"],
+  ["Operation", (b) => b.operation, "", "operation"],
+  ["Type", (b) => b.type, "", "type"],
+  ["Scope", (b) => b.scope, "", "scope"],
+  ["Why", (b) => b.why, "", "why"],
+  ["From step", (b) => b.born.toLocaleString("en"), "number", "born"],
+  ["To step", (b) => b.dies.toLocaleString("en"), "number", "dies"],
+  ["Name", (b) => b.name, "", "name"],
+];
+
+/** A source line with only the last folder of its path. */
+function nearby(where) {
+  const parts = where.split("/");
+  return parts.length > 3 ? `…/${parts.slice(-2).join("/")}` : where;
+}

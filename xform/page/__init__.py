@@ -1,0 +1,1 @@
+"""The HTML pages of reports: one writer, one stylesheet, and the parts that pages share."""
