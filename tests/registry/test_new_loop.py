@@ -20,6 +20,7 @@ from jax.interpreters import batching, mlir
 import xform
 from xform import passes
 from xform.extend import Body, Flow
+from xform.interpret.cost import program_flops
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
 from xform.memory.batch_axes import batch_axes
@@ -117,6 +118,11 @@ def test_derivatives() -> None:
 
     for a, b in zip(*map(jax.tree.leaves, both(derivatives)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_operations_of_all_iterations_count() -> None:
+    a, b = both(lambda loop: program_flops(layers(loop), W, X))
+    assert a == b > 3 * 2 * 6 * 8 * 8
 
 
 def test_sparsity_is_that_of_three_iterations() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from xform._jax import JaxprEqn, Var
-from xform.passes.dataflow import Lattice, operands_through, results_through
+from xform.passes.dataflow import AnyOf, operands_through, results_through
 from xform.program.flow import Flow
 from xform.program.ir import Mask, Program
 from xform.registry.table import lookup, rule_of
@@ -75,17 +75,10 @@ def _find_path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
     return Path(steps, inputs, outputs)
 
 
-class _AnyOf(Lattice[bool]):
-    """A value has a property if one of the values that it may be has it."""
-
-    def join(self, a: bool, b: bool) -> bool:
-        return a or b
-
-
 def active_through(flow: Flow, active: Mask, results: Sequence[Var]) -> Mask:
     """Return which results of an equation that runs programs are active, in some iteration."""
     analyze = lambda body, inputs: path(body, tuple(inputs)).outputs
-    return tuple(results_through(flow, active, results, _AnyOf(), analyze))
+    return tuple(results_through(flow, active, results, AnyOf(), analyze))
 
 
 def active_inside(flow: Flow, eqn: JaxprEqn, active: Mask) -> Mask:
@@ -107,7 +100,7 @@ def useful_through(flow: Flow, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mas
             return (False,) * len(body.inputs)
         return path(body, masks[body], tuple(outputs)).inputs
 
-    useful = operands_through(flow, wanted, eqn.invars, _AnyOf(), analyze, False, False)
+    useful = operands_through(flow, wanted, eqn.invars, AnyOf(), analyze, False, False)
     return tuple(a and b for a, b in zip(useful, inside, strict=True))
 
 

@@ -32,11 +32,11 @@ import jax
 
 from xform._jax import JaxprEqn, itemsize
 from xform.passes.dce import live
-from xform.passes.structured import called_body
 from xform.program.dimensions import number, numbers, product, shape
+from xform.program.flow import Flow
 from xform.program.hijax import is_differentiable_hitype
 from xform.program.ir import Program, program
-from xform.registry.table import traits
+from xform.registry.table import flow_of, traits
 
 _ITERATIONS = re.compile(r"xform\(iterations_(\d+)\)")
 
@@ -92,11 +92,22 @@ def equation_flops(eqn: JaxprEqn) -> int:
     known = traits(eqn.primitive)
     if known.flops is not None:
         return int(number(known.flops(eqn)))
-    if known.call:
-        return flops(called_body(eqn))
+    if (flow := flow_of(eqn)) is not None:
+        return _flops_through(eqn, flow)
     if known.fusion == "movement":
         return 0
     return operand_size(eqn) if known.fusion == "reduction" else sum(map(size, eqn.outvars))
+
+
+def _flops_through(eqn: JaxprEqn, flow: Flow) -> int:
+    """FLOPs of a loop, branch or call: of all iterations, or of the most expensive branch.
+
+    A loop that ends by a condition counts once, unless xform made it.
+    """
+    if flow.index is not None:
+        return max(map(flops, flow.programs))
+    runs = iterations_of(eqn) if flow.condition is not None else 1
+    return sum(map(flops, flow.programs)) * (runs if flow.length is None else number(flow.length))
 
 
 def equation_bytes(eqn: JaxprEqn) -> float:

@@ -71,6 +71,13 @@ class Lattice(Generic[T]):
         return x
 
 
+class AnyOf(Lattice[bool]):
+    """A value has a property if one of the values that it may be has it."""
+
+    def join(self, a: bool, b: bool) -> bool:
+        return a or b
+
+
 def results_through(
     flow: Flow, operands: Sequence[T], results: Sequence[Any], lattice: Lattice[T],
     analyze: AnalyzeBody[T],

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from xform._jax import JaxprEqn, Var, has_effects
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
-from xform.passes.dataflow import Lattice, operands_through
+from xform.passes.dataflow import AnyOf, operands_through
 from xform.passes.structured import bodies, inputs_read, outputs_used, rebuild_equation
 from xform.program.ir import Mask, Program, gather
 from xform.registry.table import flow_of
@@ -68,7 +68,7 @@ class Dce(Pass):
         if flow is None or not old:
             return None
         read = operands_through(
-            flow, used, eqn.invars, _AnyReader(), _inputs_read, unread=False, predicate=True
+            flow, used, eqn.invars, AnyOf(), _inputs_read, unread=False, predicate=True
         )
         carried = {r: read[k] for k, r in flow.carried.items()}
         used = tuple(carried.get(r, on) for r, on in enumerate(used))
@@ -78,13 +78,6 @@ class Dce(Pass):
             return None
         replacement = rebuild_equation(eqn, new, used)
         return None if replacement is None else (replacement, used)
-
-
-class _AnyReader(Lattice[bool]):
-    """A value is read if anything reads it, in any iteration."""
-
-    def join(self, a: bool, b: bool) -> bool:
-        return a or b
 
 
 def _inputs_read(prog: Program, used: Sequence[bool]) -> Mask:

@@ -22,7 +22,7 @@ from xform.passes.structured import bodies, called_body, is_remat_region, rebuil
 from xform.planner.shape import Shape, loop_levels, scan_in_parts
 from xform.program.ir import Program, bind, context, environment, evaluate, read, retrace, write
 from xform.program.source import name_stack, source
-from xform.rules.call import remat_region_of
+from xform.registry.table import lookup
 
 # The new shape of each loop that is split or nested, by the index of the loop.
 Shapes = Mapping[int, Shape]
@@ -113,8 +113,8 @@ def _run_reshaped(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer_names:
             params = {**eqn.params, "jaxpr": _jaxpr(new_bodies[0])} if body_changed else eqn.params
             return scan_in_parts(eqn.replace(params=params), xs, shapes[0])
         if is_region_without_policy(eqn):
-            jaxpr, prevent_cse = _jaxpr(new_bodies[0]), eqn.params["prevent_cse"]
-            return list(remat_region_of(jaxpr, xs, None, prevent_cse))
+            run = lambda xs, each: (evaluate(new_bodies[0], xs), each)
+            return lookup(eqn).rebuild(eqn, xs, [run])[0]
     rebuilt = rebuild_equation(eqn, new_bodies, (True,) * len(eqn.outvars))
     return bind(eqn, xs, outer_names) if rebuilt is None else evaluate(rebuilt, xs)
 

@@ -23,7 +23,6 @@ import jax
 from xform._jax import JaxprEqn, cotangent_aval, tangent_aval
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
-from xform.interpret.cost import flops
 from xform.interpret.joint import Schedule, analyze, wrong_dtype
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
@@ -217,10 +216,5 @@ def _assign_slots(branches: Sequence[Sequence[Any]]) -> tuple[list[Any], list[li
     return slot_types, slots_of
 
 
-def _flops(eqn: JaxprEqn) -> int:
-    """Return the FLOPs of the most expensive branch."""
-    return max(map(flops, _branches(eqn)))
-
-
-declare(Cond, "cond", "structured", (), Traits(foldable=False, flops=_flops),
+declare(Cond, "cond", "structured", (), Traits(foldable=False),
         supported_params=("branches", "branches_platforms"))  # fmt: skip

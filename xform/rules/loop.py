@@ -24,7 +24,6 @@ from xform._jax import JaxprEqn, Var, cotangent_aval, scan_counts, scan_p
 from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import active_inside, wanted_through
-from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed_inputs
@@ -41,9 +40,22 @@ from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.rules import revolve
 from xform.rules.moved_carry import move_back, moved_carries
-from xform.rules.scan_body import ScanBody
 from xform.steering.own_layout import own_layout
 from xform.steering.settings import steering
+
+
+class _ScanBody:
+    """A scan's body, and the positions of its constants, carries and scanned inputs."""
+
+    def __init__(self, eqn: JaxprEqn):
+        self.prog = program(eqn.params["jaxpr"])
+        self.n_consts, self.n_carry = scan_counts(eqn.params)
+
+    def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Split values into constants, carries and scanned inputs."""
+        first_scanned = self.n_consts + self.n_carry
+        carry = list(values[self.n_consts : first_scanned])
+        return list(values[: self.n_consts]), carry, list(values[first_scanned:])
 
 
 class HasCotangent(NamedTuple):
@@ -80,7 +92,7 @@ class Scan(Structured):
 
     def rebuild(self, eqn: JaxprEqn, xs: Sequence[Value], functions: Sequence[BodyFunction],
                 each: Any = None) -> tuple[list[Value], Any]:  # fmt: skip
-        (function,), (consts, start, scanned) = functions, ScanBody(eqn).parts(xs)
+        (function,), (consts, start, scanned) = functions, _ScanBody(eqn).parts(xs)
         n = len(start)
 
         def step(carry: list[Value], x: Any) -> Any:
@@ -92,7 +104,7 @@ class Scan(Structured):
         return [*carry, *ys], more
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        body = ScanBody(eqn)
+        body = _ScanBody(eqn)
         n_carry = body.n_carry
         outputs = self.active(eqn, tuple(dx is not None for dx in dxs))
         stacked = zip(outputs[n_carry:], wanted[n_carry:], strict=True)
@@ -112,7 +124,7 @@ class Scan(Structured):
         return [*state[0], *out[0]], [*state[1], *out[1]]
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        body = ScanBody(eqn)
+        body = _ScanBody(eqn)
         flow = self.flow(eqn)
         body_wanted = wanted_through(flow, eqn, active, wanted)
         joint = analyze(body.prog, active_inside(flow, eqn, active), body_wanted, push)
@@ -133,7 +145,7 @@ class _ScanNode(Node):
 
     loop = True
 
-    def __init__(self, eqn: JaxprEqn, body: ScanBody, joint: Joint, active: Mask, wanted: Mask,
+    def __init__(self, eqn: JaxprEqn, body: _ScanBody, joint: Joint, active: Mask, wanted: Mask,
                  body_wanted: Mask, push: bool):  # fmt: skip
         self.body, self.joint = body, joint
         self.iterations, self.options = number(eqn.params["length"]), scan_options(eqn.params)
@@ -404,12 +416,7 @@ class _ScanNode(Node):
         return [*carry, *out]
 
 
-def _flops(eqn: JaxprEqn) -> int:
-    """Return the FLOPs of all iterations."""
-    return number(eqn.params["length"]) * flops(program(eqn.params["jaxpr"]))
-
-
-declare(Scan, "scan", "structured", (), Traits(foldable=False, flops=_flops), supported_params=(
+declare(Scan, "scan", "structured", (), Traits(foldable=False), supported_params=(
     "jaxpr", "length", "reverse", "unroll", "num_consts", "num_carry", "ft_in", "ft_out",
     "_split_transpose",
 ))  # fmt: skip

@@ -22,7 +22,6 @@ from xform.interpret import emit
 from xform.interpret.absent import present_derivatives
 from xform.interpret.activity import active_inside, wanted_through
 from xform.interpret.checkpoints import SNAPSHOTS, States, in_lanes, run_and_store, run_backward
-from xform.interpret.cost import flops, iterations_of
 from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.keys import unused_keys
@@ -362,14 +361,7 @@ class _WhileNode(Node):
                 )
 
 
-def _flops(eqn: JaxprEqn) -> int:
-    """Return the FLOPs of all iterations if xform made the loop, else of one."""
-    return iterations_of(eqn) * sum(
-        flops(program(eqn.params[k])) for k in ("cond_jaxpr", "body_jaxpr")
-    )
-
-
-_WHILE = declare(While, "while", "structured", (), Traits(foldable=False, flops=_flops),
+_WHILE = declare(While, "while", "structured", (), Traits(foldable=False),
                  supported_params=(
     "cond_jaxpr", "cond_nconsts", "body_jaxpr", "body_nconsts",
 ))  # fmt: skip
