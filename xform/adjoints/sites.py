@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, jaxprs_of, name_p
+from xform._jax import JaxprEqn, Var, jaxprs_of
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
 from xform.passes.inline import inlinable_body, inline_bodies
 from xform.passes.structured import has_shardings, plain_call_body
@@ -19,7 +19,7 @@ from xform.program.arithmetic import differentiable
 from xform.program.flow import Flow
 from xform.program.ir import Program, program
 from xform.program.source import frame
-from xform.registry.table import flow_of, traits
+from xform.registry.table import flow_of, label, traits
 from xform.terminal.text import shorten_place
 
 # The path to a nested program, from the outermost program inwards: at each level, the position of
@@ -66,7 +66,7 @@ class Site:
 def names_in(prog: Program) -> frozenset[str]:
     """Return all names in a program, including its nested programs."""
     if "named" not in prog.cache:
-        own = {e.params["name"] for e in prog.equations if e.primitive is name_p}
+        own = {name for e in prog.equations if (name := label(e.primitive, e.params))}
         inner = (names_in(program(j)) for e in prog.equations for j in jaxprs_of(e))
         prog.cache["named"] = frozenset(own.union(*inner))
     return prog.cache["named"]
@@ -145,7 +145,7 @@ def _sites(prog: Program, name: str, names: frozenset[str], caller: str, path: P
     """Yield the sites in a nested program, which has this path and these loops around it."""
     prog = inline_named_calls(prog, names)
     for i, eqn in enumerate(prog.equations):
-        if eqn.primitive is name_p and eqn.params["name"] == name:
+        if label(eqn.primitive, eqn.params) == name:
             (v,) = eqn.outvars
             yield Site(name, path, i, trips, v.aval, frame(eqn), tuple(_uses(prog, v)))
         elif _holds_name(eqn, frozenset((name,))):
@@ -162,9 +162,9 @@ def _uses(prog: Program, v: Var) -> Iterator[Use]:
     for i, eqn in enumerate(prog.equations):
         if any(x is v for x in eqn.invars):
             name = eqn.params.get("name")
-            label = eqn.primitive.name + (f" {name}" if isinstance(name, str) else "")
+            text = eqn.primitive.name + (f" {name}" if isinstance(name, str) else "")
             where = shorten_place(frame(eqn))
-            yield Use(i, f"{label}, {where}" if where else label)
+            yield Use(i, f"{text}, {where}" if where else text)
     if any(x is v for x in prog.outputs):
         yield Use(len(prog.equations), "returned")
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Var, name_p
+from xform._jax import JaxprEqn, Literal, Var
 from xform.adjoints.activity import Activity, equation_activities
 from xform.adjoints.local import partials_of
 from xform.adjoints.parts import Edge, GraphOperation, GraphValue, Pull
@@ -24,7 +24,7 @@ from xform.program.arithmetic import Value as Array
 from xform.program.flow import Flow
 from xform.program.ir import Program, bind, evaluate, gather, read, spread, trace
 from xform.program.source import frame, name_stack, source
-from xform.registry.table import flow_of, traits
+from xform.registry.table import flow_of, label, traits
 from xform.transforms.reverse import vjp
 
 # The calls, loop iterations and named scopes around an operation, outermost first.
@@ -107,8 +107,8 @@ class Recorder:
             partials = spread(of_active, active)
         for operand, (i, partial) in enumerate(zip(ids, partials, strict=True)):
             self.edges.append(Edge(len(self.edges), i, op, operand, partial))
-        label = eqn.params["name"] if eqn.primitive is name_p else ""
-        return self._add(operation(eqn), ids, ys, activities, label, scope=scope,
+        name = label(eqn.primitive, eqn.params) or ""
+        return self._add(operation(eqn), ids, ys, activities, name, scope=scope,
                          where=frame(eqn), closed=_equations_inside(eqn),
                          pull=pull)  # fmt: skip
 

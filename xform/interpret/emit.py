@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, name_p, staging
+from xform._jax import JaxprEqn, Var, staging
 from xform.interpret import walk
 from xform.interpret.absent import reduced_schedule
 from xform.interpret.joint import Schedule
@@ -29,6 +29,7 @@ from xform.program.dimensions import at_sample
 from xform.program.equation import bind_at_default_precision, takes_default_precision
 from xform.program.ir import Atom, Mask, Program, bind, context, read
 from xform.program.source import name_stack, source
+from xform.registry.table import traits
 from xform.steering.barrier import Where, barrier
 from xform.steering.materialize import materialize
 from xform.steering.wait import Wait
@@ -239,6 +240,6 @@ def _reasons(schedule: Schedule) -> dict[Var, str]:
         while isinstance(v, Var) and v not in reasons:
             reasons[v] = reason
             eqn = schedule.joint.producer.get(v)
-            if eqn is not None and eqn.primitive is name_p:
+            if eqn is not None and traits(eqn.primitive).label:
                 (v,) = eqn.invars
     return reasons

@@ -28,7 +28,6 @@ from xform._jax import (
     Offloadable,
     Var,
     cotangent_aval,
-    name_p,
     staging,
     tangent_aval,
 )
@@ -111,7 +110,7 @@ class Joint:
     @cached_property
     def named_copy(self) -> dict[Var, Var]:
         """Maps each value that `checkpoint_name` names to its copy, the result of that call."""
-        pairs = [(e.invars[0], e.outvars[0]) for e in self.forward if e.primitive is name_p]
+        pairs = [(e.invars[0], e.outvars[0]) for e in self.forward if traits(e.primitive).label]
         return {x: y for x, y in pairs if isinstance(x, Var) and x in self.producer}
 
     @cached_property

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, dot_general_p
+from xform._jax import JaxprEqn, Var
 from xform.passes.inline import Inline
 from xform.program.arithmetic import Value
 from xform.program.arrays import converted, placed, stacked
 from xform.program.ir import Program, bind, read, trace, write
+from xform.registry.table import traits
 
 # Maps the leaves of one vector to the leaves of its image: the result of the linear map.
 LinearMap = Callable[[Sequence[Value]], Sequence[Value]]
@@ -132,7 +133,7 @@ def side_of_units(eqn: JaxprEqn, units: Any) -> int | None:
     None if the equation is no `dot_general`, or if both operands or neither are unit vectors.
     `units` holds the variables of unit vectors.
     """
-    if eqn.primitive is not dot_general_p:
+    if traits(eqn.primitive).product != "matrix":
         return None
     sides = [isinstance(v, Var) and v in units for v in eqn.invars]
     return None if sides.count(True) != 1 else sides.index(True)

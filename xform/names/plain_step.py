@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, jit, name_p
+from xform._jax import JaxprEqn, jit
 from xform.errors import WrongArgument
 from xform.interpret.cost import aval_bytes, equation_flops, flops
 from xform.introspection.callables import definition_site, function_name
@@ -35,7 +35,7 @@ from xform.policies import TAG
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import Program, program
 from xform.program.source import frame
-from xform.registry.table import traits
+from xform.registry.table import label, traits
 from xform.storage.bounded_cache import BoundedCache
 from xform.transforms.planning_task import overwritten
 
@@ -55,8 +55,9 @@ class _RecordingPolicy:
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
         self.asked = True
-        if prim is name_p and not params["name"].startswith(TAG):
-            self.names[params["name"]] = None
+        name = label(prim, params)
+        if name is not None and not name.startswith(TAG):
+            self.names[name] = None
         return True
 
 
@@ -254,9 +255,9 @@ def _named_values(prog: Program, trips: int = 1) -> dict[str, list[tuple[int, st
     """
     found: dict[str, list[tuple[int, str]]] = {}
     for eqn in prog.equations:
-        if eqn.primitive is name_p:
+        if (name := label(eqn.primitive, eqn.params)) is not None:
             size = trips * aval_bytes(eqn.outvars[0].aval)
-            found.setdefault(eqn.params["name"], []).append((size, frame(eqn)))
+            found.setdefault(name, []).append((size, frame(eqn)))
         inner = nested_programs(eqn)
         total = sum(map(flops, inner))
         runs = trips * max(1, equation_flops(eqn) // total if total else 1)

@@ -10,12 +10,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from xform._jax import JaxprEqn, jaxpr_and_consts, jaxprs_of, name_p
+from xform._jax import JaxprEqn, jaxpr_and_consts, jaxprs_of
 from xform.passes.base import Pass
 from xform.passes.structured import is_remat_region
 from xform.program.hijax import lower_equation
 from xform.program.ir import Program
 from xform.program.nested import map_equation
+from xform.registry.table import traits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,4 +60,4 @@ class RegionPolicy(Pass):
 def _has_names(eqn: JaxprEqn) -> bool:
     """Return whether an equation has a named value inside."""
     inside = (lower_equation(e) for j in jaxprs_of(eqn) for e in jaxpr_and_consts(j)[0].eqns)
-    return any(e.primitive is name_p or _has_names(e) for e in inside)
+    return any(traits(e.primitive).label or _has_names(e) for e in inside)

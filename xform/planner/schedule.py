@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from xform._jax import JaxprEqn, Offloadable, Var, name_p
+from xform._jax import JaxprEqn, Offloadable, Var
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.interpret.repeat import repeatable
 from xform.planner.plan.decision import Decision
 from xform.policies import Policy, answer_for, policy_name, save_everything
+from xform.registry.table import traits
 
 # Decides about one value. Takes the value and its chain of equations: first each equation that
 # names it (`checkpoint_name`), last the one that computes it. Returns whether the value is saved
@@ -212,7 +213,7 @@ class _ScheduleBuilder:
         That equation may only name a value too. The last equation of the chain computes the value.
         """
         chain = [eqn]
-        while chain[-1].primitive is name_p:
+        while traits(chain[-1].primitive).label:
             (named,) = chain[-1].invars
             if not isinstance(named, Var) or named not in self.joint.producer:
                 break

@@ -14,8 +14,9 @@ import dataclasses
 import math
 from typing import Any
 
-from xform._jax import Primitive, conv_general_dilated_p, dot_general_p
+from xform._jax import Primitive
 from xform.policies.budgets import Regions, policy_text
+from xform.registry.table import traits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ class MinCut:
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
         """Return whether JAX saves the primitive's result: true for a product or a convolution."""
-        return prim in (dot_general_p, conv_general_dilated_p)
+        return bool(traits(prim).product)
 
     def __repr__(self) -> str:
         price = "" if self.early_price == math.inf else f"(price={self.early_price:.3g} bytes/FLOP)"

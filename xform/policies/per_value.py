@@ -14,15 +14,13 @@ from xform._jax import (
     JaxprEqn,
     Offloadable,
     Primitive,
-    conv_general_dilated_p,
-    dot_general_p,
-    name_p,
     policy_answer,
 )
 from xform.errors import WrongArgument
 from xform.policies.budgets import Budget
 from xform.policies.min_cut import MinCut
 from xform.program.source import frame
+from xform.registry.table import label, traits
 
 # The answer of a policy for an equation.
 Answer = bool | Offloadable
@@ -74,10 +72,11 @@ class DotsPolicy:
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """Return the answer for an equation, in JAX's protocol."""
-        if prim is dot_general_p:
+        product = traits(prim).product
+        if product == "matrix":
             _, batch_dims = params["dimension_numbers"]
             return self.answer if self.batch or not any(map(len, batch_dims)) else False
-        return self.answer if self.batch and prim is conv_general_dilated_p else False
+        return self.answer if self.batch and product else False
 
     def __repr__(self) -> str:
         return self.name
@@ -97,7 +96,7 @@ class TaggedPolicy:
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """Return whether the equation gives a value one of the names."""
-        return prim is name_p and params["name"] in self.names
+        return label(prim, params) in self.names
 
     def __repr__(self) -> str:
         return repr(self.planned)
@@ -121,9 +120,9 @@ class NamePolicy:
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """Return the answer for an equation, in JAX's protocol."""
-        if prim is not name_p:
+        name = label(prim, params)
+        if name is None:
             return False
-        name = params["name"]
         if self.excluded is not None:
             return name not in self.excluded
         if name in self.offloaded and self.destination is not None:

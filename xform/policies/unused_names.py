@@ -8,10 +8,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, jaxprs_of, name_p
+from xform._jax import JaxprEqn, jaxprs_of
 from xform.policies.per_value import TAG, EitherPolicy, NamePolicy
 from xform.program.ir import Program, program
 from xform.program.source import frame, user_stacklevel
+from xform.registry.table import label
 from xform.terminal.text import shorten_place
 
 # So many names of the program are listed.
@@ -27,8 +28,8 @@ def warn_of_unused_names(policy: Any, prog: Program, name: str) -> None:
       name: its name, for the warning.
     """
     equations = list(_all_equations(prog.equations))
-    named = [e for e in equations if e.primitive is name_p]
-    known = {str(e.params["name"]) for e in named}
+    named = [(given, e) for e in equations if (given := label(e.primitive, e.params))]
+    known = {given for given, _ in named}
     texts: dict[str, None] = {}  # equal regions are one text
     for own, region in ((policy, None), *((e.params.get("policy"), e) for e in equations)):
         if unused := sorted(names_in(own) - known):
@@ -42,11 +43,11 @@ def warn_of_unused_names(policy: Any, prog: Program, name: str) -> None:
         warnings.warn(f"{text}. {_listed(named)}", stacklevel=user_stacklevel())
 
 
-def _listed(named: Sequence[JaxprEqn]) -> str:
+def _listed(named: Sequence[tuple[str, JaxprEqn]]) -> str:
     """Return a sentence with the names of a program and their lines."""
     if not named:
         return "No value has a name: give names by jax.ad_checkpoint.checkpoint_name"
-    places = {str(e.params["name"]): shorten_place(frame(e)) for e in reversed(named)}
+    places = {name: shorten_place(frame(e)) for name, e in reversed(named)}
     texts = [f"{n!r} ({place})" for n, place in sorted(places.items())]
     more = f" and {len(texts) - _MOST_NAMES} more" if len(texts) > _MOST_NAMES else ""
     return f"The names are {', '.join(texts[:_MOST_NAMES])}{more}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from xform._jax import JaxprEqn, Primitive, callee, primitive_named
@@ -281,6 +281,12 @@ def traits(primitive: Primitive) -> Traits:
     """The traits of a primitive; `UNKNOWN` if it has no rule."""
     rule = rule_of(primitive)
     return UNKNOWN if rule is None else rule.traits
+
+
+def label(primitive: Primitive, params: Mapping[str, Any]) -> str | None:
+    """The name that an operation gives to its operand, as `checkpoint_name` does; None: no name."""
+    name = traits(primitive).label
+    return str(params[name]) if name else None
 
 
 def ends(eqn: JaxprEqn) -> list[Ends]:

@@ -28,9 +28,10 @@ from xform.registry.ends import Ends, EndsRule, all_mixed, all_stay, reduced
 
 Count = Callable[[JaxprEqn], float]
 # Traits that `Traits.named` leaves out.
-_WITHOUT_WORDS = frozenset(
-    ("reshapes", "adds", "linear_in", "result_shape", "part_shape", "dependence", "ends")
-)
+_WITHOUT_WORDS = frozenset((
+    "reshapes", "adds", "linear_in", "label", "product", "result_shape", "part_shape", "dependence",
+    "ends",
+))  # fmt: skip
 
 
 def none(eqn: JaxprEqn) -> float:
@@ -77,6 +78,9 @@ class Traits:
       result_shape: the name of the parameter that holds the shape of the result; "" if none does.
       part_shape: the name of the parameter that holds the shape of a part of operand 0, which the
         primitive reads or which ends there; "" if none does.
+      label: for a primitive that names its operand, as `checkpoint_name` does, the name of the
+        parameter that holds the name; else "".
+      product: "matrix" for a product of matrices and "convolution" for a convolution; else "".
       call: for a call, the name of the parameter that holds the called program; else "".
       calls: what the primitive does besides running its program. "": nothing more. "custom": it
         has its own derivative. "region": it is a remat region. "mark": it says how or where to run
@@ -109,6 +113,8 @@ class Traits:
     foreign: bool = False
     result_shape: str = ""
     part_shape: str = ""
+    label: str = ""
+    product: Literal["", "matrix", "convolution"] = ""
     call: str = ""
     calls: Literal["", "custom", "region", "mark"] = ""
     flops: Count | None = dataclasses.field(default=None, compare=False)

@@ -140,7 +140,8 @@ def _dot_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
 
 
 bilinear("dot_general", _dot_lhs, _dot_rhs, traits=Traits(
-    flops=_dot_flops, dependence=AxisByAxis(_dot_dependence, reads=(0, 2)), ends=_dot_ends,
+    product="matrix", flops=_dot_flops,
+    dependence=AxisByAxis(_dot_dependence, reads=(0, 2)), ends=_dot_ends,
 ))  # fmt: skip
 
 
@@ -426,5 +427,6 @@ def _conv_dependence(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
 
 
 bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, traits=Traits(
-    flops=_conv_flops, dependence=AxisByAxis(_conv_dependence, reads=(1, 2)), ends=_conv_ends,
+    product="convolution", flops=_conv_flops,
+    dependence=AxisByAxis(_conv_dependence, reads=(1, 2)), ends=_conv_ends,
 ))  # fmt: skip

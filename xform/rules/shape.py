@@ -204,7 +204,7 @@ linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=with_move
 # Copies, names and shardings.
 
 # The traits of `checkpoint_name`: an identity that costs nothing to recompute.
-NAME = Traits("movement", identity=True, bytes=none)
+NAME = Traits("movement", identity=True, bytes=none, label="name")
 
 
 class _DevicePut(Passthrough):

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from xform._jax import JaxprEqn, Var, name_p
+from xform._jax import JaxprEqn, Var
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Schedule, analyze
 from xform.interpret.node import fork_p
@@ -27,7 +27,7 @@ from xform.program.equation import context
 from xform.program.flow import Flow
 from xform.program.ir import Program, bind, environment, program, read, write
 from xform.program.source import name_stack, source
-from xform.registry.table import Rule, flow_of, rule_of
+from xform.registry.table import Rule, flow_of, label, rule_of
 
 
 def name_saved_values(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, TaggedPolicy]:
@@ -120,8 +120,9 @@ def _saved_names(schedule: Schedule) -> Iterator[str]:
         if eqn is None or v in seen:
             continue
         seen.add(v)
-        if eqn.primitive is name_p and eqn.params["name"].startswith(TAG):
-            yield eqn.params["name"]
+        name = label(eqn.primitive, eqn.params)
+        if name is not None and name.startswith(TAG):
+            yield name
         elif eqn.primitive is not fork_p:
             todo += eqn.invars
     for eqn in schedule.joint.forward:

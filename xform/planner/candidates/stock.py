@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from xform._jax import name_p
 from xform.interpret.joint import Joint, Schedule
 from xform.planner.candidate import Candidate
 from xform.planner.costs.outcome import saved_bytes
@@ -30,6 +29,7 @@ from xform.policies import (
     save_nothing,
     save_only_these_names,
 )
+from xform.registry.table import label
 
 _STOCK = save_everything, save_dots, save_dots_with_no_batch_dims, save_nothing
 # The maximum number of names to try. The names that spare the most FLOPs per byte are tried.
@@ -106,7 +106,7 @@ def _recomputes_allowed(schedule: Schedule) -> bool:
 
 def _names_in(joint: Joint) -> set[str]:
     """Return the names of the forward values of a derivative, also in loops and calls."""
-    own_names = {e.params["name"] for e in joint.forward if e.primitive is name_p}
+    own_names = {name for e in joint.forward if (name := label(e.primitive, e.params))}
     nodes = (e.params["node"] for e in joint.forks.values())
     inner = (_names_in(j) for node in nodes if not node.region for j in node.joints)
     return {name for name in own_names if not name.startswith(TAG)}.union(*inner)

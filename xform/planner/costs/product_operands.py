@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax.lax import Precision
 
-from xform._jax import JaxprEqn, Var, conv_general_dilated_p, dot_general_p
+from xform._jax import JaxprEqn, Var
 from xform.interpret.joint import Joint
 from xform.registry.table import traits
 
@@ -41,7 +41,7 @@ def _find_product_operands(joint: Joint) -> frozenset[Var]:
 
 def _rounds_operands(eqn: JaxprEqn) -> bool:
     """Return whether an equation is a product or convolution that may round its operands."""
-    if eqn.primitive not in (dot_general_p, conv_general_dilated_p):
+    if not traits(eqn.primitive).product:
         return False
     precision = eqn.params["precision"]
     precisions = precision if isinstance(precision, tuple) else (precision,)

@@ -18,11 +18,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, name_p
+from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule
 from xform.interpret.node import Node, fork_p, gather
 from xform.policies import TAG
+from xform.registry.table import label
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,9 +175,8 @@ def _origin(joint: Joint, v: Any) -> tuple[JaxprEqn, str] | None:
     producer = None
     while isinstance(v, Var) and (eqn := joint.producer.get(v)) is not None:
         producer = eqn
-        if eqn.primitive is name_p:
-            label = eqn.params["name"]
-            name, v = name or ("" if label.startswith(TAG) else label), eqn.invars[0]
+        if (given := label(eqn.primitive, eqn.params)) is not None:
+            name, v = name or ("" if given.startswith(TAG) else given), eqn.invars[0]
         elif eqn.primitive is fork_p and len(eqn.params["node"].joints) == 1:
             (joint,), i = eqn.params["node"].joints, eqn.outvars.index(v)
             v = joint.outputs[i]

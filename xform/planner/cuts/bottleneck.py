@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 
-from xform._jax import Var, name_p
+from xform._jax import Var
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint
 from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible
+from xform.registry.table import traits
 
 
 def bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
@@ -84,6 +85,6 @@ def roots_of(joint: Joint) -> dict[Var, Var]:
         if not reads and fusible(eqn):
             continue
         for v in eqn.outvars:
-            is_view = eqn.primitive is name_p or v in joint.always_recomputed
+            is_view = traits(eqn.primitive).label or v in joint.always_recomputed
             roots[v] = roots[reads[0]] if is_view and reads else v
     return roots

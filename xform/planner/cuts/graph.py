@@ -30,7 +30,7 @@ from functools import cached_property
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Var, name_p
+from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node
@@ -38,6 +38,7 @@ from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible
 from xform.planner.cuts.mincut import minimum_cut
 from xform.program.naming import digest
+from xform.registry.table import traits
 from xform.storage.bounded_cache import BoundedCache
 
 _SOURCE, _SINK = 0, 1
@@ -89,7 +90,7 @@ class CutGraph:
         """For each result, its bytes; infinite if it must not be saved: a view or a constant."""
         never_saved = self.joint.always_recomputed
         return np.asarray([
-            math.inf if eqn.primitive is name_p or v in never_saved else aval_bytes(v.aval)
+            math.inf if traits(eqn.primitive).label or v in never_saved else aval_bytes(v.aval)
             for eqn in self.equations for v in eqn.outvars
         ], np.float64)  # fmt: skip
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from xform._jax import Var, name_p
+from xform._jax import Var
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
@@ -39,6 +39,7 @@ from xform.planner.costs.saved_values import device_bytes, expand_token
 from xform.planner.costs.window import OffloadableValues, offloadable_values
 from xform.planner.cuts.highs import NODE_LIMIT, Model
 from xform.planner.plan.decision import Decision
+from xform.registry.table import traits
 
 # The most forward equations for this method. Larger programs are solved by `fit.py` and
 # `blocks.py`.
@@ -270,7 +271,7 @@ def _add_values(
     for eqn in joint.forward:
         is_node = eqn.primitive is fork_p
         for v in eqn.outvars:
-            can_be_saved = v not in joint.always_recomputed and eqn.primitive is not name_p
+            can_be_saved = v not in joint.always_recomputed and not traits(eqn.primitive).label
             is_token = is_node and v is eqn.outvars[-1]
             times = part.outside if v in part.invariant else part.times
             size = 0 if is_token else times * aval_bytes(v.aval)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from xform._jax import JaxprEqn, Literal, Var, name_p
+from xform._jax import JaxprEqn, Literal, Var
 from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import Node, fork_p, user_equation
@@ -21,6 +21,7 @@ from xform.planner.costs.saved_values import state_reason
 from xform.policies import TAG
 from xform.program.dimensions import as_data
 from xform.program.source import frame
+from xform.registry.table import label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...]
 def _users_name(eqn: JaxprEqn) -> str:
     """Return the name that the user gave by `checkpoint_name`; "" if `eqn` gives none."""
     equation = user_equation(eqn)
-    name = str(equation.params["name"]) if equation.primitive is name_p else ""
+    name = label(equation.primitive, equation.params) or ""
     return "" if name.startswith(TAG) else name
 
 
