@@ -11,19 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
-from xform._jax import JaxprEqn, Var, primitive_named
+from xform._jax import JaxprEqn, Var
 from xform._jax.meshes import has_explicit_axis
 from xform.memory.axes import Axes, Factors, repeated_factors
 from xform.program.dimensions import shape
 from xform.program.ir import Atom, bind
 from xform.registry.dependence import Elementwise
 from xform.registry.table import ends, keeps_order, traits
-
-_CONSTRAINT = primitive_named("sharding_constraint")
-# These shard a value whose type tells its sharding.
-_TYPED = (primitive_named("reshard"), primitive_named("mesh_cast"))
 
 
 class NotSeparable(Exception):
@@ -124,10 +120,8 @@ def is_constraint(eqn: JaxprEqn, axis: int = 0) -> bool:
 
     Its result is the operand, and the same constraint fits one layer if the axis is of layers.
     """
-    if eqn.primitive is not _CONSTRAINT:
-        return False
-    sharding = eqn.params["sharding"]
-    if not isinstance(sharding, NamedSharding):
+    sharding = eqn.params.get("sharding")
+    if not traits(eqn.primitive).identity or not isinstance(sharding, NamedSharding):
         return False
     partitions = sharding.spec.partitions
     return axis >= len(partitions) or partitions[axis] is None
@@ -136,10 +130,10 @@ def is_constraint(eqn: JaxprEqn, axis: int = 0) -> bool:
 def can_slice(eqn: JaxprEqn, axis: int | None) -> bool:
     """Whether `slice_equation` can run an equation on one layer."""
     known = traits(eqn.primitive)
-    if eqn.primitive is _CONSTRAINT:
+    if known.identity and isinstance(eqn.params.get("sharding"), Sharding):
         return axis is not None and is_constraint(eqn, axis)
     if is_elementwise(eqn) or known.identity:
-        return eqn.primitive not in _TYPED
+        return "dst_sharding" not in eqn.params  # it would shard a value whose type tells how
     moves = known.fusion == "movement" and not known.part_shape
     return moves or known.fusion == "reduction"
 

@@ -12,13 +12,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, broadcast_in_dim_p, scan_counts
+from xform._jax import JaxprEqn, Var, scan_counts
 from xform.fused.coupling import bits_of
 from xform.fused.graph import Graph
 from xform.fused.layer_axis import LayerAxis, NotSeparable, can_slice
 from xform.fused.step import Step
 from xform.program.dimensions import shape
 from xform.program.ir import Atom
+from xform.registry.table import traits
 
 # An equation that runs for each layer, and the axis of the layers in its result (None: no axis).
 Sliced = tuple[JaxprEqn, int | None]
@@ -132,7 +133,7 @@ def _split(
     for eqn in region:
         layered = any(axes.axis(v) is not None for v in eqn.invars)
         axis = axes.axis(eqn.outvars[0])
-        if not layered and (axis is None or eqn.primitive is not broadcast_in_dim_p):
+        if not layered and (axis is None or not traits(eqn.primitive).view):
             continue  # the same for all layers, or a stack of no other stack, such as random bits
         if axis is None and not (id(eqn) in accumulated and axes.sums(eqn)):
             raise NotSeparable(f"`{eqn.primitive.name}` reduces over the layers")

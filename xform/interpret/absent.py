@@ -26,21 +26,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Primitive, Var, ad, batching, jax_primitives, mlir, primitive_named
+from xform._jax import JaxprEqn, Primitive, Var, ad, batching, mlir
 from xform.interpret.node import gather, join_p, spread, submask
 from xform.passes.dce import live
 from xform.program.arithmetic import Value
 from xform.program.arrays import zeros
 from xform.program.dimensions import SampledCache
 from xform.program.ir import Atom, Mask, Program, trace
-from xform.registry.table import rule_of
+from xform.registry.table import rule_of, traits
 from xform.registry.words import Passthrough
 
 # `joint.Joint` and `joint.Schedule`. This module is imported by `joint`, so it cannot import them.
 Joint = Any
 Schedule = Any
-
-_SUMS = (jax_primitives.add_p, primitive_named("add_any"))
 
 # An identity that marks the cotangents of all outputs of one call, such as of a `custom_vjp`, as a
 # group. The user's backward function takes the whole group, so if one cotangent of the group is
@@ -229,7 +227,7 @@ class _Pruner:
         if not any(zero_needed):
             if eqn.primitive is join_p and (new := self._reduced_join(eqn, is_absent)) is not None:
                 return (new,)
-            if eqn.primitive in _SUMS:
+            if traits(eqn.primitive).sums_operands:
                 term = eqn.invars[1 if is_absent[0] else 0]
                 if term.aval == eqn.outvars[0].aval:
                     (self.names[eqn.outvars[0]],) = self.renamed([term])

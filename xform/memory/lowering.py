@@ -17,7 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from xform._jax import argument_names, compiler_options, jaxpr_and_consts, jaxprs_of, jit
+from xform._jax import (
+    argument_names,
+    compiler_options,
+    jaxpr_and_consts,
+    jaxprs_of,
+    jit,
+    side_effects,
+)
 from xform.errors import WrongArgument, XformError
 from xform.introspection.callables import definition_site
 from xform.introspection.modules import arguments_for_jit, nnx_object, take_static_out
@@ -28,6 +35,7 @@ from xform.passes.structured import inputs_read
 from xform.program.dimensions import numbers, symbolic_dimensions
 from xform.program.ir import program
 from xform.program.source import frame
+from xform.registry.repeatable import PRINTS
 
 # The first words of JAX's messages if a program cannot be lowered without the device.
 _NEEDS_DEVICE = "Cannot serialize", "the platform for the specified backend"
@@ -268,10 +276,10 @@ class _TracedFunction:
 def _callback_line(jaxpr: Any) -> str:
     """Return the line of the user's code that calls back to Python; "" if there is none."""
     for eqn in jaxpr_and_consts(jaxpr)[0].eqns:
-        if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
-            return frame(eqn)
         if line := next(filter(None, map(_callback_line, jaxprs_of(eqn))), ""):
             return line
+        if "callback" in eqn.primitive.name or not PRINTS.isdisjoint(side_effects(eqn)):
+            return frame(eqn)
     return ""
 
 

@@ -6,29 +6,17 @@ These are copies, conversions to the same dtype, and operations with a neutral e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Primitive, jax_primitives
+from xform._jax import JaxprEqn, Literal
+from xform.registry.table import traits
 
 # Operations that return their operand unchanged.
 _COPIES = frozenset({"copy", "copy_p", "stop_gradient"})
-# For each operation, its neutral element and the positions of the operands that may be this number.
-# XLA removes even `x + 0`, although -0.0 + 0 is 0. The pass `Simplify` is exact, and keeps `x + 0`.
-_NEUTRAL: dict[Primitive, tuple[float, tuple[int, ...]]] = {
-    lax.add_p: (0, (0, 1)),
-    jax_primitives.add_jaxvals_p: (0, (0, 1)),
-    lax.sub_p: (0, (1,)),
-    lax.mul_p: (1, (0, 1)),
-    lax.div_p: (1, (1,)),
-    lax.max_p: (-math.inf, (0, 1)),
-    lax.min_p: (math.inf, (0, 1)),
-}
-
 _REDUCTIONS = frozenset({
     lax.reduce_sum_p, lax.reduce_prod_p, lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p,
     lax.reduce_or_p,
@@ -47,7 +35,8 @@ def unchanged_operand(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn] | None = 
     if prim is lax.convert_element_type_p:
         old, new = (getattr(v.aval, "dtype", None) for v in (eqn.invars[0], eqn.outvars[0]))
         return 0 if old is not None and old == new else None
-    neutral, positions = _NEUTRAL.get(prim, (0.0, ()))
+    # XLA removes even `x + 0`, although -0.0 + 0 is 0. The pass `Simplify` is exact, and keeps it.
+    neutral, positions = traits(prim).neutral or (0.0, ())
     for i in positions:
         is_neutral = known_number(eqn.invars[i], producers or {}) == neutral
         if is_neutral and _shape(eqn.invars[1 - i]) == _shape(eqn.outvars[0]):

@@ -21,6 +21,7 @@ from xform.passes.builder import Builder
 from xform.program.equation import context, scan_like
 from xform.program.ir import Atom, Program, evaluate, program, trace
 from xform.program.source import name_stack, source
+from xform.registry.table import traits
 
 Readers = Mapping[Any, Sequence[JaxprEqn]]
 
@@ -110,10 +111,10 @@ def _sums_of_loop(eqn: JaxprEqn, readers: Readers, outputs: set[Var]) -> Iterato
     _, n_carry = scan_counts(eqn.params)
     for position, v in enumerate(eqn.outvars[n_carry:], n_carry):
         equations, reader = list[JaxprEqn](), only_reader(v)
-        while reader is not None and reader.primitive is lax.convert_element_type_p:
+        while reader is not None and _is_conversion(reader):
             equations.append(reader)
             reader = only_reader(reader.outvars[0])
-        if reader is None or reader.primitive is not lax.add_p:
+        if reader is None or not traits(reader.primitive).sums_operands:
             continue
         stack = equations[-1].outvars[0] if equations else v
         (array,) = [x for x in reader.invars if x is not stack]
@@ -121,6 +122,10 @@ def _sums_of_loop(eqn: JaxprEqn, readers: Readers, outputs: set[Var]) -> Iterato
             continue
         if only_reader(array) is reader and not _first_axis_is_sharded(array):
             yield _StackedSum(position, array, (*equations, reader))
+
+
+def _is_conversion(eqn: JaxprEqn) -> bool:
+    return traits(eqn.primitive).converts and len(eqn.invars) == 1
 
 
 def _first_axis_is_sharded(v: Var) -> bool:

@@ -29,8 +29,8 @@ from xform.registry.ends import Ends, EndsRule, all_mixed, all_stay, reduced
 Count = Callable[[JaxprEqn], float]
 # Traits that `Traits.named` leaves out.
 _WITHOUT_WORDS = frozenset((
-    "reshapes", "adds", "linear_in", "label", "product", "result_shape", "part_shape", "dependence",
-    "ends",
+    "reshapes", "adds", "linear_in", "neutral", "counts", "label", "product", "result_shape",
+    "part_shape", "dependence", "ends",
 ))  # fmt: skip
 
 
@@ -78,6 +78,10 @@ class Traits:
       result_shape: the name of the parameter that holds the shape of the result; "" if none does.
       part_shape: the name of the parameter that holds the shape of a part of operand 0, which the
         primitive reads or which ends there; "" if none does.
+      neutral: for a binary operation with a neutral element, that number and the positions of the
+        operands that may be it. For a difference they are 0 and operand 1.
+      counts: for a primitive whose result has the numbers 0, 1, ... along an axis, the name of the
+        parameter that holds the axis; else "".
       label: for a primitive that names its operand, as `checkpoint_name` does, the name of the
         parameter that holds the name; else "".
       product: "matrix" for a product of matrices and "convolution" for a convolution; else "".
@@ -113,6 +117,8 @@ class Traits:
     foreign: bool = False
     result_shape: str = ""
     part_shape: str = ""
+    neutral: tuple[float, tuple[int, ...]] | None = dataclasses.field(default=None, compare=False)
+    counts: str = ""
     label: str = ""
     product: Literal["", "matrix", "convolution"] = ""
     call: str = ""
@@ -129,6 +135,17 @@ class Traits:
             return self.ends(eqn)
         same_indices = self.fusion == "elementwise" or isinstance(self.dependence, Elementwise)
         return all_stay(eqn) if same_indices or self.identity else all_mixed(eqn)
+
+    @property
+    def sums_operands(self) -> bool:
+        """Whether the result is the sum of two operands."""
+        return self.neutral == (0, (0, 1))
+
+    @property
+    def converts(self) -> bool:
+        """Whether each element is copied to its place, perhaps as another dtype."""
+        in_place = isinstance(self.dependence, Elementwise) and self.pure and not self.identity
+        return in_place and self.fusion == "movement"
 
     @property
     def folds(self) -> bool:

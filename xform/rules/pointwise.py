@@ -73,19 +73,20 @@ def nonzero(x: Value) -> Value:
 # Arithmetic.
 
 linear("neg", lambda ct, x: lax.neg(ct), traits=ELEMENTWISE)
-_SUM = dataclasses.replace(ELEMENTWISE, linear_in=(0, 1))
+_SUM = dataclasses.replace(ELEMENTWISE, linear_in=(0, 1), neutral=(0, (0, 1)))
+_DIFFERENCE = dataclasses.replace(_SUM, neutral=(0, (1,)))
 pointwise("add", lambda y, a, b: 1, lambda y, a, b: 1, traits=_SUM)
 pointwise("add_any", lambda y, a, b: 1, lambda y, a, b: 1, traits=_SUM)
-pointwise("sub", lambda y, a, b: 1, lambda y, a, b: -1, traits=_SUM)
+pointwise("sub", lambda y, a, b: 1, lambda y, a, b: -1, traits=_DIFFERENCE)
 bilinear(
     "mul",
     lambda ct, a, b, *, out_dtype=None: lax.mul(ct, b, out_dtype=out_dtype and a.dtype),
     lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
-    traits=ELEMENTWISE,
+    traits=dataclasses.replace(ELEMENTWISE, neutral=(1, (0, 1))),
 )
 pointwise(
     "div", lambda y, a, b: DivideBy(b), lambda y, a, b: lax.div(y, lax.neg(b)),
-    traits=dataclasses.replace(EXPENSIVE, linear_in=(0,)),
+    traits=dataclasses.replace(EXPENSIVE, linear_in=(0,), neutral=(1, (1,))),
 )  # fmt: skip
 
 
@@ -233,8 +234,9 @@ def _share(y: Value, a: Value, b: Value) -> Value:
     return lax.select(lax.eq(a, y), half, lax.full_like(y, 0))
 
 
-for _name in ("max", "min"):
-    pointwise(_name, lambda y, a, b: _share(y, a, b), lambda y, a, b: _share(y, b, a))
+for _name, _least in (("max", -math.inf), ("min", math.inf)):
+    pointwise(_name, lambda y, a, b: _share(y, a, b), lambda y, a, b: _share(y, b, a),
+              traits=dataclasses.replace(ELEMENTWISE, neutral=(_least, (0, 1))))  # fmt: skip
 pointwise(
     "clamp",
     lambda y, low, x, high: step(lax.bitwise_and(lax.gt(low, x), lax.lt(low, high)), x),

@@ -296,5 +296,6 @@ linear("host_local_array_to_global_array", _to_local, traits=UNFUSED)
 linear("global_array_to_host_local_array", _to_global, traits=UNFUSED)
 
 constant("iota", supported_params=("dtype", "shape", "dimension", "sharding"),
-         traits=dataclasses.replace(MOVEMENT, result_shape="shape"))  # fmt: skip
+         traits=dataclasses.replace(
+             MOVEMENT, result_shape="shape", counts="dimension"))  # fmt: skip
 constant("empty", "empty2", traits=MOVEMENT)

@@ -23,7 +23,6 @@ from xform._jax import (
     Var,
     custom_jvp_call_p,
     custom_vjp_call_p,
-    iota_p,
 )
 from xform.program.dimensions import shape
 from xform.program.equation import bind, context, read, write
@@ -98,7 +97,7 @@ def run_on_slice(eqn: JaxprEqn, slicing: Slicing, args: Sequence[Value], at: Cur
         with source(eqn, outer), context(eqn):
             place = functools.partial(at.place, size=size)
             return draw_slice(eqn.params["shape"], args[0], axis, place, size // at.n)
-    if eqn.primitive is iota_p and axis == params["dimension"]:
+    if (counts := traits(eqn.primitive).counts) and axis == params[counts]:
         return _numbers(eqn, params, at, outer)
     results = bind(eqn.replace(params=params), args, outer)
     for y, v in zip(results, eqn.outvars, strict=True):

@@ -18,11 +18,11 @@ import jax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from xform._jax import JaxprEqn, primitive_named
+from xform._jax import JaxprEqn
 from xform.program.dimensions import shape
+from xform.registry.table import traits
 
 Value = Any
-_CONSTRAINT = primitive_named("sharding_constraint")
 
 
 def mesh_axes(aval: Any, axis: int) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def constrained_shards(eqn: JaxprEqn, axis: int) -> int:
     Only `Auto` axes of a mesh count. Types have the others.
     """
     sharding = eqn.params.get("sharding")
-    if eqn.primitive is not _CONSTRAINT or not isinstance(sharding, NamedSharding):
+    if not traits(eqn.primitive).identity or not isinstance(sharding, NamedSharding):
         return 1
     part = dict(enumerate(sharding.spec)).get(axis)
     names: Any = part if isinstance(part, tuple) else (part,)

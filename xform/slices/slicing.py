@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xform._jax import JaxprEqn, iota_p
+from xform._jax import JaxprEqn
 from xform.program.dimensions import shape
 from xform.registry.ends import Ends
 from xform.registry.repeatable import repeatable
@@ -158,7 +158,8 @@ def divides(n: int, eqn: JaxprEqn, slicing: Slicing) -> bool:
     pairs = zip((*eqn.invars, *eqn.outvars), (*slicing.operands, *slicing.results), strict=True)
     found = [(v, axis) for v, axis in pairs if axis is not None]
     sharded = {mesh_axes(v.aval, axis) for v, axis in found}
-    numbers = eqn.primitive is iota_p and slicing.results[0] == eqn.params["dimension"]
+    counts = traits(eqn.primitive).counts
+    numbers = bool(counts) and slicing.results[0] == eqn.params[counts]
     if len(sharded) > 1 or (numbers and any(sharded)):
         return False
     return not any(shard_length(v, axis) % n for v, axis in found)

@@ -24,9 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from jax import lax
-
-from xform._jax import Var, jax_primitives
+from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import size
 from xform.interpret.joint import Schedule, reads_of
 from xform.registry.table import traits
@@ -35,8 +33,6 @@ from xform.steering.must_materialize import plain
 from xform.steering.settings import steering
 from xform.steering.wait import is_work
 
-# Operations that add a cotangent to another one, and so continue the chain.
-_SUMS = lax.add_p, lax.sub_p, jax_primitives.add_jaxvals_p
 # A chain with more operations than this is long.
 _LONG = 8
 # A value with fewer elements than this is small: repeating its chain costs little.
@@ -62,7 +58,7 @@ def _shared(schedule: Schedule) -> Iterator[Var]:
     """Yield the values that `shared_values` describes, in the order of the backward part."""
     reads = [(eqn, frozenset(reads_of(eqn, schedule.inner))) for eqn in schedule.order]
     products = Counter(v for eqn, read in reads if is_work(eqn) for v in read)
-    sums = {v for eqn, read in reads if eqn.primitive in _SUMS for v in read}
+    sums = {v for eqn, read in reads if _adds(eqn) for v in read}
     chains: dict[Var, frozenset[int]] = {}
     for eqn, read in reads:
         if traits(eqn.primitive).fusion not in ("elementwise", "movement"):
@@ -77,3 +73,9 @@ def _shared(schedule: Schedule) -> Iterator[Var]:
                 yield v  # the chains of its readers begin here
             else:
                 chains[v] = chain
+
+
+def _adds(eqn: JaxprEqn) -> bool:
+    """Return whether an equation adds or subtracts two values, and so continues the chain."""
+    neutral = traits(eqn.primitive).neutral
+    return neutral is not None and neutral[0] == 0

@@ -22,7 +22,7 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
+from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes, size
 from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import called_body
@@ -362,7 +362,7 @@ def _repeated(v: Var, eqn: JaxprEqn) -> bool:
         return False
     pairs = zip(x.shape, y.shape, strict=False)
     one_to_one = x.ndim == y.ndim and all(a in (1, b) for a, b in pairs)
-    return eqn.primitive is broadcast_in_dim_p or one_to_one
+    return traits(eqn.primitive).view or one_to_one
 
 
 def _aval(v: Any) -> Any:
