@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 
-from xform.program.arithmetic import Value
+from xform.program.arithmetic import Value, is_key
 
 
 def unused_keys(xs: Sequence[Value]) -> list[Value]:
     """Return the values with a clone in place of each random key, if JAX checks keys."""
     if not jax.config.jax_debug_key_reuse:  # pyright: ignore[reportAttributeAccessIssue]
         return list(xs)
-    return [jax.random.clone(x) if _is_key(x) else x for x in xs]
-
-
-def _is_key(x: Value) -> bool:
-    dtype = getattr(x, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return [jax.random.clone(x) if is_key(x) else x for x in xs]

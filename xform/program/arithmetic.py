@@ -31,6 +31,12 @@ NUMPY = np.ndarray, np.generic
 _PYTHON = bool, int, float, complex
 
 
+def is_key(x: Any) -> bool:
+    """Return whether a value, or a type of values, is of random keys."""
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
 def differentiable(aval: Any) -> bool:
     """Return whether a value of this type has tangents other than float0."""
     dtype = getattr(aval, "dtype", None)

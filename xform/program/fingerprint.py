@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
@@ -40,6 +39,7 @@ from xform._jax import (
 from xform._jax.custom_functions import RULE_PARAMS
 from xform._jax.symbolic import SymbolicDimension
 from xform._jax.wrappers import innermost
+from xform.program.arithmetic import is_key
 from xform.program.ir import Atom, Program
 from xform.program.naming import (
     cached_text,
@@ -372,8 +372,7 @@ def _device_array(x: jax.Array) -> str:
     """Return the text of a JAX array, its content and sharding; a unique name if unreadable."""
     try:
         with jax.ensure_compile_time_eval():
-            keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-            value = np.asarray(jax.random.key_data(x) if keys else x)
+            value = np.asarray(jax.random.key_data(x) if is_key(x) else x)
     except (RuntimeError, TypeError):  # deleted, or on the devices of several processes
         return unique_name(x)
     return f"{type_text(jax.typeof(x))}:{_array(value)} on {text_of(x.sharding)}"

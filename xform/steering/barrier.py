@@ -25,11 +25,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.dtypes import prng_key
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
 from xform._jax.contexts import no_mesh, wide_if_needed
-from xform.program.arithmetic import Value, differentiable
+from xform.program.arithmetic import Value, differentiable, is_key
 from xform.program.dimensions import has_elements
 from xform.program.ir import Mask, gather, spread
 from xform.registry.dependence import ELEMENTWISE_DEPENDENCE
@@ -66,8 +65,9 @@ def is_active(where: Where, backend: str) -> bool:
 
 def can_wait(aval: Any) -> bool:
     """Whether a value of this type can wait at a barrier: numbers, masks and random keys can."""
-    kinds = np.number, np.bool_, prng_key
-    return hasattr(aval, "dtype") and any(jnp.issubdtype(aval.dtype, kind) for kind in kinds)
+    kinds = np.number, np.bool_
+    numbers = hasattr(aval, "dtype") and any(jnp.issubdtype(aval.dtype, kind) for kind in kinds)
+    return numbers or is_key(aval)
 
 
 def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "everywhere"
@@ -81,7 +81,7 @@ def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "ever
     usable = [s for s in arrays if has_elements(s.shape) and jnp.issubdtype(s.dtype, np.number)]
     if not saved or not usable:
         return list(saved)
-    are_keys = [jnp.issubdtype(x.dtype, prng_key) for x in saved]
+    are_keys = list(map(is_key, saved))
     numbers = [jax.random.key_data(x) if key else x for x, key in zip(saved, are_keys, strict=True)]
     delayed = barrier_p.bind(*numbers, *usable, n=len(saved), where=where)
     return [
