@@ -1,12 +1,12 @@
 """Ask how many small faults in xform the tests find.
 
     python -m experiments.tests.kill before             # "before" names the results
-    python -m experiments.tests.kill before --held-out  # the faults that nobody has looked at
+    python -m experiments.tests.kill before --set fresh  # or another set of faults
 
-The faults were drawn once, and are kept in `faults.json`. One run of all tests asks which tests
-reach which fault. Then the tests that reach a fault run with it, until one fails or 120 CPU seconds
-are over. The tests of the mirroring file come first, then the quickest. Results are kept as they
-come, so an interrupted run goes on where it stopped.
+Each set of faults was drawn once, and is kept in `faults.json`. One run of all tests asks which
+tests reach which fault. Then the tests that reach a fault run with it, until one fails or 120 CPU
+seconds are over. The tests of the mirroring file come first, then the quickest. Results are kept as
+they come, so an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -30,19 +30,28 @@ from experiments.tests.profile import record
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+# The number of faults of each set, and the seed that they are drawn with.
+SETS = {"drawn": (120, 1), "held out": (60, 2), "fresh": (20, 3)}
 SECONDS = 120  # CPU seconds for the tests of a fault
 _LIMIT = SECONDS + 20  # with the imports
 _PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
 
 
-def all_faults() -> dict[str, list[Fault]]:
-    """Return the faults, drawn from the sources as they were at the first run."""
+def all_faults() -> dict[str, list[Fault | None]]:
+    """Return the faults of each set, where the sources have them now; None for one that is gone.
+
+    A set that is not kept yet is drawn from the sources, at other places than the sets before it.
+    """
     path = HERE / "faults.json"
-    if not path.exists():
-        drawn = draw(ROOT, 120, seed=1)
-        found = {"drawn": drawn, "held out": draw(ROOT, 60, seed=2, taken=drawn)}
-        path.write_text(json.dumps(found, default=dataclasses.asdict, indent=1) + "\n")
-    return {name: [Fault(**f) for f in fs] for name, fs in json.loads(path.read_text()).items()}
+    known_sets = json.loads(path.read_text()) if path.exists() else {}
+    found = dict[str, list[Fault | None]]()
+    for name, (n, seed) in SETS.items():
+        if name not in known_sets:
+            taken = [f for faults in found.values() for f in faults if f is not None]
+            known_sets[name] = [dataclasses.asdict(f) for f in draw(ROOT, n, seed, taken)]
+            path.write_text(json.dumps(known_sets, indent=1) + "\n")
+        found[name] = [found_again(ROOT, Fault(**f)) for f in known_sets[name]]
+    return found
 
 
 def environment(copy: Path, **more: str) -> dict[str, str]:
@@ -100,7 +109,7 @@ def verdict(copy: Path, i: int, tests: list[str]) -> dict[str, Any]:
                 env=environment(copy, XFORM_FAULT=str(i)),
                 capture_output=True,
                 text=True,
-                timeout=5 * SECONDS,
+                timeout=10 * SECONDS,  # of wall time, on a busy machine
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (_LIMIT, _LIMIT)),
             )
         except subprocess.TimeoutExpired:
@@ -126,22 +135,24 @@ def copy_and_reach(
     return copy, *costs_and_reach([json.loads(x) for f in files for x in f.open()])
 
 
-def run(name: str, held_out: bool, workers: int) -> None:
-    """Run the tests with each fault, and keep the results under a name."""
+def run(name: str, chosen: str, workers: int) -> None:
+    """Run the tests with each fault of a set, and keep the results under a name."""
     results = HERE / f"kills_{name}.json"
-    faults = all_faults()
-    n = len(faults["drawn"])
-    here = [found_again(ROOT, f) for f in (*faults["drawn"], *faults["held out"])]
-    copy, costs, reach = copy_and_reach(name, here)
+    faults, numbers = list[Fault | None](), range(0)
+    for each, of_set in all_faults().items():
+        if each == chosen:
+            numbers = range(len(faults), len(faults) + len(of_set))
+        faults += of_set
+    copy, costs, reach = copy_and_reach(name, faults)
     done = known(results)
 
     def one(i: int) -> tuple[int, dict[str, Any]]:
-        fault = here[i]
+        fault = faults[i]
         if fault is None:
             return i, {"verdict": "gone"}
         return i, verdict(copy, i, in_order(fault, reach[i], costs))
 
-    rest = [i for i in range(*((n, len(here)) if held_out else (0, n))) if str(i) not in done]
+    rest = [i for i in numbers if str(i) not in done]
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         for ready in concurrent.futures.as_completed([pool.submit(one, i) for i in rest]):
             i, found = ready.result()
@@ -153,7 +164,7 @@ def run(name: str, held_out: bool, workers: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="of this state of the tests")
-    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--set", choices=SETS, default="drawn")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    run(given.name, given.held_out, given.workers)
+    run(given.name, given.set, given.workers)

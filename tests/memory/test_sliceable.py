@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,8 +13,9 @@ from jax import lax
 
 import xform
 from tests.memory.test_facts import f32, said
+from xform.memory import sliceable
 from xform.memory.sliceable import largest_sliceable
-from xform.program.ir import evaluate
+from xform.program.ir import evaluate, trace
 from xform.slices.candidates import numbers_of_slices
 from xform.slices.loop import run_in_slices
 from xform.slices.region import find_region
@@ -87,3 +89,21 @@ def test_no_part_that_mixes_every_axis() -> None:
     found = largest_sliceable(report)
     assert found is None or found.bytes < 0.1 * report.total_bytes
     assert not any("slices" in text for text in report.advice)
+
+
+def test_regions_around_the_first_four_of_the_largest_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Any] = []
+    monkeypatch.setattr(sliceable, "find_region", lambda prog, v, axis, n: tried.append((v, axis)))
+
+    def chain(x: Any) -> Any:
+        for _ in range(6):
+            x = jnp.sin(x)
+        return [jnp.sum(x)]
+
+    prog = trace(chain, f32(64, 32))
+    row = SimpleNamespace(category="temporary", output=False, shape=(64, 32), bytes=64 * 32 * 4)
+    assert largest_sliceable(SimpleNamespace(program=prog, devices=1, peak=[row])) is None
+    values = [eqn.outvars[0] for eqn in prog.equations[:4]]
+    assert tried == [(v, axis) for v in values for axis in (0, 1)]

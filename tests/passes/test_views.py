@@ -52,6 +52,16 @@ def test_a_slice_of_a_repeated_axis_of_one_element_is_the_argument() -> None:
     assert [str(v) for v in traced.jaxpr.outvars] == [str(v) for v in traced.jaxpr.invars]
 
 
+def test_an_axis_of_one_element_is_tiled_by_a_view() -> None:
+    """Elements of a longer axis would come in another order than the axes of an array."""
+    x = np.arange(12.0, dtype=np.float32).reshape(3, 1, 4)
+    for reps, left in (((1, 5, 1), []), ((2, 1, 1), ["tile", "slice"])):
+        f = lambda x: jnp.tile(x, reps)[:, :1][:3]  # noqa: B023
+        new = SIMPLE(f)
+        assert [e.primitive.name for e in jax.make_jaxpr(new)(x).eqns] == left
+        np.testing.assert_array_equal(new(x), f(x))
+
+
 @pytest.mark.parametrize("name", ["slice", "reshapes", "tiled"])
 def test_views_that_cancel_need_no_copy(name: str) -> None:
     """The gradient of a product reads its argument in place, behind a chain of views too."""

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import xform
 from xform._jax import jax_primitives
-from xform.rules.unpool import unpool
+from xform.program.ir import trace
+from xform.rules.unpool import lowered, unpool, unpool_p
 
 RNG = np.random.default_rng(5)
 WINDOWS = {
@@ -120,3 +122,17 @@ def test_large_windows_are_left_to_xla() -> None:
     text = str(jaxpr(jnp.ones((20, 20))))
     assert "select_and_scatter_add" in text
     assert "xform_unpool" not in text
+
+
+def test_windows_of_a_sharded_array_are_left_to_jax() -> None:
+    mesh = jax.make_mesh((2,), ("i",), (AxisType.Explicit,), devices=jax.devices()[:2])
+    loss = lambda x: jnp.sum(pooled(((1, 2, 2), (1, 2, 2), "VALID"))(x))
+    programs = []
+    for spec in (PartitionSpec(), PartitionSpec("i")):
+        with jax.set_mesh(mesh):
+            x = jax.device_put(jnp.ones((4, 6, 6)), NamedSharding(mesh, spec))
+            prog = trace(lambda x: [xform.grad(loss)(x)], x)
+        (eqn,) = [e for e in prog.equations if e.primitive is unpool_p]
+        programs.append(lowered(eqn))
+    assert programs[0] is not None
+    assert programs[1] is None

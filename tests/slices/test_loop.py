@@ -62,6 +62,16 @@ def test_rows_are_equal_up_to_the_rounding_of_kernels() -> None:
     np.testing.assert_allclose(jax.jit(g)(*xs)[0], jax.jit(f)(*xs), rtol=1e-6, atol=1e-7)
 
 
+def test_a_while_loop_with_constants_runs_in_slices() -> None:
+    def f(x: Any, w: Any, n: Any) -> Any:
+        grown = lambda s: (s[0] + 1, jnp.sin(s[1] * w))
+        return lax.while_loop(lambda s: s[0] < n, grown, (jnp.int32(0), x))[1]
+
+    region, g, xs = largest(f, normal(16, 8), normal(8, seed=1), jnp.int32(3))
+    assert "while" in {e.primitive.name for e, _ in region.equations}
+    np.testing.assert_allclose(jax.jit(g)(*xs)[0], jax.jit(f)(*xs), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_slices_along_any_axis_are_stacked_back_along_that_axis(axis: int) -> None:
     f = lambda x: jnp.exp(jnp.sin(x))

@@ -354,3 +354,14 @@ def test_a_weakly_typed_scalar_has_weakly_typed_derivatives(f) -> None:
     ):
         wanted = [x.weak_type or f in STRONG for x in theirs]
         assert [x.weak_type for x in own] == wanted
+
+
+def test_a_rule_may_return_a_number_as_tangent() -> None:
+    @jax.custom_jvp
+    def doubled(x):
+        return 2.0 * x
+
+    doubled.defjvp(lambda xs, dxs: (doubled(*xs), 7.0))
+    for x in (3.0, np.float32(3)):
+        y, push = xform.linearize(doubled, x)
+        assert (float(y), float(push(1.0))) == (6.0, 7.0)

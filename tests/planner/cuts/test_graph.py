@@ -87,6 +87,19 @@ def test_no_saved_set_is_cheaper(name: str, flop: float) -> None:
     assert found <= best * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("name", ["name", "mask"])
+def test_a_low_price_does_not_save_what_must_not_be_saved(name: str) -> None:
+    """Named values and constants are never saved."""
+    graph = CutGraph(joint := joint_of(FUNCTIONS[name]), {})
+    results = [(e, v) for e in graph.equations for v in e.outvars]
+    forbidden = {
+        v for e, v in results if v in joint.always_recomputed or e.primitive.name == "name"
+    }
+    assert forbidden
+    free = {**dict.fromkeys(joint.inputs, 100.0), **dict.fromkeys(forbidden, 0.0)}
+    assert forbidden.isdisjoint(graph.cheapest([1.0] * len(graph.equations), free))
+
+
 def again(f, *args, active=(True, True)) -> set[str]:
     """Return the recomputed primitives."""
     how = schedule(
