@@ -43,7 +43,7 @@ types: $(VENV)/.installed
 lint: $(VENV)/.installed
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@$(PY) -m pytest -q -s --noconftest tests/test_layers.py tests/test_repository.py -p no:hypothesispytest  # without JAX
+	@$(PY) -m pytest -q -s --noconftest tests/test_layers.py tests/test_repository.py  # without JAX
 
 slow: $(VENV)/.docs ## the slow tests, file by file; goes on where it stopped. OF=planner: a part; AGAIN=1: all
 	@$(CACHE) $(PY) -m tests.slow $(OF) $(if $(AGAIN),--again) -n 2
@@ -70,7 +70,7 @@ format: $(VENV)/.installed ## format, and fix what ruff can fix
 	@$(BIN)/ruff format --quiet .
 
 clean: ## remove caches and build output (remove .venv, .venv-newest by hand to start afresh)
-	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	@rm -rf build dist .pytest_cache .ruff_cache *.egg-info
 	@find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 # pyenv's commands run only where their version is selected; its Pythons themselves run everywhere.

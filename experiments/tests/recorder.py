@@ -45,7 +45,6 @@ PHASES = (
     ("xform/", "", "xform: the rest"),
     ("models/", "", "models"),
     ("jax/", "", "trace"),
-    ("hypothesis/", "", "hypothesis"),
     ("numpy/", "", "numpy"),
     ("tests/", "", "the test itself"),
     ("_pytest/", "", "pytest"),
