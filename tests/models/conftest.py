@@ -8,10 +8,14 @@ import pytest
 def quick_compiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compile each program once, without most optimizations: that takes most of the time."""
     folder = str(tmp_path_factory.getbasetemp() / "compiled")
-    jax.config.update("jax_disable_most_optimizations", True)
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    options = {
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": jax.config.values["jax_compilation_cache_dir"] or folder,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: jax.config.values[name] for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    for name, value in before.items():
+        jax.config.update(name, value)
