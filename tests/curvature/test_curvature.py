@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -41,19 +42,21 @@ def loss(p: Any) -> Any:
     return cross_entropy(model(p))
 
 
+@functools.cache
 def jacobian() -> Any:
     """Return the model's Jacobian `[examples, outputs, n]`, by JAX."""
-    return jax.jacobian(lambda x: model(unflatten(x)))(FLAT)
+    return jax.jit(jax.jacobian(lambda x: model(unflatten(x))))(FLAT)
 
 
 def dense(product: Any) -> Any:
     """Return the dense matrix of a product with pytrees, column by column."""
     column = lambda e: ravel_pytree(product(unflatten(e)))[0]
-    return jax.jit(jax.vmap(column))(jnp.eye(N)).T
+    return jax.jit(jax.vmap(column))(np.eye(N)).T
 
 
+@functools.cache
 def hessian() -> Any:
-    return jax.hessian(lambda x: loss(unflatten(x)))(FLAT)
+    return jax.jit(jax.hessian(lambda x: loss(unflatten(x))))(FLAT)
 
 
 POLICIES = [None, xform.policies.save_nothing, xform.policies.budget("1 MiB")]
@@ -62,7 +65,7 @@ POLICIES = [None, xform.policies.save_nothing, xform.policies.budget("1 MiB")]
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_gauss_newton_is_the_dense_one(policy: Any) -> None:
     j = jacobian().reshape(-1, N)
-    inner = jax.hessian(lambda z: cross_entropy(z.reshape(7, 3)))(model(PARAMS).ravel())
+    inner = jax.jit(jax.hessian(lambda z: cross_entropy(z.reshape(7, 3))))(model(PARAMS).ravel())
     got = dense(
         lambda v: xform.curvature.ggnvp(model, cross_entropy, (PARAMS,), (v,), policy=policy)
     )
@@ -84,7 +87,7 @@ def test_fisher_vp_equals_the_expected_outer_product_of_scores(name: str) -> Non
     """It is the expected outer product of the gradients of log-likelihoods, outcome by outcome."""
     log_p = log_likelihoods(name)
     of_params = lambda x: jax.vmap(log_p)(model(unflatten(x)))  # [examples, units, outcomes]
-    values, gradients = of_params(FLAT), jax.jacobian(of_params)(FLAT)
+    values, gradients = jax.jit(lambda x: (of_params(x), jax.jacobian(of_params)(x)))(FLAT)
     want = jnp.einsum("euo,euoi,euoj->ij", jnp.exp(values), gradients, gradients)
     got = dense(lambda v: xform.curvature.fisher_vp(model, name, (PARAMS,), (v,)))
     close(got, want)
@@ -138,7 +141,8 @@ def test_hutchinson_and_its_error() -> None:
 
 def test_hutchinson_of_other_matrices_and_of_low_precision() -> None:
     for matrix in (Hessian(loss), GaussNewton(model, cross_entropy), Fisher(model, "normal")):
-        got = xform.curvature.hutchinson(matrix, (PARAMS,), jax.random.key(0), samples=3)
+        estimate = functools.partial(xform.curvature.hutchinson, matrix, (PARAMS,), samples=3)
+        got = jax.jit(estimate)(jax.random.key(0))
         assert jax.tree.structure(got.diagonal) == jax.tree.structure(PARAMS)
     scale = jnp.arange(1, 5, dtype=jnp.bfloat16)
     f = lambda x: jnp.sum(scale * x * x)

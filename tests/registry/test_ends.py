@@ -43,10 +43,11 @@ def check(eqn: JaxprEqn, xs: list[Any], ys: list[Any]) -> None:
     for group in {end for of in found for end in of if end is not None}:
         axes = [[a for a, end in enumerate(of) if end == group] for of in found]
         reversed_xs = [
-            jax.device_put(np.flip(x, at)) if at else x for x, at in zip(xs, axes, strict=True)
+            jnp.asarray(np.flip(np.asarray(x), at)) if at else x
+            for x, at in zip(xs, axes, strict=True)
         ]
         for y, got in zip(ys, bind(eqn, reversed_xs), strict=True):
-            want = np.flip(y, group) if group < np.ndim(y) else y
+            want = np.flip(np.asarray(y), group) if group < np.ndim(y) else y
             np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12, err_msg=f"{eqn} {group}")
 
 

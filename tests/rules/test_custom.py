@@ -171,7 +171,7 @@ def test_a_python_number_may_be_the_point(f: Callable[..., Any]) -> None:
 FLOATS = [jnp.float32, jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2]
 # Possible results of a backward function for a float32, besides a cotangent of its type.
 RETURNED: dict[str, Any] = {
-    **{jnp.dtype(d).name: jnp.ones(2, d) for d in FLOATS},
+    **{jnp.dtype(d).name: jnp.asarray(np.ones(2, d)) for d in FLOATS},
     "NumPy's in 64 bits": np.ones(2),
     "a list": [1.0, 1.0],
     "a truth value": np.ones(2, bool),

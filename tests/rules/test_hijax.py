@@ -383,7 +383,7 @@ def square() -> Any:
     return f
 
 
-W = 0.5 * jnp.eye(3) + 0.1
+W = jnp.asarray(0.5 * np.eye(3) + 0.1)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -94,7 +94,7 @@ def test_draws_on_a_mesh(kind: Any) -> None:
 def test_a_step_with_dropout_on_auto_axes(devices: int) -> None:
     where = mesh(AxisType.Auto, data=devices)
     rows, whole = (NamedSharding(where, P(*spec)) for spec in (("data",), ()))
-    args = arguments(devices * 4096)
+    args = arguments(devices * 256)
     options: Any = {"in_shardings": (whole, rows, whole), "out_shardings": whole}
     plain = jax.jit(jax.value_and_grad(loss), **options)
     figures: Any = plain.lower(*args).compile().memory_analysis()

@@ -48,7 +48,7 @@ def dense(case: Case, args: tuple, on: list[int]) -> np.ndarray:
 
     # The point is an argument, because XLA aborts on some of these programs if it folds constants.
     columns = jax.jit(lambda active, basis: lax.map(lambda v: column(active, v), basis))
-    return np.asarray(columns(active, jnp.eye(sum(sizes)))).T
+    return np.asarray(columns(active, np.eye(sum(sizes)))).T
 
 
 def exact(rule: Rule) -> bool:

@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tests.planner.candidates.test_whole import ENDS, LEAST, TRIPS, right
@@ -11,7 +12,7 @@ from xform.planner.costs.outcome import recompute_flops, residual_bytes, saved_b
 from xform.planner.problem import Problem
 from xform.program.ir import trace
 
-W, X = jnp.eye(16), jnp.ones((8, 16)) / 3
+W, X = jnp.asarray(np.eye(16)), jnp.asarray(np.ones((8, 16)) / 3)
 
 
 def of(f, x=X):

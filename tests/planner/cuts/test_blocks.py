@@ -110,7 +110,7 @@ def budgets(joint, parts=(0.8, 0.6, 0.4, 0.2, 0.05)):
 
 
 CASES = {f"random {k}": drawn(k) for k in range(0, 40, 10)}
-CASES |= {f"model {k}": models()[k] for k in (3, 5, 8)}
+CASES |= {f"model {k}": case for k, case in enumerate(models()) if k in (3, 5, 8)}
 
 
 @pytest.mark.slow

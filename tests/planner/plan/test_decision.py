@@ -18,7 +18,8 @@ from xform.planner.plan.decision import Decision, decision_of
 from xform.policies import MinCut, min_cut, save_everything
 from xform.program.ir import evaluate
 
-W, X = jnp.cos(jnp.arange(16.0)).reshape(4, 4) / 2, jnp.sin(jnp.arange(12.0)).reshape(3, 4)
+W = jnp.asarray(np.cos(np.arange(16.0)).reshape(4, 4) / 2)
+X = jnp.asarray(np.sin(np.arange(12.0)).reshape(3, 4))
 
 
 def small(w, x):

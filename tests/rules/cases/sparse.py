@@ -13,10 +13,10 @@ RNG = np.random.default_rng(23)
 # The last place of each is padding; one place occurs twice.
 AT = jnp.array([[0, 1], [2, 0], [2, 3], [0, 1], [1, 2], [3, 4]], np.int32)
 SHAPE = (3, 4)
-BATCHED = jnp.stack([AT, AT[::-1]])
+BATCHED = jnp.asarray(np.stack([AT, np.flip(AT, 0)]))
 # A negative index counts from the end: (-1, 3) is the place of (2, -1).
 ENDS = jnp.array([[0, -3], [-1, 0], [-1, 3], [2, -1], [-1, 3], [-4, 1]], np.int32)
-ONCE = AT[jnp.array([0, 4, 1, 2])]
+ONCE = jnp.asarray(np.asarray(AT)[[0, 4, 1, 2]])
 COLUMNS, STARTS = jnp.array([1, 3, 2, 0], np.int32), jnp.array([0, 2, 2, 4], np.int32)
 SQUARE = jnp.array([0, 1, 1, 0, 2], np.int32), jnp.array([0, 2, 3, 5], np.int32)
 HOLES = np.array([[0.0, 1.5, 0.0, -2.0], [0.7, 0.0, 0.0, 0.0], [0.0, 0.0, 1.1, 0.4]])
