@@ -106,11 +106,11 @@ def test_class_names_are_unique_within_xform() -> None:
 # Why a file outside the rules may know how a primitive runs its programs.
 KNOWS_CONTROL_FLOW = {
     "_jax/__init__.py": "imports the primitives",
-    "adjoints/walk.py": "does not expand a branch that is chosen by the platform",
-    "fused/graph.py": "finds the loop of the backward pass, into which an update moves",
+    "adjoints/recorder.py": "does not expand a branch that is chosen by the platform",
+    "fused/step_graph.py": "finds the loop of the backward pass, into which an update moves",
     "fused/layers.py": "finds the gradients that this loop stacks",
-    "fused/loop.py": "writes this loop again, with the update in it",
-    "fused/plan.py": "checks what this loop reads",
+    "fused/layer_loop.py": "writes this loop again, with the update in it",
+    "fused/update_plan.py": "checks what this loop reads",
     "passes/listing.py": "prints the parameters of equations",
     "passes/sum_in_loops.py": "gives a scan one more carry",
     "planner/front.py": "counts the operations of a scan's state",

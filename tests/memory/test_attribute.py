@@ -1,5 +1,7 @@
 """Buffers in the user's words."""
 
+from __future__ import annotations
+
 from collections import Counter
 from typing import Any
 
@@ -12,7 +14,7 @@ from tests.memory.dumps import PROGRAMS, dumped
 from tests.memory.test_buffers import message
 from tests.memory.test_capacity import f32
 from xform.interpret.emit import pass_name
-from xform.memory.attribute import Argument, BufferRow, buffer_rows, saving_reason, scope
+from xform.memory.attribute import Argument, BufferRow, buffer_rows, role, saving_reason, scope
 from xform.memory.buffers import Assignment, read
 
 
@@ -291,3 +293,25 @@ def test_gradients_of_layers_whose_axis_is_not_the_first_are_gradients() -> None
     report = xform.memory_analysis(step, {"a": f32(64, 6, 96), "b": f32(96, 6, 64)}, f32(8, 64))
     gradients = [row for row in report.peak if row.category == "gradient"]
     assert sum(row.bytes for row in gradients) >= 2 * 4 * 64 * 6 * 96
+
+
+@pytest.mark.parametrize(
+    ("name", "is_for"),
+    [
+        ("params['w']", "parameter"),
+        ("state.params['dense']['kernel'].value", "parameter"),
+        ("state.opt_state[0].mu['dense']['kernel']", "optimizer state"),
+        ("opt_state.nu.params.w", "optimizer state"),
+        ("params_0", "parameter"),
+        ("opt_state_1[0].count", "optimizer state"),
+        ("state[0].trace['w']", "optimizer state"),
+        ("opt_state[1].trace.w", "optimizer state"),
+        ("trace", "argument"),
+        ("trace['w']", "argument"),
+        ("tokens", "argument"),
+        ("", "argument"),
+        ("x", "argument"),
+    ],
+)
+def test_roles(name: str, is_for: str) -> None:
+    assert role(name) == is_for

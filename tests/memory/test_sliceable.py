@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import xform
-from tests.memory.test_facts import f32, said
+from tests.memory.test_advice_facts import f32, said
 from xform.memory import sliceable
 from xform.memory.sliceable import largest_sliceable
 from xform.program.ir import evaluate, trace

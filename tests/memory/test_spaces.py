@@ -15,8 +15,8 @@ import pytest
 
 import xform
 from tests.memory.test_buffers import ALLOC, FREE, message
-from xform.memory.plot import bytes_by_category
 from xform.memory.report import MemoryReport
+from xform.memory.report_plot import bytes_by_category
 from xform.memory.targets import missing, parse_target
 from xform.page.writer import web_file
 

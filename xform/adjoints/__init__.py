@@ -6,8 +6,7 @@ backward pass.
 """
 
 from xform.adjoints.computational_graph import ComputationalGraph, graph
-from xform.adjoints.named_gradients import partials
-from xform.adjoints.naming import name
+from xform.adjoints.named_gradients import name, partials
 from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue, Partial
 
 __all__ = [

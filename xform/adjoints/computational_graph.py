@@ -18,9 +18,9 @@ from jax.tree_util import keystr
 from xform._jax import Tracer
 from xform.adjoints.accumulate import pull_adjoints, push_adjoints
 from xform.adjoints.graph_page import write_page
+from xform.adjoints.graph_text import format_table, graphviz_text
 from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue, measure
-from xform.adjoints.printed import format_table, graphviz_text
-from xform.adjoints.walk import Recorder
+from xform.adjoints.recorder import Recorder
 from xform.errors import WrongArgument
 from xform.introspection.argnums import positions
 from xform.introspection.callables import argument_names, check_callable, function_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from xform.adjoints.printed import format_measure, format_partial, headline, local_derivatives
+from xform.adjoints.graph_text import format_measure, format_partial, headline, local_derivatives
 from xform.page import writer
 from xform.page.writer import web_file
 from xform.terminal.text import shorten_place

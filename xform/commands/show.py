@@ -27,7 +27,7 @@ from xform.commands.reports import split_commas
 from xform.commands.transform import arrays_alone
 from xform.interpret.joint import analyze
 from xform.introspection.argnums import positions as of_call
-from xform.memory.printed import compiled_text, stablehlo_text
+from xform.memory.program_text import compiled_text, stablehlo_text
 from xform.passes import PASSES, PassResult, Pipeline, listing
 from xform.passes.base import size
 from xform.planner.decide import schedule

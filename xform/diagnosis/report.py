@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from xform.diagnosis import health_page, plot
+from xform.diagnosis import health_page, health_plot
 from xform.diagnosis.nonfinite import Origin
 from xform.diagnosis.row import LayerHealth
 from xform.storage.files import atomic_write
@@ -84,7 +84,7 @@ class Report(Result):
           FileNotWritten: the file cannot be written.
         """
         reason = self.findings[0].reason if len(self.findings) == 1 else ""
-        plot.draw(path, f"{self.summary()}: {reason}".removesuffix(": "), self.rows)
+        health_plot.draw(path, f"{self.summary()}: {reason}".removesuffix(": "), self.rows)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write an HTML page with the table, the curves and each finding. It needs no network.

@@ -15,11 +15,11 @@ and the constant rest, `held`. xform's own transform gets a function of `wrt` al
 from xform.introspection.packages import require_package
 
 with require_package("equinox", "Equinox", by="xform.equinox", brings="equinox"):
-    from xform.equinox.gradient import filter_grad, filter_value_and_grad
-    from xform.equinox.jacobian import filter_hessian, filter_jacfwd, filter_jacrev
-    from xform.equinox.maps import filter_jvp, filter_vjp
-    from xform.equinox.region import filter_checkpoint
-    from xform.equinox.step import filter_jit
+    from xform.equinox.filter_checkpoint import filter_checkpoint
+    from xform.equinox.filter_grad import filter_grad, filter_value_and_grad
+    from xform.equinox.filter_jacobian import filter_hessian, filter_jacfwd, filter_jacrev
+    from xform.equinox.filter_jit import filter_jit
+    from xform.equinox.filter_maps import filter_jvp, filter_vjp
 
 __all__ = [
     "filter_checkpoint",

@@ -10,7 +10,7 @@ from flax import nnx
 
 from xform.flax.calls import accepts_nnx_calls
 from xform.fused import fused_update as fused
-from xform.fused.report import UpdateReport
+from xform.fused.update_report import UpdateReport
 from xform.introspection.callables import check_callable, function_name
 from xform.modules.boundary import Function, Mode, ModuleBoundary
 from xform.modules.objective import ModuleObjective

@@ -14,7 +14,7 @@ import jax
 
 from xform._jax import Var
 from xform.errors import CoupledUpdate
-from xform.fused.step import Step
+from xform.fused.fused_step import Step
 from xform.program.ir import Atom
 from xform.terminal.text import first_few
 

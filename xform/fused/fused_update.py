@@ -13,10 +13,10 @@ import jax
 from xform._jax import staging
 from xform.errors import WrongArgument, WrongDtype
 from xform.fused.coupling import check_coupling
-from xform.fused.emit import run_step
-from xform.fused.plan import plan_updates
-from xform.fused.report import UpdateReport, report
-from xform.fused.step import TracedStep, trace_step
+from xform.fused.fused_step import TracedStep, trace_step
+from xform.fused.run_update import run_step
+from xform.fused.update_plan import plan_updates
+from xform.fused.update_report import UpdateReport, report
 from xform.introspection.argnums import numbers, positions
 from xform.introspection.callables import check_callable, function_name
 from xform.introspection.modules import (

@@ -14,9 +14,9 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var, scan_counts
 from xform.fused.coupling import bits_of
-from xform.fused.graph import Graph
+from xform.fused.fused_step import Step
 from xform.fused.layer_axis import LayerAxis, NotSeparable, can_slice
-from xform.fused.step import Step
+from xform.fused.step_graph import Graph
 from xform.program.dimensions import shape
 from xform.program.ir import Atom
 from xform.registry.table import traits

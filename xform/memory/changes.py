@@ -3,7 +3,7 @@
 The advice of a `MemoryReport` consists of changes and facts. A *change* promises a number of bytes.
 This file has only changes whose number is reliable: a test makes each change on several programs
 and compares the number with the compiler's bytes. Advice without such a number is a *fact*
-(`facts.py`).
+(`advice.py`).
 
 A *buffer* is memory that the compiled program uses from one step to another. A *row* is the report
 on a buffer, with its category. An axis is a *batch* if the result is a sum or a mean over

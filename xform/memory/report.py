@@ -13,17 +13,16 @@ from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory import advice, buffers
-from xform.memory.attribute import Argument, BufferRow, buffer_rows, peak_rows
+from xform.memory.attribute import Argument, BufferRow, buffer_rows, peak_rows, role
 from xform.memory.batch_axes import BatchAxis, batch_axes
 from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.cudnn import uncounted
 from xform.memory.description import Description
 from xform.memory.difference import KINDS, Difference
 from xform.memory.phases import Phase, phases
-from xform.memory.plot import draw
 from xform.memory.report_page import write
+from xform.memory.report_plot import draw
 from xform.memory.report_text import report_text
-from xform.memory.roles import role
 from xform.memory.targets import Target
 from xform.memory.traffic import Collective, collectives, moved_bytes
 from xform.planner.hardware import Hardware

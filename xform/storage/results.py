@@ -56,7 +56,7 @@ FORMATS = {
     "ResidualTable": ("xform residuals 1", "xform.planner.report.residuals"),
     "Spectrum": ("xform spectrum 1", "xform.curvature.spectrum"),
     "StepPlan": ("xform step plan 1", "xform.steps.plan"),
-    "UpdateReport": ("xform update report 1", "xform.fused.report"),
+    "UpdateReport": ("xform update report 1", "xform.fused.update_report"),
 }
 # Suffixes of files that hold no JSON.
 _NO_JSON = {".png", ".svg", ".pdf", ".jpg", ".jpeg", ".html"}

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 
 from xform._jax import current_trace
-from xform.equinox.calls import Function
+from xform.equinox.filter_calls import Function
 from xform.errors import WrongTangent
 from xform.interpret.concrete import TangentTracer
 from xform.transforms import forward, reverse

@@ -6,7 +6,7 @@ from typing import Any
 
 import equinox as eqx
 
-from xform.equinox.calls import Function, TransformedFunction
+from xform.equinox.filter_calls import Function, TransformedFunction
 from xform.transforms import jacobian
 from xform.transforms.function import Tree
 

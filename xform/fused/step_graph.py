@@ -8,8 +8,8 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var, scan_counts, scan_p, while_p
 from xform.fused.coupling import read_by_several
+from xform.fused.fused_step import Step
 from xform.fused.layer_axis import is_constraint, is_elementwise
-from xform.fused.step import Step
 from xform.program.dimensions import shape
 from xform.steering.barrier import barrier_p
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import equinox as eqx
 
-from xform.equinox.calls import Function, TransformedFunction, accepts_options_only
+from xform.equinox.filter_calls import Function, TransformedFunction, accepts_options_only
 from xform.introspection.callables import check_callable
 from xform.steps.doors import PlannedFunction, PlannedLowered
 from xform.steps.jit import JitStep, jit

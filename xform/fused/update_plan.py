@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from xform._jax import JaxprEqn, Var, scan_counts
-from xform.fused.graph import Graph
+from xform.fused.fused_step import Step
 from xform.fused.layer_axis import LayerAxis, NotSeparable
+from xform.fused.layer_loop import BackwardLoop
 from xform.fused.layers import LeafUpdate, plan_leaf
-from xform.fused.loop import BackwardLoop
-from xform.fused.step import Step
+from xform.fused.step_graph import Graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from xform.fused.plan import UpdatePlan
-from xform.fused.step import Step
+from xform.fused.fused_step import Step
+from xform.fused.update_plan import UpdatePlan
 from xform.interpret.cost import aval_bytes
 from xform.program.dimensions import shape
 from xform.terminal.notebook import Result

@@ -1,5 +1,7 @@
 """The picture of a report: its texts, and that it is drawn even if the report lacks parts."""
 
+from __future__ import annotations
+
 import re
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from tests.memory.samples import transformer
 from xform.errors import MissingExtra, WrongArgument
-from xform.memory.plot import bytes_by_category, draw
+from xform.memory.report_plot import bytes_by_category, draw, squarify
 from xform.terminal.text import human_bytes
 
 
@@ -95,3 +97,29 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match="pip install"):
         draw(tiny(), tmp_path / "report.png")
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 300])
+@pytest.mark.parametrize(("width", "height"), [(10, 4), (3, 9)])
+def test_boxes_have_their_areas_and_do_not_overlap(n: int, width: int, height: int) -> None:
+    sizes = sorted(np.random.default_rng(n).pareto(1, n) + 0.01, reverse=True)
+    boxes = squarify(sizes, 1, 2, width, height)
+    areas = np.array([w * h for _, _, w, h in boxes])
+    np.testing.assert_allclose(areas, np.array(sizes) / sum(sizes) * width * height, rtol=1e-6)
+    for x, y, w, h in boxes:
+        assert x >= 1 - 1e-6
+        assert y >= 2 - 1e-6
+        assert x + w <= 1 + width + 1e-6
+        assert y + h <= 2 + height + 1e-6
+    x, y, w, h = np.array(boxes).T
+    shared = lambda a, n: np.minimum(a[:, None] + n[:, None], a + n) - np.maximum(a[:, None], a)
+    over = np.clip(shared(x, w), 0, None) * np.clip(shared(y, h), 0, None)
+    assert np.abs(over - np.diag(areas)).max() < 1e-5
+
+
+def test_equal_sizes_are_nearly_squares() -> None:
+    assert max(max(w / h, h / w) for _, _, w, h in squarify([1] * 48, 0, 0, 8, 6)) < 2
+
+
+def test_nothing_is_no_box() -> None:
+    assert squarify([], 0, 0, 1, 1) == []

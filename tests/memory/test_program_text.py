@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from xform.errors import CompilationFailed
-from xform.memory import printed
-from xform.memory.printed import compiled_text, stablehlo_text
+from xform.memory import program_text
+from xform.memory.program_text import compiled_text, stablehlo_text
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 
@@ -29,7 +29,7 @@ def test_of_several_devices_that_are_not_here() -> None:
 def test_a_refused_program_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     target = parse_target("tpu:v5e:1x1")
     refused = MemoryReport("sin", target, 1, {}, 0, 0.0, None, refused="big", needed_bytes=2**35)
-    monkeypatch.setattr(printed, "compile_for", lambda f, args, target: refused)
+    monkeypatch.setattr(program_text, "compile_for", lambda f, args, target: refused)
     with pytest.raises(CompilationFailed) as e:
         compiled_text(jnp.sin, [X], "tpu:v5e:1x1")
     assert str(e.value) == (

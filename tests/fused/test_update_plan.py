@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 import xform
-from xform.fused.loop import BackwardLoop
-from xform.fused.plan import plan_updates
-from xform.fused.step import trace_step
+from xform.fused.fused_step import trace_step
+from xform.fused.layer_loop import BackwardLoop
+from xform.fused.update_plan import plan_updates
 
 
 def loop_of(loss: Any) -> BackwardLoop:

@@ -6,7 +6,7 @@ from typing import Any
 
 import equinox as eqx
 
-from xform.equinox.calls import Function, TransformedFunction, accepts_options_only
+from xform.equinox.filter_calls import Function, TransformedFunction, accepts_options_only
 from xform.errors import WrongArgument
 from xform.introspection.callables import function_name
 from xform.transforms import reverse

@@ -1,26 +1,29 @@
 """Evaluate a program operation by operation, and record each operation with its pullback.
 
 Each value that a program computes gets a number, its id. Each equation becomes an operation, with
-an edge for each value that it reads. Small calls, loops and branches are expanded: the operations
-that they run are recorded in their place, iteration by iteration.
+an edge for each value that it reads, and the shape and norm of its local derivative, a block of the
+operation's Jacobian. Small calls, loops and branches are expanded: the operations that they run are
+recorded in their place, iteration by iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Var
+from xform._jax import JaxprEqn, Literal, Var, cotangent_aval
 from xform.adjoints.activity import Activity, equation_activities
-from xform.adjoints.local import partials_of
-from xform.adjoints.parts import Edge, GraphOperation, GraphValue, Pull
+from xform.adjoints.parts import Edge, GraphOperation, GraphValue, Partial, Pull, norm
 from xform.passes.inline import inlinable_body, region_body
 from xform.passes.listing import VariableNames, literal, operation
 from xform.passes.structured import plain_call_body
 from xform.program.arithmetic import Value as Array
+from xform.program.arrays import basis, filled, random
 from xform.program.flow import Flow
 from xform.program.ir import Program, bind, evaluate, gather, read, spread, trace
 from xform.program.source import frame, name_stack, source
@@ -221,3 +224,51 @@ def _equations_inside(eqn: JaxprEqn) -> int:
     """Return how many equations the programs inside an equation run once, all branches included."""
     flow = flow_of(eqn)
     return 0 if flow is None else sum(map(_equations_of, flow.programs))
+
+
+# The norm of a Jacobian with more entries is estimated from this number of random cotangents.
+_MAX_ENTRIES = 4096
+_RANDOM_COTANGENTS = 8
+
+
+def partials_of(pull: Pull, ys: Sequence[Array], xs: Sequence[Array], elementwise: bool
+                ) -> list[Partial]:  # fmt: skip
+    """Return the local derivative of an operation with respect to each of `xs`.
+
+    Args:
+      pull: pullback from cotangents of `ys` to cotangents of `xs`.
+      ys: the active outputs.
+      xs: the active inputs.
+      elementwise: whether each output element depends only on the input elements at the same
+        position. If the shapes are equal too, one pullback of ones gives the diagonal of each
+        block, and all other entries are zero.
+    """
+    rows, sizes = sum(y.size for y in ys), [x.size for x in xs]
+    shapes = [(*(ys[0].shape if len(ys) == 1 else (rows,)), *x.shape) for x in xs]
+    if any(np.iscomplexobj(v) for v in (*ys, *xs)):
+        return [Partial(shape, None, None) for shape in shapes]
+    avals = [cotangent_aval(jax.typeof(y)) for y in ys]
+    if rows == 1 or (elementwise and all(x.shape == ys[0].shape for x in xs)):
+        pairs = zip(shapes, pull([filled(aval, 1) for aval in avals]), strict=True)
+        return [Partial(shape, None if shape else float(ct), norm(ct)) for shape, ct in pairs]
+    if rows * max(sizes, default=0) <= _MAX_ENTRIES:
+        blocks = jax.vmap(lambda *cts: pull(cts))(*basis(avals))
+        pairs = zip(shapes, blocks, strict=True)
+        return [Partial(shape, None, norm(block)) for shape, block in pairs]
+    squares = np.zeros(len(xs))
+    for cts in _random_cotangents(avals):
+        squares += [norm(ct) ** 2 for ct in pull(cts)]
+    estimates = np.sqrt(squares / _RANDOM_COTANGENTS).tolist()
+    pairs = zip(shapes, estimates, strict=True)
+    return [Partial(shape, None, estimate, exact=False) for shape, estimate in pairs]
+
+
+def _random_cotangents(avals: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield normally distributed cotangents of types `avals`.
+
+    The expected squared norm of the pulled-back cotangent is the squared norm of the Jacobian.
+    """
+    for key in jax.random.split(jax.random.key(0), _RANDOM_COTANGENTS):
+        keys = jax.random.split(key, len(avals))
+        pairs = zip(keys, avals, strict=True)
+        yield [random(jax.random.normal, key, aval) for key, aval in pairs]

@@ -7,10 +7,10 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var, has_effects
 from xform.fused.coupling import bits_of, read_by_several
-from xform.fused.graph import Graph
-from xform.fused.loop import BackwardLoop
-from xform.fused.plan import UpdatePlan
-from xform.fused.step import Step
+from xform.fused.fused_step import Step
+from xform.fused.layer_loop import BackwardLoop
+from xform.fused.step_graph import Graph
+from xform.fused.update_plan import UpdatePlan
 from xform.program.ir import bind, read
 from xform.program.source import name_stack
 
