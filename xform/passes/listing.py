@@ -14,10 +14,9 @@ import numpy as np
 from xform._jax import JaxprEqn, Literal
 from xform.program.ir import Program, program
 from xform.program.source import frame
+from xform.registry.table import flow_of
 from xform.terminal.text import columns, shorten_place
 
-# The label of each nested program, by the parameter that holds it.
-_LABELS = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 # A function of a variable or literal and its text. It returns the text to print, such as in colour.
 Paint = Callable[[Any, str], str]
@@ -89,7 +88,7 @@ def _rows(prog: Program, names: VariableNames, indent: str, lines: bool,
         row += [note(eqn)] if note else []
         row += [place(eqn)] if lines else []
         yield row
-        for label, inner in programs(eqn):
+        for label, inner in _programs(eqn):
             blank = [""] * (len(row) - 1)
             consts = names.typed([v for v, _ in inner.consts])
             head = f"{indent}  {label}: {names.typed(inner.inputs)}"
@@ -117,13 +116,17 @@ def operation(eqn: JaxprEqn) -> str:
     return eqn.primitive.name + (f"[{params}]" if params else "")
 
 
-def programs(eqn: JaxprEqn) -> Iterator[tuple[str, Program]]:
+def _programs(eqn: JaxprEqn) -> Iterator[tuple[str, Program]]:
     """Yield the nested programs of an equation, each with a label such as "body"."""
-    for key, value in eqn.params.items():
-        if key == "branches":
-            yield from ((f"branch {i}", program(b)) for i, b in enumerate(value))
-        elif key in _LABELS and hasattr(value, "eqns"):
-            yield _LABELS[key], program(value)
+    flow = flow_of(eqn)
+    if flow is None:
+        jaxprs = (eqn.params.get(key) for key in ("jaxpr", "call_jaxpr"))
+        yield from (("body", program(j)) for j in jaxprs if hasattr(j, "eqns"))
+        return
+    if flow.condition is not None:
+        yield "condition", flow.condition.program
+    for i, body in enumerate(flow.bodies):
+        yield "body" if flow.index is None else f"branch {i}", body.program
 
 
 def _is_shown(key: str, value: Any) -> bool:
