@@ -29,7 +29,7 @@ REASONS = {
     "steering/wait.py": "knows which movements XLA folds into a product",
     "memory/attribute.py": "reads names of operations in compiled programs",
     "memory/dataflow.py": "reads opcodes of HLO",
-    "memory/facts.py": "reads names of operations in compiled programs",
+    "memory/advice.py": "reads names of operations in compiled programs",
     "memory/scaled.py": "reads opcodes of HLO",
     "memory/traffic.py": "reads opcodes of HLO",
     "passes/simplify.py": "is the table of identities between operations",

@@ -40,7 +40,6 @@ from xform.interpret.jvp import jvp
 from xform.interpret.logs import collect_logs
 from xform.interpret.node import Node, fork_p, gather, join_p, resolve_node_references, spread
 from xform.interpret.pullback import pullback
-from xform.interpret.repeat import repeatable
 from xform.passes.cse import Cse
 from xform.passes.dce import live
 from xform.passes.erased import is_reshape, unchanged_operand
@@ -50,6 +49,7 @@ from xform.program.arithmetic import Value
 from xform.program.dimensions import Sample, SampledCache, current_sample
 from xform.program.ir import Mask, Program, trace
 from xform.program.source import frame
+from xform.registry.repeatable import repeatable
 from xform.registry.table import traits
 
 

@@ -2,7 +2,8 @@
 
 A *Joint* is the forward and the backward pass of a program as one program. A `fork` equation stands
 for the forward pass of a loop, branch or call in it; the fork's *node* has the Joints of the
-programs inside. `registry.repeatable` decides about all other equations.
+programs inside. `registry.repeatable` asks this file about a fork, and decides about all other
+equations itself.
 """
 
 from __future__ import annotations
@@ -14,32 +15,16 @@ from xform._jax import JaxprEqn
 from xform.errors import NotDifferentiable
 from xform.interpret.node import Node, fork_p
 from xform.program.source import frame
-from xform.registry import repeatable as registry
-from xform.registry.repeatable import PRINTS
-
-
-def repeatable(eqn: JaxprEqn) -> bool:
-    """Return whether a second run of an equation gives equal results and does nothing else."""
-    return not repeat_obstacles(eqn)
-
-
-def repeat_obstacles(eqn: JaxprEqn) -> frozenset[str]:
-    """Return the names of effects and primitives because of which an equation must not run twice.
-
-    For a fork these are the obstacles in its node.
-    """
-    if eqn.primitive is fork_p:
-        return node_obstacles(eqn.params["node"])
-    return registry.repeat_obstacles(eqn)
+from xform.registry.repeatable import PRINTS, declare_obstacles, repeat_obstacles
 
 
 def node_obstacles(node: Node) -> frozenset[str]:
-    """Return the same for the forward pass of a node.
+    """Return the effects and primitives that forbid to run a node twice, by name.
 
-    The forward rule of a custom function may do other things than the function. So the obstacles in
-    the node's Joints count too.
+    They are those of its forward pass. The forward rule of a custom function may do other things
+    than the function. So the obstacles in the node's Joints count too.
     """
-    return registry.repeat_obstacles(node.eqn).union(*map(_obstacles_in, node.joints))
+    return repeat_obstacles(node.eqn).union(*map(_obstacles_in, node.joints))
 
 
 def _obstacles_in(joint: Any) -> frozenset[str]:
@@ -48,6 +33,9 @@ def _obstacles_in(joint: Any) -> frozenset[str]:
     if key not in cache:
         cache[key] = frozenset[str]().union(*map(repeat_obstacles, joint.forward))
     return cache[key]
+
+
+declare_obstacles(fork_p, lambda eqn: node_obstacles(eqn.params["node"]))
 
 
 def check_repeatable(equations: Iterable[JaxprEqn], request: str, subject: str, reason: str,

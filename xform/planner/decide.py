@@ -30,7 +30,6 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
-from xform.interpret.repeat import repeatable
 from xform.passes.dce import live
 from xform.planner.costs.product_operands import product_operands
 from xform.planner.costs.recompute import Prices, fusible
@@ -49,6 +48,7 @@ from xform.policies.sample import sample_for
 from xform.program.dimensions import SampledCache, at_sample
 from xform.program.ir import Mask, gather, seldom_collected
 from xform.program.source import frame
+from xform.registry.repeatable import repeatable
 
 
 @dataclasses.dataclass(frozen=True)

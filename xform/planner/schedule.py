@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Sequence
 from xform._jax import JaxprEqn, Offloadable, Var
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
-from xform.interpret.repeat import repeatable
 from xform.planner.plan.decision import Decision
 from xform.policies import Policy, answer_for, policy_name, save_everything
+from xform.registry.repeatable import repeatable
 from xform.registry.table import traits
 
 # Decides about one value. Takes the value and its chain of equations: first each equation that

@@ -7,7 +7,9 @@ both runs give the same value, and if the second run does nothing that must happ
 
 from __future__ import annotations
 
-from xform._jax import JaxprEqn, jaxprs_of, side_effects
+from collections.abc import Callable
+
+from xform._jax import JaxprEqn, Primitive, jaxprs_of, side_effects
 from xform.program.ir import Program, program
 from xform.registry.table import rule_of
 from xform.registry.traits import UNKNOWN
@@ -19,6 +21,15 @@ PRINTS = frozenset(("DebugEffect", "OrderedDebugEffect"))
 _ON_REFERENCES = frozenset(("ReadEffect", "WriteEffect", "AccumEffect"))
 # Words of rules whose primitives run no programs, to save time.
 _WITHOUT_PROGRAMS = frozenset(("pointwise", "linear", "bilinear"))
+
+
+# For a primitive that holds other things than programs, the function that finds its obstacles.
+_OBSTACLES: dict[Primitive, Callable[[JaxprEqn], frozenset[str]]] = {}
+
+
+def declare_obstacles(primitive: Primitive, find: Callable[[JaxprEqn], frozenset[str]]) -> None:
+    """Let a function find why an equation of a primitive must not run twice."""
+    _OBSTACLES[primitive] = find
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
@@ -33,6 +44,8 @@ def repeat_obstacles(eqn: JaxprEqn) -> frozenset[str]:
     Those in the programs that the equation runs are included, unless the trait of the primitive is
     a function, which decides about all of the equation.
     """
+    if eqn.primitive in _OBSTACLES:
+        return _OBSTACLES[eqn.primitive](eqn)
     rule, effects = rule_of(eqn.primitive), side_effects(eqn)
     known = UNKNOWN if rule is None else rule.traits
     if not isinstance(known.repeatable, bool):

@@ -28,7 +28,6 @@ from xform.interpret.joint import Joint, Schedule, analyze, check_carried_dtypes
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed_inputs
 from xform.interpret.node import Node, Schedules, Structured, gather, present_mask, spread, submask
-from xform.interpret.repeat import repeatable
 from xform.passes.dce import live
 from xform.passes.sum_in_loops import SumInLoops
 from xform.program.arithmetic import Value, add, instantiate
@@ -36,6 +35,7 @@ from xform.program.dimensions import number
 from xform.program.equation import scan_like, scan_options
 from xform.program.flow import Body, BodyFunction, Flow
 from xform.program.ir import Atom, Mask, program, union
+from xform.registry.repeatable import repeatable
 from xform.registry.table import declare
 from xform.registry.traits import Traits
 from xform.rules import revolve

@@ -21,8 +21,8 @@ import numpy as np
 from xform._jax import JaxprEqn
 from xform.interpret.cost import aval_bytes, equation_bytes, equation_flops
 from xform.interpret.node import user_equation
-from xform.interpret.repeat import repeatable
 from xform.passes.structured import called_body
+from xform.registry.repeatable import repeatable
 from xform.registry.table import traits
 
 # The prices of a fused equation and of a fused reduction, for each byte of their memory traffic.
