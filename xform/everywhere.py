@@ -24,7 +24,7 @@ from xform.policies.budgets import bounds_peak
 from xform.steps.plan import StepPlan
 from xform.steps.replacement import planning_jit
 from xform.transforms import checkpoint, forward, jacobian, reverse
-from xform.transforms.decisions import in_step
+from xform.transforms.recorded import in_step
 
 Transform = Callable[..., Any]
 

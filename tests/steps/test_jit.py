@@ -510,7 +510,7 @@ def test_a_target_that_is_not_here() -> None:
 def test_plans_for_an_absent_target_are_those_of_its_backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The search makes plans of slices itself, and the trace for the target makes them again."""
+    """The search makes plans of slices itself, so it runs where the target is planned for."""
     backends: list[str] = []
 
     def run(self: StepSearch) -> Any:
@@ -522,4 +522,4 @@ def test_plans_for_an_absent_target_are_those_of_its_backend(
     for target in ("gpu:h100", "tpu:v5e:1x1", "cpu"):
         with pytest.raises(OtherProgram):
             xform.jit(sgd, "slices:budget:1GiB", target=target).lower(*types)
-    assert backends == ["gpu"] * 2 + ["tpu"] * 2 + ["cpu"] * 2
+    assert backends == ["gpu", "tpu", "cpu"]

@@ -79,7 +79,8 @@ from xform.introspection.loaded import names_of
 __all__ = [
     "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable",
     "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names",
-    "batching", "broadcast_in_dim_p", "callee", "compiler_options", "compute_on", "cond_p",
+    "batch_of", "batching", "broadcast_in_dim_p", "callee", "compiler_options", "compute_on",
+    "cond_p",
     "context_fields", "conv_general_dilated_p", "cotangent_aval", "current_trace",
     "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation", "has_effects",
     "hlo_text", "iota_p", "ir", "is_bookkeeping", "is_inlined", "is_jaxpr", "is_reference",
@@ -87,8 +88,9 @@ __all__ = [
     "jit", "jit_p", "linear_part", "linear_util", "match_weak_type", "mlir", "name_p", "named_axes",
     "policy_answer", "ppermute_p", "primitive_named", "primitives", "registered_names", "reshape_p",
     "run_at_once", "scan_counts", "scan_p", "set_current_trace", "side_effects", "source_info_util",
-    "staging", "tangent_aval", "trace_of", "trace_to_jaxpr", "tracer_of_type", "transpose_p",
-    "value_inside", "variable_of", "while_p", "with_metadata",
+    "staging", "tangent_aval", "trace_context", "trace_of", "trace_to_jaxpr", "tracer_of_type",
+    "transpose_p",
+    "value_inside", "variable_of", "while_p", "with_jaxprs", "with_metadata",
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer
@@ -148,6 +150,33 @@ def argument_names(jaxpr: Any) -> list[str]:
 def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
     """The jaxprs in the parameters of an equation."""
     return list(jaxprs_in_params(eqn.params))
+
+
+def with_jaxprs(eqn: JaxprEqn, f: Callable[[Any], Callable[..., Sequence[Any]] | None]) -> JaxprEqn:
+    """An equation with other jaxprs in its parameters, of the same types.
+
+    `f` maps each jaxpr to a function that is traced in its place; None: the jaxpr stays.
+    """
+    new: dict[str, Any] = {}
+    for name, value in eqn.params.items():
+        parts = value if isinstance(value, tuple) else (value,)
+        runs = [f(part) if is_jaxpr(part) else None for part in parts]
+        if any(run is not None for run in runs):
+            pairs = zip(parts, runs, strict=True)
+            traced = tuple(part if run is None else _traced_like(part, run) for part, run in pairs)
+            new[name] = traced if isinstance(value, tuple) else traced[0]
+    return eqn.replace(params={**eqn.params, **new}) if new else eqn
+
+
+def _traced_like(jaxpr: Any, run: Callable[..., Sequence[Any]]) -> Any:
+    """The jaxpr of a function, with the types and of the kind of another jaxpr."""
+    types = [v.aval for v in jaxpr_and_consts(jaxpr)[0].invars]
+    new, consts = trace_to_jaxpr(run, types)
+    if hasattr(jaxpr, "consts"):
+        return ClosedJaxpr(new, list(consts))
+    if consts:  # a Jaxpr of 0.10 has no constants, but a call in it may have some
+        new, _ = trace_to_jaxpr(lambda *xs: jit(run)(*xs), types)
+    return new
 
 
 def named_axes(jaxpr: Any) -> set[Any]:
@@ -347,9 +376,30 @@ def variable_of(x: Any) -> Any:
     return x.val if isinstance(x, partial_eval.DynamicJaxprTracer) else None
 
 
+def batch_of(x: Any) -> tuple[Any, int | None]:
+    """A value inside the `vmap` that is traced now: the batch of it, and the axis of the batch.
+
+    A value that is not batched there is returned as it is, with None.
+    """
+    if is_batched(x) and trace_of(x) is current_trace():
+        return x.val, x.batch_dim
+    return x, None
+
+
 def is_batched(x: Any) -> bool:
     """Whether a value is a batched tracer of `vmap`."""
     return type(trace_of(x)).__name__ == "BatchTrace"
+
+
+_probe = jit(lambda: ())
+
+
+def trace_context() -> Any:
+    """An object for the settings of JAX that a trace depends on, such as 64-bit dtypes.
+
+    JAX keeps the trace of a function for each combination of them, so this is such a trace.
+    """
+    return _probe.trace().jaxpr
 
 
 def staging() -> bool:

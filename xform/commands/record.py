@@ -41,7 +41,7 @@ from xform.program.frameworks import is_framework
 from xform.program.source import frame
 from xform.steps.plan import StepPlan
 from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
-from xform.transforms.decisions import Decisions, in_step
+from xform.transforms.recorded import StepRecorder
 
 # The transforms that return a function, which does the work when it is called. The other
 # transforms, such as `vjp`, do the work themselves.
@@ -130,7 +130,9 @@ class FunctionRecord:
         if self.jax_bytes is not None and all_bytes < self.jax_bytes:
             return
         self.jax_bytes = all_bytes
-        if isinstance(policy, Decisions):  # one of several plans that the search for a step tries
+        if isinstance(
+            policy, StepRecorder
+        ):  # one of several plans that the search for a step tries
             self.policy = "planned step"
             return
         self.bytes = residual_bytes(schedule)
@@ -268,8 +270,6 @@ class DerivativeRecorder:
             with use_planner(functools.partial(row.plan, current_planner())):
                 result = use.ours(*xs, **kwargs)
         except Exception as error:
-            if isinstance(error, OtherProgram) and in_step():
-                raise
             note = f"left to JAX: {_line(error)}"
         if note:
             restore_state()

@@ -48,7 +48,7 @@ from xform.registry.traits import Traits
 from xform.storage.bounded_cache import BoundedCache
 
 
-class _Devices:
+class Devices:
     """The mesh, the axes and the body of a `shard_map`."""
 
     def __init__(self, eqn: JaxprEqn):
@@ -226,7 +226,7 @@ class ShardMap(Structured):
         return super().active(eqn, active)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        devices = _Devices(eqn)
+        devices = Devices(eqn)
         active = tuple(dx is not None for dx in dxs)
         active_out = self.active(eqn, active)
 
@@ -242,14 +242,14 @@ class ShardMap(Structured):
         return ys, spread(dys, active_out)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        devices = _Devices(eqn)
+        devices = Devices(eqn)
         return _ShardNode(eqn, devices, devices.analyze(active, wanted, push), push)
 
 
 class _ShardNode(Node):
     """The node of a `shard_map`. Its forward and its backward part are a `shard_map` each."""
 
-    def __init__(self, eqn: JaxprEqn, devices: _Devices, joint: Joint, push: bool):
+    def __init__(self, eqn: JaxprEqn, devices: Devices, joint: Joint, push: bool):
         super().__init__(eqn, [joint], joint.seeded, joint.results, push)
         self.devices, self.device_count = devices, devices.count
 
@@ -378,7 +378,7 @@ class _ShardToken:
 
 def _flops(eqn: JaxprEqn) -> int:
     """Return the FLOPs over all devices."""
-    return _Devices(eqn).count * flops(program(eqn.params["jaxpr"]))
+    return Devices(eqn).count * flops(program(eqn.params["jaxpr"]))
 
 
 # A `shard_map` counts as a collective, because its body may contain collectives.

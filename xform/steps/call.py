@@ -35,9 +35,9 @@ class StaticArguments:
         self._names = names
 
     def types(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """A key that calls share if JAX runs the same compiled program for them.
+        """A key that calls share if JAX traces the same program for them.
 
-        It has the values of static arguments, and for all others the tree, types and shardings.
+        It has the values of static arguments, and for all others the tree and types.
         """
         dynamic = (
             [x for i, x in enumerate(args) if i not in self._positions],
@@ -48,11 +48,7 @@ class StaticArguments:
             tuple(sorted((k, x) for k, x in kwargs.items() if k in self._names)),
         )
         leaves, tree = jax.tree.flatten(dynamic)
-        return static, tree, tuple(map(_type, leaves)), tuple(shardings(leaves))
-
-
-def _type(x: Any) -> Hashable:
-    return jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else (x.shape, x.dtype)
+        return static, tree, tuple(map(jax.typeof, leaves))
 
 
 def shardings(leaves: Iterable[Any]) -> list[Any]:

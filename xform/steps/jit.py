@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import Tracer
+from xform._jax import Tracer, trace_context
 from xform.errors import OtherProgram, WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import subject_of
@@ -23,6 +23,7 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.device import resolve_fit
 from xform.planner.idle_regions import warn_of_idle_regions
+from xform.planner.plan_program import plan_program
 from xform.planner.planning import use_default_policy
 from xform.planner.problem import Problem
 from xform.policies import min_cut, parse, policy_name
@@ -39,9 +40,9 @@ from xform.steps.program import Args, CompiledStep, Kwargs, NotPlanned, StepProg
 from xform.steps.search import StepSearch, plans_of
 from xform.steps.stored import load_plan, plan_file, save_plan
 from xform.storage.bounded_cache import BoundedCache
-from xform.transforms.decisions import Decisions, Seen, in_step_with_budget
 from xform.transforms.outside import with_outside_bytes
 from xform.transforms.planning_task import overwritten
+from xform.transforms.recorded import Chosen, Recorded, in_step_with_budget
 
 
 def jit(
@@ -90,8 +91,8 @@ def jit(
       OtherProgram: at the call, if a plan was made for another step or other types.
       WrongArgument: `step`, `policy` or `target` is unusable.
 
-    Cost: a trace and a compilation for each plan that is tried, at most eight; later calls with the
-    same types cost what a call of `jax.jit` costs.
+    Cost: one trace, and a compilation for each plan that is tried, at most eight; later calls with
+    the same types cost what a call of `jax.jit` costs.
 
     >>> import optax
     >>> optimizer = optax.adam(1e-3)
@@ -131,6 +132,7 @@ class JitStep:
         self._program = StepProgram(step, options, self._target)
         self._lock = threading.RLock()
         self._static = StaticArguments(step, options)
+        self._recorded: dict[Hashable, Recorded] = BoundedCache(4)
         self._planned: dict[Hashable, PlannedStep] = BoundedCache(64)
         self._last: PlannedStep | None = None
         self._warned = False
@@ -153,7 +155,7 @@ class JitStep:
         last = self._last
         if last is not None and last.shardings == shardings(leaves):
             with contextlib.suppress(NotPlanned):
-                return self._program.run(last.decisions, args, kwargs)
+                return self._program.run(last.chosen, args, kwargs)
         if any(isinstance(x, Tracer) for x in leaves):
             return self._call_inside_trace(args, kwargs)
         if not self._target.local:
@@ -164,9 +166,9 @@ class JitStep:
                 "call lower(...) with arrays or jax.ShapeDtypeStructs, or leave target out",
             )
         with contextlib.suppress(NotPlanned):
-            return self._program.run(self._plan_for(args, kwargs).decisions, args, kwargs)
+            return self._program.run(self._plan_for(args, kwargs).chosen, args, kwargs)
         # A setting of JAX has changed since the step was planned for these types.
-        return self._program.run(self._plan_for(args, kwargs, again=True).decisions, args, kwargs)
+        return self._program.run(self._plan_for(args, kwargs, again=True).chosen, args, kwargs)
 
     @property
     def _is_for_whole_step(self) -> bool:
@@ -202,7 +204,8 @@ class JitStep:
         With `again`, a known one is not used.
         """
         with self._lock:
-            key = self._static.types(args, kwargs)
+            where = tuple(shardings(jax.tree.leaves((args, kwargs))))
+            key = self._static.types(args, kwargs), where
             if again or key not in self._planned:
                 self._planned[key] = self._decide(args, kwargs)
             self._last = self._planned[key]
@@ -212,88 +215,101 @@ class JitStep:
         """Apply the policy to each derivative, or search for plans within its budget."""
         policy = self._policy
         if isinstance(policy, StepPlan):
-            return self._follow(policy, args, kwargs)
-        if not bounds_peak(policy):
-            decisions = Decisions(policy, {}, retrace=True)
-            traced, seen = self._program.trace(decisions, args, kwargs)
-            for problem, _ in seen.values():
-                warn_of_unused_names(policy, problem.marked, f"a derivative in {self._name}")
-                warn_of_idle_regions(policy, problem, f"a derivative in {self._name}")
-            return self._apply(decisions, traced, seen, args, kwargs)
-        start, compile_seconds = time.perf_counter(), list[float]()
-        search = lambda: self._search(policy, args, kwargs, start, compile_seconds)
-        try:
-            return search()
-        except OtherProgram:
-            # The first trace of the step differs from later ones, as of a function that fills a
-            # cache. Its derivatives are then those of a later trace.
-            return search()
+            recorded = self._record(min_cut, args, kwargs)
+            return self._follow(policy, recorded, args, kwargs)
+        if bounds_peak(policy):
+            return self._search(policy, args, kwargs)
+        recorded = self._record(policy, args, kwargs)
+        for problem in recorded.problems.values():
+            warn_of_unused_names(policy, problem.marked, f"a derivative in {self._name}")
+            warn_of_idle_regions(policy, problem, f"a derivative in {self._name}")
+        return self._keep_defaults(policy, recorded, args, kwargs)
 
-    def _apply(
-        self, decisions: Decisions, traced: Any, seen: Seen, args: Args, kwargs: Kwargs
+    def _record(self, default: Any, args: Args, kwargs: Kwargs) -> Recorded:
+        """The step, traced once for all calls with the same types and settings of JAX."""
+        key = self._static.types(args, kwargs), trace_context()
+        if key not in self._recorded:
+            has_budget = self._is_for_whole_step
+            self._recorded[key] = self._program.record(default, has_budget, args, kwargs)
+        return self._recorded[key]
+
+    def _keep_defaults(
+        self, policy: Any, recorded: Recorded, args: Args, kwargs: Kwargs
     ) -> PlannedStep:
-        """Keep the plans that the derivatives followed in a trace under one policy for each."""
-        policy, target = decisions.default, self._target
+        """Keep the plans that the derivatives got in the recorded step, each under `policy`."""
+        chosen, target = Chosen(recorded, recorded.defaults), self._target
+        traced = self._program.trace(chosen, args, kwargs)
 
         def plan() -> StepPlan:
-            problems = self._problems(seen, traced, regions_of(policy))
-            candidates = {k: candidate for k, (_, candidate) in seen.items()}
+            problems = self._problems(chosen, traced, regions_of(policy))
             name = policy_name(policy)
-            plans = plans_of(candidates, problems, self._name, name, target)
+            plans = plans_of(chosen.candidates, problems, self._name, name, target)
             return StepPlan(self._name, name, target.name, plans, None, 0)
 
         if target.local:
-            compile_ = lambda: self._program.compile_traced(decisions, traced)
-            return self._planned_step(decisions, plan, compile_, args, kwargs)
-        compiled = self._program.compile(decisions, args, kwargs)
-        return self._planned_step(decisions, plan, lambda: compiled, args, kwargs)
+            compile_ = lambda: self._program.compile_traced(chosen, traced)
+            return self._planned_step(chosen, plan, compile_, args, kwargs)
+        compiled = self._program.compile(chosen, args, kwargs)
+        return self._planned_step(chosen, plan, lambda: compiled, args, kwargs)
 
-    def _problems(self, seen: Seen, traced: Any, regions: Regions) -> dict[str, Problem]:
-        """The derivatives that a trace met, with the bytes that the step holds outside of them."""
+    def _problems(self, chosen: Chosen, traced: Any, regions: Regions) -> dict[str, Problem]:
+        """The derivatives of a step, with the bytes that it holds outside of them.
+
+        `traced` is JAX's `Traced` object of the step under the plans `chosen`.
+        """
         whole = program(traced.jaxpr)
         return with_outside_bytes(
-            seen, whole, self._target.backend, regions, overwritten(traced, whole)
+            chosen, whole, self._target.backend, regions, overwritten(traced, whole)
         )
 
-    def _search(self, policy: Budget, args: Args, kwargs: Kwargs, start: float,
-                compile_seconds: list[float]) -> PlannedStep:  # fmt: skip
-        """Follow the plan that is on disk, or search for a plan.
-
-        `start` is when planning began, and `compile_seconds` has the time of each compilation.
-        """
+    def _search(self, policy: Budget, args: Args, kwargs: Kwargs) -> PlannedStep:
+        """Follow the plan that is on disk, or search for a plan."""
         request = f"policy={policy!r} of {self._program.jitted.__name__} in xform.jit"
         check_known_sizes(request, (args, kwargs))
-        cut = dataclasses.replace(min_cut, regions=policy.regions)
-        default = Decisions(cut, {}, retrace=True, has_budget=True)
-        traced, seen = self._program.trace(default, args, kwargs)
-        if not seen and not self._limits_every_step:
-            return self._apply(default, traced, seen, args, kwargs)
+        start = time.perf_counter()
+        default = dataclasses.replace(min_cut, regions=policy.regions)
+        recorded = self._record(default, args, kwargs)
+        if not recorded.derivatives and not self._limits_every_step:
+            return self._keep_defaults(default, recorded, args, kwargs)
+        chosen = Chosen(recorded, recorded.defaults)
+        traced = self._program.trace(chosen, args, kwargs)
         where = shardings(jax.tree.leaves((args, kwargs)))
         file = plan_file(self._folder, traced, where, policy, self._target)
         stored = load_plan(file)
-        if stored is not None and seen.keys() == stored.plans.keys():
-            followed = self._follow(stored, args, kwargs)
+        if stored is not None and recorded.derivatives.keys() == stored.plans.keys():
+            followed = self._follow(stored, recorded, args, kwargs)
             total = followed.compiled.compilation.total_bytes
             if total is not None and total <= policy.bytes:
                 return followed
-        problems = self._problems(seen, traced, policy.regions)
-        search = StepSearch(self._program, args, kwargs, policy, problems, self._time_limit,
-                            start, compile_seconds)  # fmt: skip
+        problems = self._problems(chosen, traced, policy.regions)
+        search = StepSearch(self._program, args, kwargs, policy, recorded, problems,
+                            self._time_limit, start)  # fmt: skip
         # The plans of slices depend on the device. For local devices, JAX would trace once more.
         with contextlib.nullcontext() if self._target.local else self._target.planned_for():
-            plan, decisions, compiled = search.run()
+            plan, chosen, compiled = search.run()
         save_plan(file, plan)
-        return self._planned_step(decisions, lambda: plan, lambda: compiled, args, kwargs)
+        return self._planned_step(chosen, lambda: plan, lambda: compiled, args, kwargs)
 
-    def _follow(self, plan: StepPlan, args: Args, kwargs: Kwargs) -> PlannedStep:
-        """Compile the step under a plan that was made before."""
-        decisions = Decisions(min_cut, plan.plans, complete=True, has_budget=True)
-        compiled = self._program.compile(decisions, args, kwargs)
-        return self._planned_step(decisions, lambda: plan, lambda: compiled, args, kwargs)
+    def _follow(
+        self, plan: StepPlan, recorded: Recorded, args: Args, kwargs: Kwargs
+    ) -> PlannedStep:
+        """Compile the recorded step under a plan that was made before."""
+        problems = recorded.problems
+        if not problems.keys() <= plan.plans.keys():
+            raise OtherProgram(
+                f"xform.jit of a step under a StepPlan of {len(plan.plans)} derivatives",
+                "the step takes a derivative that the plan does not have",
+                "",
+                "make a new plan: give xform.jit a budget, and call the step",
+            )
+        candidates = {k: plan_program(problem, plan.plans[k]) for k, problem in problems.items()}
+        chosen = Chosen(recorded, candidates)
+        compiled = self._program.compile(chosen, args, kwargs)
+        return self._planned_step(chosen, lambda: plan, lambda: compiled, args, kwargs)
 
     def _planned_step(
         self,
-        decisions: Decisions,
+        chosen: Chosen,
         plan: Callable[[], StepPlan],
         compile_: Callable[[], CompiledStep],
         args: Args,
@@ -303,11 +319,11 @@ class JitStep:
         where = shardings(jax.tree.leaves((args, kwargs)))
         subject = subject_of(self._step, args, kwargs)
         report = lambda compiled: dataclasses.replace(compiled.compilation, **subject)
-        return PlannedStep(decisions, where, plan, compile_, report)
+        return PlannedStep(chosen, where, plan, compile_, report)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Plan for arrays or types; return JAX's `Traced` object of the step under that plan."""
-        return self._program.trace(self._plan_for(args, kwargs).decisions, args, kwargs)[0]
+        return self._program.trace(self._plan_for(args, kwargs).chosen, args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
         """Plan for arrays or types; return the lowered step under that plan.

@@ -11,7 +11,7 @@ from xform.errors import WrongArgument
 from xform.memory.report import MemoryReport
 from xform.steps.plan import StepPlan
 from xform.steps.program import CompiledStep
-from xform.transforms.decisions import Decisions
+from xform.transforms.recorded import Chosen
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,11 +22,11 @@ class PlannedStep:
     a budget has made them.
 
     Attributes:
-      decisions: what the derivatives of the step follow.
+      chosen: the recorded step, with the plans of its derivatives.
       shardings: the sharding of each argument; None for a value that has none.
     """
 
-    decisions: Decisions
+    chosen: Chosen
     shardings: list[Any]
     _make_plan: Callable[[], StepPlan]
     _compile: Callable[[], CompiledStep]

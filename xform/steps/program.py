@@ -9,14 +9,17 @@ import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from xform._jax import jit
+import jax
+
+from xform._jax import Tracer, jit
 from xform.memory.compilation import compile_for, report_of, trace_for
 from xform.memory.executable import compile_here
 from xform.memory.lowering import device_count
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
-from xform.planner.planning import use_default_policy
-from xform.transforms.decisions import Decisions, Seen, follow, in_step
+from xform.planner.planning import default_policy, use_default_policy
+from xform.policies import Policy
+from xform.transforms.recorded import Chosen, Recorded, recorded
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
@@ -57,9 +60,13 @@ class StepProgram:
     def __init__(self, f: Callable[..., Any], options: Mapping[str, Any], target: Target):
         @functools.wraps(f)
         def step(*args: Any, **kwargs: Any) -> Any:
-            if in_step() and not _TRACING.get():
+            chosen = default_policy()
+            if not isinstance(chosen, Chosen):
+                return f(*args, **kwargs)
+            if not _TRACING.get():
                 raise NotPlanned
-            return f(*args, **kwargs)
+            traced = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, Tracer)]
+            return jax.tree.unflatten(chosen.recorded.out_tree, chosen.run(*traced))
 
         self.jitted: Any = jit(step, **options)
         self.target = target
@@ -73,20 +80,27 @@ class StepProgram:
         """
         return self.target.local and self.target.backend == "gpu"
 
-    def trace(self, decisions: Decisions, args: Args, kwargs: Kwargs) -> tuple[Any, Seen]:
-        """Trace the step; return JAX's `Traced` object and the derivatives that the trace met.
+    def record(self, default: Policy, has_budget: bool, args: Args, kwargs: Kwargs) -> Recorded:
+        """Trace the step once, with derivatives whose plans are chosen later, see `recorded`."""
 
-        With `decisions.retrace`, these are all derivatives without a policy of their own, if no
-        trace under these decisions was made before.
-        """
-        seen: Seen = {}
-        with _tracing(decisions, seen):
-            if self.target.local:
-                return self.jitted.trace(*args, **kwargs), seen
-            return trace_for(self.jitted, args, kwargs, self.target), seen
+        def trace_once(policy: Policy) -> tuple[Any, Any]:
+            traced = self._trace(args, kwargs)
+            return traced.jaxpr, jax.tree.structure(traced.out_info)
+
+        return recorded(default, has_budget, trace_once)
+
+    def trace(self, chosen: Chosen, args: Args, kwargs: Kwargs) -> Any:
+        """Return JAX's `Traced` object of the recorded step under some plans."""
+        with _tracing(chosen):
+            return self._trace(args, kwargs)
+
+    def _trace(self, args: Args, kwargs: Kwargs) -> Any:
+        if self.target.local:
+            return self.jitted.trace(*args, **kwargs)
+        return trace_for(self.jitted, args, kwargs, self.target)
 
     def compile(
-        self, decisions: Decisions, args: Args, kwargs: Kwargs, autotune: bool = True
+        self, chosen: Chosen, args: Args, kwargs: Kwargs, autotune: bool = True
     ) -> CompiledStep:
         """Compile the step under some plans. JAX keeps the program, so a call runs it.
 
@@ -94,17 +108,14 @@ class StepProgram:
         autotunes.
         """
         if not self.target.local:
-            with _tracing(decisions):
+            with _tracing(chosen):
                 figures = compile_for(self.jitted, args, kwargs, self.target)
             return CompiledStep(None, None, figures)
-        traced, _ = self.trace(decisions, args, kwargs)
-        return self.compile_traced(decisions, traced, autotune)
+        return self.compile_traced(chosen, self.trace(chosen, args, kwargs), autotune)
 
-    def compile_traced(
-        self, decisions: Decisions, traced: Any, autotune: bool = True
-    ) -> CompiledStep:
+    def compile_traced(self, chosen: Chosen, traced: Any, autotune: bool = True) -> CompiledStep:
         """Compile a step that was traced under some plans, for devices of this process."""
-        with follow(decisions):
+        with use_default_policy(chosen):
             lowered = traced.lower()
             options = _UNTUNED if self.autotunes and not autotune else None
             executable, answer = compile_here(lowered, options)
@@ -112,22 +123,22 @@ class StepProgram:
         figures = report_of(traced.fun_name, self.target, devices, answer, traced.jaxpr)
         return CompiledStep(lowered, executable, figures)
 
-    def run(self, decisions: Decisions, args: Args, kwargs: Kwargs) -> Any:
+    def run(self, chosen: Chosen, args: Args, kwargs: Kwargs) -> Any:
         """Call the step under some plans.
 
         Raises:
           NotPlanned: JAX would have to trace it, as it was not compiled for these arguments.
         """
-        with use_default_policy(decisions):
+        with use_default_policy(chosen):
             return self.jitted(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def _tracing(decisions: Decisions, seen: Seen | None = None) -> Generator[None]:
-    """A context like `follow`, in which a step may be traced; see `NotPlanned`."""
+def _tracing(chosen: Chosen) -> Generator[None]:
+    """A context in which a step is traced under some plans; see `NotPlanned`."""
     token = _TRACING.set(True)
     try:
-        with follow(decisions, seen):
+        with use_default_policy(chosen):
             yield
     finally:
         _TRACING.reset(token)

@@ -55,7 +55,7 @@ class _UnmodifiedStep(JitStep):
 
     def _decide(self, args: Args, kwargs: Kwargs) -> PlannedStep:
         planned = super()._decide(args, kwargs)
-        if planned.decisions.plans:
+        if planned.chosen.candidates:
             self._notify(planned.plan)
         return planned
 

@@ -25,7 +25,7 @@ from xform.steps.processes import agreed
 from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, human_seconds
-from xform.transforms.decisions import Candidates, Decisions
+from xform.transforms.recorded import Candidates, Chosen, Recorded
 
 _LISTED = 3
 
@@ -43,11 +43,15 @@ class _Tried:
     `StepProgram.autotunes`.
     """
 
-    candidates: Candidates
-    decisions: Decisions
+    chosen: Chosen
     compiled: CompiledStep
     size: float
     autotuned: bool
+
+    @property
+    def candidates(self) -> Candidates:
+        """The plans, by key."""
+        return self.chosen.candidates
 
     @property
     def work(self) -> tuple[int, ...]:
@@ -63,21 +67,20 @@ class StepSearch:
       program: the step.
       args, kwargs: the arguments, as arrays or types.
       budget: the bytes of the step on each device; at most those that the device has.
-      problems: the derivatives of the step, by key, see `with_outside_bytes`.
+      recorded: the traced step.
+      problems: its derivatives, by key, see `with_outside_bytes`.
       time_limit: seconds after which no further program is compiled; None for no limit.
       start: when planning began, as `time.perf_counter` counts.
-      compile_seconds: the time of each compilation, without programs that were compiled before. A
-        search that starts again goes on with it.
     """
 
     program: StepProgram
     args: Args
     kwargs: Kwargs
     budget: Budget
+    recorded: Recorded
     problems: Mapping[str, Problem]
     time_limit: float | None = None
     start: float = dataclasses.field(default_factory=time.perf_counter)
-    compile_seconds: list[float] = dataclasses.field(default_factory=list[float])
 
     def __post_init__(self) -> None:
         self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
@@ -87,8 +90,10 @@ class StepSearch:
             # The compiler refuses a larger program, and yet says how many bytes it needs.
             self.budget = dataclasses.replace(self.budget, bytes=capacity)
         self.tried: list[_Tried] = []
+        # The time of each compilation, without programs that JAX had compiled before.
+        self.compile_seconds: list[float] = []
 
-    def run(self) -> tuple[StepPlan, Decisions, CompiledStep]:
+    def run(self) -> tuple[StepPlan, Chosen, CompiledStep]:
         """Return the plans, what the derivatives follow, and the compiled step.
 
         Raises:
@@ -175,15 +180,15 @@ class StepSearch:
 
     def _compile(self, candidates: Candidates, autotune: bool) -> _Tried:
         """Compile the step under some plans."""
-        decisions = self._decisions(candidates)
-        compiled = self.program.compile(decisions, self.args, self.kwargs, autotune)
+        chosen = Chosen(self.recorded, candidates)
+        compiled = self.program.compile(chosen, self.args, self.kwargs, autotune)
         if not compiled.compilation.known:
             self.compile_seconds.append(compiled.compilation.compile_seconds)
         total = compiled.compilation.total_bytes
         size = agreed(math.inf if total is None else float(total))
         if self._gathers_more(candidates, compiled.compilation):
             size = math.inf
-        return _Tried(candidates, decisions, compiled, size, autotune or not self.program.autotunes)
+        return _Tried(chosen, compiled, size, autotune or not self.program.autotunes)
 
     def _gathers_more(self, candidates: Candidates, compiled: MemoryReport) -> bool:
         """Whether a step in slices gathers values that no step without slices gathers."""
@@ -192,11 +197,6 @@ class StepSearch:
         whole = [t for t in self.tried if not any(c.slices for c in t.candidates.values())]
         gathers = (gathers_more(compiled, tried.compiled.compilation) for tried in whole)
         return bool(whole) and all(gathers)
-
-    def _decisions(self, candidates: Candidates) -> Decisions:
-        policy = policy_name(self.budget)
-        plans = plans_of(candidates, self.problems, self._name, policy, self.program.target)
-        return Decisions(self.default, plans, complete=True, has_budget=True)
 
     def _best_known(self) -> Candidates:
         """The plans to take when the time is over: the least work that fits, else the smallest."""
@@ -220,17 +220,19 @@ class StepSearch:
         )
         return best.candidates
 
-    def _finish(self, best: _Tried) -> tuple[StepPlan, Decisions, CompiledStep]:
+    def _finish(self, best: _Tried) -> tuple[StepPlan, Chosen, CompiledStep]:
         """The result of the search, with the compiler's bytes and the times."""
         compiles, compiling = len(self.compile_seconds), sum(self.compile_seconds)
         total = None if best.size == math.inf else int(best.size)
+        policy = policy_name(self.budget)
+        made = plans_of(best.candidates, self.problems, self._name, policy, self.program.target)
         plans = {
             k: dataclasses.replace(plan, compiled_bytes=total, compiles=compiles)
-            for k, plan in best.decisions.plans.items()
+            for k, plan in made.items()
         }
         plan = StepPlan(
             self._name,
-            policy_name(self.budget),
+            policy,
             self.program.target.name,
             plans,
             total,
@@ -238,7 +240,7 @@ class StepSearch:
             time.perf_counter() - self.start - compiling,
             compiling,
         )
-        return plan, best.decisions, best.compiled
+        return plan, best.chosen, best.compiled
 
     def _explained(self, error: BudgetInfeasible) -> BudgetInfeasible:
         """The error with the budget of the user, and the largest buffers of the smallest step.

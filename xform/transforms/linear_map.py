@@ -72,7 +72,7 @@ class PlannedRunner(LinearRunner):
     """
 
     def __init__(self, fun: Function, schedule: Schedule, push: bool):
-        self._schedule, self._n_consts, self._push = schedule, fun.n_consts, push
+        self.schedule, self._n_consts, self._push = schedule, fun.n_consts, push
         self._program, self._active = fun.program, fun.active()
         self._n_outputs = len(fun.signature.out_avals)
 
@@ -82,21 +82,26 @@ class PlannedRunner(LinearRunner):
 
     def arrays(self, kept: list[Any], args: Sequence[Value]) -> Any:
         """Return the arrays, from the saved values of a forward pass and the inputs `args`."""
-        return kept, gather(args, self._schedule.reads)
+        return kept, gather(args, self.schedule.reads)
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
         """Run the backward part, and return its results."""
-        joint, (saved, read_inputs) = self._schedule.joint, arrays
+        joint = self.schedule.joint
         seeds = as_jax_values(seeds)
         if self._push:
             padded = [*[None] * self._n_consts, *seeds]
         else:
             padded = [*seeds, *[None] * (len(joint.outputs) - len(seeds))]
-        args, joint_seeds = spread(read_inputs, self._schedule.reads), gather(padded, joint.seeded)
-        with seldom_collected(staging()):
-            results = emit.backward(self._schedule, saved, args, joint_seeds, True, whole=True)
+        results = self._results(arrays, gather(padded, joint.seeded))
         log_without(joint.logs, "a planned program", "")
         return spread(results, joint.results)[0 if self._push else self._n_consts :]
+
+    def _results(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
+        """Run the backward part; return its results, None for those that no seed reaches."""
+        saved, read_inputs = arrays
+        args = spread(read_inputs, self.schedule.reads)
+        with seldom_collected(staging()):
+            return emit.backward(self.schedule, saved, args, seeds, True, whole=True)
 
 
 class LinearMap:

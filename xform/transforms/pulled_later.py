@@ -18,7 +18,7 @@ from xform._jax import JaxprEqn, jaxprs_of
 from xform.errors import OtherProgram
 from xform.interpret import emit
 from xform.interpret.ahead import ahead_of_time, up_to_date
-from xform.interpret.joint import Schedule, analyze
+from xform.interpret.joint import analyze
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import vjp
 from xform.interpret.repeat import check_repeatable
@@ -36,16 +36,19 @@ _REMEDY = (
 )
 
 
-class PulledLater(PlannedRunner):
+class PulledLater(LinearRunner):
     """Runs a planned backward part if the backward functions do what they did when it was planned.
 
-    `inputs` are the inputs of the program, to run its forward pass again.
+    `planned` runs it. `inputs` are the inputs of the program, to run its forward pass again.
     """
 
-    def __init__(self, fun: Function, schedule: Schedule, inputs: Sequence[Value]):
-        super().__init__(fun, schedule, push=False)
-        self._fun = fun
+    def __init__(self, fun: Function, planned: PlannedRunner, inputs: Sequence[Value]):
+        self._fun, self._planned = fun, planned
         self._inputs: Sequence[Value] | None = inputs
+
+    def active_outputs(self) -> Mask:
+        """Return which outputs depend on a differentiated input."""
+        return self._planned.active_outputs()
 
     def with_explicit_arrays(self, arrays: Any) -> tuple[LinearRunner, Any]:
         """Return a runner without the inputs, which would be constants of a pytree."""
@@ -60,7 +63,7 @@ class PulledLater(PlannedRunner):
         with up_to_date():
             now = analyze(*self._fun.program_and_masks)
         if fingerprint(now.program) == fingerprint(planned.program):
-            return super().run(arrays, seeds)
+            return self._planned.run(arrays, seeds)
         if self._inputs is None:
             raise OtherProgram(
                 f"pullback of {self._fun.signature.name}",
@@ -70,7 +73,7 @@ class PulledLater(PlannedRunner):
                 _REMEDY,
             )
         _check_runs_again(now.forward, "the function")
-        schedule = self._schedule.plan_other(now)
+        schedule = self._planned.schedule.plan_other(now)
         unused = (False,) * len(self._fun.program.outputs)
         _, saved = emit.forward(schedule, self._inputs, unused)
         again = PlannedRunner(self._fun, schedule, push=False)

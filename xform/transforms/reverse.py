@@ -49,9 +49,10 @@ from xform.transforms.function import (
     partial,
     trace_function,
 )
-from xform.transforms.linear_map import PlannedRunner, Pullback
+from xform.transforms.linear_map import LinearRunner, PlannedRunner, Pullback
 from xform.transforms.prefix import flags
 from xform.transforms.pulled_later import PulledLater
+from xform.transforms.recorded import defer
 from xform.transforms.residuals import Primals
 from xform.transforms.seeds import pull_ones
 
@@ -160,21 +161,24 @@ def planned_vjp(fun: Function, args: Sequence[Value], policy: Policy, saveable: 
         compiler = compiler_for(fun, args, policy, caller) if staging() else None
         with ahead_of_time() if later else contextlib.nullcontext():
             chosen = current_planner()(fun.problem, policy, compiler)
-        outs, saved = emit.forward(chosen.schedule, args)
+            deferred = defer(fun, policy, chosen, args)
+        if deferred is None:
+            outs, saved = emit.forward(chosen.schedule, args)
+            runner = PlannedRunner(fun, chosen.schedule, push=False)
+            arrays = runner.arrays(saved, args)
+        else:
+            outs, runner, arrays = deferred
     y, aux = fun.outputs(outs)
-    if later:
-        runner = PulledLater(fun, chosen.schedule, args)
-    else:
-        runner = PlannedRunner(fun, chosen.schedule, push=False)
-    return y, _pullback(fun, runner, saved, args, saveable), aux
+    run = PulledLater(fun, runner, args) if later else runner
+    return y, _pullback(fun, run, arrays, args, saveable), aux
 
 
-def _pullback(fun: Function, runner: PlannedRunner, saved: list[Any], args: Sequence[Value],
+def _pullback(fun: Function, runner: LinearRunner, arrays: Any, args: Sequence[Value],
               saveable: Mask | None = None) -> Pullback:  # fmt: skip
-    """Return the pullback, from the saved values of a forward pass at the inputs `args`."""
+    """Return the pullback at the inputs `args`, from the arrays of its runner."""
     primals = args[fun.n_consts :]
     known_primals = Primals(primals, saveable or (True,) * len(primals))
-    return Pullback(fun.signature, runner, runner.arrays(saved, args), known_primals)
+    return Pullback(fun.signature, runner, arrays, known_primals)
 
 
 def value_and_grad(
@@ -353,7 +357,7 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
     check_linear(chosen, fun.active())
     _, saved = emit.forward(chosen, args, (False,) * len(fun.program.outputs))
     runner = PlannedRunner(fun, chosen, push=False)
-    return _pullback(fun, runner, saved, args)
+    return _pullback(fun, runner, runner.arrays(saved, args), args)
 
 
 def _without_jvp_rules(prog: Program) -> Program:

@@ -16,20 +16,18 @@ import jax
 from xform import memory
 from xform._jax import jit, staging
 from xform.errors import BudgetInfeasible
-from xform.planner.describe import plan_of_candidate
 from xform.planner.device import current_device, resolve_fit
 from xform.planner.plan_program import plan_program
 from xform.planner.plan_several import plan_several
-from xform.planner.search_several import Candidates
-from xform.policies import min_cut, parse
+from xform.policies import Policy, min_cut, parse
 from xform.policies.budgets import Budget
 from xform.policies.sample import sample_for
 from xform.program.dimensions import at_sample
-from xform.program.ir import Program, evaluate, lift_constants, trace
+from xform.program.ir import trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
-from xform.transforms.decisions import Decisions, Seen, decide_by
 from xform.transforms.outside import with_outside_bytes
+from xform.transforms.recorded import Chosen, recorded
 
 
 def run_within(
@@ -62,62 +60,32 @@ def run_within(
         return lambda *arrays: run(policy)(*(arrays[i] for i in order))
 
     with progress_line.show(f"planning {caller}"):
-        decisions = _search(_Traceable(caller, run_of_arrays, arrays), policy)
-
-    def chosen(*arrays: Any) -> Any:
-        with decide_by(decisions):
-            return run_of_arrays(decisions)(*arrays)
-
-    return (chosen if staging() else jit(chosen))(*arrays)
+        chosen = _search(caller, run_of_arrays, policy, arrays)
+    leaves = (chosen.run if staging() else jit(chosen.run))(*arrays)
+    return jax.tree.unflatten(chosen.recorded.out_tree, leaves)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Traceable:
-    """A computation that is traced and compiled under different plans of its derivatives."""
-
-    name: str
-    run: Callable[[Any], Callable[..., Any]]
-    args: Sequence[Any]
-
-    def trace(self, decisions: Decisions, seen: Seen | None = None) -> Program:
-        """Trace it; the derivatives that it takes are added to `seen`."""
-        flat = lambda *xs: jax.tree.leaves(self.run(decisions)(*xs))
-        with decide_by(decisions, seen):
-            return lift_constants(trace(flat, *self.args))[0]
-
-
-def _search(computation: _Traceable, budget: Budget) -> Decisions:
+def _search(name: str, run: Callable[[Any], Callable[..., Any]], budget: Budget,
+            args: Sequence[Any]) -> Chosen:  # fmt: skip
     """Return plans of all derivatives in a computation under which it keeps the budget."""
     default = dataclasses.replace(min_cut, regions=budget.regions)
-    unplanned = Decisions(default, {}, retrace=True, has_budget=True)
-    seen: Seen = {}
-    whole = computation.trace(unplanned, seen)
-    with at_sample(sample_for(budget, whole.in_avals)):
-        if not seen:
-            _check_without_derivatives(computation.name, budget, _bytes_of(whole))
-            return unplanned
-        return _search_several(computation, budget, whole, seen)
 
+    def trace_once(policy: Policy) -> tuple[Any, Any]:
+        traced = jit(run(policy)).trace(*args)
+        return traced.jaxpr, jax.tree.structure(traced.out_info)
 
-def _search_several(
-    computation: _Traceable, budget: Budget, whole: Program, seen: Seen
-) -> Decisions:
-    """Do the same for a computation with the derivatives `seen`; `whole` is its program."""
-    default = dataclasses.replace(min_cut, regions=budget.regions)
-    device = current_device()
-    problems = with_outside_bytes(seen, whole, device.backend, budget.regions)
-
-    def planned(candidates: Candidates) -> Decisions:
-        name = f"a derivative in {computation.name}"
-        plans = {
-            k: plan_of_candidate(name, computation.name, problems[k], "", c, device.backend)
-            for k, c in candidates.items()
-        }
-        return Decisions(default, plans, complete=True, has_budget=True)
-
-    measure = lambda candidates: _bytes_of(computation.trace(planned(candidates)))
-    start = {key: plan_program(problem, default) for key, problem in problems.items()}
-    return planned(plan_several(problems, budget, start, measure))
+    recording = recorded(default, True, trace_once)
+    start = Chosen(recording, recording.defaults)
+    types = [*map(jax.typeof, args)]
+    with at_sample(sample_for(budget, types)):
+        if not recording.derivatives:
+            _check_without_derivatives(name, budget, memory.compiled_bytes(start.run, types))
+            return start
+        whole = trace(start.run, *types)
+        problems = with_outside_bytes(start, whole, current_device().backend, budget.regions)
+        measure = lambda plans: memory.compiled_bytes(Chosen(recording, plans).run, types)
+        begin = {key: plan_program(problem, default) for key, problem in problems.items()}
+        return Chosen(recording, plan_several(problems, budget, begin, measure))
 
 
 def _check_without_derivatives(name: str, budget: Budget, size: float) -> None:
@@ -132,8 +100,3 @@ def _check_without_derivatives(name: str, budget: Budget, size: float) -> None:
             "raise the budget or make the batch smaller",
             int(size) if size < math.inf else 0,
         )
-
-
-def _bytes_of(prog: Program) -> float:
-    """Return the compiled bytes of a program."""
-    return memory.compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)
