@@ -23,9 +23,9 @@ LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in 
 # The layers within the planner.
 ROOMS = """
     hardware, shape < loops, device, simulate < costs < candidate, report < plan, infeasible <
-    schedule, cuts < decide < sliced < problem < candidates, bound, compiler < front <
-    search, search_several < search_slices < search_several_slices, describe <
-    plan_program < idle_regions, plan_several, planning
+    schedule, cuts < decide < sliced < problem < candidates, bound < front, default_plan <
+    choice < measure < search_front, search_slices < search, describe <
+    plan_program < idle_regions, planning
 """
 # Modules that import a module whose name they learn when they run, and whose name that is.
 IMPORT_BY_NAME = {

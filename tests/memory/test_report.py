@@ -233,7 +233,7 @@ def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) 
         return type("Refused", (), {"total_bytes": None})
 
     monkeypatch.setattr("xform.transforms.planning_task.compile_for", refuse)
-    monkeypatch.setattr("xform.planner.compiler._compiled_bytes", {})
+    monkeypatch.setattr("xform.planner.measure._known", {})
     f = lambda x: jnp.sum(jnp.sin(x) @ jnp.sin(x))
     made = xform.plan(f, f32(16, 16))
     assert (made.compiled_bytes, made.refused) == (None, True)

@@ -79,7 +79,8 @@ from xform.introspection.loaded import names_of
 __all__ = [
     "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable",
     "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names",
-    "batch_of", "batching", "broadcast_in_dim_p", "callee", "compiler_options", "compute_on",
+    "batch_of", "batching", "broadcast_in_dim_p", "callee", "closed_jaxpr",
+    "compiler_options", "compute_on",
     "cond_p",
     "context_fields", "conv_general_dilated_p", "cotangent_aval", "current_trace",
     "custom_jvp_call_p", "custom_vjp_call_p", "dot_general_p", "equation", "has_effects",
@@ -168,12 +169,17 @@ def with_jaxprs(eqn: JaxprEqn, f: Callable[[Any], Callable[..., Sequence[Any]] |
     return eqn.replace(params={**eqn.params, **new}) if new else eqn
 
 
+def closed_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any]) -> Any:
+    """A jaxpr with the values of its constants, from the results of `trace_to_jaxpr`."""
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
 def _traced_like(jaxpr: Any, run: Callable[..., Sequence[Any]]) -> Any:
     """The jaxpr of a function, with the types and of the kind of another jaxpr."""
     types = [v.aval for v in jaxpr_and_consts(jaxpr)[0].invars]
     new, consts = trace_to_jaxpr(run, types)
     if hasattr(jaxpr, "consts"):
-        return ClosedJaxpr(new, list(consts))
+        return closed_jaxpr(new, consts)
     if consts:  # a Jaxpr of 0.10 has no constants, but a call in it may have some
         new, _ = trace_to_jaxpr(lambda *xs: jit(run)(*xs), types)
     return new

@@ -29,9 +29,9 @@ from xform.interpret.joint import Schedule
 from xform.introspection.callables import function_name
 from xform.page.writer import write_page
 from xform.planner.candidate import Candidate
-from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, residual_bytes
 from xform.planner.device import resolve_fit
+from xform.planner.measure import Measure
 from xform.planner.plan_program import plan_program
 from xform.planner.planning import Planner, current_planner, use_planner
 from xform.planner.problem import Problem
@@ -100,7 +100,7 @@ class FunctionRecord:
     differences: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
     def plan(
-        self, planner: Planner, problem: Problem, policy: Policy, compiler: Compiler | None
+        self, planner: Planner, problem: Problem, policy: Policy, measure: Measure | None
     ) -> Candidate:
         """Plan a derivative of this function by `planner`, and record its bytes.
 
@@ -108,7 +108,7 @@ class FunctionRecord:
         that was planned.
         """
         try:
-            chosen = planner(problem, policy, compiler)
+            chosen = planner(problem, policy, measure)
         except Exception as error:  # the program must go on
             if isinstance(error, OtherProgram):  # `xform.jit` then traces the step again
                 raise

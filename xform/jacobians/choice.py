@@ -47,7 +47,7 @@ _CLEARLY_MORE = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Choice:
+class Evaluation:
     """How to evaluate a Jacobian.
 
     Attributes:
@@ -75,7 +75,7 @@ class Choice:
 
 
 def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, policy: Any,
-           count_flops: bool = False) -> Choice:  # fmt: skip
+           count_flops: bool = False) -> Evaluation:  # fmt: skip
     """Choose how to evaluate the Jacobian of a traced function.
 
     Args:
@@ -146,7 +146,7 @@ def _reverse_if_clearly_best(full: CutProgram) -> str:
     return "reverse" if cuts_are_wide and _CLEARLY_MORE * rows <= columns else "auto"
 
 
-def _ways(full: CutProgram, mode: str, count_flops: bool) -> list[Choice]:
+def _ways(full: CutProgram, mode: str, count_flops: bool) -> list[Evaluation]:
     """Return the ways to evaluate the Jacobian: one for a given mode, up to three for "auto".
 
     For "auto", the first way has the fewest FLOPs. Then follow reverse mode alone and forward mode
@@ -155,21 +155,21 @@ def _ways(full: CutProgram, mode: str, count_flops: bool) -> list[Choice]:
     the uncut program, and FLOPs are not counted.
     """
     uncut = CutProgram(full.program, full.active, full.wanted, ())
-    one_sweep = lambda mode: Choice(uncut, Sweep(mode, 0, 0, None, math.nan))
+    one_sweep = lambda mode: Evaluation(uncut, Sweep(mode, 0, 0, None, math.nan))
     if mode != "auto" and not count_flops:
         return [one_sweep(mode)]
     chain = tuple(links(full))
-    both = [Choice(full, order_of(chain), chain) for order_of in (reverse_order, forward_order)]
+    both = [Evaluation(full, order_of(chain), chain) for order_of in (reverse_order, forward_order)]
     if mode != "auto":
         return [c for c in both if isinstance(c.order, Sweep) and c.order.mode == mode]
-    cheapest = Choice(full, cheapest_order(chain), chain)
+    cheapest = Evaluation(full, cheapest_order(chain), chain)
     if math.isinf(cheapest.order.flops):  # a link has neither mode: reverse mode raises the error
         return [one_sweep("reverse")]
     others = (c for c in both if c.order != cheapest.order and c.order.flops < math.inf)
     return [cheapest, *sorted(others, key=lambda c: c.order.flops)]
 
 
-def _choices_by_way(ways: Sequence[Choice], chunk: int | None) -> Iterator[list[Choice]]:
+def _choices_by_way(ways: Sequence[Evaluation], chunk: int | None) -> Iterator[list[Evaluation]]:
     """Yield one list of choices for each way. A budget tries the lists in this order.
 
     A list has one way with smaller and smaller chunks, which take fewer bytes: all vectors at once,

@@ -14,7 +14,7 @@ from typing import Any
 from xform._jax import itemsize
 from xform.interpret.cost import aval_bytes
 from xform.jacobians.chain import ChainLink, Order, Product, Sweep, forward_order, reverse_order
-from xform.jacobians.choice import Choice
+from xform.jacobians.choice import Evaluation
 from xform.jacobians.segments import Segment
 from xform.program.source import frame
 from xform.terminal.notebook import Result
@@ -110,7 +110,7 @@ class Explanation(Result):
         ])  # fmt: skip
 
 
-def explain_choice(function: str, choice: Choice) -> Explanation:
+def explain_choice(function: str, choice: Evaluation) -> Explanation:
     """Explain a choice for a function of this name. The FLOPs of its links must be counted."""
     cut_program, links, order = choice.cut_program, choice.links, choice.order
     full = cut_program.segment(0, len(cut_program) - 1)

@@ -4,7 +4,7 @@
 program. A Schedule says which values are saved for the backward pass and which equations are
 recomputed. `decide.py` applies most policies. Two kinds of policies need more:
 
-- The default policy is a minimum cut. If saving everything has a lower peak, it saves everything.
+- The default policy is a minimum cut, or saves everything (`default_plan.py`).
 - A budget takes the plan that recomputes least within its bytes. `search.py` finds it for a budget
   of the peak, `_plan_for_saved_bytes` for a budget of the saved bytes.
 """
@@ -17,23 +17,21 @@ import math
 from typing import Any
 
 from xform.errors import BudgetInfeasible, OtherProgram
-from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.planner.candidate import Candidate
-from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import residual_bytes
 from xform.planner.cuts.fit import propose_smallest, propose_within
 from xform.planner.decide import best_of_proposals
+from xform.planner.default_plan import default_plan
 from xform.planner.device import resolve_fit
 from xform.planner.front import Front
 from xform.planner.infeasible import over_budget
 from xform.planner.loops import Shapes, loops
+from xform.planner.measure import Measure
 from xform.planner.plan.plan import Plan
 from xform.planner.problem import Problem
-from xform.planner.search import search_compiled, search_simulated
-from xform.planner.search_slices import search_slices, search_unsliced
-from xform.planner.simulate.profiles import backend_profile
-from xform.policies import Budget, MinCut, Policy, min_cut, parse, save_everything
+from xform.planner.search import search
+from xform.policies import Budget, MinCut, Policy, min_cut, parse
 from xform.policies.regions import regions_of
 from xform.policies.sample import sample_for
 from xform.program.dimensions import at_sample
@@ -41,19 +39,15 @@ from xform.program.ir import Program
 from xform.program.source import frame
 from xform.terminal import progress_line
 
-# The recomputed values that are live at once are assumed to take at most the bytes of the largest
-# forward value, times this number.
-_N_LIVE_VALUES = 32
 
-
-def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
+def plan_program(problem: Problem, policy: Policy, measure: Measure | None = None) -> Candidate:
     """Return the plan of a whole program under `policy`.
 
     Args:
       problem: the derivative, and the device that the plan is for. The policy replaces its
         `regions` and `slices`.
       policy: any policy of `xform.policies`, a recorded `Plan`, or a policy in JAX's protocol.
-      compiler: measures the plans for a budget of the peak; None: their peaks are simulated.
+      measure: compiles the plans for a budget of the peak; None: their peaks are simulated.
 
     Raises:
       BudgetInfeasible: no plan fits the budget.
@@ -67,96 +61,28 @@ def plan_program(problem: Problem, policy: Policy, compiler: Compiler | None = N
         if isinstance(policy, Plan):
             return problem.candidate(policy, _recorded_shapes(policy, problem.program))
         if isinstance(policy, Budget):
-            return _plan_for_budget(problem, policy, compiler)
+            return _plan_for_budget(problem, policy, measure)
         if policy == dataclasses.replace(min_cut, regions=problem.regions):
             return default_plan(problem)
         return problem.candidate(policy)
 
 
-def default_plan(problem: Problem) -> Candidate:
-    """Return the plan of the default policy: a minimum cut, unless it raises the peak.
-
-    A minimum cut lowers the bytes of the saved values. If the saved values are not live at the peak
-    anyway, the recomputed values can raise the peak. Then saving everything takes less memory, and
-    less time. The same holds on a TPU if all saved values fit into the memory on the chip.
-    """
-    backend = backend_profile(problem.device.backend)
-    policy = dataclasses.replace(
-        min_cut,
-        regions=problem.regions,
-        fused_save_price=backend.fused_save_price,
-        rounds_operands=backend.rounds_operands,
-        slow_price=backend.slow_price,
-    )
-    cut = problem.candidate(policy)
-    if not cut.schedule.recomputed:
-        return cut
-    everything = problem.candidate(save_everything)
-    saved = residual_bytes(everything.schedule)
-    fits_on_chip = saved <= backend.on_chip_bytes
-    if not (fits_on_chip or _may_raise_the_peak(cut.schedule, saved)):
-        return cut
-    cut_peak, other_peak = (problem.peak(c.schedule) for c in (cut, everything))
-    if fits_on_chip:  # saved values take no memory, so recomputing must lower the peak
-        return everything if other_peak <= cut_peak else cut
-    return everything if other_peak < (1 - backend.doubt) * cut_peak else cut
-
-
-def _may_raise_the_peak(cut: Schedule, saved_bytes: int) -> bool:
-    """Return whether a minimum cut may have a higher peak than a plan that saves everything.
-
-    `saved_bytes` are the saved bytes of that plan.
-
-    Each recomputed value is live for a few operations only. Suppose that the cut saves fewer bytes
-    than that plan, and that the difference is larger than the recomputed values that are live at
-    once. Then the cut lowers the peak, and nothing has to be simulated. This is usual in a deep
-    network.
-    """
-    types = (v.aval for eqn in cut.joint.forward for v in eqn.outvars)
-    recomputed_bytes = _N_LIVE_VALUES * max(map(aval_bytes, types), default=0)
-    return saved_bytes <= residual_bytes(cut) + recomputed_bytes
-
-
-def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
+def _plan_for_budget(problem: Problem, budget: Budget, measure: Measure | None) -> Candidate:
     """Return the plan within a budget that recomputes least. Simulated plans are cached."""
+    if budget.of == "peak" and measure is not None:
+        return _only_plan(problem, budget, measure)
     cache = problem.joint().program.cache
     key: Any = "budget", problem.device, problem.link, problem.outside_bytes, budget
-    if budget.of == "saved":
-        choose = lambda: _plan_for_saved_bytes(problem, budget)
-    else:
-        if compiler is not None:
-            return search_with_compiler(problem, budget, default_plan(problem), compiler)
-        choose = lambda: search_by_simulation(problem, budget, default_plan(problem))
     if key not in cache:
-        cache[key] = choose()
+        saved = budget.of == "saved"
+        cache[key] = (_plan_for_saved_bytes if saved else _only_plan)(problem, budget)
     return cache[key]
 
 
-def search_with_compiler(
-    problem: Problem, budget: Budget, default: Candidate, compiler: Compiler
-) -> Candidate:
-    """Return the plan within a budget of the peak that recomputes least, by compiled bytes.
-
-    With `budget.slices`, regions of the program run in slices if the default plan does not fit.
-    """
-    search = lambda problem, default: search_compiled(problem, budget, default, compiler)
-    measure = lambda problem, candidate: compiler.bytes(candidate)
-    if not budget.slices:
-        return search_unsliced(problem, default, default_plan, search, measure)
-    return search_slices(problem, budget, default, default_plan, search, measure)
-
-
-def search_by_simulation(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
-    """Return the same by simulated bytes."""
-    search = lambda problem, default: search_simulated(problem, budget, default)
-    if not budget.slices:
-        return search_unsliced(problem, default, default_plan, search, None)
-    margin = backend_profile(problem.device.backend).margin
-
-    def measure(problem: Problem, candidate: Candidate) -> float:
-        return problem.peak(candidate.schedule) + problem.outside_bytes + margin * budget.bytes
-
-    return search_slices(problem, budget, default, default_plan, search, measure)
+def _only_plan(problem: Problem, budget: Budget, measure: Measure | None = None) -> Candidate:
+    """Search for the plan of one derivative within a budget of the peak."""
+    (chosen,) = search({"": problem}, budget, {"": default_plan(problem)}, measure).values()
+    return chosen
 
 
 def _plan_for_saved_bytes(problem: Problem, budget: Budget) -> Candidate:

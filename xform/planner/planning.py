@@ -15,15 +15,15 @@ from typing import Any
 import jax
 
 from xform.planner.candidate import Candidate
-from xform.planner.compiler import Compiler
+from xform.planner.measure import Measure
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.policies import Policy, min_cut
 from xform.terminal.text import planning_times, recomputed_flops
 
-# Returns the plan of a derivative (`Problem`) under a policy. The compiler measures plans; None:
-# their peaks are simulated.
-Planner = Callable[[Problem, Policy, Compiler | None], Candidate]
+# Returns the plan of a derivative (`Problem`) under a policy. Without a `Measure`, which compiles
+# plans, they are simulated.
+Planner = Callable[[Problem, Policy, Measure | None], Candidate]
 
 _PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=plan_program)
 # The policy that reverse mode uses if the user gives none. A trace depends on it, so it is part of
@@ -89,14 +89,14 @@ def measure_planning() -> Generator[PlanningCost]:
     """Count the plans that reverse mode makes inside this context, in a PlanningCost."""
     cost, planner = PlanningCost(), current_planner()
 
-    def measured_planner(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
+    def measured_planner(problem: Problem, policy: Policy, measure: Measure | None) -> Candidate:
         start = time.perf_counter()
-        chosen = planner(problem, policy, compiler)
+        chosen = planner(problem, policy, measure)
         cost.seconds += time.perf_counter() - start
-        if compiler is not None:  # no other derivative uses it
-            cost.seconds -= compiler.seconds
-            cost.compiles += compiler.compiles
-            cost.compile_seconds += compiler.seconds
+        if measure is not None:  # no other derivative uses it
+            cost.seconds -= measure.seconds
+            cost.compiles += measure.compiles
+            cost.compile_seconds += measure.seconds
         cost.plans += 1
         cost.flops += chosen.work[0]
         return chosen

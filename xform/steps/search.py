@@ -6,16 +6,18 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from xform.errors import BudgetInfeasible
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
+from xform.planner.choice import Candidates, Choice
 from xform.planner.describe import plan_of_candidate
+from xform.planner.measure import Known, Measure
 from xform.planner.plan.plan import Plan
 from xform.planner.plan_program import plan_program
-from xform.planner.plan_several import plan_several
 from xform.planner.problem import Problem
+from xform.planner.search import search
 from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
 from xform.program.source import user_stacklevel
@@ -25,7 +27,7 @@ from xform.steps.processes import agreed
 from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, human_seconds
-from xform.transforms.recorded import Candidates, Chosen, Recorded
+from xform.transforms.recorded import Chosen, Recorded
 
 _LISTED = 3
 
@@ -83,32 +85,33 @@ class StepSearch:
     start: float = dataclasses.field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.default = dataclasses.replace(min_cut, regions=self.budget.regions)
         self.asked = self.budget
         capacity = self.program.target.device.capacity_bytes
         if capacity is not None and capacity < self.budget.bytes:
             # The compiler refuses a larger program, and yet says how many bytes it needs.
             self.budget = dataclasses.replace(self.budget, bytes=capacity)
-        self.tried: list[_Tried] = []
+        # The programs that were compiled, by their plans; and their bytes.
+        self.tried: dict[Hashable, _Tried] = {}
+        self.known: Known = {}
         # The time of each compilation, without programs that JAX had compiled before.
         self.compile_seconds: list[float] = []
 
     def run(self) -> tuple[StepPlan, Chosen, CompiledStep]:
-        """Return the plans, what the derivatives follow, and the compiled step.
+        """Return the plans, the step under them, and the compiled step.
 
         Raises:
           BudgetInfeasible: the compiled step exceeds the budget under all plans that were tried.
         """
-        default = {k: plan_program(p, self.default) for k, p in self.problems.items()}
+        policy = dataclasses.replace(min_cut, regions=self.budget.regions)
+        default = {k: plan_program(problem, policy) for k, problem in self.problems.items()}
         with progress_line.show(f"planning {self._name}"):
             while True:
                 try:
-                    chosen = self._search(default)
+                    best = self._search(Choice(self.problems, default))
                 except _OutOfTime:
-                    chosen = self._best_known()
+                    best = self._best_known()
                 except BudgetInfeasible as error:
                     raise self._explained(error) from None
-                best = self._try(chosen)
                 if best.autotuned:
                     return self._finish(best)
                 # The program that will run may take a little more. If it exceeds the budget, the
@@ -121,44 +124,46 @@ class StepSearch:
     def _name(self) -> str:
         return self.program.jitted.__name__
 
-    def _search(self, default: Candidates) -> Candidates:
-        """The plans that recompute least within the budget; without `verify`, by simulation."""
+    def _search(self, default: Choice) -> _Tried:
+        """The step under the plans that recompute least within the budget.
+
+        Without `verify`, the simulation decides.
+        """
+        verified = self.budget.verify
+        measure = Measure(self._compiled_bytes, self.known) if verified else None
         if self.problems:
-            return plan_several(self.problems, self.budget, default, self._measure)
-        if not self.budget.verify:
-            return {}
-        if (size := self._measure(default)) <= self.budget.bytes:
-            return default
+            chosen = search(self.problems, self.budget, default.candidates, measure)
+            return self._try(Choice(self.problems, chosen))
+        tried = self._try(default)
+        if not verified or tried.size <= self.budget.bytes:
+            return tried
         raise BudgetInfeasible(
             f"policy={self.budget!r} of {self._name}",
-            f"the compiled step takes {human_bytes(int(size))}, and it takes no derivative without "
-            "a policy of its own, so there is nothing to plan",
+            f"the compiled step takes {human_bytes(int(tried.size))}, and it takes no derivative "
+            "without a policy of its own, so there is nothing to plan",
             "",
             "raise the budget, donate arguments, make the batch smaller, or differentiate with "
             "xform.grad (xform.install() replaces jax.grad)",
-            int(size),
+            int(tried.size),
         )
 
-    def _measure(self, candidates: Candidates) -> float:
+    def _compiled_bytes(self, choice: Choice) -> float:
         """Bytes of the step that is compiled under some plans; infinite if they are unknown.
 
         Without `slices`, a refusal names the bytes of a program in slices. That program is compiled
         only if there is time left, and it is never chosen.
         """
-        if not self.budget.slices and any(c.slices for c in candidates.values()):
-            return math.inf if self._is_late() else self._compile(candidates, False).size
-        return self._try(candidates).size
-
-    def _try(self, candidates: Candidates) -> _Tried:
-        """Compile the step under some plans, unless it was done before."""
-        for tried in self.tried:
-            if all(tried.candidates[k] is candidate for k, candidate in candidates.items()):
-                return tried
+        if choice.in_slices and not self.budget.slices:
+            return math.inf if self._is_late() else self._compile(choice.candidates, False).size
         if self._is_late():
             raise _OutOfTime
-        progress_line.update(f"{len(self.tried)} candidates compiled")
-        self.tried.append(self._compile(candidates, autotune=False))
-        return self.tried[-1]
+        return self._try(choice).size
+
+    def _try(self, choice: Choice) -> _Tried:
+        """The step under some plans, compiled unless it was before."""
+        if choice.key not in self.tried:
+            self.tried[choice.key] = self._compile(choice.candidates, autotune=False)
+        return self.tried[choice.key]
 
     def _is_late(self) -> bool:
         """Whether the time limit has passed and a program was compiled."""
@@ -175,7 +180,8 @@ class StepSearch:
         tuned = self._compile(tried.candidates, autotune=True)
         if tuned.size == math.inf:
             tuned = dataclasses.replace(tried, autotuned=True)
-        self.tried[self.tried.index(tried)] = tuned
+        (key,) = [key for key, known in self.tried.items() if known is tried]
+        self.tried[key], self.known[key] = tuned, tuned.size
         return tuned
 
     def _compile(self, candidates: Candidates, autotune: bool) -> _Tried:
@@ -194,17 +200,19 @@ class StepSearch:
         """Whether a step in slices gathers values that no step without slices gathers."""
         if not any(candidate.slices for candidate in candidates.values()):
             return False
-        whole = [t for t in self.tried if not any(c.slices for c in t.candidates.values())]
+        every = self.tried.values()
+        whole = [t for t in every if not any(c.slices for c in t.candidates.values())]
         gathers = (gathers_more(compiled, tried.compiled.compilation) for tried in whole)
         return bool(whole) and all(gathers)
 
-    def _best_known(self) -> Candidates:
-        """The plans to take when the time is over: the least work that fits, else the smallest."""
-        fitting = [tried for tried in self.tried if tried.size <= self.budget.bytes]
+    def _best_known(self) -> _Tried:
+        """The program to take when time is over: the least work that fits, else the smallest."""
+        every = list(self.tried.values())
+        fitting = [tried for tried in every if tried.size <= self.budget.bytes]
         best = (
             min(fitting, key=lambda tried: tried.work)
             if fitting
-            else min(self.tried, key=lambda tried: tried.size)
+            else min(every, key=lambda tried: tried.size)
         )
         takes = f"takes {human_bytes(int(best.size))}" if best.size < math.inf else "is refused"
         rest = (
@@ -215,10 +223,10 @@ class StepSearch:
         )
         warnings.warn(
             f"planning {self._name} for {self.budget!r} stopped at its time limit of "
-            f"{human_seconds(self.time_limit or 0)}, after {len(self.tried)} compilations. {rest}",
+            f"{human_seconds(self.time_limit or 0)}, after {len(every)} compilations. {rest}",
             stacklevel=user_stacklevel(),
         )
-        return best.candidates
+        return best
 
     def _finish(self, best: _Tried) -> tuple[StepPlan, Chosen, CompiledStep]:
         """The result of the search, with the compiler's bytes and the times."""
@@ -258,7 +266,8 @@ class StepSearch:
         """Describe the largest buffers of the smallest program that was compiled."""
         if not self.tried:
             return ""
-        compiled = min(self.tried, key=lambda tried: tried.size).compiled.compilation
+        smallest = min(self.tried.values(), key=lambda tried: tried.size)
+        compiled = smallest.compiled.compilation
         if compiled.module is None:
             return ""
         rows = [row for row in compiled.peak if row.type][:_LISTED]

@@ -7,6 +7,7 @@ in the trace. If that is not possible, as under `vmap`, the planner simulates it
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +22,9 @@ from xform.errors import UnknownShardings
 from xform.interpret import emit
 from xform.memory.targets import Target, missing, parse_target
 from xform.planner.candidate import Candidate
-from xform.planner.compiler import Compiler
+from xform.planner.choice import Choice
 from xform.planner.device import current_device, current_target, resolve_fit
+from xform.planner.measure import Measure, known_bytes
 from xform.policies import Policy
 from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value, float0_zeros
@@ -37,7 +39,7 @@ _VMAP = "under vmap"
 
 def compiler_for(
     fun: Function, args: Sequence[Value], policy: Policy, transform: str
-) -> Compiler | None:
+) -> Measure | None:
     """Return the compiler that measures plans of a derivative; None if plans are only simulated.
 
     Args:
@@ -68,8 +70,9 @@ def compiler_for(
             )
         return None
     check_shardings(f"policy={budget!r} of {fun.signature.name}", avals)
-    measure = _DerivativeCompiler(fun, args, avals, transform, target)
-    return Compiler(fun.problem, measure.bytes, target.name, *measure.cache_key)
+    compiler = _DerivativeCompiler(fun, args, avals, transform, target)
+    known = known_bytes(fun.problem, target.name, *compiler.cache_key)
+    return Measure(compiler.bytes, known)
 
 
 class _DerivativeCompiler:
@@ -105,15 +108,16 @@ class _DerivativeCompiler:
         shardings = tuple(str(t.sharding) for t in self.types)
         return self.transform, shardings, tuple(x is None for x in self.known)
 
-    def bytes(self, candidate: Candidate) -> int | None:
-        """Return the bytes of the compiled derivative under a plan."""
+    def bytes(self, choice: Choice) -> float:
+        """Return the bytes of the compiled derivative under its plan; infinite if unknown."""
+        (candidate,) = choice.candidates.values()
 
         def derivative(*given: Value) -> Any:
             return self._run(candidate, given)
 
         derivative.__name__ = f"derivative of {self.fun.signature.name}"
         compiled = memory.compile_for(derivative, self.types, target=self.target)
-        return compiled.total_bytes
+        return math.inf if compiled.total_bytes is None else compiled.total_bytes
 
     def _run(self, candidate: Candidate, given: Sequence[Value]) -> Any:
         """Return the outputs, and the cotangents of the arguments, from values of `types`."""

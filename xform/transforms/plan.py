@@ -14,9 +14,10 @@ from xform.introspection.callables import function_name
 from xform.memory.targets import parse_target
 from xform.planner.bound import least_flops
 from xform.planner.candidate import Candidate
-from xform.planner.compiler import Compiler
+from xform.planner.choice import Choice
 from xform.planner.describe import plan_of_candidate
 from xform.planner.device import resolve_fit
+from xform.planner.measure import Measure, known_bytes
 from xform.planner.plan.plan import Plan
 from xform.planner.plan_program import plan_program
 from xform.policies import min_cut, parse, policy_name
@@ -129,8 +130,10 @@ def plan(
                 task.name, task.derivative, task.problem, name, candidate, parsed.name
             )
 
-        def measure(candidate: Candidate) -> int | None:
-            return task.compile(uncompiled_plan(candidate)).total_bytes
+        def compiled_bytes(choice: Choice) -> float:
+            (candidate,) = choice.candidates.values()
+            size = task.compile(uncompiled_plan(candidate)).total_bytes
+            return math.inf if size is None else size
 
         def finished_plan(
             candidate: Candidate, compile_seconds: float = 0.0, **compiled: Any
@@ -150,9 +153,10 @@ def plan(
 
         if not verify:
             return finished_plan(plan_program(task.problem, policy))
-        compiler = Compiler(task.problem, measure, parsed.name, *task.cache_key)
-        candidate = plan_program(task.problem, policy, compiler)
-        size = compiler.bytes(candidate)
-        return finished_plan(candidate, compiler.seconds, compiles=compiler.compiles,
+        known = known_bytes(task.problem, parsed.name, *task.cache_key)
+        measure = Measure(compiled_bytes, known)
+        candidate = plan_program(task.problem, policy, measure)
+        size = measure.bytes(Choice({"": task.problem}, {"": candidate}))
+        return finished_plan(candidate, measure.seconds, compiles=measure.compiles,
                              refused=size == math.inf,
                              compiled_bytes=None if size == math.inf else int(size))  # fmt: skip

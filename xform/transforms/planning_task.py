@@ -34,7 +34,7 @@ from xform.memory.targets import Target
 from xform.modules import with_arrays
 from xform.modules.loss_call import LossCall
 from xform.planner.candidate import Candidate
-from xform.planner.compiler import Compiler
+from xform.planner.measure import Measure
 from xform.planner.plan_program import plan_program
 from xform.planner.planning import current_planner, use_planner
 from xform.planner.problem import Problem
@@ -187,9 +187,9 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str
     other_planner = current_planner()
     default = dataclasses.replace(min_cut, regions=regions)
 
-    def recording_planner(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
+    def recording_planner(problem: Problem, policy: Policy, measure: Measure | None) -> Candidate:
         if policy is not placeholder:
-            return other_planner(problem, policy, compiler)
+            return other_planner(problem, policy, measure)
         problems[fingerprint(problem.marked), problem.active, problem.wanted] = problem
         return plan_program(problem, default)
 

@@ -45,7 +45,8 @@ from xform.interpret.deferred import (
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather
 from xform.planner.candidate import Candidate
-from xform.planner.compiler import Compiler
+from xform.planner.choice import Candidates
+from xform.planner.measure import Measure
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import record
 from xform.planner.planning import (
@@ -59,16 +60,12 @@ from xform.policies import Policy
 from xform.program.arithmetic import Value
 from xform.program.equation import apply, bind, context, read, write
 from xform.program.fingerprint import fingerprint, text_of
-from xform.program.ir import Program, last_uses
+from xform.program.ir import Program, last_uses, lift_constants
 from xform.program.naming import digest
 from xform.program.source import name_stack, source
 from xform.rules.shard import Devices
 from xform.transforms.function import Function
 from xform.transforms.linear_map import PlannedRunner
-
-# For each derivative, by its key: the problem, and its plan.
-Problems = Mapping[str, Problem]
-Candidates = Mapping[str, Candidate]
 
 
 class StepRecorder:
@@ -93,8 +90,8 @@ class StepRecorder:
         """A context for the trace of the computation."""
         others = current_planner()
 
-        def planner(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
-            return others(problem, self.default if policy is self else policy, compiler)
+        def planner(problem: Problem, policy: Policy, measure: Measure | None) -> Candidate:
+            return others(problem, self.default if policy is self else policy, measure)
 
         with use_planner(planner), use_default_policy(self):
             yield
@@ -193,6 +190,12 @@ def recorded(
             break
         together |= separate
     return Recorded(_program(jaxpr), out_tree, recording.derivatives)
+
+
+def with_lifted_constants(recording: Recorded) -> tuple[Recorded, list[Any]]:
+    """Return a computation with its constants as leading inputs, and the constants."""
+    prog, consts = lift_constants(recording.program)
+    return dataclasses.replace(recording, program=prog), consts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

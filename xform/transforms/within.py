@@ -14,11 +14,13 @@ from typing import Any
 import jax
 
 from xform import memory
-from xform._jax import jit, staging
+from xform._jax import closed_jaxpr, jit, staging, trace_to_jaxpr
 from xform.errors import BudgetInfeasible
+from xform.planner.choice import Choice
 from xform.planner.device import current_device, resolve_fit
+from xform.planner.measure import Measure
 from xform.planner.plan_program import plan_program
-from xform.planner.plan_several import plan_several
+from xform.planner.search import search
 from xform.policies import Policy, min_cut, parse
 from xform.policies.budgets import Budget
 from xform.policies.sample import sample_for
@@ -27,7 +29,7 @@ from xform.program.ir import trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
 from xform.transforms.outside import with_outside_bytes
-from xform.transforms.recorded import Chosen, recorded
+from xform.transforms.recorded import Chosen, recorded, with_lifted_constants
 
 
 def run_within(
@@ -60,32 +62,45 @@ def run_within(
         return lambda *arrays: run(policy)(*(arrays[i] for i in order))
 
     with progress_line.show(f"planning {caller}"):
-        chosen = _search(caller, run_of_arrays, policy, arrays)
-    leaves = (chosen.run if staging() else jit(chosen.run))(*arrays)
+        chosen, inputs = _search(caller, run_of_arrays, policy, arrays)
+    leaves = (chosen.run if staging() else jit(chosen.run))(*inputs)
     return jax.tree.unflatten(chosen.recorded.out_tree, leaves)
 
 
 def _search(name: str, run: Callable[[Any], Callable[..., Any]], budget: Budget,
-            args: Sequence[Any]) -> Chosen:  # fmt: skip
-    """Return plans of all derivatives in a computation under which it keeps the budget."""
+            args: Sequence[Any]) -> tuple[Chosen, Sequence[Any]]:  # fmt: skip
+    """Return a computation under plans that keep the budget, and its inputs.
+
+    The values that the function closes over are inputs too.
+    """
     default = dataclasses.replace(min_cut, regions=budget.regions)
 
     def trace_once(policy: Policy) -> tuple[Any, Any]:
-        traced = jit(run(policy)).trace(*args)
-        return traced.jaxpr, jax.tree.structure(traced.out_info)
+        trees: list[Any] = []
 
-    recording = recorded(default, True, trace_once)
-    start = Chosen(recording, recording.defaults)
+        def flat(*args: Any) -> list[Any]:
+            leaves, tree = jax.tree.flatten(run(policy)(*args))
+            trees[:] = [tree]
+            return leaves
+
+        return closed_jaxpr(*trace_to_jaxpr(flat, args)), trees[0]
+
+    recording, consts = with_lifted_constants(recorded(default, True, trace_once))
+    start, args = Chosen(recording, recording.defaults), [*consts, *args]
     types = [*map(jax.typeof, args)]
     with at_sample(sample_for(budget, types)):
         if not recording.derivatives:
             _check_without_derivatives(name, budget, memory.compiled_bytes(start.run, types))
-            return start
+            return start, args
         whole = trace(start.run, *types)
         problems = with_outside_bytes(start, whole, current_device().backend, budget.regions)
-        measure = lambda plans: memory.compiled_bytes(Chosen(recording, plans).run, types)
         begin = {key: plan_program(problem, default) for key, problem in problems.items()}
-        return Chosen(recording, plan_several(problems, budget, begin, measure))
+
+        def bytes_of(choice: Choice) -> float:
+            return memory.compiled_bytes(Chosen(recording, choice.candidates).run, types)
+
+        measure = Measure(bytes_of) if budget.verify else None
+        return Chosen(recording, search(problems, budget, begin, measure)), args
 
 
 def _check_without_derivatives(name: str, budget: Budget, size: float) -> None:
