@@ -13,10 +13,11 @@ values a backward pass saves and which equations it recomputes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from xform._jax import JaxprEqn
+from xform._jax import JaxprEqn, Primitive, jaxprs_of
+from xform.program.ir import Program, trace
 from xform.registry.dependence import (
     ELEMENTWISE_DEPENDENCE,
     MOVEMENT_DEPENDENCE,
@@ -188,9 +189,30 @@ def with_ends(traits: Traits, ends: EndsRule) -> Traits:
     return dataclasses.replace(traits, ends=ends, dependence=by_ends(ends))
 
 
+def implementation(eqn: JaxprEqn) -> Program | None:
+    """Return the program of a primitive's own implementation, or None if it cannot be traced.
+
+    A library often gives XLA the same program. For example, it is empty for an identity that checks
+    something while JAX traces.
+    """
+    run = lambda *xs: eqn.primitive.impl(*xs, **eqn.params)
+    results = run if eqn.primitive.multiple_results else lambda *xs: [run(*xs)]
+    try:
+        prog = trace(results, *(v.aval for v in eqn.invars))
+    except Exception:  # the code of another library, which may raise any error
+        return None
+    return None if _binds(prog.equations, eqn.primitive) else prog
+
+
+def _binds(eqns: Iterable[JaxprEqn], primitive: Primitive) -> bool:
+    """Return whether equations, or equations nested in them, are of a primitive."""
+    nested = lambda eqn: (x for jaxpr in jaxprs_of(eqn) for x in jaxpr.eqns)
+    return any(eqn.primitive is primitive or _binds(nested(eqn), primitive) for eqn in eqns)
+
+
 # Traits of a primitive without a rule: XLA does not fuse it, and it is never evaluated at trace
 # time.
-UNKNOWN = Traits(foldable=False)
+UNKNOWN = Traits(foldable=False, lowered=implementation)
 PLAIN = Traits()  # all defaults: XLA runs the equation on its own
 ELEMENTWISE = Traits("elementwise", dependence=ELEMENTWISE_DEPENDENCE)
 EXPENSIVE = Traits("elementwise", expensive=True, dependence=ELEMENTWISE_DEPENDENCE)

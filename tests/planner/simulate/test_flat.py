@@ -5,8 +5,10 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 
 from tests.kernels import kernels
 from xform.planner.simulate.flat import flatten, flatten_iteration
@@ -97,6 +99,17 @@ def test_a_barrier_does_not_wait_for_the_cotangent_of_a_scalar() -> None:
     f = lambda x, ct: barrier([x], [ct])[0] * 2
     known, unknown = (names(of(f, X, one, n_cotangents=n)) for n in (1, 0))
     assert len(known) == len(unknown) - 1
+
+
+def test_a_primitive_of_another_library_is_what_its_implementation_does() -> None:
+    checked, kernel = Primitive("checked"), Primitive("kernel")
+    checked.def_impl(lambda x, *, weighted: x * jnp.exp(x) if weighted else x)
+    kernel.def_impl(np.asarray)  # no tracer
+    for primitive in (checked, kernel):
+        primitive.def_abstract_eval(lambda x, **params: x)
+    assert names(of(lambda x: checked.bind(jnp.sin(x), weighted=False))) == ["sin"]
+    assert names(of(lambda x: checked.bind(x, weighted=True))) == ["exp", "mul"]
+    assert names(of(lambda x: kernel.bind(jnp.sin(x)))) == ["sin", "kernel"]
 
 
 def test_device_put_to_host_is_a_step_on_gpu_but_not_on_cpu() -> None:

@@ -87,6 +87,21 @@ def flatten_iteration(
     return flattener.build(inputs, outputs)
 
 
+def kept_operands(flow: Flow) -> dict[int, int]:
+    """Return for results of a conditional the operand that a branch returns unchanged.
+
+    Results and operands are positions. An operand stands for one result only.
+    """
+    kept: dict[int, int] = {}
+    for body in flow.bodies if flow.index is not None else ():
+        operands = dict(zip(body.program.inputs, body.operands, strict=True))
+        for r, v in zip(body.results, body.program.outputs, strict=True):
+            k = None if isinstance(v, Literal) else operands.get(v)
+            if k is not None and r not in kept and k not in kept.values():
+                kept[r] = k
+    return kept
+
+
 class Flattener(ProductFlattener):
     """Turns each equation into the operations that XLA makes of it before fusion.
 
@@ -125,7 +140,9 @@ class Flattener(ProductFlattener):
                 for i, v in enumerate(eqn.outvars)
             ]
         if prim is lax.transpose_p:
-            return [self.add_transpose(eqn, operands[0])]
+            return [self.add_transpose(eqn, operands[0], eqn.params["permutation"])]
+        if prim is lax.gather_p:
+            return [self._add_gather(eqn, operands)]
         if prim is dot_general_p and self.fact(eqn, "outer", lambda: is_outer(eqn)):
             prim, operands = lax.mul_p, [self.add_broadcast(eqn, x) for x in operands]
             return self.add_step(prim, (tuple(operands), self.operation_key(eqn)), eqn, operands)
@@ -135,6 +152,8 @@ class Flattener(ProductFlattener):
             prim, operands = lax.dynamic_update_slice_p, operands[:2]
         if (flow := flow_of(eqn)) is not None and flow.is_loop:
             return self._add_loop(eqn, flow, operands)
+        if flow is not None and flow.index is not None:
+            return self._add_conditional(eqn, flow, operands)
         return self.add_step(prim, (tuple(operands), self.operation_key(eqn)), eqn, operands)
 
     def _add_loop(self, eqn: JaxprEqn, flow: Flow, operands: list[FlatValue]
@@ -144,6 +163,7 @@ class Flattener(ProductFlattener):
         The arrays into which the loop stacks its results are first filled with zeros. XLA does
         this as early as possible, so each array has a step of its own for it.
         """
+        operands = [self._copy_if_transposed_gather(x, eqn) for x in operands]
         key = tuple(operands), self.operation_key(eqn)
         stacks = [
             self.add_step(repeat_p, (key, i), eqn, [], [v.aval])[0]
@@ -154,6 +174,47 @@ class Flattener(ProductFlattener):
             initial = dict(zip(sorted(flow.stacked), stacks, strict=True))
             initial |= {r: operands[k] for k, r in flow.carried.items()}
             results[0].maker.initial_values = [initial[r] for r in range(len(results))]
+        return results
+
+    def _add_gather(self, eqn: JaxprEqn, operands: list[FlatValue]) -> FlatValue:
+        """Add a gather, and return its result.
+
+        XLA gathers slices along the first axes of an array, which it then transposes if the slices
+        are along other axes of the result.
+        Source: XLA's `gather_simplifier.cc`.
+        """
+        size = shape(eqn.outvars[0].aval)
+        of_slices = eqn.params["dimension_numbers"].offset_dims
+        order = (*(a for a in range(len(size)) if a not in of_slices), *of_slices)
+        gathered = FlatValue(
+            self.bytes(eqn.outvars[0].aval), "computed", tuple(size[a] for a in order)
+        )
+        key = tuple(operands), self.operation_key(eqn)
+        (result,) = self.add_step(lax.gather_p, key, eqn, operands, [gathered])
+        if order == tuple(range(len(size))):
+            return result
+        return self.add_transpose(eqn, result, [order.index(a) for a in range(len(size))])
+
+    def _copy_if_transposed_gather(self, x: FlatValue, eqn: JaxprEqn) -> FlatValue:
+        """Return an operand of the loop `eqn`, copied if it is a transposed gather.
+
+        XLA writes such an operand in another layout first.
+        """
+        gathered, _ = self.transposed_from.get(x, (x, ()))
+        if gathered is x or gathered.maker is None or gathered.maker.primitive is not lax.gather_p:
+            return x
+        written, result = self.materialize(eqn, x), FlatValue(x.bytes, "computed", x.shape)
+        return self.add_step(lax.transpose_p, (x, "copy"), eqn, [written], [result])[0]
+
+    def _add_conditional(self, eqn: JaxprEqn, flow: Flow, operands: list[FlatValue]
+                         ) -> list[FlatValue]:  # fmt: skip
+        """Add a conditional, and return its results."""
+        key = tuple(operands), self.operation_key(eqn)
+        results = self.add_step(eqn.primitive, key, eqn, operands)
+        kept = kept_operands(flow)
+        if kept and results[0].maker is not None:
+            values = [operands[kept[r]] if r in kept else None for r in range(len(results))]
+            results[0].maker.initial_values = values
         return results
 
     def _is_identity(self, eqn: JaxprEqn, known: Traits) -> bool:

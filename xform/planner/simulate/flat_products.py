@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
@@ -153,12 +154,14 @@ class ProductFlattener(FlatBuilder, abc.ABC):
         self.scalar_of[result] = x
         return result
 
-    def add_transpose(self, eqn: JaxprEqn, x: FlatValue) -> FlatValue:
-        """Return the value `x`, transposed as in `eqn`. Two transposes in a row become one or none.
+    def add_transpose(self, eqn: JaxprEqn, x: FlatValue, order: Sequence[int]) -> FlatValue:
+        """Return the value `x` with its axes in this order.
+
+        Two transposes in a row become one or none.
 
         A transposed matrix product is the product: XLA computes the transposed product directly.
         """
-        order = tuple(eqn.params["permutation"])
+        order = tuple(order)
         if len(order) == 2 and x.maker is not None and x.maker.primitive is dot_general_p:
             return x
         if x in self.transposed_from:

@@ -23,6 +23,11 @@ from xform.steering.barrier import barrier_p
 
 # Operations that repeat the elements of a value.
 REPEATS = (broadcast_in_dim_p, repeat_p)
+# Operations that may write their result over their first operand.
+_UPDATES = (
+    lax.dynamic_update_slice_p, lax.scatter_p, lax.scatter_add_p, lax.scatter_sub_p,
+    lax.scatter_mul_p, lax.scatter_min_p, lax.scatter_max_p,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -156,10 +161,10 @@ def reads_not_elementwise(members: Sequence[FlatStep]) -> frozenset[FlatValue]:
 def operands_not_elementwise(step: FlatStep, is_root: bool) -> Sequence[FlatValue]:
     """Return the operands that a step does not read element by element.
 
-    A `dynamic_update_slice` counts as reading its first operand element by element if it is the
-    root of its group, because then it can update that operand in place.
+    A `dynamic_update_slice` or a scatter counts as reading its first operand element by element if
+    it is the root of its group, because then it can update that operand in place.
     """
-    if step.primitive is barrier_p or (is_root and step.primitive is lax.dynamic_update_slice_p):
+    if step.primitive is barrier_p or (is_root and step.primitive in _UPDATES):
         return step.operands[1:]
     return () if is_pointwise(step) else step.operands
 

@@ -52,8 +52,9 @@ class FlatStep:
         left operand.
       right_sums_first_axis: only for a matrix product: whether it sums over the first axis of the
         right operand.
-      initial_values: only for a loop: the initial values of its carried and stacked results, in the
-        order of `results`.
+      initial_values: for each result of a loop that is carried or stacked, its initial value; for
+        each result of a conditional, the operand that a branch returns unchanged, or None. Such a
+        result may take the buffer of that value. Empty for all other steps.
     """
 
     primitive: Primitive
@@ -63,7 +64,7 @@ class FlatStep:
     results: list[FlatValue]
     left_sums_last_axis: bool = False
     right_sums_first_axis: bool = False
-    initial_values: Sequence[FlatValue] = ()
+    initial_values: Sequence[FlatValue | None] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

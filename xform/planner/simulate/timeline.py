@@ -7,7 +7,8 @@ order of the backend. Buffers are shared as XLA shares them:
   such a buffer first.
 - The result of an elementwise operation takes the buffer of an operand that is not read later.
 - The result of a loop takes the buffer of its initial value. The arrays into which a loop stacks
-  its results exist from the start of the program.
+  its results exist from the start of the program. A result of a conditional takes the buffer of an
+  operand that a branch returns unchanged.
 - A loop also needs the peak of one iteration. The values that it carries, reads and stacks are not
   counted in that peak, because they have buffers outside the loop.
 - All other values are placed in a heap, which has gaps (`heap.py`).
@@ -26,7 +27,7 @@ import numpy as np
 
 from xform._jax import JaxprEqn, jaxprs_of
 from xform.planner.simulate.breadth_first import breadth_first_order
-from xform.planner.simulate.flat import flatten, flatten_iteration
+from xform.planner.simulate.flat import flatten, flatten_iteration, kept_operands
 from xform.planner.simulate.gain import GainFusion
 from xform.planner.simulate.gemms import merge_and_split
 from xform.planner.simulate.heap import HeapValue, heap_bytes
@@ -36,7 +37,7 @@ from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import FlatProgram, FlatStep, FlatValue
 from xform.program.dimensions import SampledCache
 from xform.program.fingerprint import fingerprint
-from xform.program.flow import Flow
+from xform.program.flow import Body, Flow
 from xform.program.ir import Program, program
 from xform.registry.table import flow_of
 
@@ -279,7 +280,7 @@ class Timeline:
         """Return the operands of step `i` whose buffer a result may take. It reads them last."""
         step = self.steps[i]
         values = step.initial_values or self.groups[i].replaceable()
-        bases = {self.base_of.get(x, x) for x in values}
+        bases = {self.base_of.get(x, x) for x in values if x is not None}
         return {x for x in bases if self.last.get(x) == i and x not in self.outputs}
 
     def _operands(self, i: int) -> list[FlatValue]:
@@ -290,7 +291,7 @@ class Timeline:
         return [self.base_of.get(x, x) for x in operands]
 
     def _initial_value(self, step: FlatStep, j: int) -> FlatValue | None:
-        """Return the initial value of result `j` of a loop; None if it has no initial value."""
+        """Return the value whose buffer result `j` of a loop or conditional may take, or None."""
         value = step.initial_values[j] if j < len(step.initial_values) else None
         return self.base_of.get(value, value) if value else None
 
@@ -300,7 +301,10 @@ class Timeline:
             return 0
         if (flow := flow_of(step.eqn)) is not None and flow.is_loop:
             return _iteration_peak(step.eqn, flow, self.profile)
-        peaks = (_body_peak(program(jaxpr), self.profile) for jaxpr in jaxprs_of(step.eqn))
+        if flow is not None and flow.index is not None:
+            kept = kept_operands(flow)
+            return max(_branch_peak(body, kept, self.profile) for body in flow.bodies)
+        peaks = (_body_peak(program(jaxpr), self.profile, {}) for jaxpr in jaxprs_of(step.eqn))
         return max(peaks, default=0)
 
     def live_bytes_across(self, boundary: int) -> list[int]:
@@ -332,12 +336,27 @@ def _iteration_peak(eqn: JaxprEqn, flow: Flow, profile: Profile) -> int:
     return _ITERATION_PEAKS[key]
 
 
-def _body_peak(body: Program, profile: Profile) -> int:
-    """Return the peak of a called program or a branch, without its inputs and results."""
-    key = "body", profile.name
+def _branch_peak(branch: Body, kept: Mapping[int, int], profile: Profile) -> int:
+    """Return the peak of a branch, if the results in `kept` take the buffers of those operands."""
+    numbers = {k: i for i, k in enumerate(branch.operands)}
+    in_branch = {j: numbers[kept[r]] for j, r in enumerate(branch.results) if r in kept}
+    return _body_peak(branch.program, profile, in_branch)
+
+
+def _body_peak(body: Program, profile: Profile, kept: Mapping[int, int]) -> int:
+    """Return the peak of a called program or a branch, without its inputs and results.
+
+    `kept` has the results that take the buffer of an input, by number, with the number of that
+    input. If a branch cannot compute such a result in place, it needs a buffer of its own.
+    """
+    key = "body", profile.name, tuple(kept.items())
     if key not in body.cache:
-        timeline = Timeline(flatten(body, profile), profile, frozenset(), {})
+        flat = flatten(body, profile)
+        carried = {flat.outputs[j]: flat.inputs[i] for j, i in kept.items()}
+        timeline = Timeline(flat, profile, frozenset(), carried)
         timeline.assign_buffers()
-        result_bytes = sum(timeline.bytes.get(x, 0) for x in timeline.outputs)
+        results = {x for j, x in enumerate(flat.outputs) if j not in kept}
+        new_results = {timeline.base_of.get(x, x) for x in results}
+        result_bytes = sum(timeline.bytes.get(x, 0) for x in new_results)
         body.cache[key] = max(0, max(timeline.live_bytes(), default=0) - result_bytes)
     return body.cache[key]
