@@ -28,8 +28,12 @@ from jax import lax
 from xform._jax import JaxprEqn
 from xform.errors import NotDifferentiable
 from xform.interpret import cost
+from xform.interpret.node import Structured
 from xform.program.arithmetic import Value, constant_like
 from xform.program.arrays import zeros
+from xform.program.equation import apply
+from xform.program.ir import Mask
+from xform.program.source import frame
 from xform.registry.table import declare
 from xform.registry.traits import none
 from xform.registry.words import Linear, composite, linear
@@ -122,6 +126,19 @@ class Places:
         """Return `scatter` of `updates` into `x` at these places."""
         return scatter(x, self.indices, updates, self.numbers, **self.params)
 
+    @property
+    def are_unique(self) -> bool:
+        """Whether the caller promised that no two updates go to one position."""
+        return self.params["unique_indices"]
+
+    def numbered_updates(self) -> Value:
+        """Return the number of each update, in the updates' shape."""
+        return lax.reshape(lax.iota(np.int32, math.prod(self.shape)), self.shape)
+
+    def remaining(self, x: Value) -> Value:
+        """Return for each element of `x` the number of the update that remains there; -1: none."""
+        return self.apply(lax.scatter, lax.full_like(x, -1, np.int32), self.numbered_updates())
+
     def add(self, x: Value, updates: Value) -> Value:
         """Return `x` with `updates` added at these places."""
         return self.apply(lax.scatter_add, x, updates)
@@ -176,60 +193,92 @@ def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, 
     linear(name, formula, argnums=(0, 2), traits=where.scatter_traits(_update_count, adds=True))
 
 
-def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], combines: bool) -> None:
-    """Declare a scatter by `jvp(places, x, updates, dx, dupdates)`.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Scatter(Structured):
+    """The rule of a plain scatter, which replaces elements by updates.
 
-    `jvp` returns the output and its tangent. If the output is None, the primitive computes it.
+    If several updates go to one position, it is undefined which one remains. So the numbers of the
+    updates are scattered to find out, and the output has the same updates as the derivative.
+    """
 
-    `combines`: whether the scatter combines updates with old values, as scatter-mul does. Then its
-    equation always has the combining function as a parameter. If a plain scatter has one, it was
-    made by `lax.scatter_apply`, and the function is the user's.
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        x, _, updates = xs
+        places, (dx, _, dupdates) = self._places(eqn, xs), dxs
+        dx = zeros_like(x) if dx is None else dx
+        dupdates = zeros_like(updates) if dupdates is None else dupdates
+        if places.are_unique:
+            return apply(eqn, xs), [places.apply(lax.scatter, dx, dupdates)]
+        remaining = places.remaining(x)
+        return [overwrite(x, updates, remaining)], [overwrite(dx, dupdates, remaining)]
+
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        return self.jvp(eqn, xs, dxs)
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        x, _, updates = xs
+        places = self._places(eqn, xs)
+        if places.are_unique:
+            ys, remains = apply(eqn, xs), None
+        else:
+            remaining = places.remaining(x)
+            ys = [overwrite(x, updates, remaining)]
+            remains = lax.eq(places.read(remaining), places.numbered_updates())
+
+        def pull(cts: Sequence[Value]) -> list[Any]:
+            (ct,) = cts
+            ct_x = ct_updates = None
+            if active[0]:
+                ct_x = places.apply(lax.scatter, ct, zero_cotangent(updates, ct))
+            if active[2]:
+                ct_updates = places.read(ct)
+                if remains is not None:
+                    ct_updates = lax.select(remains, ct_updates, zeros_like(ct_updates))
+            return [ct_x, None, ct_updates]
+
+        return ys, pull
+
+    def _places(self, eqn: JaxprEqn, xs: Sequence[Value]) -> Places:
+        """Return where the scatter writes. A function that it applies has no derivative."""
+        if eqn.params["update_jaxpr"] is not None:  # made by `lax.scatter_apply`
+            raise NotDifferentiable(
+                "derivative of scatter_apply",
+                "it applies an arbitrary function to the indexed elements",
+                frame(eqn),
+                "gather the values, apply the function to them, and scatter the results",
+            )
+        options = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        return places_of(xs[1], xs[2], **{name: eqn.params[name] for name in options})
+
+
+def overwrite(old: Value, new: Value, remaining: Value) -> Value:
+    """Return `old` with the elements of `new` at the places where an update remains.
+
+    `remaining` has the number of that update for each element of `old`; -1: none.
+    """
+    if not np.size(new):
+        return old
+    number = lax.max(remaining, np.int32(0))
+    elements = lax.reshape(new, (np.size(new),)).at[number].get(mode="promise_in_bounds")
+    return lax.select(lax.ge(remaining, np.int32(0)), elements, old)
+
+
+def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]]) -> None:
+    """Declare a scatter that combines updates with old values.
+
+    `jvp(places, x, updates, dx, dupdates)` returns the output and its tangent.
     """
 
     def formula(primals: Sequence[Value], tangents: Sequence[Any], *, dimension_numbers: Any,
                 indices_are_sorted: bool, unique_indices: bool, mode: Any, update_jaxpr: Any = None,
                 update_consts: Any = ()):  # fmt: skip
-        if update_jaxpr is not None and not combines:
-            raise NotDifferentiable(
-                "derivative of scatter_apply",
-                "it applies an arbitrary function to the indexed elements",
-                "",
-                "gather the values, apply the function to them, and scatter the results",
-            )
         (x, indices, updates), (dx, _, dupdates) = primals, tangents
         places = places_of(
             indices, updates, dimension_numbers, indices_are_sorted, unique_indices, mode
         )
         y, dy = jvp(places, x, updates, dx, dupdates)
-        return None if y is None else [y], [dy]
+        return [y], [dy]
 
-    flops = _update_count if combines else none
-    composite(name, formula, traits=where.scatter_traits(flops, replaces=not combines))
-
-
-def _scatter(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
-    """Return the output (or None, if the primitive may compute it) and its tangent."""
-    dx = zeros_like(x) if dx is None else dx
-    dupdates = zeros_like(updates) if dupdates is None else dupdates
-    if places.params["unique_indices"]:
-        ones = lax.full_like(updates, True, np.bool_)
-        replaced = places.apply(lax.scatter, lax.full_like(x, False, np.bool_), ones)
-        return None, places.add(lax.select(replaced, zeros_like(dx), dx), dupdates)
-    size = math.prod(places.shape)
-    if not size:
-        return None, dx
-    # If several updates go to one position, it is undefined which one remains. So the numbers of
-    # the updates are scattered to find out. The output uses the same updates as the tangent.
-    numbers = lax.reshape(lax.iota(np.int32, size), places.shape)
-    remaining = places.apply(lax.scatter, lax.full_like(x, -1, np.int32), numbers)
-    replaced = lax.ge(remaining, np.int32(0))
-    update_numbers = lax.max(remaining, np.int32(0))
-
-    def overwrite(old: Value, new: Value) -> Value:
-        new = lax.reshape(new, (size,))
-        return lax.select(replaced, new.at[update_numbers].get(mode="promise_in_bounds"), old)
-
-    return overwrite(x, updates), overwrite(dx, dupdates)
+    composite(name, formula, traits=where.scatter_traits(_update_count))
 
 
 def _scatter_mul(places: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
@@ -279,7 +328,7 @@ def extremal(scatter: Callable[..., Value]) -> Callable[..., tuple[Value, Any]]:
 
 linear_scatter("scatter-add", lambda places, ct: (ct, places.read(ct)))
 linear_scatter("scatter-sub", lambda places, ct: (ct, lax.neg(places.read(ct))))
-composite_scatter("scatter", _scatter, combines=False)
-composite_scatter("scatter-mul", _scatter_mul, combines=True)
-composite_scatter("scatter-min", extremal(lax.scatter_min), combines=True)
-composite_scatter("scatter-max", extremal(lax.scatter_max), combines=True)
+declare(_Scatter, "scatter", "structured", (), where.scatter_traits(none, replaces=True), None)
+composite_scatter("scatter-mul", _scatter_mul)
+composite_scatter("scatter-min", extremal(lax.scatter_min))
+composite_scatter("scatter-max", extremal(lax.scatter_max))
