@@ -34,11 +34,11 @@ def layers(layer: Callable[..., Any], ws: Any, x: Any) -> Any:
     return jnp.mean(x**2)
 
 
-def perceptron(layer: Callable[..., Any], policy: Any = None, rows: int = 2048) -> Program:
+def perceptron(layer: Callable[..., Any], policy: Any = None) -> Program:
     """The gradient of eight residual layers."""
     loss = functools.partial(layers, layer)
     weights = [(f32(256, 1024), f32(1024, 256))] * 8
-    return xform.grad(loss, policy=policy), (weights, f32(rows, 256))
+    return xform.grad(loss, policy=policy), (weights, f32(2048, 256))
 
 
 def normalized() -> Program:
@@ -62,6 +62,22 @@ def chain() -> Program:
 
     policy = policies.save_any_names_but_these(*(f"h{i}" for i in range(0, 12, 2)))
     return xform.grad(loss, policy=policy), (f32(256, 256), f32(4096, 256))
+
+
+def cross_entropy(policy: Any = None) -> Program:
+    """The gradient of a loss with large logits, as trainers of language models write it."""
+
+    def loss(ws: Any, x: Any, head: Any, labels: Any) -> Any:
+        for w in ws:
+            x = x + jax.nn.gelu(x @ w)
+        weights = (labels > 0).astype(x.dtype)
+        right = jnp.where(labels[:, None] == jnp.arange(head.shape[1]), 0.9, 0.1 / head.shape[1])
+        losses = -jnp.sum(right * jax.nn.log_softmax(x @ head), -1)
+        return jnp.sum(losses * weights) / jnp.sum(weights)
+
+    labels = jax.ShapeDtypeStruct((8192,), "int32")
+    args = [f32(256, 256)] * 2, f32(8192, 256), f32(256, 8192), labels
+    return xform.grad(loss, (0, 2), policy=policy), args
 
 
 def decoder() -> Program:

@@ -44,15 +44,10 @@ class Row:
 
 ROWS = (
     Row("recomputes_wait", "remat of each layer", functools.partial(programs.perceptron, remat),
-        (CPU, GPU)),
-    Row("recomputes_wait", "remat, many rows",
-        functools.partial(programs.perceptron, remat, rows=2**16), (TPU,)),
-    Row("recomputes_wait", "save_dots, many rows",
-        functools.partial(programs.perceptron, programs.residual, policies.save_dots, 2**16),
-        (TPU,)),
+        (CPU, GPU, TPU)),
     Row("recomputes_wait", "the default",
-        functools.partial(programs.perceptron, programs.residual), (CPU, GPU)),
-    Row("recomputes_wait", "half of the layers saved", programs.chain, (CPU, GPU)),
+        functools.partial(programs.perceptron, programs.residual), (CPU, GPU, TPU)),
+    Row("recomputes_wait", "half of the layers saved", programs.chain, (CPU, GPU, TPU)),
     Row("recomputes_wait", "kernels", programs.kernels, (CPU,)),
     Row("selects", "remat of each layer", functools.partial(programs.perceptron, remat), (CPU,)),
     Row("selects", "the default",
@@ -60,6 +55,9 @@ ROWS = (
     Row("selects", "half of the layers saved", programs.chain, (CPU,)),
     Row("selects", "save_dots",
         functools.partial(programs.perceptron, programs.residual, policies.save_dots), (CPU,)),
+    Row("early_recomputes_wait", "cross entropy", programs.cross_entropy, (CPU, TPU)),
+    Row("early_recomputes_wait", "cross entropy, nothing saved",
+        functools.partial(programs.cross_entropy, policies.save_nothing), (CPU, TPU)),
     Row("operands_wait", "decoder", programs.decoder, (GPU,)),
     Row("gradients_first", "on eight devices", programs.sharded, ("gpu:h100:8",)),
     Row("draws_wait", "dropout", programs.dropout, (CPU,)),
@@ -69,7 +67,7 @@ ROWS = (
     Row("pooling_operands_written", "max pooling", max_pooling, (CPU,)),
     Row("long_chains_written", "normalized layers", programs.normalized, (CPU,)),
     Row("own_layouts", "attention", programs.attention, (GPU,)),
-    Row("sums_in_loops", "microbatches", programs.microbatches, (CPU, GPU)),
+    Row("sums_in_loops", "microbatches", programs.microbatches, (CPU, GPU, TPU)),
     Row("unpools", "max pooling", max_pooling, (CPU, GPU)),
 )  # fmt: skip
 

@@ -37,14 +37,20 @@ from xform.registry.traits import Traits
 from xform.registry.words import Passthrough
 from xform.steering.settings import steering
 
-Where = Literal["everywhere", "cpu", "gpu", "cpu and gpu", "accelerators"]
+Where = Literal["everywhere", "cpu", "gpu", "cpu and tpu", "cpu and gpu", "accelerators"]
 _BACKENDS: dict[Where, tuple[str, ...]] = {
     "everywhere": ("cpu", "gpu", "tpu"),
     "cpu": ("cpu",),
     "gpu": ("gpu",),
+    "cpu and tpu": ("cpu", "tpu"),
     "cpu and gpu": ("cpu", "gpu"),
     "accelerators": ("gpu", "tpu"),
 }
+
+# The `where` of a barrier before the first operation of the backward part that XLA does not fuse.
+# In a second derivative, tangents do not wait at such a barrier: they may be the basis of a
+# Jacobian, and behind a barrier XLA would not recognize the basis as a mask.
+EARLY: Where = "cpu and tpu"
 
 barrier_p = Primitive("xform_barrier")
 barrier_p.multiple_results = True
@@ -112,6 +118,8 @@ def _barrier(backend: str, *args: Value, n: int, where: Where) -> Any:
 
 
 def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, n: int, where: Where):
+    if where == EARLY:
+        return barrier_p.bind(*primals, n=n, where=where), list(tangents[:n])
     on = [i for i in range(n) if differentiable(jax.typeof(primals[i]))]
     dxs = [ad.instantiate_zeros(tangents[i]) for i in on]
     dys = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in primals[:n]]
@@ -159,7 +167,7 @@ ad.primitive_transposes[barrier_p] = lambda cts, *args, n, where: [
 
 
 class _Barrier(Passthrough):
-    """The rule of a barrier. Tangents wait. Cotangents do not."""
+    """The rule of a barrier. Tangents wait, except at an `EARLY` one. Cotangents do not wait."""
 
     def returned_operands(self, eqn: JaxprEqn) -> Mask:
         return tuple([i < eqn.params["n"] for i in range(len(eqn.invars))])
@@ -169,6 +177,8 @@ class _Barrier(Passthrough):
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         n = eqn.params["n"]
+        if eqn.params["where"] == EARLY:
+            return list(dxs[:n])
         on = tuple([dx is not None for dx in dxs[:n]])
         params = self.narrow_params(eqn.params, on)
         dys = barrier_p.bind(*gather(dxs[:n], on), *xs[n:], **params) if any(on) else ()

@@ -20,8 +20,8 @@ class Steering:
 
     Attributes:
       recomputes_wait: recomputed operations wait for a cotangent (`wait.py`).
-      operands_wait: at the beginning of the backward pass, all operands of a recomputed product
-        wait too, on GPUs.
+      early_recomputes_wait: they also do at the beginning of the backward pass, if they are slow.
+      operands_wait: so do all operands of a product that is recomputed there, on GPUs.
       selects: on a CPU a barrier is a select; otherwise it is an optimization barrier, as on other
         backends (`barrier.py`).
       gradients_first: a layer waits for the gradients of the layer after it (`gradients_first.py`).
@@ -37,6 +37,7 @@ class Steering:
     """
 
     recomputes_wait: bool = True
+    early_recomputes_wait: bool = True
     operands_wait: bool = True
     selects: bool = True
     gradients_first: bool = True

@@ -28,7 +28,7 @@ from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import called_body
 from xform.program.hijax import is_differentiable_hitype
 from xform.registry.table import traits
-from xform.steering.barrier import Where, can_wait
+from xform.steering.barrier import EARLY, Where, can_wait
 from xform.steering.settings import steering
 
 # On CPU, the smallest recomputes without work have no barrier. Together their results may take this
@@ -73,7 +73,12 @@ def find_waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
 
     - The beginning of the backward part, before its first work, is special. Cotangents may be
       available there before the forward part has ended, and XLA fuses most recomputed operations
-      with their readers. So a recompute at the beginning waits only if it contains work.
+      with their readers. So a recompute at the beginning waits only if it contains work. But if one
+      of these recomputes has an operation that is expensive for each element, such as `exp`, all of
+      them wait on CPU and TPU. Otherwise XLA would not repeat that operation but keep its result:
+      for logits it would keep both the logits and what the loss computes from them. An array waits
+      there once, and what is recomputed from it does not wait again: between two barriers XLA would
+      write it to memory, which costs nothing for a single number.
     - The GPU compiler merges two small products that read the same value, if neither needs the
       other. So on GPUs all operands of recomputed work at the beginning wait.
     - XLA:CPU would reverse the kernels of all convolutions early. Other compilers make a reversal
@@ -107,23 +112,30 @@ def _one_wait(schedule: Schedule) -> Waits:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _RecomputedRun:
-    """Consecutive recomputed equations that wait for a cotangent, which the next equation reads.
+    """Consecutive recomputed equations. The equation after them reads a cotangent.
 
     Attributes:
       start: the index of the first equation in `Schedule.order`.
       equations: the recomputed equations.
       saved: values that make all of these equations wait if they do (`greedy_cover`).
-      anchor: the value in memory that they wait for (`_anchors`).
-      first: whether the anchor is available before the first work of the backward part.
+      cotangents: the cotangents that the equation after them reads.
+      anchor: the last of the anchors of these cotangents (`_anchors`).
+      first: whether that anchor is available before the first work of the backward part.
       work: whether the run contains work.
     """
 
     start: int
     equations: tuple[JaxprEqn, ...]
     saved: tuple[Var, ...]
+    cotangents: tuple[Var, ...]
     anchor: Var
     first: bool
     work: bool
+
+    @property
+    def early(self) -> bool:
+        """Whether the run is at the beginning of the backward part and contains no work."""
+        return self.first and not self.work
 
     @functools.cached_property
     def bytes(self) -> int:
@@ -137,8 +149,10 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
         v for eqn in schedule.order if is_work(eqn) for v in reads_of(eqn, schedule.inner)
     }
     runs = _runs(schedule, _anchors(schedule, read_by_work))
-    waits = {run: _waits_of_run(run, schedule, together, read_by_work) for run in runs}
-    for run in _small_runs([run for run in runs if waits[run]], schedule):
+    waits = {run: _late_waits(run, schedule, together, read_by_work) for run in runs}
+    waits |= _early_waits([run for run in runs if run.early])
+    late = [run for run in runs if waits[run] and not run.early]
+    for run in _small_runs(late, schedule):
         waits[run] = [
             dataclasses.replace(wait, where=_WITHOUT_CPU[wait.where])
             for wait in waits[run]
@@ -148,29 +162,29 @@ def _waits_of_runs(schedule: Schedule, together: bool) -> Waits:
 
 
 def _runs(schedule: Schedule, anchors: Mapping[Var, tuple[Var, int]]) -> list[_RecomputedRun]:
-    """Return the runs of recomputed equations that wait, in order."""
+    """Return the runs of recomputed equations before an equation that reads a cotangent."""
     forward = {id(e) for e in schedule.joint.forward}
     groups = itertools.groupby(enumerate(schedule.order), lambda item: id(item[1]) in forward)
     blocks = [(recomputed, list(items)) for recomputed, items in groups]
     runs: list[_RecomputedRun] = []
     for (recomputed, block), (_, after) in itertools.pairwise(blocks):
         reads = reads_of(after[0][1], schedule.inner)
-        found = [anchors[v] for v in reads if v in anchors]
-        if not (recomputed and found):
+        cotangents = tuple(v for v in reads if v in anchors)
+        if not (recomputed and cotangents):
             continue
         start, equations = block[0][0], tuple(eqn for _, eqn in block)
-        anchor, index = max(found, key=lambda anchor: anchor[1])
-        first, work = index < 0, any(map(is_work, equations))
-        if work or not first:
-            saved = greedy_cover(equations, schedule)
-            runs.append(_RecomputedRun(start, equations, saved, anchor, first, work))
+        anchor, index = max((anchors[v] for v in cotangents), key=lambda anchor: anchor[1])
+        saved, work = greedy_cover(equations, schedule), any(map(is_work, equations))
+        runs.append(_RecomputedRun(start, equations, saved, cotangents, anchor, index < 0, work))
     return runs
 
 
-def _waits_of_run(
+def _late_waits(
     run: _RecomputedRun, schedule: Schedule, together: bool, read_by_work: Set[Var]
 ) -> list[Wait]:
-    """Return the waits of a run for its anchor."""
+    """Return the waits of a run for the anchor of its cotangents, none if the run is early."""
+    if run.early:
+        return []
     fusible = not (run.work or schedule.decided_per_value or _grows(run, schedule, read_by_work))
     where: Where = "cpu and gpu" if together and fusible else "everywhere"
     merged = run.first and run.work and bool(run.saved) and together and steering().operands_wait
@@ -192,6 +206,21 @@ def _small_runs(runs: Sequence[_RecomputedRun], schedule: Schedule) -> Iterator[
         copied = sum(aval_bytes(v.aval) for v in run.saved)
         if remaining >= 0 or copied > _LARGER * run.bytes:
             yield run
+
+
+def _early_waits(runs: Sequence[_RecomputedRun]) -> dict[_RecomputedRun, list[Wait]]:
+    """Return the waits of early runs, each value once; none unless an operation of them is slow."""
+    runs = [run for run in runs if run.saved]
+    slow = any(_expensive(eqn) for run in runs for eqn in run.equations)
+    if not (slow and steering().early_recomputes_wait):
+        return {}
+    waiting: set[Var] = set()
+    waits: dict[_RecomputedRun, list[Wait]] = {}
+    for run in runs:
+        saved = tuple(v for v in run.saved if v not in waiting)
+        waits[run] = [Wait(saved, run.cotangents, EARLY)] if saved else []
+        waiting.update(v for v in (*saved, *_results(run.equations)) if size(v) > 1)
+    return waits
 
 
 def _anchors(schedule: Schedule, read_by_work: Set[Var]) -> dict[Var, tuple[Var, int]]:
@@ -253,6 +282,12 @@ def _grows(run: _RecomputedRun, schedule: Schedule, read_by_work: Set[Var]) -> b
     read = {v for e in run.equations for v in reads_of(e, schedule.inner)}.difference(computed)
     most = max((size(v) for v in computed if v in read_by_work), default=0)
     return most > max((size(v) for v in read), default=0)
+
+
+def _expensive(eqn: JaxprEqn) -> bool:
+    """Whether an equation is expensive for each element, also in a nested program."""
+    facts = traits(eqn.primitive)
+    return any(map(_expensive, called_body(eqn).equations)) if facts.call else facts.expensive
 
 
 def greedy_cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:

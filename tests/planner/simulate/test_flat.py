@@ -86,6 +86,7 @@ def test_products_of_narrow_numbers_are_wide_where_the_compiler_widens_them() ->
 def test_a_barrier_is_a_step_only_on_its_own_backends() -> None:
     steps = {
         "everywhere": {CPU: 1, GPU: 1, TPU: 1},
+        "cpu and tpu": {CPU: 1, GPU: 0, TPU: 1},
         "accelerators": {CPU: 0, GPU: 1, TPU: 1},
     }
     for where, by in itertools.product(steps, (CPU, GPU, TPU)):
