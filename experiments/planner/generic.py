@@ -21,7 +21,7 @@ import xform
 from experiments.planner.inside import PROGRAMS, total
 from experiments.report import write_table
 from xform.errors import BudgetInfeasible
-from xform.planner import compiler
+from xform.planner import measure
 from xform.planner.simulate import profiles, timeline
 
 HERE = Path(__file__).parent
@@ -79,7 +79,7 @@ def row(name: str, variant: str, limits: list[int], compiled: dict[str, int]) ->
     made, kept = list[xform.Plan](), 0
     with simulated(variant):
         for n in limits:
-            compiler._compiled_bytes.clear()  # each budget is the first
+            measure._known.clear()  # each budget is the first
             with contextlib.suppress(BudgetInfeasible):
                 made.append(plan(name, xform.policies.budget(n)))
             with contextlib.suppress(BudgetInfeasible):

@@ -18,7 +18,7 @@ import xform
 from experiments.report import write_table
 from xform.errors import BudgetInfeasible
 from xform.memory import compilation
-from xform.planner import compiler
+from xform.planner import measure
 from xform.planner.planning import measure_planning
 from xform.policies import (
     budget,
@@ -301,7 +301,7 @@ def sweep(name: str) -> list[str]:
     kept = refused = most = 0
     longest = 0.0
     for n in np.linspace(1.02 * default, floor, POINTS).astype(int):
-        compiler._compiled_bytes.clear()  # each budget is the first
+        measure._known.clear()  # each budget is the first
         before, start = len(_COMPILED), time.perf_counter()
         try:
             with measure_planning() as spent:

@@ -63,7 +63,7 @@ def test_each_large_loss_gets_slices(step: Any, n: int) -> None:
         warnings.simplefilter("error")
         got = planned(*data())
     assert planned.plan.compiled_bytes <= size
-    assert planned.plan.compiles <= 3
+    assert planned.plan.compiles <= 4
     plans = list(planned.plan)
     assert sum(bool(plan.sliced_regions) for plan in plans) == n
     assert sum(plan.recompute_flops for plan in plans) == 0

@@ -33,6 +33,7 @@ _FILES = {
     "tests/rules/test_custom.py": ("to_edtype", "from_edtype", "xform_refused"),
     "tests/rules/test_calls.py": ("composite", "fused_call", "call"),
     "tests/steering/test_barrier.py": ("xform_barrier",),
+    "tests/transforms/test_recorded.py": ("xform_deferred",),
     "tests/steering/test_materialize.py": ("xform_materialize",),
     "tests/steering/test_own_layout.py": ("xform_own_layout",),
 }  # fmt: skip

@@ -52,7 +52,7 @@ class Choice:
     @functools.cached_property
     def key(self) -> Hashable:
         """What identifies the plans: equal plans of equal programs have equal keys."""
-        return tuple((k, schedule_key(c.schedule)) for k, c in sorted(self.candidates.items()))
+        return plans_key(self.candidates)
 
     @property
     def offloads(self) -> bool:
@@ -182,6 +182,11 @@ class ChoiceFront:
 
     def _choice(self, candidates: Any) -> Choice:
         return Choice(self._problems, candidates)
+
+
+def plans_key(candidates: Candidates) -> Hashable:
+    """Return what identifies the plans of a program."""
+    return tuple((k, schedule_key(c.schedule)) for k, c in sorted(candidates.items()))
 
 
 def schedule_key(schedule: Schedule) -> str:

@@ -208,6 +208,8 @@ class JitStep:
             key = self._static.types(args, kwargs), where
             if again or key not in self._planned:
                 self._planned[key] = self._decide(args, kwargs)
+                for recorded in self._recorded.values():
+                    recorded.free_fronts()
             self._last = self._planned[key]
             return self._last
 

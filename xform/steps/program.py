@@ -19,13 +19,14 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
 from xform.planner.planning import default_policy, use_default_policy
 from xform.policies import Policy
-from xform.transforms.recorded import Chosen, Recorded, recorded
+from xform.transforms.recorded import Chosen, ChosenPolicy, Recorded, recorded
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 _UNTUNED = {"xla_gpu_autotune_level": 0}
-_TRACING = contextvars.ContextVar("xform_step_tracing", default=False)
+# The step that is traced under some plans; None: no step may be traced.
+_TRACED: contextvars.ContextVar[Chosen | None] = contextvars.ContextVar("traced", default=None)
 
 
 class NotPlanned(Exception):
@@ -60,10 +61,9 @@ class StepProgram:
     def __init__(self, f: Callable[..., Any], options: Mapping[str, Any], target: Target):
         @functools.wraps(f)
         def step(*args: Any, **kwargs: Any) -> Any:
-            chosen = default_policy()
-            if not isinstance(chosen, Chosen):
+            if not isinstance(default_policy(), ChosenPolicy):
                 return f(*args, **kwargs)
-            if not _TRACING.get():
+            if (chosen := _TRACED.get()) is None:
                 raise NotPlanned
             traced = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, Tracer)]
             return jax.tree.unflatten(chosen.recorded.out_tree, chosen.run(*traced))
@@ -115,7 +115,7 @@ class StepProgram:
 
     def compile_traced(self, chosen: Chosen, traced: Any, autotune: bool = True) -> CompiledStep:
         """Compile a step that was traced under some plans, for devices of this process."""
-        with use_default_policy(chosen):
+        with use_default_policy(chosen.policy):
             lowered = traced.lower()
             options = _UNTUNED if self.autotunes and not autotune else None
             executable, answer = compile_here(lowered, options)
@@ -129,16 +129,16 @@ class StepProgram:
         Raises:
           NotPlanned: JAX would have to trace it, as it was not compiled for these arguments.
         """
-        with use_default_policy(chosen):
+        with use_default_policy(chosen.policy):
             return self.jitted(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _tracing(chosen: Chosen) -> Generator[None]:
     """A context in which a step is traced under some plans; see `NotPlanned`."""
-    token = _TRACING.set(True)
+    token = _TRACED.set(chosen)
     try:
-        with use_default_policy(chosen):
+        with use_default_policy(chosen.policy):
             yield
     finally:
-        _TRACING.reset(token)
+        _TRACED.reset(token)

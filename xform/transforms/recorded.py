@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,7 +46,7 @@ from xform.interpret.deferred import (
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather
 from xform.planner.candidate import Candidate
-from xform.planner.choice import Candidates
+from xform.planner.choice import Candidates, plans_key
 from xform.planner.measure import Measure
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import record
@@ -63,7 +64,8 @@ from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import Program, last_uses, lift_constants
 from xform.program.naming import digest
 from xform.program.source import name_stack, source
-from xform.rules.shard import Devices
+from xform.registry.table import rule_of
+from xform.rules.shard import Devices, ShardMap
 from xform.transforms.function import Function
 from xform.transforms.linear_map import PlannedRunner
 
@@ -150,11 +152,13 @@ class Recorded:
       program: its program, with the equations of deferred derivatives.
       out_tree: the tree of its outputs.
       derivatives: the derivatives, by key, in the order of the trace.
+      number: identifies the computation.
     """
 
     program: Program
     out_tree: Any
     derivatives: Mapping[str, Sequence[Derivative]]
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     @property
     def problems(self) -> dict[str, Problem]:
@@ -165,6 +169,12 @@ class Recorded:
     def defaults(self) -> dict[str, Candidate]:
         """The plans of the default policy, by key."""
         return {key: several[0].candidate for key, several in self.derivatives.items()}
+
+    def free_fronts(self) -> None:
+        """Free what the search has stored about plans that were not chosen."""
+        for several in self.derivatives.values():
+            for derivative in several:
+                derivative.problem.marked.cache.clear()
 
 
 def recorded(
@@ -198,12 +208,24 @@ def with_lifted_constants(recording: Recorded) -> tuple[Recorded, list[Any]]:
     return dataclasses.replace(recording, program=prog), consts
 
 
+@dataclasses.dataclass(frozen=True)
+class ChosenPolicy:
+    """The default policy while a recorded computation runs under some plans.
+
+    The default policy is part of the keys of JAX's caches, so JAX keeps a compiled program for the
+    plans. This object only identifies them: JAX must not keep the plans themselves.
+    """
+
+    key: Hashable
+
+    def __call__(self, prim: Any, *avals: Any, **params: Any) -> Any:
+        """Fail: no policy decides while a recorded computation runs."""
+        raise AssertionError("no derivative is planned while a recorded computation runs")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen:
-    """A recorded computation with a plan for each derivative.
-
-    It is a policy: the default policy while the computation runs under the plans. The default
-    policy is part of the keys of JAX's caches, so JAX keeps a compiled program for each.
+    """A recorded computation with a plan for each derivative, which runs under these plans.
 
     Attributes:
       recorded: the computation.
@@ -215,19 +237,10 @@ class Chosen:
     _schedules: dict[Derivative, Schedule] = dataclasses.field(default_factory=dict)
     _programs: dict[Any, Callable[..., list[Value]]] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, prim: Any, *avals: Any, **params: Any) -> Any:
-        """Fail: no policy decides while a recorded computation runs."""
-        raise AssertionError("no derivative is planned while a recorded computation runs")
-
     @functools.cached_property
-    def _key(self) -> Any:
-        return self.recorded, tuple((k, c.schedule) for k, c in sorted(self.candidates.items()))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Chosen) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+    def policy(self) -> ChosenPolicy:
+        """The default policy while the computation runs under the plans."""
+        return ChosenPolicy((self.recorded.number, plans_key(self.candidates)))
 
     def run(self, *args: Value) -> list[Value]:
         """Run the computation under the plans; return its flat outputs."""
@@ -276,7 +289,7 @@ class Chosen:
 
     def _planned(self, eqn: JaxprEqn, xs: Sequence[Value]) -> list[Value]:
         """Run an equation that has deferred derivatives in the programs of its parameters."""
-        if eqn.primitive.name == "shard_map":
+        if isinstance(rule_of(eqn.primitive), ShardMap):
             devices = Devices(eqn)
             run = functools.partial(self._flat, _program(devices.jaxpr))
             mapped = devices.map(run, tuple(devices.in_specs), list(devices.out_specs))
