@@ -248,7 +248,7 @@ def test_infeasible_budget_error_has_the_compiled_floor(monkeypatch: pytest.Monk
         said.append(2 * report.total_bytes)
         return type("Report", (), {"total_bytes": said[-1]})
 
-    monkeypatch.setattr("xform.transforms.planning_task.compile_for", twice)
+    monkeypatch.setattr("xform.memory.compilation.compile_for", twice)
     monkeypatch.setattr("xform.planner.measure._known", {})
     with pytest.raises(errors.BudgetInfeasible) as caught:
         peak(f, w, free.compiled_bytes)

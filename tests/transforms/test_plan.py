@@ -158,12 +158,12 @@ def test_a_target_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is simulated and compiled for the target; here a substitute replaces its compiler."""
     asked = []
 
-    def compile_for(f, args, *, target):
+    def compile_for(f, args, *, target, donate_argnums):
         asked.append(target.name)
         return dataclasses.replace(said, bytes={"temp": 10**6 * len(asked)})
 
     said = compilation.compile_for(jnp.sin, (X,))
-    monkeypatch.setattr("xform.transforms.planning_task.compile_for", compile_for)
+    monkeypatch.setattr("xform.memory.compilation.compile_for", compile_for)
     made = xform.plan(unrolled, W, X, target="tpu:v5e:1x1")
     assert (made.target, made.compiled_bytes, asked) == ("tpu:v5e:1x1", 10**6, ["tpu:v5e:1x1"])
     here, other = (
@@ -224,3 +224,17 @@ def test_a_plan_sees_through_a_jitted_model_and_applies_outside_jit_too() -> Non
     assert len(plan) == len(xform.plan(plain, *args, policy=xform.policies.min_cut))
     for way in (lambda f: f, jax.jit):
         close(way(xform.grad(jitted, policy=plan))(*args), jax.grad(plain)(*args), 1e-5)
+
+
+def test_the_function_runs_once_however_many_plans_are_compiled() -> None:
+    calls: list[int] = []
+
+    def loss(w, x):
+        calls.append(0)
+        return unrolled(w, x)
+
+    default = xform.plan(loss, W, X)
+    calls.clear()
+    made = xform.plan(loss, W, X, policy=policies.budget(int(0.9 * default.compiled_bytes)))
+    assert made.compiles > 1
+    assert len(calls) == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.dtypes import float0
@@ -32,6 +32,9 @@ from xform.program.arrays import filled
 from xform.program.source import frame, user_stacklevel
 from xform.transforms.function import Function
 from xform.transforms.linear_map import PlannedRunner, dense
+
+if TYPE_CHECKING:
+    from xform.memory.report import MemoryReport
 
 # The reason why no compiler can measure a derivative under vmap.
 _VMAP = "under vmap"
@@ -70,57 +73,74 @@ def compiler_for(
             )
         return None
     check_shardings(f"policy={budget!r} of {fun.signature.name}", avals)
-    compiler = _DerivativeCompiler(fun, args, avals, transform, target)
-    known = known_bytes(fun.problem, target.name, *compiler.cache_key)
-    return Measure(compiler.bytes, known)
+    is_traced = [isinstance(x, Tracer | AbstractValue) for x in args]
+    given = [shape_dtype_struct(a) if on else None for a, on in zip(avals, is_traced, strict=True)]
+    known = [None if on else x for x, on in zip(args, is_traced, strict=True)]
+    compiler = DerivativeCompiler(fun, given, known, transform, target)
+
+    def bytes_of(choice: Choice) -> float:
+        (candidate,) = choice.candidates.values()
+        size = compiler.compile(candidate).total_bytes
+        return math.inf if size is None else size
+
+    return Measure(bytes_of, known_bytes(fun.problem, target.name, *compiler.cache_key))
 
 
-class _DerivativeCompiler:
-    """Compiles a derivative alone, under one plan after another.
+class DerivativeCompiler:
+    """Compiles a derivative alone, under one plan after another. The function itself does not run.
+
+    Args:
+      fun: the traced function.
+      given: for each input of its program, an array or a type; None for a known input.
+      known: the values of known inputs, which become constants; None for given inputs.
+      transform: the name of the transform, see `compiler_for`.
+      target: the devices to compile for.
+      donated: the positions of the inputs whose memory may be reused.
 
     Attributes:
-      known: the concrete inputs of the program, which become constants; None for traced inputs.
       cotangents: the types of the cotangents of the outputs; None if the cotangent is 1.
-      types: the types of the arguments of the compiled function: traced inputs, then cotangents.
+      arguments: those of the compiled function: the given inputs, then cotangents.
     """
 
     def __init__(
         self,
         fun: Function,
-        args: Sequence[Value],
-        avals: Sequence[Any],
+        given: Sequence[Any],
+        known: Sequence[Any],
         transform: str,
         target: Target,
+        donated: Sequence[int] = (),
     ):
-        self.fun, self.target, self.transform = fun, target, transform
-        self.known = [None if isinstance(x, Tracer | AbstractValue) else x for x in args]
+        self.fun, self.target, self.transform, self.known = fun, target, transform, known
         # The cotangent of a scalar function is 1, and the compiler may use that.
         scalar = transform in ("grad", "value_and_grad")
         self.cotangents = None if scalar else [cotangent_aval(a) for a in fun.signature.out_avals]
-        self.types = [
-            shape_dtype_struct(a) for a, x in zip(avals, self.known, strict=True) if x is None
+        positions = [i for i, x in enumerate(given) if x is not None]
+        self.donated = [n for n, i in enumerate(positions) if i in donated]
+        self.arguments: list[Any] = [given[i] for i in positions]
+        self.arguments += [
+            shape_dtype_struct(a) for a in self.cotangents or () if a.dtype != float0
         ]
-        self.types += [shape_dtype_struct(a) for a in self.cotangents or () if a.dtype != float0]
 
     @property
     def cache_key(self) -> tuple[Any, ...]:
         """Return what the bytes of a plan depend on besides the program."""
-        shardings = tuple(str(t.sharding) for t in self.types)
-        return self.transform, shardings, tuple(x is None for x in self.known)
+        shardings = tuple(str(getattr(x, "sharding", None)) for x in self.arguments)
+        return self.transform, shardings, tuple(x is None for x in self.known), tuple(self.donated)
 
-    def bytes(self, choice: Choice) -> float:
-        """Return the bytes of the compiled derivative under its plan; infinite if unknown."""
-        (candidate,) = choice.candidates.values()
+    def compile(self, candidate: Candidate) -> MemoryReport:
+        """Compile the derivative under a plan."""
 
         def derivative(*given: Value) -> Any:
             return self._run(candidate, given)
 
         derivative.__name__ = f"derivative of {self.fun.signature.name}"
-        compiled = memory.compile_for(derivative, self.types, target=self.target)
-        return math.inf if compiled.total_bytes is None else compiled.total_bytes
+        return memory.compile_for(
+            derivative, self.arguments, target=self.target, donate_argnums=self.donated
+        )
 
     def _run(self, candidate: Candidate, given: Sequence[Value]) -> Any:
-        """Return the outputs, and the cotangents of the arguments, from values of `types`."""
+        """Return the outputs, and the cotangents of the arguments, from values of `arguments`."""
         remaining, n = iter(given), len(self.fun.signature.out_avals)
         args = [next(remaining) if x is None else x for x in self.known]
         outs, saved = emit.forward(candidate.schedule, args)

@@ -141,13 +141,14 @@ class TracedDerivative:
     Attributes:
       function: the traced function.
       inputs: the names of the inputs of its program.
-      closed: an entry for each value that the function closes over (these are the first inputs). It
-        is the value's index among the caller's arrays, or the value itself if it is none of them.
+      sources: an entry for each input of its program, first the values that the function closes
+        over. It is the input's index among the leaves of the arguments, or the value itself if it
+        is none of them.
     """
 
     function: Function
     inputs: list[str]
-    closed: list[Any]
+    sources: list[Any]
 
     @property
     def problem(self) -> Problem:
@@ -156,9 +157,8 @@ class TracedDerivative:
 
     def planned(self, policy: Policy) -> Candidate:
         """Plan the derivative under a policy."""
-        avals = self.function.program.in_avals
-        closed = (avals[i] if isinstance(x, int) else x for i, x in enumerate(self.closed))
-        args = [*closed, *avals[len(self.closed) :]]
+        pairs = zip(self.sources, self.function.program.in_avals, strict=True)
+        args = [aval if isinstance(x, int) else x for x, aval in pairs]
         transform = "grad" if self.function.signature.is_scalar else "vjp"
         compiler = compiler_for(self.function, args, policy, transform)
         return plan_program(self.problem, policy, compiler)
@@ -200,11 +200,12 @@ def derivative_at(
         call = function_call(bound, primals, caller, has_aux)
         fun, flat = trace_function(call, inline=True)
         index_of_id = {id(x): i for i, x in enumerate(leaves)}
-        closed = [index_of_id.get(id(x), x) for x in flat[: fun.n_consts]]
-        consts = [leaf_names[x] if isinstance(x, int) else "closed over" for x in closed]
+        sources = [index_of_id.get(id(x), x) for x in (*flat[: fun.n_consts], *call.leaves)]
+        consts = [leaf_names[x] if isinstance(x, int) else "closed over"
+                  for x in sources[: fun.n_consts]]  # fmt: skip
         primal = jax.tree.flatten_with_path(jax.tree.unflatten(call.in_tree, call.args))[0]
         inputs = [names[argument_of[path[0].idx]] + keystr(path[1:]) for path, _ in primal]
-        traced.append(TracedDerivative(fun, [*consts, *inputs], closed))
+        traced.append(TracedDerivative(fun, [*consts, *inputs], sources))
 
     jax.eval_shape(run, *arguments.arrays())
     (point,) = traced

@@ -132,7 +132,7 @@ def plan(
 
         def compiled_bytes(choice: Choice) -> float:
             (candidate,) = choice.candidates.values()
-            size = task.compile(uncompiled_plan(candidate)).total_bytes
+            size = task.compile(candidate).total_bytes
             return math.inf if size is None else size
 
         def finished_plan(

@@ -15,9 +15,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from xform._jax import cotangent_aval, jit
-from xform._jax.meshes import shape_dtype_struct
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.interpret.cost import aval_bytes
 from xform.interpret.node import gather
@@ -28,12 +27,14 @@ from xform.introspection.callables import (
     function_name,
     record_transform,
 )
+from xform.introspection.modules import is_array_or_type
 from xform.memory.compilation import compile_for, trace_for
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
 from xform.modules import with_arrays
 from xform.modules.loss_call import LossCall
 from xform.planner.candidate import Candidate
+from xform.planner.describe import plan_of_candidate
 from xform.planner.measure import Measure
 from xform.planner.plan_program import plan_program
 from xform.planner.planning import current_planner, use_planner
@@ -43,9 +44,10 @@ from xform.policies import Policy, min_cut
 from xform.policies.budgets import Regions
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import Mask, Program, program
-from xform.transforms.function import Tree, partial
-from xform.transforms.inspect import FlatArguments, TracedDerivative, derivative_at
-from xform.transforms.reverse import grad, value_and_grad, vjp
+from xform.transforms.compiling import DerivativeCompiler
+from xform.transforms.function import Tree
+from xform.transforms.inspect import FlatArguments, derivative_at
+from xform.transforms.reverse import value_and_grad
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class PlanningTask:
     problem: Problem
     outside_argument_bytes: int
     cache_key: tuple[Hashable, ...]
-    compile: Callable[[Policy], MemoryReport]
+    compile: Callable[[Candidate], MemoryReport]
 
 
 def planning_task(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
@@ -150,15 +152,22 @@ def _loss_task(call: LossCall, target: Target) -> PlanningTask:
     in_donated = _in_donated([jax.typeof(arrays[i]) for i in donated], outputs)
     donated_bytes = sum(aval_bytes(a) for a in gather(outputs, in_donated))
 
-    def compile_under(policy: Policy) -> MemoryReport:
-        derivative_of = _gradient if scalar else _vjp
-        run = derivative_of(f, argument_positions, argnums is None, has_aux, policy)
-        flat = lambda ct, *arrays: run(arguments.replace_arrays(arrays)[1], ct)
-        flat.__name__ = traced.name
-        step = jit(flat, donate_argnums=[i + 1 for i in donated])
-        return compile_for(step, (_cotangent(traced), *arrays), target=target)
+    # Each input of the program: the caller's array or type, else a constant; and its argument.
+    given, known, owners = list[Any](), list[Any](), list[int | None]()
+    for source in traced.sources:
+        owner, x = None, source
+        if isinstance(source, int):
+            path, x = arguments.paths[source]
+            owner = path[0].idx if is_array_or_type(x) else None
+        given.append(None if owner is None else x)
+        known.append(jnp.asarray(x) if owner is None else None)
+        owners.append(owner)
+    compiler = DerivativeCompiler(
+        traced.function, given, known, "grad" if scalar else "vjp", target,
+        [i for i, owner in enumerate(owners) if owner in call.donate],
+    )  # fmt: skip
 
-    shardings = text_of(([getattr(x, "sharding", None) for x in arrays], traced.closed))
+    shardings = text_of(([getattr(x, "sharding", None) for x in arrays], traced.sources))
     plural = "s" * (len(argument_positions) != 1)
     derivative = (
         f"{'grad' if scalar else 'vjp'} by argument{plural} "
@@ -166,7 +175,9 @@ def _loss_task(call: LossCall, target: Target) -> PlanningTask:
     )
     problem = dataclasses.replace(traced.problem, outside_bytes=-donated_bytes)
     cache_key = donated, shardings, argnums is None
-    return PlanningTask(traced.name, derivative, problem, -donated_bytes, cache_key, compile_under)
+    return PlanningTask(
+        traced.name, derivative, problem, -donated_bytes, cache_key, compiler.compile
+    )
 
 
 class _PlaceholderPolicy:
@@ -184,6 +195,7 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str
     under this policy finds the one to plan.
     """
     placeholder, problems = _PlaceholderPolicy(), dict[Hashable, Problem]()
+    name = function_name(f)
     other_planner = current_planner()
     default = dataclasses.replace(min_cut, regions=regions)
 
@@ -201,17 +213,16 @@ def _step_task(f: Callable[..., Any], args: Sequence[Tree], policy_argument: str
     outer = simulate(whole, target.backend, overwrites_argument=overwritten(trace, whole))
     inner = liveness(plan_program(problem, default).schedule, target.backend)
 
-    def compile_under(policy: Policy) -> MemoryReport:
-        run, options = with_policy(f, policy, 0, policy_argument)
+    def compile_under(candidate: Candidate) -> MemoryReport:
+        plan = plan_of_candidate(name, "the whole step", problem, "", candidate, target.name)
+        run, options = with_policy(f, plan, 0, policy_argument)
         return compile_for(run, args, options, target, donate_argnums=donate)
 
     shardings = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
     problem = dataclasses.replace(problem, outside_bytes=outer.total_bytes - inner.total_bytes)
     outside = outer.argument_bytes - inner.argument_bytes
     cache_key = fingerprint(whole), _donated(trace), shardings
-    return PlanningTask(
-        function_name(f), "the whole step", problem, outside, cache_key, compile_under
-    )
+    return PlanningTask(name, "the whole step", problem, outside, cache_key, compile_under)
 
 
 def _only_problem(
@@ -259,33 +270,3 @@ def _in_donated(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:
         in_donated.append(unused[a.shape, a.dtype] > 0)
         unused[a.shape, a.dtype] -= in_donated[-1]
     return tuple(in_donated)
-
-
-def _gradient(f: Any, argnums: Sequence[int], every: bool, has_aux: bool, policy: Policy) -> Any:
-    """Return the gradient of a scalar function, as a function of its arguments and a cotangent.
-
-    The cotangent is ignored: `_vjp` has the same arguments.
-    """
-    gradient = grad(f, tuple(argnums), has_aux, policy=policy)
-    return lambda args, ct: gradient(*args)
-
-
-def _vjp(f: Any, argnums: Sequence[int], every: bool, has_aux: bool, policy: Policy) -> Any:
-    """Return both parts of `vjp` as one function of the arguments and the cotangents.
-
-    With `every`, all arguments are differentiated, whatever their types; else those in `argnums`.
-    """
-
-    def both(args: Any, ct: Any) -> Any:
-        bound, primals = (f, args) if every else partial(f, tuple(argnums), args, {})
-        y, pull, *aux = vjp(bound, *primals, has_aux=has_aux, policy=policy)
-        return y, aux, pull(ct)
-
-    return both
-
-
-def _cotangent(traced: TracedDerivative) -> Tree:
-    """Return the types of the cotangents of a function's outputs."""
-    signature = traced.function.signature
-    types = [shape_dtype_struct(cotangent_aval(a)) for a in signature.out_avals]
-    return jax.tree.unflatten(signature.out_tree, types)
