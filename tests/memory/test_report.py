@@ -232,7 +232,7 @@ def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         return type("Refused", (), {"total_bytes": None})
 
-    monkeypatch.setattr("xform.transforms.planning_task.compile_for", refuse)
+    monkeypatch.setattr("xform.memory.compilation.compile_for", refuse)
     monkeypatch.setattr("xform.planner.measure._known", {})
     f = lambda x: jnp.sum(jnp.sin(x) @ jnp.sin(x))
     made = xform.plan(f, f32(16, 16))
