@@ -14,7 +14,11 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import xform
-from xform.interpret.deferred import deferred_p
+from xform.interpret.deferred import (  # pyright: ignore[reportPrivateUsage]
+    Batch,
+    _outputs,
+    deferred_p,
+)
 from xform.planner.plan_program import plan_program
 from xform.policies import min_cut, save_everything, save_nothing
 from xform.transforms.recorded import Chosen, Recorded, recorded
@@ -234,3 +238,25 @@ def test_a_derivative_in_a_shard_map(check: bool) -> None:
     want = jax.jit(step)(W, XS)
     for policy in (save_everything, save_nothing):
         np.testing.assert_allclose(run(recording, policy, W, XS), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_jitted_function_that_is_called_often_stays_one_program() -> None:
+    def step(w: Any, xs: Any) -> Any:
+        g = jax.jit(gradient)
+        return g(w, xs) + g(w, 2 * xs) + g(2 * w, xs)
+
+    recording = record(step, W, XS)
+    traced = jax.make_jaxpr(lambda *xs: run(recording, save_nothing, *xs))(W, XS)
+    (outer,) = traced.eqns
+    calls = [e.params["jaxpr"] for e in outer.params["jaxpr"].eqns if e.primitive.name == "jit"]
+    assert len(calls) == 3
+    assert all(call is calls[0] for call in calls)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_an_output_that_no_example_changes_has_no_batch_under_any_plan(axis: int | None) -> None:
+    y = jnp.arange(3.0)
+    batch = Batch(None, (0,), (False,))
+    made = y if axis is None else jnp.stack([y, y], axis)
+    (got,) = _outputs(batch, [made], (axis,))
+    np.testing.assert_array_equal(got, y)

@@ -89,7 +89,8 @@ __all__ = [
     "jit", "jit_p", "linear_part", "linear_util", "match_weak_type", "mlir", "name_p", "named_axes",
     "policy_answer", "ppermute_p", "primitive_named", "primitives", "registered_names", "reshape_p",
     "run_at_once", "scan_counts", "scan_p", "set_current_trace", "side_effects", "source_info_util",
-    "staging", "tangent_aval", "trace_context", "trace_of", "trace_to_jaxpr", "tracer_of_type",
+    "staging", "tangent_aval", "trace_context", "trace_of", "trace_to_jaxpr",
+    "traced_like", "tracer_of_type",
     "transpose_p",
     "value_inside", "variable_of", "while_p", "with_jaxprs", "with_metadata",
 ]  # fmt: skip
@@ -153,20 +154,15 @@ def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
     return list(jaxprs_in_params(eqn.params))
 
 
-def with_jaxprs(eqn: JaxprEqn, f: Callable[[Any], Callable[..., Sequence[Any]] | None]) -> JaxprEqn:
-    """An equation with other jaxprs in its parameters, of the same types.
-
-    `f` maps each jaxpr to a function that is traced in its place; None: the jaxpr stays.
-    """
+def with_jaxprs(eqn: JaxprEqn, f: Callable[[Any], Any]) -> JaxprEqn:
+    """An equation with `f(jaxpr)` in place of each jaxpr in its parameters, of the same types."""
     new: dict[str, Any] = {}
     for name, value in eqn.params.items():
         parts = value if isinstance(value, tuple) else (value,)
-        runs = [f(part) if is_jaxpr(part) else None for part in parts]
-        if any(run is not None for run in runs):
-            pairs = zip(parts, runs, strict=True)
-            traced = tuple(part if run is None else _traced_like(part, run) for part, run in pairs)
-            new[name] = traced if isinstance(value, tuple) else traced[0]
-    return eqn.replace(params={**eqn.params, **new}) if new else eqn
+        if any(map(is_jaxpr, parts)):
+            mapped = tuple(f(part) if is_jaxpr(part) else part for part in parts)
+            new[name] = mapped if isinstance(value, tuple) else mapped[0]
+    return eqn.replace(params={**eqn.params, **new})
 
 
 def closed_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any]) -> Any:
@@ -174,7 +170,7 @@ def closed_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any]) -> Any:
     return ClosedJaxpr(jaxpr, list(consts))
 
 
-def _traced_like(jaxpr: Any, run: Callable[..., Sequence[Any]]) -> Any:
+def traced_like(jaxpr: Any, run: Callable[..., Sequence[Any]]) -> Any:
     """The jaxpr of a function, with the types and of the kind of another jaxpr."""
     types = [v.aval for v in jaxpr_and_consts(jaxpr)[0].invars]
     new, consts = trace_to_jaxpr(run, types)

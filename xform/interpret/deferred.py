@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from xform._jax import (
     JaxprEqn,
@@ -286,7 +287,8 @@ def _outputs(level: Level, ys: list[Value], of_outputs: Sequence[Any]) -> list[V
     if level.of_outputs is None:
         return ys
     triples = zip(ys, of_outputs, level.of_outputs, strict=True)
-    return [_first(y, axis, level.axis.size) if on else y for y, axis, on in triples]
+    return [_first(y, axis, level.axis.size) if on else _unbatched(y, axis)
+            for y, axis, on in triples]  # fmt: skip
 
 
 def _first(y: Value, axis: int | None, size: int) -> Value:
@@ -294,6 +296,11 @@ def _first(y: Value, axis: int | None, size: int) -> Value:
     if axis is None:
         return jnp.broadcast_to(y, (size, *y.shape))
     return jnp.moveaxis(y, axis, 0)
+
+
+def _unbatched(y: Value, axis: int | None) -> Value:
+    """Return a value that does not depend on the batch, although a plan may compute a batch."""
+    return y if axis is None else lax.index_in_dim(y, 0, axis, keepdims=False)
 
 
 def run(*xs: Value, derivative: Derivative, given: Given, levels: Sequence[Level], types: Any

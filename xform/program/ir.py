@@ -162,13 +162,18 @@ def seldom_collected(on: bool = True) -> Generator[None]:
             gc.set_threshold(young, *older)
 
 
-def evaluate(prog: Program, args: Sequence[Any]) -> list[Any]:
-    """Run a program; returns its outputs as a list. Values are dropped after their last use."""
+def evaluate(
+    prog: Program, args: Sequence[Any], run: Callable[[JaxprEqn, list[Any], Any], list[Any]] = bind
+) -> list[Any]:
+    """Run a program; returns its outputs as a list. Values are dropped after their last use.
+
+    `run` runs one equation, as `bind` does, from its inputs and the name stack around the program.
+    """
     env = environment(prog, args)
     unread_after = last_uses(prog.equations, prog.outputs)
     outer = name_stack()
     for eqn in prog.equations:
-        write(env, eqn.outvars, bind(eqn, [read(env, v) for v in eqn.invars], outer))
+        write(env, eqn.outvars, run(eqn, [read(env, v) for v in eqn.invars], outer))
         for v in unread_after.get(id(eqn), ()):
             env.pop(v, None)
     return [read(env, v) for v in prog.outputs]

@@ -32,6 +32,7 @@ from xform._jax import (
     jaxprs_of,
     match_weak_type,
     staging,
+    traced_like,
     with_jaxprs,
 )
 from xform.interpret.deferred import (
@@ -59,11 +60,11 @@ from xform.planner.planning import (
 from xform.planner.problem import Problem
 from xform.policies import Policy
 from xform.program.arithmetic import Value
-from xform.program.equation import apply, bind, context, read, write
+from xform.program.equation import apply, bind, context
 from xform.program.fingerprint import fingerprint, text_of
-from xform.program.ir import Program, last_uses, lift_constants
+from xform.program.ir import Program, evaluate, lift_constants
 from xform.program.naming import digest
-from xform.program.source import name_stack, source
+from xform.program.source import source
 from xform.registry.table import rule_of
 from xform.rules.shard import Devices, ShardMap
 from xform.transforms.function import Function
@@ -235,7 +236,7 @@ class Chosen:
     recorded: Recorded
     candidates: Candidates
     _schedules: dict[Derivative, Schedule] = dataclasses.field(default_factory=dict)
-    _programs: dict[Any, Callable[..., list[Value]]] = dataclasses.field(default_factory=dict)
+    _jaxprs: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def policy(self) -> ChosenPolicy:
@@ -248,25 +249,19 @@ class Chosen:
 
     def _evaluate(self, prog: Program, args: Sequence[Value]) -> list[Value]:
         """Run a program with the planned passes of its derivatives."""
-        env: dict[Any, Any] = dict(prog.consts)
-        env.update(zip(prog.inputs, args, strict=True))
-        unread_after, outer = last_uses(prog.equations, prog.outputs), name_stack()
         residuals: dict[Any, Residuals] = {}
-        for eqn in prog.equations:
-            xs = [read(env, v) for v in eqn.invars]
+
+        def run(eqn: JaxprEqn, xs: list[Value], outer: Any) -> list[Value]:
             if eqn.primitive is deferred_p:
                 with source(eqn, outer), context(eqn):
                     arrays = [_array(x, v.aval) for x, v in zip(xs, eqn.invars, strict=True)]
-                    ys = self._pass(eqn, arrays, residuals)
-            elif any(map(_has_deferred, jaxprs_of(eqn))):
+                    return self._pass(eqn, arrays, residuals)
+            if any(map(_has_deferred, jaxprs_of(eqn))):
                 with source(eqn, outer), context(eqn):
-                    ys = self._planned(eqn, xs)
-            else:
-                ys = bind(eqn, xs, outer)
-            write(env, eqn.outvars, ys)
-            for v in unread_after.get(id(eqn), ()):
-                env.pop(v, None)
-        return [read(env, v) for v in prog.outputs]
+                    return self._planned(eqn, xs)
+            return bind(eqn, xs, outer)
+
+        return evaluate(prog, args, run)
 
     def _pass(self, eqn: JaxprEqn, xs: list[Value], residuals: dict[Any, Residuals]) -> list[Value]:
         """Run one pass of a derivative; `residuals` are those of the forward passes so far."""
@@ -291,21 +286,24 @@ class Chosen:
         """Run an equation that has deferred derivatives in the programs of its parameters."""
         if isinstance(rule_of(eqn.primitive), ShardMap):
             devices = Devices(eqn)
-            run = functools.partial(self._flat, _program(devices.jaxpr))
-            mapped = devices.map(run, tuple(devices.in_specs), list(devices.out_specs))
+            mapped = devices.map(
+                self._function(devices.jaxpr), tuple(devices.in_specs), list(devices.out_specs)
+            )
             return mapped(*xs)
-        return apply(with_jaxprs(eqn, self._planned_program), xs)
+        return apply(with_jaxprs(eqn, self._planned_jaxpr), xs)
 
-    def _planned_program(self, jaxpr: Any) -> Callable[..., list[Value]] | None:
-        """Return a function that does the same as a jaxpr, under the plans; None if it has none."""
+    def _planned_jaxpr(self, jaxpr: Any) -> Any:
+        """Return a jaxpr of an equation under the plans. A jaxpr that is called often stays one."""
         if not _has_deferred(jaxpr):
-            return None
-        if jaxpr not in self._programs:
-            self._programs[jaxpr] = functools.partial(self._flat, _program(jaxpr))
-        return self._programs[jaxpr]
+            return jaxpr
+        if jaxpr not in self._jaxprs:
+            self._jaxprs[jaxpr] = traced_like(jaxpr, self._function(jaxpr))
+        return self._jaxprs[jaxpr]
 
-    def _flat(self, prog: Program, *args: Value) -> list[Value]:
-        return self._evaluate(prog, args)
+    def _function(self, jaxpr: Any) -> Callable[..., list[Value]]:
+        """Return a function that does the same as a jaxpr, under the plans."""
+        prog = _program(jaxpr)
+        return lambda *args: self._evaluate(prog, args)
 
 
 def _array(x: Value, aval: Any) -> Value:
