@@ -46,8 +46,8 @@ class Choice:
     @functools.cached_property
     def work(self) -> tuple[int, int]:
         """Recomputed FLOPs, then bytes sent to the host. Choices are ordered by this pair."""
-        flops, sent = zip(*(c.work for c in self.candidates.values()), strict=True)
-        return sum(flops), sum(sent)
+        work = [candidate.work for candidate in self.candidates.values()]
+        return sum(flops for flops, _ in work), sum(sent for _, sent in work)
 
     @functools.cached_property
     def key(self) -> Hashable:
@@ -65,7 +65,7 @@ class Choice:
         return any(c.slices for c in self.candidates.values())
 
     @property
-    def in_open_regions(self) -> bool:
+    def has_asked_regions(self) -> bool:
         """Whether the plans keep or dissolve remat regions as the problems say."""
         return all(c.regions == self.problems[k].regions for k, c in self.candidates.items())
 
@@ -139,7 +139,7 @@ class ChoiceFront:
                 yield choice
 
     def smallest(self) -> list[Choice]:
-        """Return the smallest choices, the smallest first: those of the derivatives' fronts."""
+        """Return the smallest choices, the smallest first."""
         return self._zipped({k: one.smallest() for k, one in self._fronts.items()})
 
     def references(self) -> list[Choice]:
@@ -153,7 +153,7 @@ class ChoiceFront:
             i += 1
 
     def _make_next(self) -> bool:
-        """Make one more choice; return False if there is none."""
+        """Make one more choice, if there is one; return whether there is."""
         if not self._choices:
             first = {k: one.least_recompute(lambda _: True) for k, one in self._fronts.items()}
             self._choices.append(self._choice(first))

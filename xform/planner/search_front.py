@@ -198,7 +198,7 @@ class _Search:
         nearly_fits = lambda c: self._simulated_bytes(c) <= _NEAR * self.limit
         cheaper = [c for plans in self.fronts for c in plans.cheaper(least, nearly_fits)]
         # If the policy dissolves remat regions, the program with its author's regions comes first.
-        order = lambda c: (c.in_open_regions, self._expected_bytes(c))
+        order = lambda c: (c.has_asked_regions, self._expected_bytes(c))
         misses = 0
         for choice in sorted(cheaper, key=order):
             if misses == _MAX_MISSES or len(self.compiled) == MAX_COMPILES:

@@ -13,7 +13,7 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
 from xform.planner.choice import Candidates, Choice
 from xform.planner.describe import plan_of_candidate
-from xform.planner.measure import Known, Measure
+from xform.planner.measure import Measure
 from xform.planner.plan.plan import Plan
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
@@ -45,20 +45,11 @@ class _Tried:
     `StepProgram.autotunes`.
     """
 
+    choice: Choice
     chosen: Chosen
     compiled: CompiledStep
     size: float
     autotuned: bool
-
-    @property
-    def candidates(self) -> Candidates:
-        """The plans, by key."""
-        return self.chosen.candidates
-
-    @property
-    def work(self) -> tuple[int, ...]:
-        """Recomputed FLOPs of all derivatives, then their bytes sent to the host."""
-        return tuple(map(sum, zip(*(c.work for c in self.candidates.values()), strict=True)))
 
 
 @dataclasses.dataclass(eq=False)
@@ -90,9 +81,8 @@ class StepSearch:
         if capacity is not None and capacity < self.budget.bytes:
             # The compiler refuses a larger program, and yet says how many bytes it needs.
             self.budget = dataclasses.replace(self.budget, bytes=capacity)
-        # The programs that were compiled, by their plans; and their bytes.
+        # The programs that were compiled, by their plans.
         self.tried: dict[Hashable, _Tried] = {}
-        self.known: Known = {}
         # The time of each compilation, without programs that JAX had compiled before.
         self.compile_seconds: list[float] = []
 
@@ -130,7 +120,7 @@ class StepSearch:
         Without `verify`, the simulation decides.
         """
         verified = self.budget.verify
-        measure = Measure(self._compiled_bytes, self.known) if verified else None
+        measure = Measure(self._compiled_bytes) if verified else None
         if self.problems:
             chosen = search(self.problems, self.budget, default.candidates, measure)
             return self._try(Choice(self.problems, chosen))
@@ -154,15 +144,15 @@ class StepSearch:
         only if there is time left, and it is never chosen.
         """
         if choice.in_slices and not self.budget.slices:
-            return math.inf if self._is_late() else self._compile(choice.candidates, False).size
-        if self._is_late():
+            return math.inf if self._is_late() else self._compile(choice, False).size
+        if choice.key not in self.tried and self._is_late():
             raise _OutOfTime
         return self._try(choice).size
 
     def _try(self, choice: Choice) -> _Tried:
         """The step under some plans, compiled unless it was before."""
         if choice.key not in self.tried:
-            self.tried[choice.key] = self._compile(choice.candidates, autotune=False)
+            self.tried[choice.key] = self._compile(choice, autotune=False)
         return self.tried[choice.key]
 
     def _is_late(self) -> bool:
@@ -177,31 +167,27 @@ class StepSearch:
         If the device has too little free memory for autotuning, the size stays. JAX then raises its
         own error when the step is called.
         """
-        tuned = self._compile(tried.candidates, autotune=True)
+        tuned = self._compile(tried.choice, autotune=True)
         if tuned.size == math.inf:
             tuned = dataclasses.replace(tried, autotuned=True)
-        (key,) = [key for key, known in self.tried.items() if known is tried]
-        self.tried[key], self.known[key] = tuned, tuned.size
+        self.tried[tried.choice.key] = tuned
         return tuned
 
-    def _compile(self, candidates: Candidates, autotune: bool) -> _Tried:
+    def _compile(self, choice: Choice, autotune: bool) -> _Tried:
         """Compile the step under some plans."""
-        chosen = Chosen(self.recorded, candidates)
+        chosen = Chosen(self.recorded, choice.candidates)
         compiled = self.program.compile(chosen, self.args, self.kwargs, autotune)
         if not compiled.compilation.known:
             self.compile_seconds.append(compiled.compilation.compile_seconds)
         total = compiled.compilation.total_bytes
         size = agreed(math.inf if total is None else float(total))
-        if self._gathers_more(candidates, compiled.compilation):
+        if choice.in_slices and self._gathers_more(compiled.compilation):
             size = math.inf
-        return _Tried(chosen, compiled, size, autotune or not self.program.autotunes)
+        return _Tried(choice, chosen, compiled, size, autotune or not self.program.autotunes)
 
-    def _gathers_more(self, candidates: Candidates, compiled: MemoryReport) -> bool:
+    def _gathers_more(self, compiled: MemoryReport) -> bool:
         """Whether a step in slices gathers values that no step without slices gathers."""
-        if not any(candidate.slices for candidate in candidates.values()):
-            return False
-        every = self.tried.values()
-        whole = [t for t in every if not any(c.slices for c in t.candidates.values())]
+        whole = [tried for tried in self.tried.values() if not tried.choice.in_slices]
         gathers = (gathers_more(compiled, tried.compiled.compilation) for tried in whole)
         return bool(whole) and all(gathers)
 
@@ -210,7 +196,7 @@ class StepSearch:
         every = list(self.tried.values())
         fitting = [tried for tried in every if tried.size <= self.budget.bytes]
         best = (
-            min(fitting, key=lambda tried: tried.work)
+            min(fitting, key=lambda tried: tried.choice.work)
             if fitting
             else min(every, key=lambda tried: tried.size)
         )
@@ -233,7 +219,9 @@ class StepSearch:
         compiles, compiling = len(self.compile_seconds), sum(self.compile_seconds)
         total = None if best.size == math.inf else int(best.size)
         policy = policy_name(self.budget)
-        made = plans_of(best.candidates, self.problems, self._name, policy, self.program.target)
+        made = plans_of(
+            best.choice.candidates, self.problems, self._name, policy, self.program.target
+        )
         plans = {
             k: dataclasses.replace(plan, compiled_bytes=total, compiles=compiles)
             for k, plan in made.items()
