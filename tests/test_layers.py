@@ -27,7 +27,7 @@ ROOMS = """
     choice < measure < search_front, search_slices < search, describe <
     plan_program < idle_regions, planning
 """
-# Modules that import a module whose name they learn when they run, and whose name that is.
+# Modules that import another by a name that they learn when they run, and who gives the name.
 IMPORT_BY_NAME = {
     "xform.commands.reference": "the user's module, named on the command line",
     "xform.commands.rules": "another library, named on the command line",

@@ -1,4 +1,4 @@
-"""Small programs, each of which one of the switches of `xform.steering` is for."""
+"""Small programs, at least one for each switch of `xform.steering`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def normalized() -> Program:
 
 
 def chain() -> Program:
-    """The gradient of layers without residual connections, of which a policy saves every other."""
+    """The gradient of layers without residual connections. A policy saves every other layer."""
 
     def loss(w: Any, x: Any) -> Any:
         for i in range(12):

@@ -1,6 +1,6 @@
 """A new primitive needs a rule and a case, and then works in every transform and analysis.
 
-The rules below are what a rule file would state: `decay` is elementwise, and `doubled_sum` is
+A rule file would state the rules below: `decay` is elementwise, and `doubled_sum` is
 linear and sums over axes. Nothing else of xform knows them.
 """
 

@@ -182,7 +182,7 @@ class PlannedPasses:
     def forward(
         self, levels: Sequence[Level], args: Sequence[Value]
     ) -> tuple[list[Value], tuple[Any, ...], Residuals]:
-        """Return outputs, what the last level says of each (see `_Transformed`), and residuals."""
+        """Return outputs, the axis or tangent of each (see `_Transformed`), and residuals."""
         if not levels:
             with seldom_collected():
                 outs, saved = emit.forward(self.schedule, args)
@@ -206,7 +206,7 @@ class PlannedPasses:
 
     def backward(self, levels: Sequence[Level], given: Mask, residuals: Residuals,
                  xs: Sequence[Value]) -> tuple[list[Value], tuple[Any, ...]]:  # fmt: skip
-        """Return the results, and what the last level says of each.
+        """Return the results, and the axis or the tangent of each (see `_Transformed`).
 
         `xs` are the inputs of the program, the seeds, and the tangents that the levels added.
         """
