@@ -147,6 +147,14 @@ def a_numpy_array(lib):
 
 
 @case
+def a_numpy_array_behind_vmap(lib):
+    """The rule gets a tracer of `vmap`, which holds the array, and calls the function again."""
+    times = jax.custom_jvp(lambda n, x: n * x)
+    times.defjvp(lambda xs, dxs: (times(*xs), 2 * xs[0] * dxs[1]))
+    return lib.grad(lambda x: jax.vmap(lambda n: times(n, x))(np.array([4, 3])).sum())
+
+
+@case
 def a_known_residual(lib):
     """The backward function gets the argument itself, and an array, as values."""
     pick = jax.custom_vjp(lambda x, order: x * order[0])

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from xform._jax import (
     Primitive,
@@ -95,8 +97,6 @@ def _run_active(f: Callable[..., Any], xs: Sequence[Value], levels: Sequence[Lev
 
     If `of_results` is a list, it is filled with the levels at which the results are active.
     """
-    if not any(levels):
-        return f(*xs)
     with set_current_trace(ActivityTrace(current_trace(), xs, levels)):
         out = f(*xs)
         if of_results is not None:
@@ -148,13 +148,16 @@ class ActivityTrace(Split):
     def _call_custom(self, process: Callable[..., Any], primitive: Primitive,
                      functions: tuple[Any, ...], args: Sequence[Value], options: dict[str, Any],
                      stage: Callable[[Mask, TraceRule], StagedCall]) -> Any:  # fmt: skip
-        """Record a call of a custom function, with its rule traced if an argument is active."""
+        """Record a call of a custom function, with its rule traced if an argument is active.
+
+        The rule gets a NumPy array that `vmap` passes on as it is. JAX refuses to record it.
+        """
         levels = list(map(levels_of, args))
         if not any(levels):
-            return process(primitive, *functions, args, **options)
+            return process(primitive, *functions, self._arrays(args), **options)
         references = [x for x in args if is_reference(jax.typeof(x))]
         if references:  # the rule is for the content, see `program/references.py`
-            out = process(primitive, *functions, args, **options)
+            out = process(primitive, *functions, self._arrays(args), **options)
             for x in (*out, *references):
                 self._mark(x, _NONE.union(*levels))
             return out
@@ -171,12 +174,17 @@ class ActivityTrace(Split):
             staged = stage(tuple([innermost in on for on in levels]), trace_rule)
         if any(map(levels_of, staged.args[len(args) :])):
             raise closes_over_active(frame())
-        out = process(primitive, *staged.functions, staged.args, **staged.options)
+        out = process(primitive, *staged.functions, self._arrays(staged.args), **staged.options)
         here = [frozenset([innermost]) if on else _NONE for on in staged.has_tangent]
         around = of_results[staged.first_output :]
         for y, *levels in itertools.zip_longest(out, here, around[: len(out)], fillvalue=_NONE):
             self._mark(y, _NONE.union(*levels))
         return out
+
+    def _arrays(self, args: Sequence[Value]) -> list[Value]:
+        """Return arguments with JAX arrays in place of NumPy arrays."""
+        with set_current_trace(self.outside):
+            return [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in args]
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
         levels, of_outputs = list(map(levels_of, args)), []
