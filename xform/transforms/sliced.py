@@ -1,4 +1,8 @@
-"""`sliced`: a function that runs in slices, such that it keeps to a number of bytes."""
+"""`sliced`: a function that runs in slices, such that it keeps to a number of bytes.
+
+The function is a problem for the planner in which nothing is differentiated. So its only plan runs
+everything once, and the search for a budget can only slice regions.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,20 @@ from xform.introspection.modules import (
     take_static_out_of_modules,
 )
 from xform.memory.compilation import compiled_bytes
+from xform.memory.targets import parse_target
 from xform.modules import module_boundary
-from xform.planner.sliced.search import SlicedProgram, program_within
+from xform.planner.choice import Choice
+from xform.planner.default_plan import default_plan
+from xform.planner.measure import Measure
+from xform.planner.problem import Problem
+from xform.planner.search import search
+from xform.planner.sliced.decision import in_slices, regions_of_slices
+from xform.policies.budgets import Budget
 from xform.policies.sample import check_known_sizes
 from xform.program.dimensions import shape
 from xform.program.ir import Program, evaluate, lift_constants, trace
 from xform.program.source import frame
+from xform.slices.decision import Slices
 from xform.slices.region import Region
 from xform.terminal import progress_line
 from xform.terminal.text import byte_count, human_bytes
@@ -98,9 +110,9 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
       UnknownShardings: the arguments are on a mesh with `Auto` axes.
       WrongArgument: `budget` is not a number of bytes, or `f` is not a function.
 
-    Cost: the search compiles up to about 30 programs, once for each `jit` that calls the function,
-    or once for each type of arguments. Source: Zhao et al., "AutoChunk", arXiv:2401.10652, which
-    slices the activations of inference in this way.
+    Cost: the search compiles about four programs, and ten at most before it raises an error: once
+    for each `jit` that calls the function, or once for each type of arguments. Source: Zhao et al.,
+    "AutoChunk", arXiv:2401.10652, which slices the activations of inference in this way.
 
     >>> x = jnp.ones((512, 8))
     >>> small = xform.sliced(lambda x, y: jnp.sort(x @ y.T)[:, 0], "400 KiB")  # or 1 MiB in full
@@ -118,7 +130,7 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
             "sliced", f"budget={budget!r}: {error}", "", 'pass a number, or a text like "512 MiB"'
         ) from None
 
-    def chosen(args: Sequence[Tree], kwargs: Mapping[str, Tree]) -> tuple[SlicedProgram, Any, Any]:
+    def chosen(args: Sequence[Tree], kwargs: Mapping[str, Tree]) -> tuple[_Sliced, Any, Any]:
         """Return the program in slices, its leading inputs, and the tree of its outputs."""
         with_static, args, kwargs = _without_static(f, args, kwargs)
         check_known_sizes(f"sliced({name}, {budget!r})", (args, kwargs))
@@ -134,7 +146,7 @@ def sliced(f: Callable[..., Any], budget: float | str, *, target: str | None = N
         prog, consts = lift_constants(trace(flat, *leaves))
         check_shardings(f"sliced({name}, {budget!r})", prog.in_avals)
         with progress_line.show(f"choosing slices of {name}"):
-            found = program_within(prog, limit, functools.partial(_bytes_on, target))
+            found = _within(prog, limit, target)
         if found.bytes > limit:
             raise _infeasible(name, budget, prog, found)
         return found, [*consts, *leaves], out_trees[0]
@@ -184,9 +196,43 @@ def _without_static(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping
     return take_static_out(run, *given)
 
 
-def _bytes_on(target: str | None, prog: Program) -> float:
-    """Return the compiled bytes of a program on a target."""
-    return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types, target)
+@dataclasses.dataclass(frozen=True)
+class _Sliced:
+    """A program with some regions in slices.
+
+    Attributes:
+      program: the program.
+      regions: its regions in slices, in the order of the choices.
+      bytes: its compiled bytes.
+    """
+
+    program: Program
+    regions: Sequence[Region]
+    bytes: float
+
+
+def _within(prog: Program, limit: int, target: str | None) -> _Sliced:
+    """Return a program that takes at most `limit` bytes on a target, or the smallest one tried."""
+    compiled: dict[Slices, float] = {}
+    wanted = (True,) * len(prog.outputs)
+
+    def bytes_of(choice: Choice) -> float:
+        (candidate,) = choice.candidates.values()
+        sliced = in_slices(prog, candidate.slices, wanted)
+        size = compiled_bytes(lambda *xs: evaluate(sliced, xs), prog.in_types, target)
+        compiled[candidate.slices] = size
+        return size
+
+    with parse_target(target).planned_for():
+        problem = Problem(prog, (False,) * len(prog.inputs), wanted)
+        budget = Budget(limit, slices=True)
+        try:
+            plans = search({"": problem}, budget, {"": default_plan(problem)}, Measure(bytes_of))
+            slices = plans[""].slices
+        except BudgetInfeasible:
+            slices = min(compiled, key=compiled.__getitem__)
+    regions = regions_of_slices(prog, slices, wanted)
+    return _Sliced(in_slices(prog, slices, wanted), regions, compiled[slices])
 
 
 def _row(region: Region) -> SlicedRegion:
@@ -199,7 +245,7 @@ def _row(region: Region) -> SlicedRegion:
     )
 
 
-def _infeasible(name: str, budget: Any, prog: Program, found: SlicedProgram) -> BudgetInfeasible:
+def _infeasible(name: str, budget: Any, prog: Program, found: _Sliced) -> BudgetInfeasible:
     """Return the error for a budget that no slices keep to."""
     rows = [str(_row(region)) for region in found.regions]
     largest = max(prog.equations, key=lambda e: sum(map(size, e.outvars)), default=None)
