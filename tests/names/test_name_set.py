@@ -62,7 +62,7 @@ def test_the_largest_values_of_a_set_are_offloaded() -> None:
 def test_the_front_has_falling_bytes_and_rising_work() -> None:
     make = lambda flops, size: WeighedNames(NameSet(frozenset({f"{flops}"})), flops, 0, size)
     front = pareto([make(3, 5), make(1, 9), make(2, 9), make(4, 6), make(5, 1)])
-    assert [(each.recompute_flops, each.simulated_bytes) for each in front] == [
+    assert [(each.recompute_flops, each.peak) for each in front] == [
         (1, 9), (3, 5), (5, 1),
     ]  # fmt: skip
 

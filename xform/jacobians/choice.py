@@ -14,12 +14,15 @@ Words:
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from xform import memory
+from xform.errors import BudgetInfeasible
 from xform.interpret.cost import size
 from xform.jacobians.accumulate import Blocks, accumulate
 from xform.jacobians.chain import (
@@ -37,8 +40,10 @@ from xform.planner.device import resolve_fit
 from xform.policies import save_nothing
 from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value
+from xform.program.ir import Program
+from xform.terminal import progress_line
+from xform.terminal.text import human_bytes
 from xform.transforms.function import Function
-from xform.transforms.ladder import first_within
 
 # Reverse mode is chosen without counting FLOPs if forward mode takes this many times more vectors.
 # Pulling one cotangent takes at most about three times the work of pushing one tangent, so reverse
@@ -107,13 +112,45 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
     ways = _ways(full, mode, count_flops)
     if not isinstance(policy, Budget) or policy.of != "peak":
         return dataclasses.replace(ways[0], chunk=chunk, policy=policy)
-    bytes_of = lambda choice: memory.compiled_bytes(lambda *args: choice.run(args), prog.in_types)
-    return first_within(
-        policy,
-        _choices_by_way(ways, chunk),
-        bytes_of,
+    with progress_line.show("choosing how to evaluate a Jacobian"):
+        return _first_within(policy, _choices_by_way(ways, chunk), prog)
+
+
+def _first_within(
+    budget: Budget, ladders: Iterable[Sequence[Evaluation]], prog: Program
+) -> Evaluation:
+    """Return the first way to evaluate the Jacobian of a program that fits a budget.
+
+    In each of the lists, in order of rising work, an evaluation takes fewer bytes than the one
+    before. The last one is compiled first. If it fits, bisection finds the first of this list that
+    fits.
+
+    Raises:
+      BudgetInfeasible: none fits.
+    """
+    floor, compiles = math.inf, itertools.count(1)
+
+    def size(way: Evaluation) -> float:
+        progress_line.update(f"compiling way {next(compiles)}")
+        return memory.compiled_bytes(lambda *args: way.run(args), prog.in_types)
+
+    for ladder in ladders:
+        least = size(ladder[-1])
+        floor = min(floor, least)
+        if least <= budget.bytes:
+            fits = lambda way: size(way) <= budget.bytes
+            return ladder[bisect.bisect_left(ladder[:-1], True, key=fits)]
+    known = floor < math.inf
+    raise BudgetInfeasible(
+        f"policy={budget!r}",
+        f"the lowest peak found takes {human_bytes(int(floor))} (compiled): arguments, outputs and "
+        "temporary memory"
+        if known
+        else "the compiler refused every program that was tried, because none fits the device",
+        "",
         "raise the budget, or compute products with the Jacobian (jvp, vjp) instead of all its "
         "elements",
+        int(floor) if known else 0,
     )
 
 

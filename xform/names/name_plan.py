@@ -121,12 +121,12 @@ class NamePlan(Result):
     def _closest_of_tunix(self) -> str:
         """Describe the setting of Tunix that is closest to this plan, and its cost."""
         costs = lambda each: (
-            f"{human_bytes(each.simulated_bytes)} (simulated) and recomputes "
+            f"{human_bytes(each.peak)} (simulated) and recomputes "
             f"{human_flops(each.recompute_flops)}"
         )
         plan = f"this plan takes {human_bytes(self.compiled_bytes)} and recomputes "
         plan += human_flops(self.recompute_flops)
-        if self.everything.simulated_bytes <= self.budget_bytes:
+        if self.everything.peak <= self.budget_bytes:
             return f"use the closest setting, NONE: it takes {costs(self.everything)}; {plan}"
         return f"use the closest setting, DECODER: it takes {costs(self.nothing)}; {plan}"
 

@@ -14,7 +14,12 @@ from typing import Any
 
 import jax
 
+from xform.errors import BudgetInfeasible
 from xform.planner.costs.link import HOST
+from xform.policies import Budget
+from xform.terminal.text import human_bytes
+
+Fits = Callable[["WeighedNames"], bool]
 
 # All sets of at most this many names are explored. With more names, the search is greedy.
 _MAX_NAMES = 4
@@ -67,13 +72,16 @@ class WeighedNames:
       names: the saved and the offloaded names.
       recompute_flops: FLOPs that the backward pass recomputes and that XLA does not fuse.
       offloaded_bytes: bytes of the offloaded values.
-      simulated_bytes: the simulated peak of the program, arguments and outputs included.
+      peak: the simulated peak of the program, arguments and outputs included.
+
+    The other attributes are those of a `Choice` of plans, so that `planner/search_front.py` chooses
+    names as it chooses plans.
     """
 
     names: NameSet
     recompute_flops: int
     offloaded_bytes: int
-    simulated_bytes: int
+    peak: int
 
     @property
     def work(self) -> tuple[int, int]:
@@ -81,10 +89,29 @@ class WeighedNames:
         return self.recompute_flops, self.offloaded_bytes
 
     @property
+    def key(self) -> NameSet:
+        """What identifies the set."""
+        return self.names
+
+    @property
+    def offloads(self) -> bool:
+        """Whether a value waits in the host's memory."""
+        return bool(self.names.offloaded)
+
+    @property
+    def lower_bound(self) -> int:
+        """The simulated peak, which is known."""
+        return self.peak
+
+    # Remat regions are kept as they are written.
+    has_asked_regions = True
+    may_save_in_regions = False
+
+    @property
     def order(self) -> tuple[Any, ...]:
         """The key that sorts sets: work, then bytes, then the number of names."""
         count = len(self.names.saved) + len(self.names.offloaded)
-        return self.work, self.simulated_bytes, count
+        return self.work, self.peak, count
 
 
 def explore(
@@ -135,6 +162,50 @@ def explore(
     return sorted(explored, key=lambda each: each.order)
 
 
+class NamesFront:
+    """Sets of names in the order of their work; a front for `search_compiled`.
+
+    Args:
+      weighed: the sets.
+      remedy: what to do if none of them fits a budget.
+    """
+
+    def __init__(self, weighed: Iterable[WeighedNames], remedy: str):
+        self._weighed, self._remedy = sorted(weighed, key=lambda each: each.order), remedy
+
+    def least_recompute(self, fits: Fits) -> WeighedNames | None:
+        """Return the set of least work that fits; None if none fits."""
+        return next(filter(fits, pareto(self._weighed)), None)
+
+    def cheaper(self, last: WeighedNames, fits: Fits) -> list[WeighedNames]:
+        """Return the sets that fit and recompute less than `last`."""
+        return [each for each in self._weighed if each.work < last.work and fits(each)]
+
+    def smallest(self) -> list[WeighedNames]:
+        """Return the sets that take the fewest bytes, the smallest first."""
+        return pareto(self._weighed)[::-1]
+
+    def references(self) -> list[WeighedNames]:
+        """Return the set without names, which a user could have written."""
+        return [each for each in self._weighed if each.names == NameSet()]
+
+    def without_offload(self) -> NamesFront:
+        """Return the front of the sets that offload nothing."""
+        kept = (each for each in self._weighed if not each.offloads)
+        return NamesFront(kept, self._remedy)
+
+    def refusal(self, budget: Budget, lowest: WeighedNames, size: int, by: str) -> BudgetInfeasible:
+        """Return the error for a budget; see `ChoiceFront.refusal`."""
+        return BudgetInfeasible(
+            f"policy={budget!r}",
+            f"the lowest peak found takes {human_bytes(size)} ({by}): arguments, outputs and "
+            "temporary memory",
+            "",
+            self._remedy,
+            size,
+        )
+
+
 def _add_greedily(names: Sequence[str], cost: Callable[[Iterable[str]], WeighedNames]) -> None:
     """Weigh growing sets: add the name that spares the most FLOPs for its bytes, again and again.
 
@@ -147,7 +218,7 @@ def _add_greedily(names: Sequence[str], cost: Callable[[Iterable[str]], WeighedN
         def flops_per_byte(name: str, before: WeighedNames = before) -> tuple[float, int]:
             after = cost(before.names.saved | {name})
             spared = before.recompute_flops - after.recompute_flops
-            size = max(after.simulated_bytes - before.simulated_bytes, 1)
+            size = max(after.peak - before.peak, 1)
             # Of names that spare about as much for each byte, the smallest comes first.
             return float(f"{spared / size:.1e}"), -size
 
@@ -161,6 +232,6 @@ def pareto(weighed: Iterable[WeighedNames]) -> list[WeighedNames]:
     """
     front: list[WeighedNames] = []
     for each in sorted(weighed, key=lambda each: each.order):
-        if not front or each.simulated_bytes < front[-1].simulated_bytes:
+        if not front or each.peak < front[-1].peak:
             front.append(each)
     return front

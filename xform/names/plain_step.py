@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from xform.passes.structured import is_remat_region, nested_programs
 from xform.planner.costs.link import HostLink, link_of
 from xform.planner.costs.unfused import unfused_flops
 from xform.planner.device import current_device
+from xform.planner.measure import Known
 from xform.planner.simulate.liveness import simulate
 from xform.planner.simulate.profiles import backend_profile
 from xform.policies import TAG
@@ -66,7 +66,7 @@ class _Known:
     """What this process knows about one program: costs and compiled bytes by the saved names."""
 
     weighed: dict[NameSet, WeighedNames] = dataclasses.field(default_factory=dict)
-    compiled: dict[NameSet, float] = dataclasses.field(default_factory=dict)
+    compiled: Known = dataclasses.field(default_factory=dict)
 
 
 # For each live function: by its program, the types of its arguments, target and compiler options.
@@ -87,7 +87,6 @@ class PlainStep:
       name: the name of the function.
       values: its named values in remat regions, in the order of the program.
       everything: its costs if its remat regions save everything.
-      compile_seconds: the wall time of each compilation.
     """
 
     def __init__(
@@ -120,22 +119,20 @@ class PlainStep:
         key = *program_key, policy_argument, target.name, str(options)
         known = _KNOWN.setdefault(f, BoundedCache(4))
         self._known = known[key] = known.get(key, _Known())
-        self.compile_seconds: list[float] = []
 
-    def compiled_bytes(self, names: NameSet) -> float:
-        """Return the compiled bytes under the policy of some names, on each device.
+    def compiled_bytes(self, weighed: WeighedNames) -> float:
+        """Compile the program under the policy of some names; return its bytes on each device.
 
-        They are infinite if the compiler refuses the program without telling its size. A process
-        compiles each program once.
+        They are infinite if the compiler refuses the program without telling its size.
         """
-        if names not in self._known.compiled:
-            f, keywords = self._under(names.policy())
-            start = time.perf_counter()
-            compiled = compile_for(f, self._args, keywords, self._target)
-            self.compile_seconds.append(time.perf_counter() - start)
-            total = compiled.total_bytes
-            self._known.compiled[names] = math.inf if total is None else total
-        return self._known.compiled[names]
+        f, keywords = self._under(weighed.names.policy())
+        total = compile_for(f, self._args, keywords, self._target).total_bytes
+        return math.inf if total is None else total
+
+    @property
+    def known_bytes(self) -> Known:
+        """The compiled bytes that this process knows, by the saved names."""
+        return self._known.compiled
 
     def weigh(self, names: NameSet) -> WeighedNames:
         """Trace the program under the policy of some names, and simulate its peak."""

@@ -14,9 +14,11 @@ from xform.introspection.callables import definition_site, function_name
 from xform.memory.lowering import is_jitted
 from xform.memory.targets import Target, parse_target
 from xform.names.name_plan import NamePlan
-from xform.names.name_set import NameSet, WeighedNames, explore, pareto
+from xform.names.name_set import NameSet, NamesFront, WeighedNames, explore
 from xform.names.plain_step import KEEPS_REGIONS, PlainStep
 from xform.planner.device import resolve_fit
+from xform.planner.measure import Measure
+from xform.planner.search_front import search_compiled
 from xform.policies import parse, policy_name, save_nothing
 from xform.policies.budgets import Budget
 from xform.policies.combined import open_regions
@@ -25,12 +27,7 @@ from xform.steps.jit import jit
 from xform.steps.plan import StepPlan
 from xform.terminal import progress_line
 from xform.transforms.function import Tree
-from xform.transforms.ladder import first_within
 from xform.transforms.planning_task import check_step
-
-# After the search, sets of names that recompute less are compiled too, if their simulated bytes
-# are at most the budget times _NEAR, until _MAX_MISSES of them do not fit.
-_NEAR, _MAX_MISSES = 1.08, 2
 
 
 def plan_names(
@@ -123,19 +120,19 @@ def plan_names(
         )
     with progress_line.show(f"planning the named values of {function_name(f)}"):
         step = PlainStep(f, args, policy_argument, parsed, options)
-        chosen = _search(step, budget)
-        compiling = sum(step.compile_seconds)
+        measure = Measure(step.compiled_bytes, step.known_bytes)
+        chosen = _search(step, budget, measure)
         plan = NamePlan(
             function=step.name,
             policy=policy_name(budget),
             target=parsed.name,
             names=chosen.names,
             values=step.values,
-            compiled_bytes=int(step.compiled_bytes(chosen.names)),
+            compiled_bytes=int(measure.bytes(chosen)),
             recompute_flops=chosen.recompute_flops,
-            compiles=len(step.compile_seconds),
-            seconds=time.perf_counter() - start - compiling,
-            compile_seconds=compiling,
+            compiles=measure.compiles,
+            seconds=time.perf_counter() - start - measure.seconds,
+            compile_seconds=measure.seconds,
             nothing=step.weigh(NameSet()),
             everything=step.everything,
             budget_bytes=budget.bytes,
@@ -150,30 +147,14 @@ def plan_names(
         return dataclasses.replace(plan, free=other, no_free_plan="")
 
 
-def _search(step: PlainStep, budget: Budget) -> WeighedNames:
+def _search(step: PlainStep, budget: Budget, measure: Measure) -> WeighedNames:
     """Return the set of names of least work whose compiled program fits the budget.
-
-    The compiler first measures sets on the simulated Pareto front, then a few that recompute less
-    and nearly fit.
 
     Raises:
       BudgetInfeasible: no set that was compiled fits.
     """
     weighed = explore(step.values, step.weigh, step.may_offload)
-    front, nothing = pareto(weighed), step.weigh(NameSet())
-    ladder = front if nothing in front else [*front, nothing]
-    size = lambda each: step.compiled_bytes(each.names)
-    chosen = first_within(budget, [ladder], size, _remedy(step))
-    scale, misses = size(chosen) / max(chosen.simulated_bytes, 1), 0
-    for each in weighed:
-        if each.work >= chosen.work or misses == _MAX_MISSES:
-            break
-        if each in front or scale * each.simulated_bytes > _NEAR * budget.bytes:
-            continue
-        if size(each) <= budget.bytes:
-            return each
-        misses += 1
-    return chosen
+    return search_compiled(weighed[0], budget, measure, NamesFront(weighed, _remedy(step)))
 
 
 def _remedy(step: PlainStep) -> str:

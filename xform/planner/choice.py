@@ -12,15 +12,18 @@ import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
+from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Schedule
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import has_region_without_policy
 from xform.planner.candidates.stock import reference_candidates
 from xform.planner.costs.outcome import peak_lower_bound
 from xform.planner.front import front
+from xform.planner.infeasible import infeasible
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
+from xform.policies import Budget
 from xform.program.fingerprint import text_of
 from xform.program.naming import digest
 
@@ -145,6 +148,23 @@ class ChoiceFront:
     def references(self) -> list[Choice]:
         """Return choices of plans that a user could have written."""
         return self._zipped({k: reference_candidates(p) for k, p in self._problems.items()})
+
+    def without_offload(self) -> ChoiceFront:
+        """Return the front of the plans that offload nothing."""
+        kept = {k: dataclasses.replace(p, offload=False) for k, p in self._problems.items()}
+        return ChoiceFront(kept)
+
+    def refusal(self, budget: Budget, lowest: Choice, size: int, by: str) -> BudgetInfeasible:
+        """Return the error for a budget.
+
+        `lowest` has the lowest peak that was found, of `size` bytes, and `by` says how it was
+        measured.
+        """
+        key, n = lowest.largest, len(lowest.problems)
+        if n > 1:
+            by += f"; the figures that follow are those of the largest of {n} derivatives"
+        outside_bytes = lowest.problems[key].outside_bytes
+        return infeasible(budget, lowest.candidates[key].schedule, size, by, outside_bytes)
 
     def __iter__(self) -> Iterator[Choice]:
         i = 0

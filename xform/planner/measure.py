@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from typing import Any
 
-from xform.planner.choice import Choice
 from xform.planner.problem import Problem
 from xform.program.fingerprint import fingerprint
 from xform.storage.bounded_cache import BoundedCache
@@ -26,8 +26,8 @@ class Measure:
     """Compiles a program under plans and returns its bytes.
 
     Args:
-      compile_: compiles the program under some plans and returns its bytes; infinite if the
-        compiler refuses it without telling a size.
+      compile_: compiles the program under a choice of the search, such as some plans, and returns
+        its bytes; infinite if the compiler refuses it without telling a size.
       known: bytes that are known already; new ones are added. None: no bytes are known.
 
     Attributes:
@@ -36,11 +36,11 @@ class Measure:
       seconds: the time that these compilations took.
     """
 
-    def __init__(self, compile_: Callable[[Choice], float], known: Known | None = None) -> None:
+    def __init__(self, compile_: Callable[[Any], float], known: Known | None = None) -> None:
         self._compile, self._known = compile_, {} if known is None else known
         self.compiles, self.seconds = 0, 0.0
 
-    def bytes(self, choice: Choice) -> float:
+    def bytes(self, choice: Any) -> float:
         """Return the compiled bytes under some plans; infinite if the program is refused."""
         key = choice.key
         if key not in self._known:

@@ -8,7 +8,7 @@ in slices.
 
 from __future__ import annotations
 
-from xform.planner.choice import Candidates, Choice, Problems
+from xform.planner.choice import Candidates, Choice, ChoiceFront, Problems
 from xform.planner.default_plan import default_plan
 from xform.planner.measure import Measure
 from xform.planner.search_front import search_compiled, search_simulated
@@ -37,7 +37,9 @@ def search(
     start = Choice(problems, default)
     if measure is not None:
         bytes_of, compiled = measure.bytes, measure.bytes
-        one_search = lambda choice: search_compiled(choice, budget, measure)
+        one_search = lambda choice: search_compiled(
+            choice, budget, measure, ChoiceFront(choice.problems)
+        )
     else:
         margins = (backend_profile(p.device.backend).margin for p in problems.values())
         margin = max(margins) * budget.bytes

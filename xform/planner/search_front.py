@@ -14,13 +14,12 @@ compiler the simulation decides, with a margin.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from xform.errors import BudgetInfeasible
-from xform.planner.choice import Choice, ChoiceFront, Fits
-from xform.planner.infeasible import infeasible
+from xform.planner.choice import Choice, ChoiceFront
 from xform.planner.measure import (
     MAX_BEFORE_REFUSAL,
     MAX_COMPILES,
@@ -40,7 +39,26 @@ _LAST_EXCESS_FACTOR = 1.5
 _NEAR, _MAX_MISSES = 1.1, 3
 
 
-def search_compiled(default: Choice, budget: Budget, measure: Measure) -> Choice:
+# What is searched: choices of plans, or sets of named values (`xform/names`). Both have the
+# attributes of `Choice` that this file reads: `key work peak lower_bound offloads
+# has_asked_regions may_save_in_regions`.
+Chosen = TypeVar("Chosen", bound=Any)
+
+
+class Front(Protocol[Chosen]):
+    """Choices in the order of their recomputed FLOPs. `ChoiceFront` describes the methods."""
+
+    def least_recompute(self, fits: Callable[[Chosen], bool]) -> Chosen | None: ...
+    def cheaper(self, last: Chosen, fits: Callable[[Chosen], bool]) -> Iterable[Chosen]: ...
+    def smallest(self) -> Sequence[Chosen]: ...
+    def references(self) -> Sequence[Chosen]: ...
+    def without_offload(self) -> Front[Chosen]: ...
+    def refusal(self, budget: Budget, lowest: Chosen, size: int, by: str) -> BudgetInfeasible: ...
+
+
+def search_compiled(
+    default: Chosen, budget: Budget, measure: Measure, front: Front[Chosen]
+) -> Chosen:
     """Find the choice that recomputes least and whose compiled peak is within the budget.
 
     1. Compile `default`, the plans of the default policy. If they fit, return them, unless other
@@ -60,7 +78,7 @@ def search_compiled(default: Choice, budget: Budget, measure: Measure) -> Choice
     default_fits = measure.bytes(default) <= budget.bytes
     if default_fits and not _may_save_in_regions(budget, default):
         return default
-    search = _Search(default, measure, budget.bytes)
+    search = _Search(default, measure, budget.bytes, front)
     first = search.first_fit(default if default_fits else None)
     if first is not None:
         return search.least_work(first)
@@ -75,7 +93,7 @@ def search_compiled(default: Choice, budget: Budget, measure: Measure) -> Choice
     by = f"compiled; {human_bytes(simulated)} simulated"
     if size == math.inf:
         size, by = simulated, "simulated; the compiler refuses the program"
-    raise _infeasible(budget, lowest, int(size), by)
+    raise front.refusal(budget, lowest, int(size), by)
 
 
 def search_simulated(default: Choice, budget: Budget) -> Choice:
@@ -106,7 +124,7 @@ def _simulated_plan(default: Choice, budget: Budget) -> Choice:
     # without the margin: it may recompute less than the plan of a slightly larger budget.
     chosen = chosen or plans.smallest()[0]
     if chosen.peak > budget.bytes:
-        raise _infeasible(budget, chosen, chosen.peak, "simulated")
+        raise plans.refusal(budget, chosen, chosen.peak, "simulated")
     return chosen
 
 
@@ -115,16 +133,7 @@ def _profile(choice: Choice) -> Profile:
     return backend_profile(choice.problems[choice.largest].device.backend)
 
 
-def _infeasible(budget: Budget, choice: Choice, size: int, measured_by: str) -> BudgetInfeasible:
-    """Return the error for a budget; `choice` has the lowest peak that was found."""
-    key, n = choice.largest, len(choice.problems)
-    if n > 1:
-        measured_by += f"; the figures that follow are those of the largest of {n} derivatives"
-    outside_bytes = choice.problems[key].outside_bytes
-    return infeasible(budget, choice.candidates[key].schedule, size, measured_by, outside_bytes)
-
-
-def _may_save_in_regions(budget: Budget, default: Choice) -> bool:
+def _may_save_in_regions(budget: Budget, default: Any) -> bool:
     """Return whether plans that save values in remat regions are tried, although `default` fits.
 
     Such plans recompute less. They exist if a region has no policy. They are not tried if the
@@ -133,7 +142,7 @@ def _may_save_in_regions(budget: Budget, default: Choice) -> bool:
     return not budget.device and default.may_save_in_regions
 
 
-class _Search:
+class _Search(Generic[Chosen]):
     """The search on a program's front for one budget of `limit` bytes.
 
     A compiler may copy offloaded values into another layout. So the search learns separately from
@@ -149,14 +158,14 @@ class _Search:
         were smaller, and None before the first such choice.
     """
 
-    def __init__(self, default: Choice, measure: Measure, limit: int):
-        self.problems, self.measure, self.limit = default.problems, measure, limit
-        self.fronts, self.compiled = [ChoiceFront(default.problems)], set[Hashable]()
+    def __init__(self, default: Chosen, measure: Measure, limit: int, front: Front[Chosen]):
+        self.measure, self.limit = measure, limit
+        self.fronts, self.compiled = [front], set[Hashable]()
         size = measure.bytes(default)
         self.scale = size / max(default.peak, 1) if size < math.inf else 1.0
         self.excess: list[float | None] = [None, None]
 
-    def first_fit(self, default: Choice | None) -> Choice | None:
+    def first_fit(self, default: Chosen | None) -> Chosen | None:
         """Compile choices that are expected to fit, and return the first that fits.
 
         Choices that recompute as much as `default`, or more, are not tried. None: none of the
@@ -177,7 +186,7 @@ class _Search:
             self._learn(choice)
         return None
 
-    def least_work(self, least: Choice) -> Choice:
+    def least_work(self, least: Chosen) -> Chosen:
         """Compile choices that recompute less than `least`, and return the best that fits.
 
         `least` fits, and is returned if no other does. First come the choices that are expected to
@@ -210,7 +219,7 @@ class _Search:
                 least, misses = choice, 0
         return least
 
-    def last_choices(self, default: Choice) -> list[Choice]:
+    def last_choices(self, default: Chosen) -> list[Chosen]:
         """Return the choices to compile before the budget is refused, as many as the limit allows.
 
         They are the default, the smallest of the front, and plans that a user could have written.
@@ -224,21 +233,21 @@ class _Search:
         untried = [c for key, c in plans.items() if c is not default and key not in self.compiled]
         return compiled + untried[: max(0, MAX_BEFORE_REFUSAL - 1 - len(self.compiled))]
 
-    def _cheapest(self, fits: Fits) -> Choice | None:
+    def _cheapest(self, fits: Callable[[Chosen], bool]) -> Chosen | None:
         """Return the choice on all fronts that recomputes least and fits; None if none fits."""
         choices = (plans.least_recompute(fits) for plans in self.fronts)
         return min(filter(None, choices), key=lambda c: c.work, default=None)
 
-    def _is_untried(self, choice: Choice) -> bool:
+    def _is_untried(self, choice: Chosen) -> bool:
         """Return whether this search has not compiled the choice yet."""
         return choice.key not in self.compiled
 
-    def _compiled_bytes(self, choice: Choice) -> float:
+    def _compiled_bytes(self, choice: Chosen) -> float:
         """Compile a choice, and return its bytes."""
         self.compiled.add(choice.key)
         return self.measure.bytes(choice)
 
-    def _learn(self, choice: Choice) -> None:
+    def _learn(self, choice: Chosen) -> None:
         """Correct the estimate by the excess of one compiled choice.
 
         If it offloads values, the correction applies to all choices that do, else to all that do
@@ -249,14 +258,13 @@ class _Search:
         excess, largest = size - self._simulated_bytes(choice), self.excess[choice.offloads]
         self.excess[choice.offloads] = excess if largest is None else max(largest, excess)
         if choice.offloads and size > self.limit and len(self.fronts) == 1:
-            kept = {k: dataclasses.replace(p, offload=False) for k, p in self.problems.items()}
-            self.fronts.append(ChoiceFront(kept))
+            self.fronts.append(self.fronts[0].without_offload())
 
-    def _expected_bytes(self, choice: Choice) -> float:
+    def _expected_bytes(self, choice: Chosen) -> float:
         """Return the expected bytes of a choice: scaled simulated bytes plus the learned excess."""
         return self._simulated_bytes(choice) + (self.excess[choice.offloads] or 0)
 
-    def _simulated_bytes(self, choice: Choice) -> float:
+    def _simulated_bytes(self, choice: Chosen) -> float:
         """Return the scaled simulated bytes of a choice.
 
         If the saved values alone are clearly over the budget, it is not simulated. Then the result
