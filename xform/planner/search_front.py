@@ -45,19 +45,19 @@ _NEAR, _MAX_MISSES = 1.1, 3
 Chosen = TypeVar("Chosen", bound=Any)
 
 
-class Front(Protocol[Chosen]):
+class Choices(Protocol[Chosen]):
     """Choices in the order of their recomputed FLOPs. `ChoiceFront` describes the methods."""
 
     def least_recompute(self, fits: Callable[[Chosen], bool]) -> Chosen | None: ...
     def cheaper(self, last: Chosen, fits: Callable[[Chosen], bool]) -> Iterable[Chosen]: ...
     def smallest(self) -> Sequence[Chosen]: ...
     def references(self) -> Sequence[Chosen]: ...
-    def without_offload(self) -> Front[Chosen]: ...
+    def without_offload(self) -> Choices[Chosen]: ...
     def refusal(self, budget: Budget, lowest: Chosen, size: int, by: str) -> BudgetInfeasible: ...
 
 
 def search_compiled(
-    default: Chosen, budget: Budget, measure: Measure, front: Front[Chosen]
+    default: Chosen, budget: Budget, measure: Measure, front: Choices[Chosen]
 ) -> Chosen:
     """Find the choice that recomputes least and whose compiled peak is within the budget.
 
@@ -158,7 +158,7 @@ class _Search(Generic[Chosen]):
         were smaller, and None before the first such choice.
     """
 
-    def __init__(self, default: Chosen, measure: Measure, limit: int, front: Front[Chosen]):
+    def __init__(self, default: Chosen, measure: Measure, limit: int, front: Choices[Chosen]):
         self.measure, self.limit = measure, limit
         self.fronts, self.compiled = [front], set[Hashable]()
         size = measure.bytes(default)
