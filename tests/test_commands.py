@@ -13,9 +13,8 @@ import pytest
 import xform
 from xform import commands, policies
 from xform.commands import function
-from xform.errors import FailedFunction, WrongArgument
+from xform.errors import FailedFunction, NotScalar, WrongArgument
 
-STEP = ["--policy-argument", "policy"]
 MODEL = """
 import jax, jax.numpy as jnp, xform
 
@@ -43,8 +42,16 @@ def bare(x):
 def square(x):
     return jnp.sum(x * x)
 
-def step(w, x, policy=None):
-    return w - xform.grad(loss, policy=policy)(w, x)
+def step(w, x):
+    return w - xform.grad(loss)(w, x)
+
+jitted = xform.jit(step, donate_argnums=0)
+
+def scaled(w, x, how):
+    return w - how["rate"] * xform.grad(loss)(w, x)
+
+def of_words():
+    return *inputs(), {"rate": 0.1, "name": "sgd"}
 
 SIZE = 3
 
@@ -262,18 +269,30 @@ def test_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_plan_of_a_step_names_the_planned_derivative_and_refuses_argnums() -> None:
-    title, what, arguments, *_ = commands.run(
-        ["plan", "written:step", *STEP, "--no-verify"]
-    ).splitlines()
-    assert title == "plan of step, min_cut, on cpu"
-    assert what == (
-        "planned: the derivative inside it, through its argument policy; bytes are of the whole "
-        "function"
-    )
-    assert arguments.startswith("arguments: w f32[8,8], x f32[4,8]")
-    with pytest.raises(WrongArgument, match="drop one of the two options"):
-        commands.run(["plan", "written:step", *STEP, "--argnums", "1"])
+def test_plan_of_a_step_plans_the_derivatives_inside_it_and_refuses_argnums(tmp_path: Path) -> None:
+    for words in (["written:jitted"], ["written:step", "--transform", "jit", "--donate", "0"]):
+        title, what, arguments, *_ = commands.run(["plan", *words, "--no-verify"]).splitlines()
+        assert title == "plan of a derivative in step, min_cut, on cpu"
+        assert what == "planned: the derivatives inside it; bytes are of the whole function"
+        assert arguments.startswith("arguments: w f32[8,8], x f32[4,8]")
+        data = json.loads(commands.run(["plan", *words, "--json", "--save", "plan.json"]))
+        assert data["compiled_bytes"] > 0
+        assert [row["decision"] for row in data["plans"][0]["rows"]]
+        follows = ["plan", *words, "--policy", "plan:plan.json", "--no-verify"]
+        assert commands.run(follows).startswith(title)
+    with pytest.raises(WrongArgument, match="with argnums="):
+        commands.run(["plan", "written:jitted", "--argnums", "1"])
+    with pytest.raises(WrongArgument, match=r"give donate_argnums to xform\.jit"):
+        commands.run(["plan", "written:jitted", "--donate", "0"])
+    with pytest.raises(NotScalar, match="--transform jit"):
+        commands.run(["plan", "written:step"])
+
+
+@pytest.mark.usefixtures("model")
+def test_a_step_may_have_arguments_that_are_not_arrays() -> None:
+    words = ["written:scaled", "--inputs", "written:of_words", "--transform", "jit"]
+    for name in ("plan", "compare", "memory"):
+        assert "min_cut" in commands.run([name, *words, "--policy", "min_cut"])
 
 
 @pytest.mark.usefixtures("model")

@@ -37,8 +37,10 @@ def tall(x, how):
 
 tall.inputs = lambda: (jax.ShapeDtypeStruct((64, 64), "float32"), "rows")
 
-def step(w, x, policy=None):
-    return w - xform.grad(loss, policy=policy)(w, x)
+def step(w, x):
+    return w - xform.grad(loss)(w, x)
+
+jitted = xform.jit(step)
 
 def inputs(batch: int = 64):
     return jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((batch, 64), "float32")
@@ -66,7 +68,7 @@ def test_a_static_argument_is_no_array() -> None:
 
 def test_a_report_as_json_picture_and_page(model: Path) -> None:
     command = ["memory", "small:step", "--batch", "32", "--policy", "save_nothing", "--donate", "0",
-               "--policy-argument", "policy"]  # fmt: skip
+               "--transform", "jit"]  # fmt: skip
     text = commands.run([*command, "--png", "a.png", "--html", "a.html"])
     assert text.endswith("wrote a.png\nwrote a.html")
     assert (model / "a.png").exists()
@@ -231,7 +233,9 @@ def test_fits_max_batch_and_why_oom_accept_a_policy(command: str) -> None:
     assert "the function as it is" in commands.run(ask)
     under = commands.run([*ask, "--policy", "save_nothing"])
     assert "compiled: its value_and_grad by argument 0, policy save_nothing" in under
-    budget = commands.run(
-        ["fits", "small:step", *ask[2:], "--policy", "budget:200KiB", "--policy-argument", "policy"]
-    )
-    assert "it fits" in budget
+    donated = commands.run([*ask, "--policy", "save_nothing", "--donate", "0"])
+    assert "compiled: its value_and_grad by argument 0, policy save_nothing" in donated
+    for step in (["small:jitted"], ["small:step", "--transform", "jit", "--donate", "0"]):
+        budget = commands.run(["fits", *step, *ask[2:], "--policy", "budget:200KiB"])
+        assert "it fits" in budget
+        assert "the function as it is, policy budget:200KiB" in budget

@@ -17,8 +17,10 @@ import jax, jax.numpy as jnp, xform
 def loss(w, x):
     return jnp.sum(jnp.tanh(x @ w) ** 2)
 
-def step(w, x, policy=None):
-    return xform.grad(loss, policy=policy)(w, x)
+def step(w, x):
+    return xform.grad(loss)(w, x)
+
+jitted = xform.jit(step)
 
 def inputs(batch: int = 4, dtype="float32", wide: bool = False, deep=None):
     width = 16 if wide else 8
@@ -123,27 +125,29 @@ def test_every_transform(name: str, capsys: pytest.CaptureFixture) -> None:
         # The gradient is not a scalar, so its own derivative cannot be compared.
         assert commands.main(words) in (0, 3), words
     capsys.readouterr()
-    if "--policy-argument" in options_of(name):
-        words = ["--transform", "grad", "--policy-argument", "policy"]
-        assert failed(capsys, name, "written:step", *TAKE[name], *words) == (
-            "--transform grad of written:step\n"
-            "  problem: with --policy-argument the function is a training step, which takes its "
-            "own derivatives\n"
-            "  remedy:  drop one of the two options, or name the loss\n"
-        )
-
-
-@pytest.mark.parametrize("name", [n for n in TAKE if "--policy-argument" in options_of(n)])
-def test_the_argument_that_takes_the_policy(name: str, capsys: pytest.CaptureFixture) -> None:
-    step = [name, "written:step", *TAKE[name], "--policy", "save_nothing"]
-    assert commands.main([*step, "--policy-argument", "policy"]) in (0, 3)
-    capsys.readouterr()
-    text = failed(capsys, *step, "--policy-argument", "plicy")
-    assert text.startswith(
-        "written:step --policy-argument plicy\n"
-        "  problem: step has no parameter 'plicy'; its signature is step(w, x, policy=None)\n"
+    assert failed(capsys, name, "written:jitted", *TAKE[name], "--transform", "grad") == (
+        "--transform grad of written:jitted\n"
+        "  problem: the function is a training step of xform.jit, which takes its own "
+        "derivatives\n"
+        "  remedy:  leave out --transform, or name the loss\n"
     )
-    assert "(--policy-argument policy)" in failed(capsys, *step)
+
+
+@pytest.mark.parametrize("name", [n for n in TAKE if n not in ("residuals", "show")])
+def test_a_step_follows_a_policy_if_xform_jit_made_it_or_is_asked_to(
+    name: str, capsys: pytest.CaptureFixture
+) -> None:
+    policy = [*TAKE[name], "--policy", "save_nothing"]
+    assert commands.main([name, "written:jitted", *policy]) in (0, 3)
+    by_function = capsys.readouterr().out
+    assert commands.main([name, "written:step", *policy, "--transform", "jit"]) in (0, 3)
+    assert same_but_times(capsys.readouterr().out) == same_but_times(by_function)
+    assert "(on a command line --transform jit)" in failed(capsys, name, "written:step", *policy)
+
+
+def same_but_times(text: str) -> str:
+    """Return a text without the times of planning, which it states only if it compiled."""
+    return re.sub(r"(planned in|compiled in|compile ) .*", "", text)
 
 
 def test_transform_option_selects_the_compiled_derivative() -> None:
@@ -154,7 +158,7 @@ def test_transform_option_selects_the_compiled_derivative() -> None:
     pushed = sizes("written:loss", "--transform", "jvp")["argument_bytes"]
     assert pushed == 2 * sizes("written:loss")["argument_bytes"]
     text = commands.run(["plan", "written:loss", "--transform", "value_and_grad"])
-    assert text.startswith("plan of value_and_grad of loss, min_cut, on cpu")
+    assert text.startswith("plan of a derivative in value_and_grad of loss, min_cut, on cpu")
 
 
 @pytest.mark.parametrize(("words", "text"), [

@@ -128,16 +128,15 @@ step for target='gpu:h100'
 same argnums""",
     ),
     "no derivative in a step": (
-        lambda: xform.plan(lambda x, policy=None: jax.grad(jnp.sin)(x), 1.0,
-                           policy_argument="policy"),
-        errors.NotOneDerivative,
+        lambda: xform.plan(xform.jit(lambda x: jax.grad(jnp.sin)(x)), 1.0),
+        errors.WrongArgument,
         TypeError,
         """\
-plan of <lambda> with policy_argument='policy'
-  problem: it differentiates nothing under its argument `policy`
+plan of <lambda>
+  problem: the step takes no derivative without a policy of its own, so there is nothing to plan
   where:   HERE
-  remedy:  pass it to the derivative in the step: xform.value_and_grad(loss, policy=policy); or \
-pass a loss, without policy_argument""",
+  remedy:  differentiate in the step with xform.grad, without policy= (xform.install() replaces \
+jax.grad); or pass a loss, without xform.jit""",
     ),
     "a budget on Auto axes": (
         lambda: jax.jit(xform.grad(wave, policy=xform.policies.budget("1 MiB"))).lower(spread()),

@@ -94,6 +94,23 @@ def sgd(model: Any, x: Any, **modes: Any) -> Any:
     return value
 
 
+@MODES
+def test_a_step_of_modules_is_planned_and_compared(modes: dict[str, Any]) -> None:
+    run, args = functools.partial(step, **modes), (*start(), X)
+    jitted = xform.flax.jit(run, **modes)
+    free, less = xform.compare(jitted, *args, policies=[None, "save_nothing"])
+    assert less.report.total_bytes < free.report.total_bytes
+    assert free.report.total_bytes == compiled_bytes(run, *args, **modes)
+    most = int(0.9 * free.report.total_bytes)
+    plan = xform.plan(jitted, *args, policy=budget(most))
+    assert plan.compiled_bytes <= most
+    assert plan.recompute_flops > 0
+    assert xform.plan(jitted, *args, policy=budget(most)).compiles == 0
+    theirs = *start(), X
+    same(jitted.under(plan)(*args), nnx.jit(run, **modes)(*theirs))
+    same(nnx.state(args[:3]), nnx.state(theirs[:3]))
+
+
 @pytest.mark.slow
 def test_a_budget_that_nothing_fits() -> None:
     model = Deep()

@@ -66,7 +66,7 @@ __version__ = _packages.own_version()
 # take a third of the import time.
 _LAZY_FUNCTIONS = {
     "clip_by_previous_global_norm": "xform.fused.previous_norm",
-    "compare": "xform.transforms.compare",
+    "compare": "xform.steps.compare",
     "fits": "xform.memory.capacity",
     "fused_update": "xform.fused.fused_update",
     "health": "xform.diagnosis.health",
@@ -75,8 +75,8 @@ _LAZY_FUNCTIONS = {
     "jit": "xform.steps.jit",
     "load": "xform.storage.results",
     "memory_analysis": "xform.memory.analysis",
-    "pareto": "xform.transforms.pareto",
-    "plan": "xform.transforms.plan",
+    "pareto": "xform.steps.pareto",
+    "plan": "xform.steps.plan",
     "plan_names": "xform.names.plan_names",
     "sliced": "xform.transforms.sliced",
     "uninstall": "xform.everywhere",
@@ -99,11 +99,11 @@ if _typing.TYPE_CHECKING:
     from xform.memory.analysis import memory_analysis
     from xform.memory.capacity import fits
     from xform.names.plan_names import plan_names
+    from xform.steps.compare import compare
     from xform.steps.jit import jit
+    from xform.steps.pareto import pareto
+    from xform.steps.plan import plan
     from xform.storage.results import load
-    from xform.transforms.compare import compare
-    from xform.transforms.pareto import pareto
-    from xform.transforms.plan import plan
     from xform.transforms.sliced import sliced
 else:
 

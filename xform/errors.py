@@ -78,13 +78,6 @@ class WrongArgument(XformError, TypeError, ValueError):
     """An argument of a transform is invalid."""
 
 
-class NotOneDerivative(WrongArgument):
-    """A training step passes its policy to no derivative, or to derivatives of several functions.
-
-    Planning such a step needs exactly one function that is differentiated under the policy.
-    """
-
-
 class UnknownShardings(WrongArgument):
     """A budget counts bytes on each device, but the sharding of the values is unknown."""
 

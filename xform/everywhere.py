@@ -21,8 +21,8 @@ from xform.introspection.loaded import loaded_modules
 from xform.jacobians import jacobian as jacobians
 from xform.policies import parse
 from xform.policies.budgets import bounds_peak
-from xform.steps.plan import StepPlan
 from xform.steps.replacement import planning_jit
+from xform.steps.step_plan import StepPlan
 from xform.transforms import checkpoint, forward, jacobian, reverse
 from xform.transforms.recorded import in_step
 

@@ -27,19 +27,16 @@ def main() -> tuple[int, int, list[float]]:
     config: Any = dataclasses.replace(PRESETS["gpt2-124m"], context=CONTEXT, dropout=0.0)
     optim = OptimConfig(learning_rate=1e-4, warmup_steps=0)
 
-    def step(state: Any, tokens: jax.Array, policy: Any = None) -> Any:
-        return make_step(config, optim, policy)(state, tokens)
+    step = make_step(config, optim)
 
     tokens = jax.random.randint(jax.random.key(0), (1, BATCH, CONTEXT + 1), 0, config.vocab)
     types = abstract_state(config, optim), jax.ShapeDtypeStruct(tokens.shape, tokens.dtype)
-    plan = xform.plan(step, *types, policy=xform.policies.budget(BUDGET), policy_argument="policy",
-                      donate_argnums=0)  # fmt: skip
-    usual = xform.memory_analysis(step, *types, policy=xform.policies.save_everything,
-                                  donate_argnums=0)  # fmt: skip
-    run = jax.jit(step, static_argnames="policy", donate_argnums=0)
+    run = xform.jit(step, xform.policies.budget(BUDGET), donate_argnums=0)
+    plan = xform.plan(run, *types)
+    usual = xform.memory_analysis(xform.jit(step, "save_everything", donate_argnums=0), *types)
     state, losses = init_state(config, optim, seed=0), []
     for _ in range(STEPS):
-        state, metrics = run(state, tokens, policy=plan)
+        state, metrics = run(state, tokens)
         losses.append(float(jnp.asarray(metrics["loss"])))
     gib = lambda n: f"{(n or 0) / 2**30:.2f} GiB"
     print(f"{gib(plan.compiled_bytes)}, saving everything {gib(usual.total_bytes)}; {losses}")

@@ -133,15 +133,8 @@ def weigh(case: Case, policy: Any) -> Weighed:
     if bounds_peak(policy):
         step, state, tokens = step_of(case)
         try:
-            policy = xform.plan(
-                step,
-                state,
-                tokens,
-                policy=policy,
-                policy_argument="policy",
-                target=case.target,
-                donate_argnums=0,
-            )
+            jitted = xform.jit(step, policy, target=case.target, donate_argnums=0)
+            (policy,) = xform.plan(jitted, state, tokens)
         except BudgetInfeasible as error:
             seconds = time.perf_counter() - start
             return Weighed(None, False, None, seconds, error.floor_bytes)

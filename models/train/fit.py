@@ -158,10 +158,12 @@ def _lowest(step: Callable[..., Any], types: Sequence[Any], budget: xform.polici
             target: str, verify: bool) -> xform.Plan:  # fmt: skip
     """Plan a step for the lowest peak, as simulated, or with `verify` as the compiler measures."""
 
+    jitted = xform.jit(step, donate_argnums=0)
+
     def within(size: int) -> xform.Plan:
-        return xform.plan(step, *types, policy=dataclasses.replace(budget, bytes=size),
-                          policy_argument="policy", target=target, donate_argnums=0,
-                          verify=verify)  # fmt: skip
+        policy = dataclasses.replace(budget, bytes=size)
+        (plan,) = xform.plan(jitted, *types, policy=policy, target=target, verify=verify)
+        return plan
 
     try:
         return within(0)

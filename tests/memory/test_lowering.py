@@ -137,7 +137,8 @@ def test_inconsistent_meshes_specs_and_donate_argnums_raise() -> None:
             lambda: jitted(jax.jit(product), 0),
             "donate_argnums=0\n"
             "  problem: the function is jitted already, with its own options\n"
-            "  remedy:  pass donate_argnums to jax.jit, or pass the function without jax.jit",
+            "  remedy:  pass donate_argnums to jax.jit or xform.jit, or pass the function without "
+            "it",
         ),
     ):
         with pytest.raises(errors.WrongArgument) as caught:

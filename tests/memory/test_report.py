@@ -19,7 +19,7 @@ from tests.memory.test_buffers import message
 from xform.memory.capacity import LargestBatch, Reason, _next_batch
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
-from xform.transforms.compare import Comparison, Entry
+from xform.steps.compare import Comparison, Entry
 
 TPU = parse_target("tpu:v5e:1x1")
 

@@ -202,8 +202,15 @@ def test_only_budgets_of_the_peak_are_accepted(policy) -> None:
 
 
 def test_a_step_needs_the_parameter() -> None:
-    with pytest.raises(WrongArgument, match="has no parameter 'remat'"):
-        xform.plan_names(scanned, WS, X, policy="budget:1GiB", policy_argument="remat")
+    def other_name(ws, x, remat):
+        return scanned(ws, x, remat)
+
+    with pytest.raises(WrongArgument, match="has no parameter 'policy'") as error:
+        xform.plan_names(other_name, WS, X, policy="budget:1GiB")
+    assert "lambda *args, policy: other_name(*args, other=policy)" in error.value.remedy
+    renamed = lambda *args, policy: other_name(*args, remat=policy)
+    plan = xform.plan_names(renamed, WS, X, policy="budget:1GiB", free=False)
+    assert plan.compiled_bytes < 2**30
 
 
 def test_the_budget_is_kept_in_bytes() -> None:

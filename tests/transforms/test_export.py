@@ -292,7 +292,6 @@ REPORTS: dict[str, Callable[..., Any]] = {
     "compare": lambda f, *xs: xform.compare(f, *xs, policies=["min_cut"]),
     "pareto": lambda f, *xs: xform.pareto(f, *xs),
     "sliced": lambda f, *xs: exported(xform.sliced(f, "1 MiB"), xs),
-    "xform.jit": lambda f, *xs: xform.jit(xform.grad(f), "budget:1MiB").lower(*xs),
     "jacobian": lambda f, *xs: exported(xform.jacobian(f, chunk=2), xs),
     "sparse.hessian": lambda f, *xs: exported(xform.sparse.hessian(f), xs),
     "plan_names": lambda f, *xs: xform.plan_names(lambda w, x, policy: jax.grad(f)(w, x), *xs,

@@ -23,14 +23,13 @@ def run(args: argparse.Namespace) -> str:
 
 def compare_policies(args: argparse.Namespace) -> Any:
     """Return the `Comparison` that the command line requests."""
-    function = read_function(args)
+    function = read_function(args, planned=True)
     policies = [read_policy(text) for text in args.policy or ["min_cut"]]
     comparison = xform.compare(
         function.f,
         *function.args,
         policies=policies,
         targets=args.target,
-        policy_argument=function.policy_argument,
         **options(args),
     )
     return function.with_note(comparison, comparison.description.note)

@@ -9,7 +9,6 @@ import xform
 from xform.commands.function import (
     add_function,
     add_policy,
-    add_policy_argument,
     read_function,
     under_policy,
 )
@@ -25,9 +24,12 @@ def run(args: argparse.Namespace) -> str:
     Without --policy the function is compiled unchanged. With --policy, this command compiles what
     `memory --policy` compiles.
     """
-    function = read_function(args)
+    function = read_function(args, planned=args.policy is not None)
     report = xform.fits(
-        under_policy(function, args.policy), *function.args, target=args.target, **options(args)
+        under_policy(function, args, args.policy, args.target),
+        *function.args,
+        target=args.target,
+        **options(args),
     )
     args.status = 0 if report.fits else OVER
     if args.json:
@@ -41,5 +43,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
-    add_policy_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the report as a JSON object")

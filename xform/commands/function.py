@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import functools
 import inspect
 import numbers
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -32,14 +31,18 @@ import jax
 import jax.export
 import numpy as np
 
+import xform
 from xform import policies
 from xform.commands.reference import FORM, module_of, reference, resolve
 from xform.commands.transform import PLANNED, add_transform, arrays_alone, transformed
 from xform.errors import WrongArgument
-from xform.introspection.callables import argument_names, check_parameter
+from xform.introspection.callables import argument_names
+from xform.introspection.modules import arguments_for_jit, nnx_object, take_static_out
 from xform.memory.description import describe
+from xform.steps.compare import within_capacity
+from xform.steps.gradient import GradientStep
+from xform.steps.step import is_step
 from xform.transforms.inspect import derivative_at
-from xform.transforms.planning_task import with_policy
 
 ABOUT_POLICIES = f"which values the backward pass saves: {policies.TEXTS}"
 
@@ -56,8 +59,6 @@ class BoundFunction:
       inputs_call: the call that made the arguments, such as "inputs(batch=8)".
       args_of_batch: `args_of_batch(batch=n)` makes the arguments for another batch size; None if
         `inputs` has no argument `batch`.
-      policy_argument: the name of the argument that takes the policy of the derivatives inside the
-        function, for a training step; None for a loss.
     """
 
     name: str
@@ -66,20 +67,20 @@ class BoundFunction:
     source: str
     inputs_call: str
     args_of_batch: Callable[..., tuple[Any, ...]] | None = None
-    policy_argument: str | None = None
 
     def transformed(self, args: argparse.Namespace, policy: Any = None) -> BoundFunction:
         """Return the transform that the command line names, bound to its arguments.
 
-        `policy` is the default of the transform's argument `policy`.
+        `policy` is the policy of its derivative; None is the default.
         """
-        if self.policy_argument is not None:
+        if args.transform == "jit":
+            return self.as_step(args)
+        if is_step(self.f):
             raise WrongArgument(
                 f"--transform {args.transform} of {self.name}",
-                "with --policy-argument the function is a training step, which takes its own "
-                "derivatives",
+                "the function is a training step of xform.jit, which takes its own derivatives",
                 "",
-                "drop one of the two options, or name the loss",
+                "leave out --transform, or name the loss",
             )
         f, values, args_of_batch = self.f, self.args, self.args_of_batch
         argnums, has_aux = getattr(args, "argnums", 0), getattr(args, "has_aux", False)
@@ -91,8 +92,27 @@ class BoundFunction:
         return dataclasses.replace(
             self, name=f"{args.transform} of {self.name}", f=run, args=full(values),
             args_of_batch=args_of_batch and (lambda batch: full(args_of_batch(batch=batch))),
-            policy_argument="policy" if args.transform in PLANNED else None,
         )  # fmt: skip
+
+    def as_step(self, args: argparse.Namespace) -> BoundFunction:
+        """Return the function as a step of `xform.jit`, unless it is one.
+
+        The step donates the arguments of `--donate`, so the option is done.
+        """
+        if is_step(self.f):
+            return self
+        donate, args.donate = getattr(args, "donate", ()), ()
+        if nnx_object(self.args) is not None:
+            return dataclasses.replace(self, f=xform.flax.jit(self.f, donate_argnums=donate))
+        without_static = lambda values: take_static_out(*arguments_for_jit(self.f, values, {}))[:2]
+        f, values = without_static(self.args)
+        make = self.args_of_batch
+        return dataclasses.replace(
+            self,
+            f=xform.jit(f, donate_argnums=donate),
+            args=tuple(values),
+            args_of_batch=make and (lambda batch: tuple(without_static(make(batch=batch))[1])),
+        )
 
     def with_note(self, report: Any, note: str) -> Any:
         """Return a report or comparison with a note, and with the call that made the arguments."""
@@ -109,11 +129,8 @@ class BoundFunction:
         wrt = range(len(self.args)) if argnums is None else argnums
         wrt = wrt if isinstance(wrt, Sequence) else (wrt,)
         about = f"differentiated by argument{'s' * (len(wrt) != 1)} {', '.join(map(str, wrt))}"
-        if self.policy_argument is not None:
-            about = (
-                f"planned: the derivative inside it, through its argument {self.policy_argument}; "
-                "bytes are of the whole function"
-            )
+        if is_step(self.f):
+            about = "planned: the derivatives inside it; bytes are of the whole function"
         arguments = dataclasses.replace(
             describe(self.f, self.args, {}), inputs=self.inputs_call
         ).given
@@ -159,13 +176,6 @@ def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut")
     parser.add_argument("--policy", default=default, metavar="POLICY", help=ABOUT_POLICIES)
 
 
-def add_policy_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--policy-argument`, for commands whose function may be a training step."""
-    parser.add_argument("--policy-argument", metavar="NAME",
-                        help="for a FUNC that takes derivatives itself, such as a training step: "
-                        "its argument that takes their policy")  # fmt: skip
-
-
 def add_argnums(parser: argparse.ArgumentParser, default: int | None = 0) -> None:
     """Add the options `--argnums` and `--has-aux` of a derivative.
 
@@ -184,12 +194,19 @@ def add_argnums(parser: argparse.ArgumentParser, default: int | None = 0) -> Non
                         "differentiated")  # fmt: skip
 
 
-def read_function(args: argparse.Namespace) -> BoundFunction:
-    """Return the function of the command line with its arguments, after `--transform` if given."""
-    args.bound_function = read_untransformed(args)
+def read_function(args: argparse.Namespace, planned: bool = False) -> BoundFunction:
+    """Return the function of the command line with its arguments, after `--transform` if given.
+
+    `planned` says whether a policy is applied to it. A transform that takes a derivative is a step
+    then. Without a transform it is a loss, unless `xform.jit` made it.
+    """
+    function = read_untransformed(args)
     if args.transform:
-        args.bound_function = args.bound_function.transformed(args)
-    return args.bound_function
+        function = function.transformed(args)
+    if planned and args.transform in PLANNED:
+        function = function.as_step(args)
+    args.bound_function = function
+    return function
 
 
 def read_untransformed(args: argparse.Namespace) -> BoundFunction:
@@ -219,13 +236,7 @@ def read_untransformed(args: argparse.Namespace) -> BoundFunction:
     args_of_batch = None
     if "batch" in parameters:
         args_of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
-    policy_argument = getattr(args, "policy_argument", None)
-    if policy_argument is not None:
-        request = f"{args.function} --policy-argument {policy_argument}"
-        check_parameter(f, n, policy_argument, request)
-    return BoundFunction(
-        args.function, f, values, source, inputs_call, args_of_batch, policy_argument
-    )
+    return BoundFunction(args.function, f, values, source, inputs_call, args_of_batch)
 
 
 def _inputs_function(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
@@ -353,22 +364,27 @@ def read_policy(text: str) -> Any:
     return policies.parse(text, f"--policy {text}")
 
 
-def under_policy(function: BoundFunction, text: str | None) -> Callable[..., Any]:
+def under_policy(
+    function: BoundFunction, args: argparse.Namespace, text: str | None, target: str | None
+) -> Callable[..., Any]:
     """Return the function under the policy that `text` names; unchanged if it is None.
 
-    A training step gets the policy as its `policy_argument`. Any other function is taken as a loss,
-    and its `value_and_grad` is returned.
+    A function of `xform.jit` is a training step, and its derivatives follow the policy. Any other
+    function is a loss, and its `value_and_grad` is returned. It donates the arguments of
+    `--donate`, so the option is done. `target` is the device that "auto" stands for.
 
     Raises:
-      WrongArgument: the function is neither a loss nor a step with a `policy_argument`.
+      NotScalar: the function is neither a loss nor a step of `xform.jit`.
     """
     if text is None:
         return function.f
-    if function.policy_argument is None:
-        # This raises an error if the function is a step and not a loss.
+    step = function.f
+    if not is_step(step):
+        # This raises an error if the function is a step that was not made by `xform.jit`.
         derivative_at(f"--policy {text}", function.f, function.args, 0, False)
-    f, options = with_policy(function.f, read_policy(text), 0, function.policy_argument)
-    return functools.partial(f, **options) if options else f
+        donate, args.donate = args.donate, ()
+        step = GradientStep(function.f, donate_argnums=donate)
+    return step.under(within_capacity(read_policy(text), target, args.capacity))
 
 
 def positions(text: str) -> int | Sequence[int] | None:

@@ -10,7 +10,6 @@ import xform
 from xform.commands.function import (
     add_function,
     add_policy,
-    add_policy_argument,
     positions,
     read_function,
     under_policy,
@@ -27,11 +26,11 @@ def run(args: argparse.Namespace) -> str:
     that axis. Without --policy the function is compiled unchanged. With --policy, this command
     compiles what `memory --policy` compiles.
     """
-    function = read_function(args)
+    function = read_function(args, planned=args.policy is not None)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
     inputs = None if by_axis else function.args_of_batch
     batch = xform.memory.max_batch(
-        under_policy(function, args.policy),
+        under_policy(function, args, args.policy, args.target),
         *(() if inputs else function.args),
         target=args.target,
         inputs=inputs,
@@ -50,7 +49,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
-    add_policy_argument(parser)
     parser.add_argument("--batch-axis", type=int, metavar="N",
                         help="axis of the arguments that is the batch (default: 0)")  # fmt: skip
     parser.add_argument("--batch-argnums", type=_argnums, default="auto", metavar="1,2",

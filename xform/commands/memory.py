@@ -9,7 +9,7 @@ from typing import Any
 
 import xform
 from xform.commands.compare import compare_policies
-from xform.commands.function import add_function, read_function, read_policy
+from xform.commands.function import add_function, read_function, under_policy
 from xform.commands.reports import (
     add_outputs,
     add_policies,
@@ -21,9 +21,8 @@ from xform.commands.reports import (
 from xform.errors import BudgetInfeasible
 from xform.memory.report import MemoryReport
 from xform.memory.saved_peaks import growth, save_peaks
+from xform.steps.compare import of_targets
 from xform.terminal.text import human_bytes
-from xform.transforms.compare import of_targets
-from xform.transforms.policy_report import report_on
 
 # The exit status if the peak grew.
 GREW = 3
@@ -33,9 +32,10 @@ def run(args: argparse.Namespace) -> str:
     """Report the memory that a function needs on a device, and the buffers at its peak.
 
     The device need not be attached. Without --policy the function is compiled unchanged. With
-    --policy, the function is a loss, and its value_and_grad is compiled under the policy. With
-    --policy-argument too, it is a training step, which gets the policy as that argument. The first
-    lines of the report say what was compiled. Several policies or targets are compared in a table.
+    --policy, a function of xform.jit is a training step, whose derivatives follow the policy. Any
+    other function is a loss then, and its value_and_grad is compiled under the policy. With
+    --transform jit it is a training step, too. The first lines of the report say what was compiled.
+    Several policies or targets are compared in a table.
 
     --save writes the bytes at the peak to a small file, and --against compares with such a file: it
     exits with 3 if a total grew by more than --tolerance, and prints the lines that grew.
@@ -53,29 +53,18 @@ def run(args: argparse.Namespace) -> str:
                     )  # fmt: skip
         reports = [entry.report for entry in comparison if entry.report is not None]
         return _render(comparison, reports, args)
-    function = read_function(args)
-    if args.policy:
-        reports = [
-            report_on(
-                args.target[0],
-                function.f,
-                function.args,
-                read_policy(args.policy[0]),
-                policy_argument=function.policy_argument,
-                **options(args),
-            )
-        ]
-    else:
-        reports = [
-            xform.memory_analysis(function.f, *function.args, target=target, **options(args))
-            for target in args.target
-        ]
+    function = read_function(args, planned=bool(args.policy))
+    policy = args.policy[0] if args.policy else None
+    f = under_policy(function, args, policy, args.target[0])
+    reports = [
+        xform.memory_analysis(f, *function.args, target=target, **options(args))
+        for target in args.target
+    ]
     first = reports[0].description
     note = first.note
-    if not args.policy and not first.transform:
-        derivative = "" if function.policy_argument else "its derivative "
-        step = "" if function.policy_argument else " (of a training step, also --policy-argument)"
-        note = f"for {derivative}under a policy: --policy min_cut{step}\n{note}".strip()
+    if not (first.policy or first.transform):
+        step = " (of a training step, also --transform jit)"
+        note = f"for its derivative under a policy: --policy min_cut{step}\n{note}".strip()
     result = reports[0] if len(reports) == 1 else of_targets(reports)
     return _render(function.with_note(result, note), reports, args)
 

@@ -12,20 +12,21 @@ from xform.commands.function import (
     add_argnums,
     add_function,
     add_policy,
-    add_policy_argument,
     positions,
     read_function,
     read_policy,
 )
 from xform.commands.reports import file, picture, write_file
+from xform.commands.transform import PLANNED
+from xform.steps.step_plan import StepPlan
 
 
 def run(args: argparse.Namespace) -> str:
     """Choose the values that the backward pass saves, and compile to verify the plan."""
-    function = read_function(args)
+    function = read_function(args, planned=True)
     # With --transform grad, value_and_grad or vjp, `function.f` is that derivative, and it was made
     # with --argnums and --has-aux. So these are not applied again.
-    is_derivative = args.transform and function.policy_argument is not None
+    is_derivative = args.transform in PLANNED
     argnums, has_aux = (0, False) if is_derivative else (args.argnums, args.has_aux)
     plan = xform.plan(
         function.f,
@@ -33,7 +34,6 @@ def run(args: argparse.Namespace) -> str:
         policy=read_policy(args.policy),
         argnums=argnums,
         has_aux=has_aux,
-        policy_argument=function.policy_argument,
         target=args.target,
         donate_argnums=args.donate,
         verify=not args.no_verify,
@@ -45,10 +45,17 @@ def run(args: argparse.Namespace) -> str:
     return function.with_heading(plan, argnums)
 
 
-def _data(plan: xform.Plan) -> dict[str, Any]:
-    """Return a plan as JSON data: its numbers, and a row for each value."""
+def _data(plan: xform.Plan | StepPlan) -> dict[str, Any]:
+    """Return a plan as JSON data: its numbers, and a row for each value.
+
+    The plan of a step has totals of these numbers, and the plans of its derivatives, not rows.
+    """
     numbers = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
-               if f.name not in ("rows", "record", "live", "saved")}  # fmt: skip
+               if f.name not in ("rows", "record", "live", "saved", "plans")}  # fmt: skip
+    if isinstance(plan, StepPlan):
+        totals = ("predicted_bytes", "saved_bytes", "forward_flops", "recompute_flops")
+        numbers |= {name: getattr(plan, name) for name in totals}
+        return {**numbers, "plans": [_data(one) for one in plan]}
     return {**numbers, "rows": [dataclasses.asdict(row) for row in plan]}
 
 
@@ -56,7 +63,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     add_function(parser)
     add_policy(parser)
-    add_policy_argument(parser)
     add_argnums(parser)
     parser.add_argument("--donate", type=_several, default=(), metavar="0,1",
                         help="positions of the arguments whose memory the results may reuse (as "
@@ -73,7 +79,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write a plot of the live bytes at each step of the program",
     )
     parser.add_argument("--save", type=file, metavar="FILE",
-                        help="write the plan to a file that xform.Plan.load reads")  # fmt: skip
+                        help="write the plan to a file that xform.load reads")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON object with rows")
 
 

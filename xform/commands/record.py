@@ -39,7 +39,7 @@ from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, policy_name, save_everything
 from xform.program.frameworks import is_framework
 from xform.program.source import frame
-from xform.steps.plan import StepPlan
+from xform.steps.step_plan import StepPlan
 from xform.terminal.text import columns, human_bytes, human_flops, shorten_place
 from xform.transforms.recorded import StepRecorder
 

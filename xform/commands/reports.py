@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from xform.commands.function import ABOUT_POLICIES, add_policy_argument
+from xform.commands.function import ABOUT_POLICIES
 from xform.errors import FailedFunction, XformError
 from xform.planner.report.picture import figure_module
 
@@ -45,11 +45,10 @@ def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
 
 
 def add_policies(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add the option `--policy` for one or several policies, and `--policy-argument`."""
+    """Add the option `--policy` for one or several policies."""
     names = split_commas(default) if default else None
     parser.add_argument("--policy", type=split_commas, default=names, metavar="POLICY,POLICY",
                         help=f"{ABOUT_POLICIES}. Several are compared")  # fmt: skip
-    add_policy_argument(parser)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:

@@ -18,8 +18,8 @@ from xform._jax import tangent_aval
 from xform.introspection.callables import argument_names, function_name
 from xform.transforms.inspect import FlatArguments
 
-TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat")
-# The transforms whose result has an argument `policy`.
+TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat", "jit")
+# The transforms whose result takes a derivative, and so follows a policy.
 PLANNED = ("grad", "value_and_grad", "vjp")
 # Maps the arguments of a function to the types of its seeds.
 Seeds = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -27,26 +27,25 @@ Seeds = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 def add_transform(parser: argparse.ArgumentParser) -> None:
     """Add the option `--transform`."""
-    parser.add_argument(
-        "--transform", choices=TRANSFORMS, help="apply this transform to FUNC first"
-    )
+    parser.add_argument("--transform", choices=TRANSFORMS,
+                        help="apply this transform to FUNC first; jit is xform.jit, for a training "
+                        "step that it does not decorate")  # fmt: skip
 
 
 def transformed(name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Any, has_aux: bool,
                 policy: Any = None) -> tuple[Callable[..., Any], Seeds]:  # fmt: skip
     """Return a transform of a function, and a function that makes its seeds.
 
-    The transform takes the arguments of the function and then the seeds, all by position. For
-    `grad`, `value_and_grad` and `vjp` it has a keyword argument `policy`.
+    The transform takes the arguments of the function and then the seeds, all by position.
 
     Args:
-      name: the transform, one of `TRANSFORMS`.
+      name: the transform, one of `TRANSFORMS`, except `jit`.
       f: the function.
       args: its arguments, as arrays or types.
       argnums: positions of the arguments that `grad` and `value_and_grad` differentiate; None for
         all.
       has_aux: whether `f` returns a pair `(output, auxiliary)`.
-      policy: the default of the argument `policy`.
+      policy: the policy of its derivative; None is the default.
     """
     n = len(args)
     argnums = tuple(range(n)) if argnums is None else argnums
@@ -106,14 +105,12 @@ def _named(name: str, f: Any, n: int, call: Callable[[Any, Any], Any], more: Seq
     Its arguments have the names of the arguments of `f`, followed by the names in `more`.
     """
 
-    def run(*xs: Any, policy: Any = policy) -> Any:
+    def run(*xs: Any) -> Any:
         return call(xs, policy)
 
     kind = inspect.Parameter
     names = [k if k.isidentifier() else f"argument_{i}" for i, k in enumerate(argument_names(f, n))]
     parameters = [kind(k, kind.POSITIONAL_OR_KEYWORD) for k in (*names, *more)]
-    if name in PLANNED:
-        parameters.append(kind("policy", kind.KEYWORD_ONLY, default=policy))
     run.__name__ = f"{name} of {function_name(f)}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run

@@ -8,7 +8,6 @@ import xform
 from xform.commands.function import (
     add_function,
     add_policy,
-    add_policy_argument,
     read_function,
     under_policy,
 )
@@ -21,8 +20,8 @@ def run(args: argparse.Namespace) -> str:
     Without --policy the function is compiled unchanged. With --policy, this command compiles what
     `memory --policy` compiles.
     """
-    function = read_function(args)
-    f = under_policy(function, args.policy)
+    function = read_function(args, planned=args.policy is not None)
+    f = under_policy(function, args, args.policy, args.target)
     return str(xform.memory.why_oom(f, *function.args, target=args.target, **options(args)))
 
 
@@ -31,4 +30,3 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
-    add_policy_argument(parser)

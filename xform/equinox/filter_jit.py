@@ -26,6 +26,10 @@ class _FilteredStep(TransformedFunction, PlannedFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._fun(*args, **kwargs)
 
+    def under(self, policy: Any, target: str | None = None, verify: bool = True) -> Any:
+        step = self._step.under(policy, target, verify)
+        return _FilteredStep(dataclasses.replace(self._fun, _cached=step), step)
+
     def lower(self, /, *args: Any, **kwargs: Any) -> PlannedLowered:
         return PlannedLowered(self._fun.lower(*args, **kwargs))
 

@@ -6,7 +6,9 @@ changes back. Here a function made by `xform.jit` takes the place of the functio
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import inspect
 import os
 import types
 from collections.abc import Mapping
@@ -76,15 +78,32 @@ def jit(fun: Function, policy: Any = None, *, target: str | None = None,
     pure = converting.jitted_fn.__wrapped__  # the function of arrays that NNX gives to `jax.jit`
     step = steps.jit(pure, policy, target=target, plans=plans, time_limit=time_limit,
                      **_options_of_arrays(converting, pure, options))  # fmt: skip
-    converting.jitted_fn = step
+    converting.jitted_fn = _StepInUse()
     return ModuleStep(converting, step)
+
+
+# The step of the `ModuleStep` that is called.
+_IN_USE: contextvars.ContextVar[steps.JitStep] = contextvars.ContextVar("in_use")
+
+
+class _StepInUse:
+    """What NNX's function calls instead of a function of `jax.jit`: the step that is in use.
+
+    Steps under several policies share NNX's function, because it identifies a call by itself.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _IN_USE.get()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_IN_USE.get(), name)
 
 
 class ModuleStep(PlannedFunction):
     """The function that `xform.flax.jit` returns: call it as the step.
 
     Args:
-      converting: NNX's function, which converts modules to arrays and calls `step`.
+      converting: NNX's function, which converts modules to arrays and calls the step in use.
       step: the step as a function of arrays.
     """
 
@@ -94,20 +113,37 @@ class ModuleStep(PlannedFunction):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step and update its arguments; at the first call with some types, plan it."""
-        return self._converting(*args, **kwargs)
+        return self._using_step(self._converting)(*args, **kwargs)
+
+    def _using_step(self, function: Function) -> Function:
+        """Return NNX's function, or a method of it, such that it calls the step of this object."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            token = _IN_USE.set(self._step)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _IN_USE.reset(token)
+
+        return call
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
+    def under(self, policy: Any, target: str | None = None, verify: bool = True) -> ModuleStep:
+        """Return this step under another policy, or for other devices, see `JitStep.under`."""
+        return ModuleStep(self._converting, self._step.under(policy, target, verify))
+
     def lower(self, *args: Any, **kwargs: Any) -> PlannedLowered:
         """Plan and compile for modules or abstract modules; return the lowered step."""
-        return PlannedLowered(self._converting.lower(*args, **kwargs))
+        return PlannedLowered(self._using_step(self._converting.lower)(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """NNX's other methods of a jitted function, such as `trace` and `eval_shape`."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._converting, name)
+        attribute = getattr(self._converting, name)
+        return self._using_step(attribute) if inspect.ismethod(attribute) else attribute
 
 
 def _options_of_arrays(converting: Any, pure: Any, options: Mapping[str, Any]) -> dict[str, Any]:

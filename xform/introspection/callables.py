@@ -104,8 +104,8 @@ def check_parameter(f: Callable[..., Any], n: int, name: str, request: str) -> N
             if name in signature.parameters
             else f"{called} has no parameter {name!r}; its signature is {called}{signature}",
             definition_site(f),
-            f"name a parameter of {called} that is not among the {n} positional arguments, as "
-            f"policy_argument='policy' does for def {called}(..., policy=None)",
+            f"give {called} a keyword parameter of that name, or pass one that it has: "
+            f"lambda *args, {name}: {called}(*args, other={name})",
         ) from None
 
 

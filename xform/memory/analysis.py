@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 
 from xform.errors import WrongArgument
 from xform.introspection.callables import check_callable, definition_site, function_name
-from xform.memory.compilation import compile_for
+from xform.memory.compilation import PlansForTarget, compile_for
 from xform.memory.description import describe, short
 from xform.memory.report import MemoryReport
 from xform.planner.idle_regions import warn_of_idle_regions
@@ -44,7 +44,7 @@ def memory_analysis(
 
     Args:
       f: a function of pytrees of arrays, or a function made by `jax.jit`, whose donation, shardings
-        and static arguments are kept.
+        and static arguments are kept. A function of `xform.jit` makes its plans for the device.
       *args: arrays or `jax.ShapeDtypeStruct`s (with shardings if you like) in pytrees. A
         `ShapeDtypeStruct` allocates nothing. Strings and objects that are not pytrees of arrays are
         held constant; for a function made by `jax.jit`, only its static arguments are.
@@ -84,14 +84,16 @@ def memory_analysis(
     check_names(f, kwargs, memory_analysis)
     check_known_sizes(f"memory_analysis of {function_name(f)}", (args, kwargs))
     bytes_given = None if capacity is None else bytes_of(capacity, f"capacity={capacity!r}")
-    with _warnings_of_idle_policies(function_name(f)):
+    is_planned = isinstance(f, PlansForTarget)  # it warns itself, and says what was compiled
+    with contextlib.nullcontext() if is_planned else _warnings_of_idle_policies(function_name(f)):
         report = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
                              donate_argnums=donate_argnums)  # fmt: skip
     if bytes_given is not None:
         device = dataclasses.replace(report.device, capacity_bytes=bytes_given)
         compiled_for = dataclasses.replace(report.compiled_for, device=device)
         report = dataclasses.replace(report, compiled_for=compiled_for)
-    report = dataclasses.replace(report, **subject_of(f, args, kwargs))
+    if not is_planned:
+        report = dataclasses.replace(report, **subject_of(f, args, kwargs))
     if (
         mesh is not None
         and in_specs is None

@@ -12,7 +12,7 @@ import math
 import re
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
@@ -31,6 +31,7 @@ from xform.memory.lowering import (
     lower,
     lower_traced,
     lowering_context,
+    refuse_donation,
     trace_jitted,
 )
 from xform.memory.remote import compile_there
@@ -44,6 +45,17 @@ from xform.terminal.text import parse_bytes
 # Finds the size of a program in the compiler's message that refuses the program, such as
 # "... required for HLO temporaries (39.00G) exceeds ..." or "Used 24.00G of 15.75G hbm".
 _SIZES = re.compile(r"(?:\(|Used )(?P<size>\d+(?:\.\d+)?)(?P<unit>[KMGT])(?:\) exceeds| of )")
+
+
+@runtime_checkable
+class PlansForTarget(Protocol):
+    """A function that compiles itself, as its plans depend on the target: one of `xform.jit`."""
+
+    def report_for(
+        self, target: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> MemoryReport:
+        """Return the report of the compiled function; a target of None is its own."""
+        ...
 
 
 def compile_for(
@@ -60,7 +72,8 @@ def compile_for(
     """Compile a function for a target, whose devices need not be attached.
 
     Args:
-      f: a function of pytrees of arrays, or a function made by `jax.jit` with its own options.
+      f: a function of pytrees of arrays, or a function made by `jax.jit` with its own options. A
+        function of `xform.jit` makes its plans for the target.
       args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run. They may have
         `NamedSharding`s over an `AbstractMesh` or over other devices: only the mesh's axes matter.
       kwargs: keyword arguments, of the same kinds.
@@ -84,6 +97,11 @@ def compile_for(
     that imports JAX. Results are cached by program and target, see `xform.memory.answers`.
     """
     parsed = target if isinstance(target, Target) else parse_target(target)
+    if isinstance(f, PlansForTarget):
+        refuse_donation(donate_argnums)
+        place = _on_devices if parsed.local else on_mesh
+        arguments = place(args, kwargs or {}, parsed, mesh, in_specs)
+        return f.report_for(target and parsed.name, arguments.args, arguments.kwargs)
     with progress_line.show(f"compiling {function_name(f)} for {parsed.name}"):
         f, args, kwargs = jitted_with_arguments(f, args, kwargs or {}, donate_argnums)
         if parsed.local:

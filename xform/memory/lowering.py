@@ -95,13 +95,18 @@ def jitted_with_arguments(
                 str(error).splitlines()[0], "",
                 "give positions of arguments of the function",
             ) from error  # fmt: skip
-    if donate_argnums == ():
-        return f, args, kwargs
-    raise WrongArgument(
-        f"donate_argnums={donate_argnums!r}",
-        "the function is jitted already, with its own options", "",
-        "pass donate_argnums to jax.jit, or pass the function without jax.jit",
-    )  # fmt: skip
+    refuse_donation(donate_argnums)
+    return f, args, kwargs
+
+
+def refuse_donation(donate_argnums: int | Sequence[int]) -> None:
+    """Raise WrongArgument if `donate_argnums` is given for a function that is jitted already."""
+    if donate_argnums != ():
+        raise WrongArgument(
+            f"donate_argnums={donate_argnums!r}",
+            "the function is jitted already, with its own options", "",
+            "pass donate_argnums to jax.jit or xform.jit, or pass the function without it",
+        )  # fmt: skip
 
 
 def _nnx_jit(f: Any, donate_argnums: int | Sequence[int]) -> Any:
@@ -174,7 +179,7 @@ def lower_traced(traced: Any, platform: str) -> Any:
     The result is JAX's `Lowered` object. Symbolic dimensions have their sizes at the current sample
     (`xform.program.dimensions`).
     """
-    if not _has_symbols(traced):
+    if not has_symbols(traced):
         return traced.lower()
     jitted, types, _ = _at_sample(traced, platform)
     return jitted.lower(*types)
@@ -185,7 +190,7 @@ def _export_traced(traced: Any, platform: str) -> tuple[export.Exported, Sequenc
 
     Also return the positions of its leaves among those of the arguments.
     """
-    if not _has_symbols(traced):
+    if not has_symbols(traced):
         exported = _export(_TracedFunction(traced), platform)()
         return exported, range(len(exported.in_avals))
     jitted, types, read = _at_sample(traced, platform)
@@ -197,7 +202,7 @@ def _export(jitted: Any, platform: str) -> Any:
     return export.export(jitted, platforms=[platform], disabled_checks=UNCHECKED)
 
 
-def _has_symbols(traced: Any) -> bool:
+def has_symbols(traced: Any) -> bool:
     """Return whether an argument of a traced program has a symbolic dimension."""
     return bool(symbolic_dimensions(jax.tree.leaves(traced.args_info)))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from xform.names.name_set import NamedValue, NameSet, WeighedNames
 from xform.names.trainers import maxtext_settings, tunix_settings
-from xform.steps.plan import StepPlan
+from xform.steps.step_plan import StepPlan
 from xform.terminal.notebook import Result
 from xform.terminal.text import (
     columns,

@@ -37,7 +37,7 @@ from xform.program.ir import Program, program
 from xform.program.source import frame
 from xform.registry.table import label, traits
 from xform.storage.bounded_cache import BoundedCache
-from xform.transforms.planning_task import overwritten
+from xform.transforms.outside import overwritten
 
 # The XLA pass that undoes `jax.checkpoint` in unrolled code on a CPU, and the option that turns
 # passes off.
@@ -74,12 +74,11 @@ _KNOWN: weakref.WeakKeyDictionary[Any, BoundedCache[Any, _Known]] = weakref.Weak
 
 
 class PlainStep:
-    """A function under plain JAX, whose parameter `policy_argument` takes a checkpoint policy.
+    """A function under plain JAX, whose parameter `policy` takes a checkpoint policy.
 
     Args:
       f: the function. It takes its derivatives with JAX's transforms.
       args: its arguments, as arrays or types.
-      policy_argument: the name of its parameter that takes the policy of its remat regions.
       target: the target to compile for.
       options: the options of `jax.jit`, for a function that is not jitted yet.
 
@@ -93,13 +92,11 @@ class PlainStep:
         self,
         f: Callable[..., Any],
         args: Sequence[Any],
-        policy_argument: str,
         target: Target,
         options: Mapping[str, Any],
     ):
         self.name, self._f, self._args = function_name(f), f, args
-        self._policy_argument, self._target = policy_argument, target
-        self._options = dict(options)
+        self._target, self._options = target, dict(options)
         recorder = _RecordingPolicy()
         recorded, _ = self._trace(recorder)
         self._check(recorder, recorded)
@@ -116,7 +113,7 @@ class PlainStep:
             fingerprint(self._everything),
             text_of(list(map(_type, jax.tree.leaves(args)))),
         )
-        key = *program_key, policy_argument, target.name, str(options)
+        key = *program_key, target.name, str(options)
         known = _KNOWN.setdefault(f, BoundedCache(4))
         self._known = known[key] = known.get(key, _Known())
 
@@ -193,17 +190,16 @@ class PlainStep:
 
     def _under(self, policy: Any) -> tuple[Any, dict[str, Any]]:
         """Return the function to compile under a policy, and its keyword arguments."""
-        keywords = {self._policy_argument: policy}
         if is_jitted(self._f):
-            return self._f, keywords
-        run = functools.wraps(self._f)(functools.partial(self._f, **keywords))
+            return self._f, {"policy": policy}
+        run = functools.wraps(self._f)(functools.partial(self._f, policy=policy))
         return (jit(run, **self._options) if self._options else run), {}
 
     def _check(self, recorder: _RecordingPolicy, prog: Program) -> None:
         """Raise WrongArgument if the program has no remat region, or no named value in one."""
         if recorder.names:
             return
-        request = f"plan_names of {self.name} with policy_argument={self._policy_argument!r}"
+        request = f"plan_names of {self.name}"
         if recorder.asked:
             raise WrongArgument(
                 request,
@@ -219,9 +215,9 @@ class PlainStep:
             if others
             else "it has no remat region (jax.checkpoint) that is differentiated by JAX",
             definition_site(self._f),
-            f"mark each layer and pass the policy on: jax.checkpoint(layer, "
-            f"policy={self._policy_argument}), and differentiate with jax.grad. If a library marks "
-            f"the layers: jax.grad(xform.passes.RegionPolicy({self._policy_argument})(loss))",
+            "mark each layer and pass the policy on: jax.checkpoint(layer, policy=policy), and "
+            "differentiate with jax.grad. If a library marks the layers: "
+            "jax.grad(xform.passes.RegionPolicy(policy)(loss))",
         )
 
 

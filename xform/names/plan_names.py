@@ -10,7 +10,7 @@ from typing import Any
 
 from xform.errors import WrongArgument, XformError
 from xform.everywhere import install
-from xform.introspection.callables import definition_site, function_name
+from xform.introspection.callables import check_parameter, definition_site, function_name
 from xform.memory.lowering import is_jitted
 from xform.memory.targets import Target, parse_target
 from xform.names.name_plan import NamePlan
@@ -24,17 +24,15 @@ from xform.policies.budgets import Budget
 from xform.policies.combined import open_regions
 from xform.policies.sample import check_known_sizes
 from xform.steps.jit import jit
-from xform.steps.plan import StepPlan
+from xform.steps.step_plan import StepPlan
 from xform.terminal import progress_line
 from xform.transforms.function import Tree
-from xform.transforms.planning_task import check_step
 
 
 def plan_names(
     f: Callable[..., Any],
     *args: Tree,
     policy: Any,
-    policy_argument: str = "policy",
     target: str | None = None,
     free: bool = True,
     **options: Any,
@@ -47,7 +45,8 @@ def plan_names(
     layer. Besides these values a region saves only its inputs. This is the meaning of JAX's policy
     `save_and_offload_only_these_names`.
 
-    A region has to get its policy from outside. Give `f` a parameter for it, and pass it on:
+    A region has to get its policy from outside. Give `f` a keyword parameter `policy`, and pass it
+    on:
 
         def f(params, batch, policy):
             layer = jax.checkpoint(block, policy=policy)
@@ -62,12 +61,11 @@ def plan_names(
     recomputes least is chosen.
 
     Args:
-      f: a gradient or a training step. It differentiates with JAX's transforms. It may be a
-        function of `jax.jit` with the policy as a static argument.
+      f: a gradient or a training step with a keyword parameter `policy`. It differentiates with
+        JAX's transforms. It may be a function of `jax.jit` with `policy` as a static argument.
       *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
       policy: a budget of the peak, such as "budget:6GiB", or "auto", the memory of the target. It
         limits the arguments, outputs and temporary memory of `f` on each device.
-      policy_argument: the name of the parameter of `f` that takes the policy.
       target: the device to plan and compile for, such as "cpu" or "gpu:h100", attached or not; None
         is JAX's default backend.
       free: whether to make the free plan too, for comparison: the plan of `xform.jit` within the
@@ -110,7 +108,7 @@ def plan_names(
     request = f"plan_names of {function_name(f)}"
     budget = _budget(policy, parsed, request)
     check_known_sizes(request, args)
-    check_step(f, args, policy_argument, 0, False, "plan_names")
+    check_parameter(f, len(args), "policy", request)
     if options and is_jitted(f):
         raise WrongArgument(
             f"{request} with {', '.join(options)}",
@@ -119,7 +117,7 @@ def plan_names(
             "give the options to jax.jit, or pass the function without jax.jit",
         )
     with progress_line.show(f"planning the named values of {function_name(f)}"):
-        step = PlainStep(f, args, policy_argument, parsed, options)
+        step = PlainStep(f, args, parsed, options)
         measure = Measure(step.compiled_bytes, step.known_bytes)
         chosen = _search(step, budget, measure)
         plan = NamePlan(
@@ -141,7 +139,7 @@ def plan_names(
         if not free:
             return plan
         try:
-            other = _free_plan(f, args, policy_argument, budget, target, options)
+            other = _free_plan(f, args, budget, target, options)
         except XformError as error:
             return dataclasses.replace(plan, no_free_plan=error.problem)
         return dataclasses.replace(plan, free=other, no_free_plan="")
@@ -189,7 +187,6 @@ def _budget(policy: Any, target: Target, request: str) -> Budget:
 def _free_plan(
     f: Callable[..., Any],
     args: Sequence[Tree],
-    policy_argument: str,
     budget: Budget,
     target: str | None,
     options: Mapping[str, Any],
@@ -199,6 +196,6 @@ def _free_plan(
     Raises:
       XformError: no plan fits, or xform cannot differentiate the function.
     """
-    run = functools.wraps(f)(functools.partial(f, **{policy_argument: save_nothing}))
+    run = functools.wraps(f)(functools.partial(f, policy=save_nothing))
     with install():
         return jit(run, open_regions(budget), target=target, **options).lower(*args).plan

@@ -14,7 +14,7 @@ from xform.planner.problem import Problem
 from xform.policies import Budget, MinCut
 
 
-def least_flops(problem: Problem, budget: Budget, outside_argument_bytes: int = 0) -> int:
+def least_flops(problem: Problem, budget: Budget) -> int:
     """Return a lower bound on the FLOPs that a plan within `budget` recomputes.
 
     The bound holds for plans that recompute each step of a loop at most once. A peak contains the
@@ -29,11 +29,10 @@ def least_flops(problem: Problem, budget: Budget, outside_argument_bytes: int = 
     Args:
       problem: the derivative, and the device.
       budget: a budget of the peak or of the saved bytes.
-      outside_argument_bytes: bytes of arguments outside the derivative, which the peak contains
-        too; negative if arguments are donated.
     """
     save_most = problem.schedule(MinCut())
-    arguments = sum(aval_bytes(v.aval) for v in save_most.joint.inputs) + outside_argument_bytes
+    arguments = sum(aval_bytes(v.aval) for v in save_most.joint.inputs)
+    arguments += problem.outside_argument_bytes
     remaining = budget.bytes - (arguments if budget.of == "peak" else 0)
     if saved_bytes(save_most) <= remaining or equation_count(save_most) > MAX_EQUATIONS:
         return 0

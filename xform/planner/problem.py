@@ -45,6 +45,7 @@ class Problem:
       offload: whether values may be offloaded to the host's memory.
       outside_bytes: bytes that a training step holds outside its derivative, such as an optimizer's
         state; negative if outputs reuse the memory of donated arguments.
+      outside_argument_bytes: the part of these bytes that are arguments.
     """
 
     marked: Program
@@ -55,6 +56,7 @@ class Problem:
     slices: Slices = ()
     offload: bool = True
     outside_bytes: int = 0
+    outside_argument_bytes: int = 0
 
     @property
     def program(self) -> Program:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from xform.introspection.argnums import numbers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepCall:
+    """The arguments that a step is planned for, as arrays or types, and when planning began."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    start: float = dataclasses.field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """The time since planning began."""
+        return time.perf_counter() - self.start
 
 
 class StaticArguments:

@@ -11,10 +11,11 @@ from typing import Any
 
 from xform.memory.report import MemoryReport
 from xform.steps.jit import JitStep
-from xform.steps.plan import StepPlan
+from xform.steps.step import TrainingStep
+from xform.steps.step_plan import StepPlan
 
 
-class PlannedFunction:
+class PlannedFunction(TrainingStep):
     """The methods about the program that was planned last. A subclass has `_step`."""
 
     _step: JitStep
@@ -47,6 +48,10 @@ class PlannedLowered:
     def plan(self) -> StepPlan:
         """The plans of the derivatives of the step."""
         return self._lowered.lowered.plan
+
+    def bounded_plan(self, verify: bool) -> StepPlan:
+        """The plan with lower bounds on the recomputed FLOPs; with `verify`, it is compiled."""
+        return self._lowered.lowered.bounded_plan(verify)
 
     def memory_analysis(self) -> MemoryReport:
         """A report of the compiled step; nothing is compiled again."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import os
 import threading
-import time
 import types
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -20,7 +20,9 @@ from xform.errors import OtherProgram, WrongArgument
 from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import subject_of
 from xform.memory.report import MemoryReport
+from xform.memory.sharding import on_mesh
 from xform.memory.targets import parse_target
+from xform.planner.choice import Problems
 from xform.planner.device import resolve_fit
 from xform.planner.idle_regions import warn_of_idle_regions
 from xform.planner.plan_program import plan_program
@@ -29,19 +31,20 @@ from xform.planner.problem import Problem
 from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Regions, bounds_peak
 from xform.policies.regions import regions_of
-from xform.policies.sample import check_known_sizes
+from xform.policies.sample import sample_for
 from xform.policies.unused_names import warn_of_unused_names
+from xform.program.dimensions import at_sample, current_sample
 from xform.program.ir import program
 from xform.program.source import user_stacklevel
-from xform.steps.call import StaticArguments, shardings
-from xform.steps.plan import StepPlan
+from xform.steps.call import StaticArguments, StepCall, shardings
 from xform.steps.planned import LoweredStep, PlannedStep
 from xform.steps.program import Args, CompiledStep, Kwargs, NotPlanned, StepProgram
-from xform.steps.search import StepSearch, plans_of
+from xform.steps.search import StepSearch, plans_of, search_without_compiler
+from xform.steps.step import TrainingStep
+from xform.steps.step_plan import StepPlan
 from xform.steps.stored import load_plan, plan_file, save_plan
 from xform.storage.bounded_cache import BoundedCache
-from xform.transforms.outside import with_outside_bytes
-from xform.transforms.planning_task import overwritten
+from xform.transforms.outside import overwritten, with_outside_bytes
 from xform.transforms.recorded import Chosen, Recorded, in_step_with_budget
 
 
@@ -112,7 +115,7 @@ def jit(
     return JitStep(step, parse(policy), options, target=target, plans=plans, time_limit=time_limit)
 
 
-class JitStep:
+class JitStep(TrainingStep):
     """A step that `xform.jit` compiles: call it as the step, see `xform.jit`."""
 
     def __init__(
@@ -126,8 +129,8 @@ class JitStep:
         time_limit: float | None = None,
     ):
         functools.update_wrapper(self, step)
-        self._step, self._name = step, function_name(step)
-        self._given_policy, self._target = policy, parse_target(target)
+        self._step, self._name, self._options = step, function_name(step), options
+        self._given_policy, self._target, self._verify = policy, parse_target(target), True
         self._folder, self._time_limit = plans, time_limit
         self._program = StepProgram(step, options, self._target)
         self._lock = threading.RLock()
@@ -148,6 +151,28 @@ class JitStep:
         """The policy; the memory of the device stands for "auto"."""
         with self._target.planned_for():
             return resolve_fit(min_cut if self._given_policy is None else self._given_policy)
+
+    def under(self, policy: Any, target: str | None = None, verify: bool = True) -> JitStep:
+        """Return this step under another policy, or for other devices.
+
+        The result shares the traced programs of this step, and the programs that JAX has compiled
+        for it, if the devices are the same.
+
+        Args:
+          policy: as for `xform.jit`; None keeps the policy of the step.
+          target: the name of the devices; None keeps those of the step.
+          verify: whether the compiler measures the plans of a budget.
+        """
+        other = copy.copy(self)
+        vars(other).pop("_policy", None)
+        other._planned, other._last, other._verify = BoundedCache(64), None, verify
+        if policy is not None:
+            other._given_policy = parse(policy)
+        if target is not None and parse_target(target) != self._target:
+            other._target = parse_target(target)
+            other._program = StepProgram(self._step, self._options, other._target)
+            other._recorded = BoundedCache(4)
+        return other
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step; at the first call with some types, plan and compile it."""
@@ -207,52 +232,62 @@ class JitStep:
             where = tuple(shardings(jax.tree.leaves((args, kwargs))))
             key = self._static.types(args, kwargs), where
             if again or key not in self._planned:
-                self._planned[key] = self._decide(args, kwargs)
+                self._planned[key] = self._decide(StepCall(args, kwargs))
                 for recorded in self._recorded.values():
                     recorded.free_fronts()
             self._last = self._planned[key]
             return self._last
 
-    def _decide(self, args: Args, kwargs: Kwargs) -> PlannedStep:
+    def _decide(self, call: StepCall) -> PlannedStep:
         """Apply the policy to each derivative, or search for plans within its budget."""
         policy = self._policy
         if isinstance(policy, StepPlan):
-            recorded = self._record(min_cut, args, kwargs)
-            return self._follow(policy, recorded, args, kwargs)
+            return self._follow(policy, self._record(min_cut, call), call)
         if bounds_peak(policy):
-            return self._search(policy, args, kwargs)
-        recorded = self._record(policy, args, kwargs)
+            with at_sample(sample_for(policy, jax.tree.leaves((call.args, call.kwargs)))):
+                return self._search(policy, call)
+        recorded = self._record(policy, call)
         for problem in recorded.problems.values():
             warn_of_unused_names(policy, problem.marked, f"a derivative in {self._name}")
             warn_of_idle_regions(policy, problem, f"a derivative in {self._name}")
-        return self._keep_defaults(policy, recorded, args, kwargs)
+        return self._keep_defaults(policy, recorded, call)
 
-    def _record(self, default: Any, args: Args, kwargs: Kwargs) -> Recorded:
+    def _record(self, default: Any, call: StepCall) -> Recorded:
         """The step, traced once for all calls with the same types and settings of JAX."""
-        key = self._static.types(args, kwargs), trace_context()
+        key = self._static.types(call.args, call.kwargs), trace_context(), default
         if key not in self._recorded:
             has_budget = self._is_for_whole_step
-            self._recorded[key] = self._program.record(default, has_budget, args, kwargs)
+            recorded = self._program.record(default, has_budget, call.args, call.kwargs)
+            self._recorded[key] = recorded
         return self._recorded[key]
 
-    def _keep_defaults(
-        self, policy: Any, recorded: Recorded, args: Args, kwargs: Kwargs
-    ) -> PlannedStep:
+    def _keep_defaults(self, policy: Any, recorded: Recorded, call: StepCall) -> PlannedStep:
         """Keep the plans that the derivatives got in the recorded step, each under `policy`."""
-        chosen, target = Chosen(recorded, recorded.defaults), self._target
-        traced = self._program.trace(chosen, args, kwargs)
+        chosen = Chosen(recorded, recorded.defaults)
+        traced = self._program.trace(chosen, call.args, call.kwargs)
+        problems = lambda: self._problems(chosen, traced, regions_of(policy))
+        return self._compiled_later(policy, chosen, problems, call)
+
+    def _compiled_later(
+        self, policy: Any, chosen: Chosen, problems: Callable[[], Problems], call: StepCall
+    ) -> PlannedStep:
+        """Return a planned step that is compiled if someone asks for its bytes, or calls it."""
+        seconds, sample = call.seconds, current_sample()
+        traced = self._program.trace(chosen, call.args, call.kwargs)
+        types = on_mesh(call.args, call.kwargs, self._target, None, None)
 
         def plan() -> StepPlan:
-            problems = self._problems(chosen, traced, regions_of(policy))
             name = policy_name(policy)
-            plans = plans_of(chosen.candidates, problems, self._name, name, target)
-            return StepPlan(self._name, name, target.name, plans, None, 0)
+            plans = plans_of(chosen.candidates, problems(), self._name, name, self._target)
+            return StepPlan(self._name, name, self._target.name, plans, None, 0, seconds)
 
-        if target.local:
-            compile_ = lambda: self._program.compile_traced(chosen, traced)
-            return self._planned_step(chosen, plan, compile_, args, kwargs)
-        compiled = self._program.compile(chosen, args, kwargs)
-        return self._planned_step(chosen, plan, lambda: compiled, args, kwargs)
+        def compile_() -> CompiledStep:
+            with at_sample(sample):
+                if self._target.local:
+                    return self._program.compile_traced(chosen, traced)
+                return self._program.compile(chosen, types.args, types.kwargs)
+
+        return self._planned_step(chosen, problems, plan, compile_, call)
 
     def _problems(self, chosen: Chosen, traced: Any, regions: Regions) -> dict[str, Problem]:
         """The derivatives of a step, with the bytes that it holds outside of them.
@@ -264,37 +299,44 @@ class JitStep:
             chosen, whole, self._target.backend, regions, overwritten(traced, whole)
         )
 
-    def _search(self, policy: Budget, args: Args, kwargs: Kwargs) -> PlannedStep:
+    def _search(self, policy: Budget, call: StepCall) -> PlannedStep:
         """Follow the plan that is on disk, or search for a plan."""
-        request = f"policy={policy!r} of {self._program.jitted.__name__} in xform.jit"
-        check_known_sizes(request, (args, kwargs))
-        start = time.perf_counter()
+        args, kwargs = call.args, call.kwargs
         default = dataclasses.replace(min_cut, regions=policy.regions)
-        recorded = self._record(default, args, kwargs)
+        recorded = self._record(default, call)
         if not recorded.derivatives and not self._limits_every_step:
-            return self._keep_defaults(default, recorded, args, kwargs)
+            return self._keep_defaults(default, recorded, call)
         chosen = Chosen(recorded, recorded.defaults)
         traced = self._program.trace(chosen, args, kwargs)
+        if not (policy.verify and self._verify):
+            problems = self._problems(chosen, traced, policy.regions)
+            with self._planned_for():
+                found = search_without_compiler(problems, policy, self._target)
+            return self._compiled_later(policy, Chosen(recorded, found), lambda: problems, call)
         where = shardings(jax.tree.leaves((args, kwargs)))
         file = plan_file(self._folder, traced, where, policy, self._target)
         stored = load_plan(file)
         if stored is not None and recorded.derivatives.keys() == stored.plans.keys():
-            followed = self._follow(stored, recorded, args, kwargs)
+            followed = self._follow(stored, recorded, call)
             total = followed.compiled.compilation.total_bytes
             if total is not None and total <= policy.bytes:
                 return followed
         problems = self._problems(chosen, traced, policy.regions)
         search = StepSearch(self._program, args, kwargs, policy, recorded, problems,
-                            self._time_limit, start)  # fmt: skip
-        # The plans of slices depend on the device. For local devices, JAX would trace once more.
-        with contextlib.nullcontext() if self._target.local else self._target.planned_for():
+                            self._time_limit, call.start)  # fmt: skip
+        with self._planned_for():
             plan, chosen, compiled = search.run()
         save_plan(file, plan)
-        return self._planned_step(chosen, lambda: plan, lambda: compiled, args, kwargs)
+        return self._planned_step(chosen, lambda: problems, lambda: plan, lambda: compiled, call)
 
-    def _follow(
-        self, plan: StepPlan, recorded: Recorded, args: Args, kwargs: Kwargs
-    ) -> PlannedStep:
+    def _planned_for(self) -> contextlib.AbstractContextManager[None]:
+        """A context for the search: the plans of slices depend on the device.
+
+        For local devices, JAX would trace once more.
+        """
+        return contextlib.nullcontext() if self._target.local else self._target.planned_for()
+
+    def _follow(self, plan: StepPlan, recorded: Recorded, call: StepCall) -> PlannedStep:
         """Compile the recorded step under a plan that was made before."""
         problems = recorded.problems
         if not problems.keys() <= plan.plans.keys():
@@ -306,22 +348,21 @@ class JitStep:
             )
         candidates = {k: plan_program(problem, plan.plans[k]) for k, problem in problems.items()}
         chosen = Chosen(recorded, candidates)
-        compiled = self._program.compile(chosen, args, kwargs)
-        return self._planned_step(chosen, lambda: plan, lambda: compiled, args, kwargs)
+        compiled = self._program.compile(chosen, call.args, call.kwargs)
+        return self._planned_step(chosen, lambda: problems, lambda: plan, lambda: compiled, call)
 
     def _planned_step(
         self,
         chosen: Chosen,
+        problems: Callable[[], Problems],
         plan: Callable[[], StepPlan],
         compile_: Callable[[], CompiledStep],
-        args: Args,
-        kwargs: Kwargs,
+        call: StepCall,
     ) -> PlannedStep:
         """A step that was planned for some arguments, whose arrays it does not keep."""
-        where = shardings(jax.tree.leaves((args, kwargs)))
-        subject = subject_of(self._step, args, kwargs)
-        report = lambda compiled: dataclasses.replace(compiled.compilation, **subject)
-        return PlannedStep(chosen, where, plan, compile_, report)
+        where = shardings(jax.tree.leaves((call.args, call.kwargs)))
+        subject = subject_of(self._step, call.args, call.kwargs)
+        return PlannedStep(chosen, where, self._policy, subject, problems, plan, compile_)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Plan for arrays or types; return JAX's `Traced` object of the step under that plan."""

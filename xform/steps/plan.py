@@ -1,119 +1,163 @@
-"""`StepPlan`: the plans of all derivatives that a step takes, with the bytes of the whole step."""
+"""`plan`: decide which values the backward pass saves, for a loss or for a training step."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
-from xform._jax import Primitive
 from xform.errors import WrongArgument
+from xform.introspection.callables import definition_site, function_name
 from xform.planner.plan.plan import Plan
-from xform.policies import min_cut
-from xform.storage import results
-from xform.terminal.notebook import Result
-from xform.terminal.text import human_bytes, planning_times, recomputed_flops
+from xform.steps.step import TrainingStep, is_step
+from xform.steps.step_plan import StepPlan
+from xform.terminal import progress_line
+from xform.transforms.function import Tree
+from xform.transforms.loss_plan import plan_loss
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class StepPlan(Result):
-    """The plan of a step: one plan for each derivative that the step takes without `policy=`.
+@overload
+def plan(  # pyright: ignore[reportOverlappingOverload]
+    f: TrainingStep,
+    *args: Tree,
+    policy: Any = None,
+    argnums: int | Sequence[int] | None = 0,
+    has_aux: bool = False,
+    target: str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    verify: bool = True,
+) -> StepPlan: ...
 
-    `xform.jit` makes it, see `.plan` there. It prints as the tables of its plans, and iterates over
-    them. It can also be passed to `xform.jit` as the policy, for the same step and the same types.
-    `xform.jit` then searches for nothing, and compiles the step once.
 
-    Attributes:
-      function: the name of the step.
-      policy: the policy that chose the plans, as text.
-      target: the backend that the step was compiled for.
-      plans: the plans, by key. A key is a text that identifies a derivative.
-      compiled_bytes: the compiler's peak of the step on each device; None if it is unknown.
-      compiles: how many programs were compiled to find the plans, without those that JAX had
-        compiled before.
-      seconds: the time of planning without compilations; 0 if the plan was read from a file.
-      compile_seconds: the time of these compilations; 0 if the plan was read from a file.
+@overload
+def plan(
+    f: Callable[..., Any],
+    *args: Tree,
+    policy: Any = None,
+    argnums: int | Sequence[int] | None = 0,
+    has_aux: bool = False,
+    target: str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    verify: bool = True,
+) -> Plan: ...
+
+
+def plan(
+    f: Any,
+    *args: Tree,
+    policy: Any = None,
+    argnums: int | Sequence[int] | None = 0,
+    has_aux: bool = False,
+    target: str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    verify: bool = True,
+) -> Any:
+    """Decide which values the backward pass of `f` saves, and compile it to measure its memory.
+
+    Args:
+      f: a loss, or a training step. A step is a function that `xform.jit`, `xform.flax.jit` or
+        `xform.equinox.filter_jit` returns; it takes derivatives itself, without `policy=`. Any
+        other function is a loss: a pure function of pytrees of arrays, as for `grad`, or of Flax
+        NNX modules, as for `xform.flax.grad`. `plan` compiles the whole step, or the `grad` of the
+        loss. If the loss returns more than a scalar, or with `argnums=None`, it compiles both parts
+        of `vjp` instead.
+      *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated. Dimensions
+        may be symbolic, as for `jax.export`. The plan then applies to all sizes. Its bytes are
+        those of one size for each symbol: the size in the budget, or else 128. The plan names it.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
+        "save_dots" or "auto", which fits the target's memory. None is the policy of the step, or
+        `min_cut` for a loss. A budget limits the bytes on each device. On a mesh of explicit axes,
+        types say how values are sharded. On a mesh of `Auto` axes only the compiler knows, so a
+        plan that is not compiled counts values with their unsharded sizes.
+      argnums: for a loss, the position or positions of the arguments to differentiate, as for
+        `grad`, or an `nnx.DiffState`, as for `xform.flax.grad`; None is every argument, as for
+        `vjp`.
+      has_aux: for a loss, whether it returns a pair `(output, auxiliary)`; the second is not
+        differentiated.
+      target: the device to plan and compile for, such as "cpu", "tpu:v5e:1x1" or "gpu:h100",
+        attached or not; None is the target of the step, or JAX's default backend for a loss.
+        `python -m xform doctor` lists the names.
+      donate_argnums: for a loss, positions of the arguments whose memory the compiled function may
+        reuse, as for `jax.jit`.
+      verify: whether to compile. For a budget of the peak, `plan` compiles the default policy and
+        at most six more plans, or seven before it raises BudgetInfeasible; the compiler's bytes
+        must fit. No plan is compiled twice, and earlier compilations change no plan.
+
+    Returns:
+      For a loss, a `Plan`: a table of the saved, recomputed and offloaded values, with totals, and
+      with simulated and compiled bytes. It is also a policy: `xform.grad(f, policy=plan)` follows
+      it when compiled.
+
+      For a step, a `StepPlan`, which has a `Plan` for each derivative that the step takes without
+      `policy=`. The bytes are those of the step. It is also a policy: `xform.jit(step, plan)`
+      follows it, and searches for nothing.
+
+    Raises:
+      BudgetInfeasible: no plan was found that fits. The error's `floor_bytes` is the lowest peak
+        found: one number for a program, compiled with `verify`, else simulated.
+      WrongArgument: `f`, `argnums`, `policy` or `target` is unusable; or a step takes no derivative
+        without a policy of its own.
+      MissingExtra: a package that compiles for the target is not installed.
+      CompilationFailed: the target's compiler failed.
+
+    Cost: one trace of `f` and its derivatives, the search for a plan, and one compilation; for a
+    budget of the peak, as many compilations as under `verify`.
+
+    >>> def loss(w, x):
+    ...     step = lambda h, w: (jnp.sin(h @ w), None)
+    ...     return jax.lax.scan(step, x, w)[0].sum()
+    >>> w = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32)
+    >>> x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    >>> small = xform.plan(loss, w, x,
+    ...                    policy="saved:100KiB", verify=False)
+    >>> [(row.value, row.decision, row.loops) for row in small]
+    [('scan.0/carry.0', 'SAVE', (12,)), ('scan.0/cos.2', 'RECOMPUTE', (12,))]
+    >>> small.saved_bytes
+    98304
+
+    A training step, where the peak includes the optimizer's state:
+
+    >>> def update(w, momentum, x):
+    ...     momentum = 0.9 * momentum + xform.grad(loss)(w, x)
+    ...     return w - 0.1 * momentum, momentum
+    >>> step = xform.jit(update, donate_argnums=(0, 1))
+    >>> least = xform.plan(step, w, w, x, policy="budget:750KiB")
+    >>> least.compiled_bytes <= 750 * 2**10
+    True
     """
+    if not is_step(f):
+        return plan_loss(f, args, policy, argnums, has_aux, target, donate_argnums, verify)
+    _check_options(f, argnums != 0, has_aux, donate_argnums != ())
+    with progress_line.show(f"planning {function_name(f)}"):
+        made = f.under(policy, target, verify).lower(*args).bounded_plan(verify)
+    if made.plans:
+        return made
+    raise WrongArgument(
+        f"plan of {function_name(f)}",
+        "the step takes no derivative without a policy of its own, so there is nothing to plan",
+        definition_site(f),
+        "differentiate in the step with xform.grad, without policy= (xform.install() replaces "
+        "jax.grad); or pass a loss, without xform.jit",
+    )
 
-    function: str
-    policy: str
-    target: str
-    plans: dict[str, Plan]
-    compiled_bytes: int | None
-    compiles: int
-    seconds: float = dataclasses.field(default=0.0, metadata=results.NOT_STORED)
-    compile_seconds: float = dataclasses.field(default=0.0, metadata=results.NOT_STORED)
 
-    def __iter__(self) -> Iterator[Plan]:
-        return iter(self.plans.values())
+def _check_options(f: TrainingStep, argnums: bool, has_aux: bool, donate_argnums: bool) -> None:
+    """Raise WrongArgument if an option of a loss is given for a step.
 
-    def __len__(self) -> int:
-        return len(self.plans)
-
-    def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
-        """Answer as `min_cut` does, for code that calls policies by JAX's protocol."""
-        return min_cut(prim, *avals, **params)
-
-    @property
-    def recompute_flops(self) -> int:
-        """FLOPs that all derivatives recompute."""
-        return sum(plan.recompute_flops for plan in self)
-
-    def with_compiled_bytes(self, size: int | None) -> StepPlan:
-        """This plan, with the compiler's bytes of the step; None if they are unknown."""
-        plans = {k: dataclasses.replace(p, compiled_bytes=size) for k, p in self.plans.items()}
-        return dataclasses.replace(self, plans=plans, compiled_bytes=size)
-
-    def explain(self, value: str) -> str:
-        """Explain why a value is saved or not, see `Plan.explain`.
-
-        Raises:
-          WrongArgument: no plan has a row of this name.
-        """
-        texts: list[str] = []
-        errors: list[WrongArgument] = []
-        for plan in self:
-            try:
-                texts.append(plan.explain(value))
-            except WrongArgument as error:
-                errors.append(error)
-        if not texts:
-            raise (
-                errors[0]
-                if errors
-                else WrongArgument(
-                    f"explain({value!r})",
-                    f"{self.function} has no derivative that xform.jit planned: it takes none, or "
-                    "each has its own policy",
-                    "",
-                    "call explain on the plan of a step that takes a derivative without policy=",
-                )
+    `argnums`, `has_aux` and `donate_argnums` say whether the option of that name is given.
+    """
+    request = f"plan of {function_name(f)}, a function of xform.jit, with"
+    for name, given in (("argnums", argnums), ("has_aux", has_aux)):
+        if given:
+            raise WrongArgument(
+                f"{request} {name}=",
+                "a step chooses itself what it differentiates",
+                definition_site(f),
+                f"leave out {name}, or pass the loss",
             )
-        return "\n".join(texts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data. The times of planning are left out."""
-        return results.to_data(self)
-
-    def __repr__(self) -> str:
-        peak = "" if self.compiled_bytes is None else f", peak {human_bytes(self.compiled_bytes)}"
-        return f"<StepPlan of {self.function}, {self.policy}{peak}>"
-
-    def __str__(self) -> str:
-        return "\n\n".join([*map(str, self), self.summary])
-
-    @property
-    def summary(self) -> str:
-        """One line: the derivatives, the bytes of the step, and the times."""
-        n = len(self)
-        size = (
-            "not compiled"
-            if self.compiled_bytes is None
-            else f"{human_bytes(self.compiled_bytes)} on each device"
-        )
-        work = f", {recomputed_flops(self.recompute_flops)}" if self.plans else ""
-        times = planning_times(self.seconds, self.compiles, self.compile_seconds)
-        return (
-            f"{self.function}, {self.policy}, on {self.target}: {n} derivative{'s' * (n != 1)}, "
-            f"{size}{work}{times}"
+    if donate_argnums:
+        raise WrongArgument(
+            f"{request} donate_argnums=",
+            "the function is jitted already, with its own options",
+            definition_site(f),
+            "give donate_argnums to xform.jit",
         )

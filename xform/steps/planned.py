@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory.report import MemoryReport
-from xform.steps.plan import StepPlan
+from xform.planner.bound import least_flops
+from xform.planner.choice import Problems
+from xform.policies import Budget, as_code
+from xform.policies.budgets import bounds_peak
 from xform.steps.program import CompiledStep
+from xform.steps.step_plan import StepPlan
 from xform.transforms.recorded import Chosen
 
 
@@ -24,13 +28,17 @@ class PlannedStep:
     Attributes:
       chosen: the recorded step, with the plans of its derivatives.
       shardings: the sharding of each argument; None for a value that has none.
+      policy: the policy that chose the plans.
+      subject: the fields of a report about the arguments, see `subject_of`.
     """
 
     chosen: Chosen
     shardings: list[Any]
+    policy: Any
+    subject: Mapping[str, Any]
+    _make_problems: Callable[[], Problems]
     _make_plan: Callable[[], StepPlan]
     _compile: Callable[[], CompiledStep]
-    _make_report: Callable[[CompiledStep], MemoryReport]
 
     @functools.cached_property
     def compiled(self) -> CompiledStep:
@@ -38,17 +46,47 @@ class PlannedStep:
         return self._compile()
 
     @functools.cached_property
+    def uncompiled_plan(self) -> StepPlan:
+        """The plans of the derivatives. Only a search for a budget has compiled the step."""
+        return self._make_plan()
+
+    @functools.cached_property
     def plan(self) -> StepPlan:
         """The plans of the derivatives, with the compiler's bytes of the step."""
-        plan = self._make_plan()
+        plan = self.uncompiled_plan
         if plan.compiled_bytes is not None:
             return plan
-        return plan.with_compiled_bytes(self.compiled.compilation.total_bytes)
+        return plan.with_compilation(self.compiled.compilation)
+
+    @functools.cached_property
+    def problems(self) -> Problems:
+        """The derivatives of the step, with the bytes that it holds outside of them."""
+        return self._make_problems()
+
+    def bounded_plan(self, verify: bool) -> StepPlan:
+        """The plan with lower bounds on the recomputed FLOPs; with `verify`, it is compiled."""
+        plan = self.plan if verify else self.uncompiled_plan
+        if not isinstance(self.policy, Budget):
+            return plan
+        plans = {
+            k: dataclasses.replace(one, least_flops=least_flops(self.problems[k], self.policy))
+            for k, one in plan.plans.items()
+        }
+        return dataclasses.replace(plan, plans=plans)
 
     @functools.cached_property
     def report(self) -> MemoryReport:
         """The report of the compiled step."""
-        return self._make_report(self.compiled)
+        report = dataclasses.replace(self.compiled.compilation, **self.subject)
+        plan = self.plan
+        code = as_code(self.policy)
+        description = dataclasses.replace(
+            report.description,
+            policy=plan.policy,
+            code=f"xform.jit(f, {code})" if code and bounds_peak(self.policy) else code,
+            planned=plan.planning,
+        )
+        return dataclasses.replace(report, description=description)
 
 
 class LoweredStep:
@@ -61,6 +99,10 @@ class LoweredStep:
     def plan(self) -> StepPlan:
         """The plans of the derivatives."""
         return self._planned.plan
+
+    def bounded_plan(self, verify: bool) -> StepPlan:
+        """The plan with lower bounds on the recomputed FLOPs; with `verify`, it is compiled."""
+        return self._planned.bounded_plan(verify)
 
     def memory_analysis(self) -> MemoryReport:
         """A report of the compiled step. It compiles the step unless that was done before."""

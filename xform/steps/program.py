@@ -14,7 +14,7 @@ import jax
 from xform._jax import Tracer, jit
 from xform.memory.compilation import compile_for, report_of, trace_for
 from xform.memory.executable import compile_here
-from xform.memory.lowering import device_count
+from xform.memory.lowering import device_count, has_symbols, lower_traced
 from xform.memory.report import MemoryReport
 from xform.memory.targets import Target
 from xform.planner.planning import default_policy, use_default_policy
@@ -116,12 +116,14 @@ class StepProgram:
     def compile_traced(self, chosen: Chosen, traced: Any, autotune: bool = True) -> CompiledStep:
         """Compile a step that was traced under some plans, for devices of this process."""
         with use_default_policy(chosen.policy):
-            lowered = traced.lower()
+            lowered, symbolic = traced.lower(), has_symbols(traced)
             options = _UNTUNED if self.autotunes and not autotune else None
-            executable, answer = compile_here(lowered, options)
+            # With symbolic dimensions, it is compiled for one size of each, only for the figures.
+            known = lower_traced(traced, self.target.platform) if symbolic else lowered
+            executable, answer = compile_here(known, options)
         devices = device_count(lowered)
         figures = report_of(traced.fun_name, self.target, devices, answer, traced.jaxpr)
-        return CompiledStep(lowered, executable, figures)
+        return CompiledStep(lowered, None if symbolic else executable, figures)
 
     def run(self, chosen: Chosen, args: Args, kwargs: Kwargs) -> Any:
         """Call the step under some plans.

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xform._jax import jit as jit_of_jax
+from xform.steps.call import StepCall
 from xform.steps.jit import JitStep
-from xform.steps.plan import StepPlan
 from xform.steps.planned import PlannedStep
-from xform.steps.program import Args, Kwargs
+from xform.steps.step_plan import StepPlan
 
 
 def planning_jit(
@@ -41,6 +41,7 @@ def planning_jit(
 class _UnmodifiedStep(JitStep):
     """A jitted function of a program that does not know of xform."""
 
+    _is_declared = False
     _limits_every_step = False
 
     def __init__(
@@ -53,8 +54,8 @@ class _UnmodifiedStep(JitStep):
         super().__init__(step, policy, options)
         self._notify = notify
 
-    def _decide(self, args: Args, kwargs: Kwargs) -> PlannedStep:
-        planned = super()._decide(args, kwargs)
+    def _decide(self, call: StepCall) -> PlannedStep:
+        planned = super()._decide(call)
         if planned.chosen.candidates:
             self._notify(planned.plan)
         return planned

@@ -22,9 +22,9 @@ from xform.policies import min_cut, policy_name
 from xform.policies.budgets import Budget
 from xform.program.source import user_stacklevel
 from xform.steps.gathers import gathers_more
-from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed
 from xform.steps.program import Args, CompiledStep, Kwargs, StepProgram
+from xform.steps.step_plan import StepPlan
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes, human_seconds
 from xform.transforms.recorded import Chosen, Recorded
@@ -77,10 +77,7 @@ class StepSearch:
 
     def __post_init__(self) -> None:
         self.asked = self.budget
-        capacity = self.program.target.device.capacity_bytes
-        if capacity is not None and capacity < self.budget.bytes:
-            # The compiler refuses a larger program, and yet says how many bytes it needs.
-            self.budget = dataclasses.replace(self.budget, bytes=capacity)
+        self.budget = _within_capacity(self.budget, self.program.target)
         # The programs that were compiled, by their plans.
         self.tried: dict[Hashable, _Tried] = {}
         # The time of each compilation, without programs that JAX had compiled before.
@@ -92,8 +89,7 @@ class StepSearch:
         Raises:
           BudgetInfeasible: the compiled step exceeds the budget under all plans that were tried.
         """
-        policy = dataclasses.replace(min_cut, regions=self.budget.regions)
-        default = {k: plan_program(problem, policy) for k, problem in self.problems.items()}
+        default = _default_plans(self.problems, self.budget)
         with progress_line.show(f"planning {self._name}"):
             while True:
                 try:
@@ -115,17 +111,13 @@ class StepSearch:
         return self.program.jitted.__name__
 
     def _search(self, default: Choice) -> _Tried:
-        """The step under the plans that recompute least within the budget.
-
-        Without `verify`, the simulation decides.
-        """
-        verified = self.budget.verify
-        measure = Measure(self._compiled_bytes) if verified else None
+        """The step under the plans that recompute least within the budget."""
         if self.problems:
+            measure = Measure(self._compiled_bytes)
             chosen = search(self.problems, self.budget, default.candidates, measure)
             return self._try(Choice(self.problems, chosen))
         tried = self._try(default)
-        if not verified or tried.size <= self.budget.bytes:
+        if tried.size <= self.budget.bytes:
             return tried
         raise BudgetInfeasible(
             f"policy={self.budget!r} of {self._name}",
@@ -263,6 +255,35 @@ class StepSearch:
             f"{human_bytes(r.bytes)} {r.type} {r.maker} ({r.category}) at {r.where}" for r in rows
         )
         return "; ".join(texts)
+
+
+def search_without_compiler(
+    problems: Mapping[str, Problem], budget: Budget, target: Target
+) -> Candidates:
+    """Return the plans of a step that recompute least within a budget, by simulation alone.
+
+    Raises:
+      BudgetInfeasible: the simulated peak exceeds the budget under all plans that were tried.
+    """
+    budget = _within_capacity(budget, target)
+    return search(problems, budget, _default_plans(problems, budget)) if problems else {}
+
+
+def _default_plans(problems: Mapping[str, Problem], budget: Budget) -> Candidates:
+    """Return the plans of the default policy, which keeps or dissolves remat regions as asked."""
+    policy = dataclasses.replace(min_cut, regions=budget.regions)
+    return {k: plan_program(problem, policy) for k, problem in problems.items()}
+
+
+def _within_capacity(budget: Budget, target: Target) -> Budget:
+    """Return the budget, or the memory of the device if that is smaller.
+
+    The compiler refuses a larger program, and yet says how many bytes it needs.
+    """
+    capacity = target.device.capacity_bytes
+    if capacity is None or capacity >= budget.bytes:
+        return budget
+    return dataclasses.replace(budget, bytes=capacity)
 
 
 def plans_of(

@@ -21,8 +21,8 @@ from xform.policies.budgets import Budget
 from xform.program.fingerprint import fingerprint, text_of
 from xform.program.ir import program
 from xform.program.naming import digest
-from xform.steps.plan import StepPlan
 from xform.steps.processes import agreed_bytes
+from xform.steps.step_plan import StepPlan
 from xform.storage import results
 
 

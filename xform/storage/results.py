@@ -38,7 +38,7 @@ NOT_STORED = {"stored": False}
 # field changes its name or its meaning.
 FORMATS = {
     "Coloring": ("xform coloring 1", "xform.sparse.coloring"),
-    "Comparison": ("xform comparison 1", "xform.transforms.compare"),
+    "Comparison": ("xform comparison 1", "xform.steps.compare"),
     "ComputationalGraph": ("xform graph 1", "xform.adjoints.computational_graph"),
     "DeviceComparison": ("xform device comparison 1", "xform.memory.measured"),
     "Difference": ("xform difference 1", "xform.memory.difference"),
@@ -55,7 +55,7 @@ FORMATS = {
     "Report": ("xform health report 1", "xform.diagnosis.report"),
     "ResidualTable": ("xform residuals 1", "xform.planner.report.residuals"),
     "Spectrum": ("xform spectrum 1", "xform.curvature.spectrum"),
-    "StepPlan": ("xform step plan 1", "xform.steps.plan"),
+    "StepPlan": ("xform step plan 1", "xform.steps.step_plan"),
     "UpdateReport": ("xform update report 1", "xform.fused.update_report"),
 }
 # Suffixes of files that hold no JSON.

@@ -216,8 +216,8 @@ def derivative_at(
 
 # What to pass instead of a function that takes a derivative itself.
 SUBJECT = (
-    "pass the loss, which returns a scalar; for a whole training step, name its parameter that "
-    'takes the policy, such as policy_argument="policy" (--policy-argument policy)'
+    "pass the loss, which returns a scalar; for a whole training step, pass xform.jit(step) (on a "
+    "command line --transform jit)"
 )
 
 

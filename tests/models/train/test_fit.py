@@ -74,10 +74,9 @@ def test_a_bound_is_of_the_lowest_peak(policy: Any) -> None:
     assert lowest.recompute_flops > 0
     assert bytes_of(lowest, found.size) <= 400_000
     bound = xform.policies.budget(400_000)
-    plan = functools.partial(
-        xform.plan, step, policy=bound, policy_argument="policy", target="cpu", donate_argnums=0
-    )
-    assert bytes_of(plan(*inputs(found.size)), found.size) <= 400_000
+    jitted = xform.jit(step, donate_argnums=0)
+    plan = functools.partial(xform.plan, jitted, policy=bound, target="cpu")
+    assert plan(*inputs(found.size)).compiled_bytes <= 400_000
     assert found.over is not None
     with pytest.raises(BudgetInfeasible):
         plan(*inputs(found.size + 16))

@@ -12,6 +12,7 @@ before the backward pass reads it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -262,7 +263,8 @@ class Plan(Result):
         """
         compiles = self.compiles if self.seconds else 0
         times = planning_times(self.seconds, compiles, self.compile_seconds)
-        work = recomputed_flops(self.recompute_flops) + self._bound_text()
+        work = recomputed_flops(self.recompute_flops)
+        work += bound_text(self.least_flops, self.recompute_flops)
         slices = "".join(f", {text.partition(' (')[0]}" for text in self.sliced_regions)
         return f"{work}, {human_flops(self.forward_flops)} in the forward pass{slices}{times}"
 
@@ -271,27 +273,32 @@ class Plan(Result):
         sizes = sample_text(self.symbolic)
         return [f"bytes and FLOPs for {sizes}: other sizes take other bytes"] if sizes else []
 
-    def _bound_text(self) -> str:
-        """Return the lower bound on the recomputed FLOPs in brackets; "" if there is no budget."""
-        if self.least_flops is None or not self.recompute_flops:
-            return ""
-        if not self.least_flops:
-            return " (no useful lower bound)"
-        if self.least_flops >= self.recompute_flops:
-            return " (the minimum within this budget)"
-        return f" (at least {human_flops(self.least_flops)} within this budget)"
+
+def bound_text(least_flops: int | None, recompute_flops: int) -> str:
+    """Return the lower bound on the recomputed FLOPs in brackets; "" if there is no budget."""
+    if least_flops is None or not recompute_flops:
+        return ""
+    if not least_flops:
+        return " (no useful lower bound)"
+    if least_flops >= recompute_flops:
+        return " (the minimum within this budget)"
+    return f" (at least {human_flops(least_flops)} within this budget)"
 
 
-def _read(path: str, request: str) -> Plan:
-    """Read the plan that the text `plan:FILE` names."""
+def _read(path: str, request: str) -> Any:
+    """Read the plan that the text `plan:FILE` names: of one derivative, or of a step."""
     try:
-        return Plan.load(path)
+        with contextlib.suppress(WrongArgument):
+            found = results.load_as(None, path)
+            if callable(found):
+                return found
+        return Plan.load(path)  # raises the error
     except OSError as error:
         raise WrongArgument(
             request,
             f"the file {path!r} cannot be read: {error.strerror}",
             "",
-            "name a file that xform.Plan.save wrote",
+            "name a file that the method save of a plan wrote",
         ) from None
 
 

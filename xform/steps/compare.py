@@ -15,15 +15,19 @@ from typing import Any
 
 import jax
 
-from xform.errors import BudgetInfeasible, WrongArgument
-from xform.introspection.callables import check_callable, function_name
+from xform.errors import BudgetInfeasible, NotScalar, WrongArgument
+from xform.introspection.callables import check_callable, definition_site, function_name
+from xform.memory.analysis import memory_analysis
 from xform.memory.description import Description, describe
 from xform.memory.report import MemoryReport
 from xform.memory.report_page import write
 from xform.memory.targets import parse_target
 from xform.planner.report.picture import BLUE, ORANGE, new_axes, save_figure
 from xform.policies import min_cut, parse, policy_name
+from xform.policies.budgets import Fit, bytes_of
 from xform.policies.sample import check_known_sizes
+from xform.steps.gradient import GradientStep
+from xform.steps.step import is_step
 from xform.terminal import progress_line
 from xform.terminal.notebook import Result
 from xform.terminal.text import (
@@ -36,8 +40,7 @@ from xform.terminal.text import (
     unit_of,
 )
 from xform.transforms.function import Tree
-from xform.transforms.planning_task import with_policy
-from xform.transforms.policy_report import report_on
+from xform.transforms.inspect import SUBJECT
 from xform.transforms.reverse import Policy
 
 # Points of a plot share one label if they are closer than this fraction of the largest value.
@@ -164,29 +167,25 @@ def compare(
     policies: Policies,
     targets: Sequence[str | None] = (None,),
     argnums: int | Sequence[int] = 0,
-    policy_argument: str | None = None,
     progress: Callable[[str, str], None] | None = None,
     **options: Any,
 ) -> Comparison:
     """Compile `f` under several policies for several targets and compare memory and time.
 
     Args:
-      f: the loss, as for `value_and_grad`. `compare` compiles
-        `xform.value_and_grad(f, argnums, policy=...)`. With `policy_argument`, a whole training
-        step, which is compiled under each policy.
+      f: a loss, as for `value_and_grad`, or a training step that `xform.jit` returns, see `plan`.
+        `compare` compiles the whole step, or the value and the gradient of the loss.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
       policies: a list of policies or of their texts, such as `"budget:6GiB"`, or a mapping from
         names to them. None is the default policy. "auto" fits the memory of each target, or
-        `capacity`.
+        `capacity`. A budget limits the whole compiled function.
       targets: names of devices, such as `"cpu"`, `"tpu:v5e:2x2"` or `"gpu:h100:8"`, attached or
         not; None is JAX's default backend. `python -m xform doctor` lists the names.
       argnums: for a loss, position or positions of the arguments to differentiate.
-      policy_argument: if `f` is a training step or another function that takes derivatives itself:
-        the name of its parameter that takes the policy of these derivatives.
       progress: a function `progress(policy, target)`, called with the two names before each
         compilation. None: no calls.
       **options: options of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums` and `capacity`.
-        They apply to every target.
+        They apply to every target. A step has its own `donate_argnums`.
 
     Returns:
       A `Comparison`. If no plan fits a budget, its row has no report. It shows the floor instead:
@@ -196,8 +195,8 @@ def compare(
       WrongArgument: a target is unknown, or there are no policies or no targets.
       NotScalar: the loss returns something other than a scalar.
 
-    Cost: one compilation for each policy and target; for a budget of the peak also the compilations
-    of `plan`.
+    Cost: one trace of `f` for each policy, and one compilation for each policy and target; at most
+    eight for a budget of the peak. Budgets share the trace and the compilations.
 
     >>> loss = lambda w, x: jnp.sum(jnp.sin(x @ w) @ w)
     >>> w = x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -213,6 +212,17 @@ def compare(
         raise WrongArgument(request, f"target={target!r} is not an option of compare", "",
                             f"give a list of targets: targets=[{target!r}]")  # fmt: skip
     by_name = _policies_by_name(policies, request)
+    if is_step(f):
+        step = f
+        if argnums != 0:
+            raise WrongArgument(
+                f"{request}, a function of xform.jit, with argnums=",
+                "a step chooses itself what it differentiates",
+                definition_site(f),
+                "leave out argnums, or pass the loss",
+            )
+    else:
+        step = GradientStep(f, argnums, options.pop("donate_argnums", ()))
     several = [targets] if isinstance(targets, str) else targets
     if not isinstance(several, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise WrongArgument(request, f"targets={targets!r} is not a list of targets", "",
@@ -234,17 +244,25 @@ def compare(
             if progress:
                 progress(name, target or "default backend")
             try:
-                report = report_on(
-                    target, f, args, by_name[name], argnums, policy_argument, **options
-                )
+                policy = within_capacity(by_name[name], target, options.get("capacity"))
+                report = memory_analysis(step.under(policy), *args, target=target, **options)
                 entries.append(Entry(name, report.target, report))
+            except NotScalar as error:
+                raise NotScalar(error.request, error.problem, error.where, SUBJECT) from None
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
-    run, _ = with_policy(f, None, argnums, policy_argument)
     note = next((e.report.description.note for e in entries if e.report is not None), "")
-    description = dataclasses.replace(describe(run, args, {}), policy="", note=note)
+    description = dataclasses.replace(describe(step, args, {}), policy="", note=note)
     return Comparison(function_name(f), tuple(entries), description)
+
+
+def within_capacity(policy: Policy, target: str | None, capacity: str | int | None) -> Policy:
+    """Return the policy; "auto" is a budget of the memory `capacity`, if that is given."""
+    if not isinstance(policy, Fit) or capacity is None:
+        return policy
+    device = parse_target(target).device.name
+    return policy.within(bytes_of(capacity, f"capacity={capacity!r}"), device)
 
 
 def of_targets(reports: Sequence[MemoryReport]) -> Comparison:

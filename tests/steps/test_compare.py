@@ -14,8 +14,7 @@ import pytest
 import xform
 from xform import policies
 from xform.errors import WrongArgument
-from xform.transforms import compare as compare_module
-from xform.transforms import policy_report
+from xform.steps import compare as compare_module
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -29,8 +28,8 @@ def loss(ws: Any, x: Any) -> Any:
     return jnp.sum(jax.lax.scan(layer, x, ws)[0] ** 2)
 
 
-def step(ws: Any, momentum: Any, x: Any, *, policy: Any = None) -> Any:
-    g = xform.grad(loss, policy=policy)(ws, x)
+def step(ws: Any, momentum: Any, x: Any) -> Any:
+    g = xform.grad(loss)(ws, x)
     momentum = 0.9 * momentum + g
     return ws - momentum, momentum
 
@@ -58,14 +57,10 @@ def test_a_loss_is_differentiated() -> None:
 
 
 @pytest.mark.parametrize("donate", [False, True])
-def test_a_step_takes_its_policy(donate: bool) -> None:
+def test_a_step_follows_each_policy_and_keeps_its_donation(donate: bool) -> None:
     args = ARGS[0], ARGS[0], ARGS[1]
-    f: Any = step
-    if donate:
-        f = jax.jit(step, donate_argnums=(0, 1), static_argnames="policy")
-    free, less = xform.compare(
-        f, *args, policy_argument="policy", policies=[None, policies.save_nothing]
-    )
+    f = xform.jit(step, donate_argnums=(0, 1) if donate else ())
+    free, less = xform.compare(f, *args, policies=[None, policies.save_nothing])
     assert less.report.temp_bytes < free.report.temp_bytes
     assert (free.report.alias_bytes > 0) == donate
 
@@ -73,47 +68,35 @@ def test_a_step_takes_its_policy(donate: bool) -> None:
 def test_a_budget_is_kept_by_the_whole_step() -> None:
     """The budget covers the state of the optimizer, too."""
     args = ARGS[0], ARGS[0], ARGS[1]
-    free = (
-        xform.compare(step, *args, policy_argument="policy", policies=[None])
-        .entries[0]
-        .report.total_bytes
-    )
-    budget = policies.budget(int(0.9 * free))
-    (kept,) = xform.compare(step, *args, policy_argument="policy", policies={"budget": budget})
-    assert kept.report.total_bytes <= 0.9 * free
+    (free,) = xform.compare(xform.jit(step), *args, policies=[None])
+    budget = policies.budget(int(0.9 * free.report.total_bytes))
+    (kept,) = xform.compare(xform.jit(step), *args, policies={"budget": budget})
+    assert kept.report.total_bytes <= budget.bytes
 
 
-def test_a_budget_of_exactly_the_bytes_of_the_default_is_the_default(monkeypatch: Any) -> None:
+def test_a_budget_of_exactly_the_bytes_of_the_default_is_the_default() -> None:
     """With two derivatives the default is compiled first, and nothing after it if it fits."""
-    analyses = 0
 
-    def counted(*args: Any, **options: Any) -> Any:
-        nonlocal analyses
-        analyses += 1
-        return xform.memory_analysis(*args, **options)
-
-    monkeypatch.setattr(policy_report, "memory_analysis", counted)
-
-    def adversaries(ws: Any, v: Any, x: Any, *, policy: Any = None) -> Any:
-        first = xform.grad(loss, policy=policy)(ws, x)
-        return ws - first, v - xform.grad(lambda v: loss(v, -x), policy=policy)(v)
+    def adversaries(ws: Any, v: Any, x: Any) -> Any:
+        first = xform.grad(loss)(ws, x)
+        return ws - first, v - xform.grad(lambda v: loss(v, -x))(v)
 
     args = ARGS[0], ARGS[0], ARGS[1]
-    (free,) = xform.compare(adversaries, *args, policy_argument="policy", policies=[None])
+    (free,) = xform.compare(xform.jit(adversaries), *args, policies=[None])
     budget = policies.budget(free.report.total_bytes)
-    (kept,) = xform.compare(adversaries, *args, policy_argument="policy", policies=[budget])
+    (kept,) = xform.compare(xform.jit(adversaries), *args, policies=[budget])
     assert kept.report.total_bytes == free.report.total_bytes
     assert kept.report.flops == free.report.flops
-    assert analyses == 2
+    assert "1 program compiled" in kept.report.description.planned
 
 
 def test_a_step_that_is_over_its_budget_names_the_lowest() -> None:
     """The derivative alone would fit; with the state of the optimizer it does not."""
     args = ARGS[0], ARGS[0], ARGS[1]
-    (free,) = xform.compare(step, *args, policy_argument="policy", policies=[None])
+    (free,) = xform.compare(xform.jit(step), *args, policies=[None])
     fixed = free.report.argument_bytes + free.report.output_bytes
     budget = policies.budget(fixed)
-    (entry,) = xform.compare(step, *args, policy_argument="policy", policies={"b": budget})
+    (entry,) = xform.compare(xform.jit(step), *args, policies={"b": budget})
     assert entry.report is None
     assert entry.floor_bytes > budget.bytes
 
@@ -136,15 +119,9 @@ def test_compare_writes_svg_and_html_and_reports_progress(tmp_path: Any) -> None
     assert "nothing, cpu" in (tmp_path / "c.html").read_text()
 
 
-def test_partial_functions_keep_their_name() -> None:
-    table = xform.compare(
-        functools.partial(step),
-        ARGS[0],
-        ARGS[0],
-        ARGS[1],
-        policy_argument="policy",
-        policies=[None],
-    )
+def test_partial_functions_are_compared() -> None:
+    table = xform.compare(functools.partial(loss), *ARGS, policies=[None])
+    assert table.function == "partial"
     assert table.entries[0].report.total_bytes > 0
 
 
@@ -167,6 +144,8 @@ def test_a_loss_whose_argument_is_called_policy() -> None:
         (3, {"policies": [None]}, "3 is not callable"),
         (loss, {"policies": [None], "targets": 3}, "targets=3 is not a list of targets"),
         (loss, {"policies": [None], "target": "cpu"}, "is not an option of compare"),
+        (xform.jit(step), {"policies": [None], "argnums": 1}, "chooses itself"),
+        (xform.jit(step), {"policies": [None], "donate_argnums": 1}, "jitted already"),
     ],
 )
 def test_invalid_functions_policies_targets_and_options_raise(
@@ -234,7 +213,11 @@ def test_reports_state_planning_time_and_recomputed_flops() -> None:
     args = jnp.ones((64, 64)), jnp.ones((256, 64))
     found = xform.compare(loss, *args, policies=[None, xform.policies.budget("1 MiB")])
     default, budget = (entry.report.description.planned for entry in found)
-    assert re.fullmatch(r"0 FLOP of unfused operations recomputed, planned in .*s", default)
+    assert re.fullmatch(
+        r"0 FLOP of unfused operations recomputed, 4.2 MFLOP in the forward pass, "
+        r"planned in .*s, 1 program compiled in .*s",
+        default,
+    )
     assert re.fullmatch(
         r"\S+ \S+ of unfused operations recomputed.*, 4.2 MFLOP in the forward pass, "
         r"planned in .*s",

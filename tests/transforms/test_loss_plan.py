@@ -1,4 +1,4 @@
-"""`xform.plan`: `grad` does what it decides, on the target, within the budget."""
+"""`xform.plan` of a loss: `grad` does what it decides, on the target, within the budget."""
 
 import dataclasses
 
@@ -142,7 +142,7 @@ def test_another_function_is_refused() -> None:
     made = xform.plan(unrolled, W, X, verify=False)
     with pytest.raises(errors.OtherProgram) as caught:
         jax.jit(xform.grad(scanned, policy=made))(W, X)
-    assert "test_plan.py" in str(caught.value)
+    assert "test_loss_plan.py" in str(caught.value)
     assert "made for another program" in str(caught.value)
     with pytest.raises(errors.OtherProgram):
         jax.jit(xform.grad(unrolled, 1, policy=made))(W, X)
@@ -177,7 +177,6 @@ def test_a_target_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_derivative_is_compiled_and_the_report_names_it() -> None:
     """A budget of the bytes that `grad` takes is enough, and these are the plan's bytes."""
     f = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()
-    step = lambda w, x, policy=None: xform.value_and_grad(f, policy=policy)(w, x)
     w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
 
     def taken(g):
@@ -193,7 +192,6 @@ def test_only_the_derivative_is_compiled_and_the_report_names_it() -> None:
         "grad by argument 1": (f, {"argnums": -1}, xform.grad(f, 1)),
         "grad by arguments 0, 1": (f, {"argnums": (0, 1)}, xform.grad(f, (0, 1))),
         "vjp by arguments 0, 1": (f, {"argnums": None}, pulled(1.0)),
-        "the whole step": (step, {"policy_argument": "policy"}, xform.value_and_grad(f)),
     }
     for name, (g, options, derivative) in cases.items():
         cotangent = 4 if name.startswith("vjp") else 0  # for the plan it is an argument

@@ -18,9 +18,13 @@ from xform.introspection.callables import function_name
 from xform.planner.plan.plan import Plan
 from xform.planner.report.pareto import Pareto, ParetoPoint
 from xform.policies.sample import check_known_sizes
+from xform.steps.plan import plan
+from xform.steps.step_plan import StepPlan
 from xform.terminal import progress_line
 from xform.transforms.function import Tree
-from xform.transforms.plan import plan
+
+# The plan of a loss, or of a step.
+AnyPlan = Plan | StepPlan
 
 _STOCK = (
     "save_everything",
@@ -35,25 +39,23 @@ def pareto(
     *args: Tree,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
-    policy_argument: str | None = None,
     target: str | None = None,
     points: int = 8,
     verify: bool = True,
     slices: bool = False,
 ) -> Pareto:
-    """Compute how many FLOPs the gradient of `f` recomputes to take less peak memory.
+    """Compute how many FLOPs the derivatives of `f` recompute to take less peak memory.
 
     The first plan is the plan of `min_cut`, the default policy. The other plans are for budgets of
     the peak, in equal steps from the peak of `min_cut` down to the lowest peak that a search finds.
     A budget that no plan fits is left out, so there may be fewer plans than `points`.
 
     Args:
-      f: the loss, a pure function of pytrees of arrays that returns a scalar. With
-        `policy_argument`, a whole training step, see `plan`.
+      f: a loss, which is a pure function of pytrees of arrays that returns a scalar; or a training
+        step that `xform.jit` returns, see `plan`.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       argnums: position or positions of the arguments to differentiate.
       has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
-      policy_argument: for a step, the name of its parameter that takes the policy, see `plan`.
       target: the device to plan for, such as "cpu", "tpu:v5e:1x1" or "gpu:h100", attached or not;
         None is JAX's default backend.
       points: the largest number of plans, the one of `min_cut` included; a positive integer. The
@@ -87,13 +89,12 @@ def pareto(
                             "give a positive integer")  # fmt: skip
     check_known_sizes(f"pareto of {function_name(f)}", args)
     options: dict[str, Any] = {
-        "argnums": argnums, "has_aux": has_aux, "policy_argument": policy_argument,
-        "target": target, "verify": verify,
+        "argnums": argnums, "has_aux": has_aux, "target": target, "verify": verify,
     }  # fmt: skip
     plan_numbers, n_sliced = itertools.count(1), max(points // 2, 1) if slices else 0
     total = points + 1 + len(_STOCK) + (n_sliced + 1 if slices else 0)
 
-    def plan_under(policy: Any) -> Plan:
+    def plan_under(policy: Any) -> AnyPlan:
         progress_line.update(f"plan {next(plan_numbers)} of {total}")
         return plan(f, *args, **options, policy=policy)
 
@@ -111,7 +112,7 @@ def pareto(
     return Pareto(default.function, default.target, verify, (*own_points, *stock_points))
 
 
-def _point(name: str, result: Plan, stock: bool) -> ParetoPoint:
+def _point(name: str, result: AnyPlan, stock: bool) -> ParetoPoint:
     """Return the point of a plan; `stock` says whether a stock policy of JAX made the plan."""
     # The estimated time of a step, relative to a step that recomputes nothing. That step is one
     # forward pass, and a backward pass that takes about as long as two forward passes.
@@ -132,7 +133,7 @@ def _point(name: str, result: Plan, stock: bool) -> ParetoPoint:
     )
 
 
-def _points(plans: Sequence[Plan]) -> list[ParetoPoint]:
+def _points(plans: Sequence[AnyPlan]) -> list[ParetoPoint]:
     """Return the points of xform's own plans, by falling bytes; equal plans are one point."""
     points = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
     return sorted(points, key=lambda p: -p.peak_bytes)
@@ -143,19 +144,21 @@ def _steps(highest: int, lowest: int, n: int) -> list[int]:
     return [round(highest + (lowest - highest) * i / n) for i in range(1, n + 1)]
 
 
-def _feasible(plan_under: Callable[[Any], Plan], budgets: Iterable[Any]) -> Iterator[Plan]:
+def _feasible(plan_under: Callable[[Any], AnyPlan], budgets: Iterable[Any]) -> Iterator[AnyPlan]:
     """Yield the plans of the budgets that a plan fits."""
     for budget in budgets:
         with contextlib.suppress(BudgetInfeasible):
             yield plan_under(budget)
 
 
-def _peak(result: Plan) -> int:
+def _peak(result: AnyPlan) -> int:
     """Return the compiled peak of a plan in bytes; if it was not compiled, the simulated peak."""
     return result.predicted_bytes if result.compiled_bytes is None else result.compiled_bytes
 
 
-def _lowest_peak(plan_under: Callable[[Any], Plan], default: Plan, slices: bool = False) -> int:
+def _lowest_peak(
+    plan_under: Callable[[Any], AnyPlan], default: AnyPlan, slices: bool = False
+) -> int:
     """Return the lowest peak that the planner finds, at most the peak of the plan `default`.
 
     No plan fits a budget of 0 bytes, so planning raises an error, which contains the lowest peak.
