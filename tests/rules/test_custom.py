@@ -117,6 +117,17 @@ def test_linear_transpose_of_linearized_custom_vjp_uses_its_rule(inside: str, wa
         xform.grad(WAYS[way](lambda x: xform.linearize(g, x)[1](1.0)))(0.5)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_unused_output_that_examples_share_has_no_cotangent(way: str) -> None:
+    """JAX 0.12 refuses a cotangent of an output that all examples of a batch share."""
+    f = jax.custom_vjp(lambda x, y: (2.0, x * y))
+    f.defvjp(lambda x, y: ((2.0, x * y), (x, y)),
+             lambda kept, cts: (kept[1] * cts[1] + cts[0], kept[0] * cts[1]))  # fmt: skip
+    loss = lambda x, ys: jnp.sum(jax.vmap(lambda y: f(x, y)[1])(ys))
+    got = WAYS[way](xform.grad(loss, (0, 1)))(3.0, jnp.arange(3.0))
+    close(got, jax.grad(loss, (0, 1))(3.0, jnp.arange(3.0)))
+
+
 def test_a_rule_in_a_jitted_function_runs_once_for_each_call_in_it() -> None:
     f = jax.custom_jvp(lambda x, y: (x * y, y))
     seen: list[Any] = []

@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from xform._jax import ad, cotangent_aval, linear_util
 
 # The parameters of calls that hold the rules.
 RULE_PARAMS = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
+
+# Whether JAX replaces symbolic zeros by arrays in the backward function of a custom_vjp, if the
+# user's function takes none.
+BACKWARD_FILLS_ZEROS = jax.__version_info__ >= (0, 12)
 
 
 def wrap_like(function: Any, f: Callable[..., Any]) -> Any:

@@ -20,7 +20,6 @@ from xform._jax import (
     mlir,
     tangent_aval,
 )
-from xform.interpret.absent import group_cotangents
 from xform.interpret.node import Structured, gather, spread
 from xform.program.arithmetic import Value, differentiable
 from xform.program.arrays import zeros
@@ -31,7 +30,7 @@ from xform.registry.traits import FOREIGN
 from xform.rules.user_rules import (
     IN_RULE,
     call_backward,
-    fill_zeros,
+    cotangents_for_rule,
     no_forward_mode,
     pull_by_rule,
 )
@@ -134,7 +133,7 @@ class RefusedByJax(Refused):
     def _pull(self, eqn: JaxprEqn, residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         params, n = eqn.params, self._n_residuals(eqn)
         ct_avals = [cotangent_aval(v.aval) for v in eqn.outvars]
-        given = fill_zeros(group_cotangents(cts), ct_avals, params["symbolic_zeros"])
+        given = cotangents_for_rule(cts, ct_avals, params["symbolic_zeros"])
         active = [not zero for zero in params["in_zeros"]]
         in_avals = [cotangent_aval(v.aval) for v in eqn.invars[n:]]
         return call_backward(params["bwd"], residuals, given, active, in_avals)

@@ -25,7 +25,7 @@ from xform._jax import (
     jaxprs_of,
     tangent_aval,
 )
-from xform._jax.custom_functions import pull_custom_vjp
+from xform._jax.custom_functions import BACKWARD_FILLS_ZEROS, pull_custom_vjp
 from xform.errors import NoForwardMode, NotDifferentiable
 from xform.interpret.absent import group_cotangents
 from xform.interpret.ahead import runs_ahead
@@ -44,6 +44,15 @@ def fill_zeros(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) ->
         return instantiate(values, avals)
     pairs = zip(values, avals, strict=True)
     return [SymbolicZero(tangent_aval(a)) if x is None else x for x, a in pairs]
+
+
+def cotangents_for_rule(cts: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
+    """Return the cotangents that the backward function of a `custom_vjp` gets.
+
+    `symbolic` says whether the user's function takes symbolic zeros. The function that `vmap` puts
+    around it must know which cotangents are zero in any case.
+    """
+    return fill_zeros(group_cotangents(cts), avals, symbolic or BACKWARD_FILLS_ZEROS)
 
 
 def indexable(xs: Sequence[Value]) -> list[Value]:
@@ -114,7 +123,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     in_avals = [cotangent_aval(jax.typeof(x)) for x in gather(xs, active)]
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-        given = fill_zeros(group_cotangents(cts), ct_avals, symbolic)
+        given = cotangents_for_rule(cts, ct_avals, symbolic)
         return spread(call_backward(bwd, residuals, given, active, in_avals), active)
 
     return ys, residuals, pull
