@@ -7,7 +7,7 @@ are handled here:
 - `jaxpr_and_consts`: in 0.11, ClosedJaxpr was replaced by a Jaxpr with `consts`;
 - `custom_functions.pull_custom_vjp`: since 0.11, the backward function of a custom_vjp returns its
   cotangents and a dict of values that the user logs;
-- `custom_functions.BACKWARD_FILLS_ZEROS`: since 0.12, it gets symbolic zeros for cotangents that are
+- `custom_functions.BACKWARD_FILLS_ZEROS`: since 0.12, it gets symbolic zeros for those that are
   zero;
 - `scan_counts`: in 0.11, scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out`;
 - `compute_on`: in 0.11, `compute_on2` was renamed to `compute_on`, and replaced the older function;
