@@ -96,6 +96,7 @@ def sgd(model: Any, x: Any, **modes: Any) -> Any:
 
 @MODES
 def test_a_step_of_modules_is_planned_and_compared(modes: dict[str, Any]) -> None:
+    """It takes three seconds: the step is compiled under two policies, and for a budget."""
     run, args = functools.partial(step, **modes), (*start(), X)
     jitted = xform.flax.jit(run, **modes)
     free, less = xform.compare(jitted, *args, policies=[None, "save_nothing"])

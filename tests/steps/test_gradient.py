@@ -42,6 +42,7 @@ def scaled(w: jax.Array, x: jax.Array, how: dict[str, Any]) -> jax.Array:
 
 
 def test_modules_shardings_and_donation_count_as_in_the_compiled_gradient() -> None:
+    """It takes two and a half seconds: five programs are compiled, two of them for two devices."""
     specs = {"mesh": {"data": 2}, "in_specs": (PartitionSpec(), PartitionSpec("data"))}
     gradient = xform.flax.value_and_grad(module_loss)
     for target, options in (("cpu", {}), ("cpu:2", specs)):

@@ -89,6 +89,7 @@ def test_the_bytes_of_a_plan_are_those_of_the_whole_step(f: Any, donate: tuple[i
 
 
 def test_a_plan_is_the_one_of_a_call_and_the_code_of_the_step_runs_once() -> None:
+    """It takes two seconds: the step is compiled for a budget."""
     calls: list[int] = []
 
     def counted(w, x):
@@ -150,6 +151,7 @@ def test_regions_are_opened_in_a_step_too() -> None:
 
 
 def test_several_derivatives_share_a_budget_and_a_curve() -> None:
+    """It takes two seconds: a step of two loops is compiled for a budget."""
     jitted, args = xform.jit(two), (W, W[0], X)
     default = xform.plan(jitted, *args)
     assert len(default) == 2
