@@ -83,7 +83,9 @@ def jit(
     Returns:
       A function with the arguments and the results of `step`. It has the methods of `jax.jit`'s
       functions, `trace` and `lower`, which take types too; and `plan`, `memory_analysis()` and
-      `explain(value)`, about the program that was compiled last.
+      `explain(value)`, about the program that was compiled last. Its `under(policy, target)` is the
+      same step under another policy or for other devices. `xform.plan`, `xform.compare` and
+      `xform.pareto` take it, and plan or compare it without running it.
 
       Under `jax.grad`, `jax.vmap`, `shard_map` or another `jax.jit` it behaves as `jax.jit` does,
       and a budget is ignored with a warning: the budget belongs to the outermost jit.
