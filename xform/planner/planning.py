@@ -6,8 +6,6 @@ A replacement usually calls the planner that it replaces, and observes the plans
 from __future__ import annotations
 
 import contextvars
-import dataclasses
-import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -19,7 +17,6 @@ from xform.planner.measure import Measure
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
 from xform.policies import Policy, min_cut
-from xform.terminal.text import planning_times, recomputed_flops
 
 # Returns the plan of a derivative (`Problem`) under a policy. Without a `Measure`, which compiles
 # plans, they are simulated.
@@ -57,49 +54,3 @@ def default_policy() -> Policy:
 def use_default_policy(policy: Policy) -> AbstractContextManager[None]:
     """Return a context manager: reverse mode inside it uses this policy if the user gives none."""
     return _default(policy)
-
-
-@dataclasses.dataclass
-class PlanningCost:
-    """The cost of planning.
-
-    Attributes:
-      plans: the number of plans that were made.
-      seconds: the time that this took, without compilations.
-      compiles: how many programs were compiled for it.
-      compile_seconds: the time of these compilations.
-      flops: the FLOPs that the plans recompute, in total.
-    """
-
-    plans: int = 0
-    seconds: float = 0.0
-    flops: int = 0
-    compiles: int = 0
-    compile_seconds: float = 0.0
-
-    def __str__(self) -> str:
-        if not self.plans:
-            return ""
-        times = planning_times(self.seconds, self.compiles, self.compile_seconds)
-        return recomputed_flops(self.flops) + times
-
-
-@contextmanager
-def measure_planning() -> Generator[PlanningCost]:
-    """Count the plans that reverse mode makes inside this context, in a PlanningCost."""
-    cost, planner = PlanningCost(), current_planner()
-
-    def measured_planner(problem: Problem, policy: Policy, measure: Measure | None) -> Candidate:
-        start = time.perf_counter()
-        chosen = planner(problem, policy, measure)
-        cost.seconds += time.perf_counter() - start
-        if measure is not None:  # no other derivative uses it
-            cost.seconds -= measure.seconds
-            cost.compiles += measure.compiles
-            cost.compile_seconds += measure.seconds
-        cost.plans += 1
-        cost.flops += chosen.work[0]
-        return chosen
-
-    with use_planner(measured_planner):
-        yield cost
