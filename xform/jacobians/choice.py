@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from xform import memory
@@ -36,11 +37,14 @@ from xform.jacobians.chain import (
 from xform.jacobians.segments import CutProgram, crosses_devices, cut_into_segments
 from xform.jacobians.work import links
 from xform.passes.inline import Inline
-from xform.planner.device import resolve_fit
+from xform.planner.device import current_device, resolve_fit
+from xform.planner.measure import Measure
+from xform.planner.search_front import search_compiled
+from xform.planner.simulate.liveness import simulate
 from xform.policies import save_nothing
 from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value
-from xform.program.ir import Program
+from xform.program.ir import Program, trace
 from xform.terminal import progress_line
 from xform.terminal.text import human_bytes
 from xform.transforms.function import Function
@@ -49,6 +53,8 @@ from xform.transforms.function import Function
 # Pulling one cotangent takes at most about three times the work of pushing one tangent, so reverse
 # mode is then cheaper.
 _CLEARLY_MORE = 4
+
+Fits = Callable[["_Candidate"], bool]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +76,7 @@ class Evaluation:
     chunk: int | None = None
     policy: Any = None
 
-    def run(self, args: Sequence[Value]) -> tuple[list[Value], Blocks]:
+    def run(self, *args: Value) -> tuple[list[Value], Blocks]:
         """Return the outputs of the program at `args`, and its Jacobian.
 
         The Jacobian has a list for each output leaf. This list has, for each input leaf, an array
@@ -112,46 +118,88 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
     ways = _ways(full, mode, count_flops)
     if not isinstance(policy, Budget) or policy.of != "peak":
         return dataclasses.replace(ways[0], chunk=chunk, policy=policy)
+    weighed = _Front(_candidates_by_way(ways, chunk, prog))
+    bytes_of = lambda each: memory.compiled_bytes(each.way.run, prog.in_types)
     with progress_line.show("choosing how to evaluate a Jacobian"):
-        return _first_within(policy, _choices_by_way(ways, chunk), prog)
+        chosen = search_compiled(weighed.ladders[0][0], policy, Measure(bytes_of), weighed)
+    return chosen.way
 
 
-def _first_within(
-    budget: Budget, ladders: Iterable[Sequence[Evaluation]], prog: Program
-) -> Evaluation:
-    """Return the first way to evaluate the Jacobian of a program that fits a budget.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A way to evaluate the Jacobian of a program, as `planner/search_front.py` chooses among them.
 
-    In each of the lists, in order of rising work, an evaluation takes fewer bytes than the one
-    before. The last one is compiled first. If it fits, bisection finds the first of this list that
-    fits.
-
-    Raises:
-      BudgetInfeasible: none fits.
+    Attributes:
+      way: the way.
+      prog: the program.
+      work: its place in the order of work: the number of its list, and its place in the list.
     """
-    floor, compiles = math.inf, itertools.count(1)
 
-    def size(way: Evaluation) -> float:
-        progress_line.update(f"compiling way {next(compiles)}")
-        return memory.compiled_bytes(lambda *args: way.run(args), prog.in_types)
+    way: Evaluation
+    prog: Program
+    work: tuple[int, int]
 
-    for ladder in ladders:
-        least = size(ladder[-1])
-        floor = min(floor, least)
-        if least <= budget.bytes:
-            fits = lambda way: size(way) <= budget.bytes
-            return ladder[bisect.bisect_left(ladder[:-1], True, key=fits)]
-    known = floor < math.inf
-    raise BudgetInfeasible(
-        f"policy={budget!r}",
-        f"the lowest peak found takes {human_bytes(int(floor))} (compiled): arguments, outputs and "
-        "temporary memory"
-        if known
-        else "the compiler refused every program that was tried, because none fits the device",
-        "",
-        "raise the budget, or compute products with the Jacobian (jvp, vjp) instead of all its "
-        "elements",
-        int(floor) if known else 0,
-    )
+    @property
+    def key(self) -> tuple[int, int]:
+        """What identifies the way."""
+        return self.work
+
+    @functools.cached_property
+    def peak(self) -> int:
+        """The simulated peak."""
+        traced = trace(self.way.run, *self.prog.in_types)
+        return simulate(traced, current_device().backend).total_bytes
+
+    lower_bound = 0
+    offloads = may_save_in_regions = False
+    has_asked_regions = True
+
+
+class _Front:
+    """Ways to evaluate a Jacobian, in the order of their work; a front for `search_compiled`.
+
+    Args:
+      ladders: lists of ways. In each list, a way takes fewer bytes than the one before.
+    """
+
+    def __init__(self, ladders: Iterable[Sequence[_Candidate]]):
+        self.ladders = list(ladders)
+
+    def least_recompute(self, fits: Fits) -> _Candidate | None:
+        """Return the first way that fits, of the first list whose last way fits."""
+        for ladder in self.ladders:
+            if fits(ladder[-1]):
+                return ladder[bisect.bisect_left(ladder[:-1], True, key=fits)]
+        return None
+
+    def cheaper(self, last: _Candidate, fits: Fits) -> list[_Candidate]:
+        """Return the way before `last` in its list, if it fits."""
+        i, j = last.work
+        return [way for way in self.ladders[i][max(0, j - 1) : j] if fits(way)]
+
+    def smallest(self) -> list[_Candidate]:
+        """Return the last way of each list."""
+        return [ladder[-1] for ladder in self.ladders]
+
+    def references(self) -> list[_Candidate]:
+        """Return no further ways."""
+        return []
+
+    def without_offload(self) -> _Front:
+        """Return the same ways: they offload nothing."""
+        return self
+
+    def refusal(self, budget: Budget, lowest: _Candidate, size: int, by: str) -> BudgetInfeasible:
+        """Return the error for a budget; see `ChoiceFront.refusal`."""
+        return BudgetInfeasible(
+            f"policy={budget!r}",
+            f"the lowest peak found takes {human_bytes(size)} ({by}): arguments, outputs and "
+            "temporary memory",
+            "",
+            "raise the budget, or compute products with the Jacobian (jvp, vjp) instead of all its "
+            "elements",
+            size,
+        )
 
 
 def _required_mode(
@@ -206,19 +254,21 @@ def _ways(full: CutProgram, mode: str, count_flops: bool) -> list[Evaluation]:
     return [cheapest, *sorted(others, key=lambda c: c.order.flops)]
 
 
-def _choices_by_way(ways: Sequence[Evaluation], chunk: int | None) -> Iterator[list[Evaluation]]:
-    """Yield one list of choices for each way. A budget tries the lists in this order.
+def _candidates_by_way(
+    ways: Sequence[Evaluation], chunk: int | None, prog: Program
+) -> Iterator[list[_Candidate]]:
+    """Yield one list of candidates for each way.
 
     A list has one way with smaller and smaller chunks, which take fewer bytes: all vectors at once,
     then half of them, down to one. A given `chunk` is not changed. All ways follow a second time
     with a policy that saves nothing, which takes fewer bytes and more work.
     """
-    for policy in (None, save_nothing):
-        for way in ways:
-            most = max(_vector_counts(way.order, way.cut_program))
-            all_then_halves = [None, *(most >> i for i in range(1, most.bit_length()))]
-            chunks = all_then_halves if chunk is None else [chunk]
-            yield [dataclasses.replace(way, chunk=c, policy=policy) for c in chunks]
+    for i, (policy, way) in enumerate(itertools.product((None, save_nothing), ways)):
+        most = max(_vector_counts(way.order, way.cut_program))
+        all_then_halves = [None, *(most >> k for k in range(1, most.bit_length()))]
+        chunks = all_then_halves if chunk is None else [chunk]
+        evaluations = [dataclasses.replace(way, chunk=c, policy=policy) for c in chunks]
+        yield [_Candidate(each, prog, (i, j)) for j, each in enumerate(evaluations)]
 
 
 def _vector_counts(order: Order | None, full: CutProgram) -> Iterator[int]:

@@ -116,7 +116,7 @@ class JacobianTransform:
                     run = choose(fun, mode, holomorphic, chunk, policy).run
                     # The budget holds for the compiled code, not for a run operation by operation.
                     run = jit(run) if has_budget and not staging() else run
-                    ys, blocks = run(inputs)
+                    ys, blocks = run(*inputs)
                 y, aux = fun.outputs(ys)
             jacobian = point.assemble(y, blocks)
             return (jacobian, aux) if has_aux else jacobian
