@@ -38,6 +38,7 @@ from xform.jacobians.segments import CutProgram, crosses_devices, cut_into_segme
 from xform.jacobians.work import links
 from xform.passes.inline import Inline
 from xform.planner.device import current_device, resolve_fit
+from xform.planner.infeasible import nothing_fits
 from xform.planner.measure import Measure
 from xform.planner.search_front import search_compiled
 from xform.planner.simulate.liveness import simulate
@@ -46,7 +47,6 @@ from xform.policies.budgets import Budget
 from xform.program.arithmetic import Value
 from xform.program.ir import Program, trace
 from xform.terminal import progress_line
-from xform.terminal.text import human_bytes
 from xform.transforms.function import Function
 
 # Reverse mode is chosen without counting FLOPs if forward mode takes this many times more vectors.
@@ -191,15 +191,11 @@ class _Front:
 
     def refusal(self, budget: Budget, lowest: _Candidate, size: int, by: str) -> BudgetInfeasible:
         """Return the error for a budget; see `ChoiceFront.refusal`."""
-        return BudgetInfeasible(
-            f"policy={budget!r}",
-            f"the lowest peak found takes {human_bytes(size)} ({by}): arguments, outputs and "
-            "temporary memory",
-            "",
+        remedy = (
             "raise the budget, or compute products with the Jacobian (jvp, vjp) instead of all its "
-            "elements",
-            size,
+            "elements"
         )
+        return nothing_fits(budget, size, by, remedy)
 
 
 def _required_mode(

@@ -16,8 +16,8 @@ import jax
 
 from xform.errors import BudgetInfeasible
 from xform.planner.costs.link import HOST
+from xform.planner.infeasible import nothing_fits
 from xform.policies import Budget
-from xform.terminal.text import human_bytes
 
 Fits = Callable[["WeighedNames"], bool]
 
@@ -196,14 +196,7 @@ class NamesFront:
 
     def refusal(self, budget: Budget, lowest: WeighedNames, size: int, by: str) -> BudgetInfeasible:
         """Return the error for a budget; see `ChoiceFront.refusal`."""
-        return BudgetInfeasible(
-            f"policy={budget!r}",
-            f"the lowest peak found takes {human_bytes(size)} ({by}): arguments, outputs and "
-            "temporary memory",
-            "",
-            self._remedy,
-            size,
-        )
+        return nothing_fits(budget, size, by, self._remedy)
 
 
 def _add_greedily(names: Sequence[str], cost: Callable[[Iterable[str]], WeighedNames]) -> None:

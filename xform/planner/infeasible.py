@@ -91,3 +91,18 @@ def infeasible(
         "sequence smaller, shard the largest arguments, or offload saved values",
         least,
     )
+
+
+def nothing_fits(budget: Budget, least: int, measured_by: str, remedy: str) -> BudgetInfeasible:
+    """Return the error for a budget of the peak of a program without plans.
+
+    `least` are the bytes of the lowest peak, which was measured as `measured_by` says.
+    """
+    return BudgetInfeasible(
+        f"policy={budget!r}",
+        f"the lowest peak found takes {human_bytes(least)} ({measured_by}): arguments, outputs and "
+        "temporary memory",
+        "",
+        remedy,
+        least,
+    )
