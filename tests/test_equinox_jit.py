@@ -126,6 +126,8 @@ def test_a_step_of_modules_is_planned_and_compared() -> None:
     jitted, model = xform.equinox.filter_jit(sgd), Deep()
     free, less = xform.compare(jitted, model, X, policies=[None, "save_nothing"])
     assert less.report.total_bytes < free.report.total_bytes == compiled_bytes(sgd, model, X)
+    assert free.report.description.arguments == "model (3 arrays, 52.1 KiB), x f32[128,32]"
+    assert {row.maker for row in free.report if row.category == "parameter"} >= {"model.rest"}
     plan = xform.plan(jitted, model, X, policy=budget(int(0.9 * free.report.total_bytes)))
     assert plan.compiled_bytes <= 0.9 * free.report.total_bytes
     same(jitted.under(plan)(model, X), eqx.filter_jit(sgd)(model, X))

@@ -244,6 +244,20 @@ def test_a_budget_is_for_each_device_of_a_mesh(kind: Any, weights: Any) -> None:
     assert_equal(got, want)
 
 
+def test_arguments_may_be_on_two_meshes() -> None:
+    auto = (AxisType.Auto,) * 2
+    meshes = (
+        jax.make_mesh((8,), ("a",), axis_types=auto[:1]),
+        jax.make_mesh((4, 2), ("b", "c"), axis_types=auto),
+    )
+    specs = PartitionSpec("a"), PartitionSpec(None, "b", "c")
+    x, ws = (
+        jax.device_put(y, NamedSharding(mesh, spec))
+        for y, mesh, spec in zip((X, WS), meshes, specs, strict=True)
+    )
+    assert_equal(xform.jit(sgd)(ws, x), jax.jit(sgd)(WS, X))
+
+
 def test_static_arguments_and_keywords() -> None:
     def step(n, ws, *, rate, name="sgd"):
         assert isinstance(n, int)

@@ -37,9 +37,10 @@ from xform.commands.reference import FORM, module_of, reference, resolve
 from xform.commands.transform import PLANNED, add_transform, arrays_alone, transformed
 from xform.errors import WrongArgument
 from xform.introspection.callables import argument_names
-from xform.introspection.modules import arguments_for_jit, nnx_object, take_static_out
+from xform.introspection.modules import nnx_object
 from xform.memory.description import describe
 from xform.steps.compare import within_capacity
+from xform.steps.function import FunctionStep
 from xform.steps.gradient import GradientStep
 from xform.steps.step import is_step
 from xform.transforms.inspect import derivative_at
@@ -102,17 +103,9 @@ class BoundFunction:
         if is_step(self.f):
             return self
         donate, args.donate = getattr(args, "donate", ()), ()
-        if nnx_object(self.args) is not None:
-            return dataclasses.replace(self, f=xform.flax.jit(self.f, donate_argnums=donate))
-        without_static = lambda values: take_static_out(*arguments_for_jit(self.f, values, {}))[:2]
-        f, values = without_static(self.args)
-        make = self.args_of_batch
-        return dataclasses.replace(
-            self,
-            f=xform.jit(f, donate_argnums=donate),
-            args=tuple(values),
-            args_of_batch=make and (lambda batch: tuple(without_static(make(batch=batch))[1])),
-        )
+        has_modules = nnx_object(self.args) is not None
+        make = xform.flax.jit if has_modules else FunctionStep
+        return dataclasses.replace(self, f=make(self.f, donate_argnums=donate))
 
     def with_note(self, report: Any, note: str) -> Any:
         """Return a report or comparison with a note, and with the call that made the arguments."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 
 from xform.equinox.filter_calls import Function, TransformedFunction, accepts_options_only
 from xform.introspection.callables import check_callable
+from xform.memory.report import MemoryReport
 from xform.steps.doors import PlannedFunction, PlannedLowered
+from xform.steps.function import FunctionStep
 from xform.steps.jit import JitStep, jit
 
 
@@ -18,6 +21,7 @@ class _FilteredStep(TransformedFunction, PlannedFunction):
     """The function that `filter_jit` returns. `_fun` is the one of Equinox, which calls `_step`."""
 
     _step: JitStep = eqx.field(static=True)
+    _named: FunctionStep = eqx.field(static=True)
 
     @property
     def __wrapped__(self) -> Function:
@@ -28,7 +32,16 @@ class _FilteredStep(TransformedFunction, PlannedFunction):
 
     def under(self, policy: Any, target: str | None = None, verify: bool = True) -> Any:
         step = self._step.under(policy, target, verify)
-        return _FilteredStep(dataclasses.replace(self._fun, _cached=step), step)
+        named = self._named.under(policy, target, verify)
+        return _FilteredStep(dataclasses.replace(self._fun, _cached=step), step, named)
+
+    def report_for(
+        self, target: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> MemoryReport:
+        # In `_step`, arguments have no names.
+        first, rest = self._fun.donate_first, self._fun.donate_rest
+        donate = [i for i in range(len(args)) if (rest if i else first)]
+        return self._named.donating(donate).report_for(target, args, kwargs)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> PlannedLowered:
         return PlannedLowered(self._fun.lower(*args, **kwargs))
@@ -100,4 +113,5 @@ def filter_jit(fun: Function, policy: Any = None, *, donate: str = "none",
         static_argnums=static,
         **options,
     )
-    return _FilteredStep(dataclasses.replace(filtering, _cached=step), step)
+    named = FunctionStep(fun).under(policy, target)
+    return _FilteredStep(dataclasses.replace(filtering, _cached=step), step, named)

@@ -275,19 +275,22 @@ class JitStep(TrainingStep):
     ) -> PlannedStep:
         """Return a planned step that is compiled if someone asks for its bytes, or calls it."""
         seconds, sample = call.seconds, current_sample()
-        traced = self._program.trace(chosen, call.args, call.kwargs)
-        types = on_mesh(call.args, call.kwargs, self._target, None, None)
 
         def plan() -> StepPlan:
             name = policy_name(policy)
             plans = plans_of(chosen.candidates, problems(), self._name, name, self._target)
             return StepPlan(self._name, name, self._target.name, plans, None, 0, seconds)
 
+        if self._target.local:
+            traced = self._program.trace(chosen, call.args, call.kwargs)
+            now = lambda: self._program.compile_traced(chosen, traced)
+        else:
+            types = on_mesh(call.args, call.kwargs, self._target, None, None)
+            now = lambda: self._program.compile(chosen, types.args, types.kwargs)
+
         def compile_() -> CompiledStep:
             with at_sample(sample):
-                if self._target.local:
-                    return self._program.compile_traced(chosen, traced)
-                return self._program.compile(chosen, types.args, types.kwargs)
+                return now()
 
         return self._planned_step(chosen, problems, plan, compile_, call)
 

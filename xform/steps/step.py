@@ -6,9 +6,12 @@ function as a loss.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+from xform.memory.analysis import subject_of
+from xform.memory.description import Description
 from xform.memory.report import MemoryReport
 
 
@@ -40,7 +43,13 @@ class TrainingStep:
         self, target: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> MemoryReport:
         """Return the memory report of the step, planned and compiled for a target."""
-        return self.under(None, target).lower(*args, **kwargs).memory_analysis()
+        report = self.under(None, target).lower(*args, **kwargs).memory_analysis()
+        subject = subject_of(self, args, kwargs)  # of the step, not of its function of arrays
+        given: Description = subject["description"]
+        description = dataclasses.replace(
+            report.description, transform=given.transform, arguments=given.arguments
+        )
+        return dataclasses.replace(report, shapes=subject["shapes"], description=description)
 
 
 def is_step(f: Any) -> TypeGuard[TrainingStep]:
