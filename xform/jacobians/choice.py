@@ -54,7 +54,7 @@ from xform.transforms.function import Function
 # mode is then cheaper.
 _CLEARLY_MORE = 4
 
-Fits = Callable[["_Candidate"], bool]
+Fits = Callable[["_RankedWay"], bool]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,15 +118,15 @@ def choose(fun: Function, mode: str, holomorphic: bool, chunk: int | None, polic
     ways = _ways(full, mode, count_flops)
     if not isinstance(policy, Budget) or policy.of != "peak":
         return dataclasses.replace(ways[0], chunk=chunk, policy=policy)
-    weighed = _Front(_candidates_by_way(ways, chunk, prog))
+    front = _FrontOfWays(_ranked_ways(ways, chunk, prog))
     bytes_of = lambda each: memory.compiled_bytes(each.way.run, prog.in_types)
     with progress_line.show("choosing how to evaluate a Jacobian"):
-        chosen = search_compiled(weighed.ladders[0][0], policy, Measure(bytes_of), weighed)
+        chosen = search_compiled(front.ladders[0][0], policy, Measure(bytes_of), front)
     return chosen.way
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Candidate:
+class _RankedWay:
     """A way to evaluate the Jacobian of a program, as `planner/search_front.py` chooses among them.
 
     Attributes:
@@ -155,41 +155,41 @@ class _Candidate:
     has_asked_regions = True
 
 
-class _Front:
+class _FrontOfWays:
     """Ways to evaluate a Jacobian, in the order of their work; a front for `search_compiled`.
 
     Args:
       ladders: lists of ways. In each list, a way takes fewer bytes than the one before.
     """
 
-    def __init__(self, ladders: Iterable[Sequence[_Candidate]]):
+    def __init__(self, ladders: Iterable[Sequence[_RankedWay]]):
         self.ladders = list(ladders)
 
-    def least_recompute(self, fits: Fits) -> _Candidate | None:
+    def least_recompute(self, fits: Fits) -> _RankedWay | None:
         """Return the first way that fits, of the first list whose last way fits."""
         for ladder in self.ladders:
             if fits(ladder[-1]):
                 return ladder[bisect.bisect_left(ladder[:-1], True, key=fits)]
         return None
 
-    def cheaper(self, last: _Candidate, fits: Fits) -> list[_Candidate]:
+    def cheaper(self, last: _RankedWay, fits: Fits) -> list[_RankedWay]:
         """Return the way before `last` in its list, if it fits."""
         i, j = last.work
         return [way for way in self.ladders[i][max(0, j - 1) : j] if fits(way)]
 
-    def smallest(self) -> list[_Candidate]:
+    def smallest(self) -> list[_RankedWay]:
         """Return the last way of each list."""
         return [ladder[-1] for ladder in self.ladders]
 
-    def references(self) -> list[_Candidate]:
+    def references(self) -> list[_RankedWay]:
         """Return no further ways."""
         return []
 
-    def without_offload(self) -> _Front:
+    def without_offload(self) -> _FrontOfWays:
         """Return the same ways: they offload nothing."""
         return self
 
-    def refusal(self, budget: Budget, lowest: _Candidate, size: int, by: str) -> BudgetInfeasible:
+    def refusal(self, budget: Budget, lowest: _RankedWay, size: int, by: str) -> BudgetInfeasible:
         """Return the error for a budget; see `ChoiceFront.refusal`."""
         remedy = (
             "raise the budget, or compute products with the Jacobian (jvp, vjp) instead of all its "
@@ -250,9 +250,9 @@ def _ways(full: CutProgram, mode: str, count_flops: bool) -> list[Evaluation]:
     return [cheapest, *sorted(others, key=lambda c: c.order.flops)]
 
 
-def _candidates_by_way(
+def _ranked_ways(
     ways: Sequence[Evaluation], chunk: int | None, prog: Program
-) -> Iterator[list[_Candidate]]:
+) -> Iterator[list[_RankedWay]]:
     """Yield one list of candidates for each way.
 
     A list has one way with smaller and smaller chunks, which take fewer bytes: all vectors at once,
@@ -264,7 +264,7 @@ def _candidates_by_way(
         all_then_halves = [None, *(most >> k for k in range(1, most.bit_length()))]
         chunks = all_then_halves if chunk is None else [chunk]
         evaluations = [dataclasses.replace(way, chunk=c, policy=policy) for c in chunks]
-        yield [_Candidate(each, prog, (i, j)) for j, each in enumerate(evaluations)]
+        yield [_RankedWay(each, prog, (i, j)) for j, each in enumerate(evaluations)]
 
 
 def _vector_counts(order: Order | None, full: CutProgram) -> Iterator[int]:
