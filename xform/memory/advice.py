@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from xform.memory.attribute import BufferRow
 from xform.memory.changes import ARGUMENTS, changes
+from xform.memory.recomputed import summary
 from xform.memory.sliceable import largest_sliceable
 from xform.memory.updates import waiting_gradients
 from xform.terminal.text import first_few, human_bytes
@@ -41,6 +42,7 @@ def advice(report: Any) -> list[str]:
         *(f"{c.text}. This may be enough: the program is over by {human_bytes(over_bytes)}"
           for c in sufficient),
         *(c.text for c in large_changes if c not in sufficient),
+        *_recomputed(report),
         largest_buffer(report),
         *(f.text for f in by_size(facts(report))),
     ]  # fmt: skip
@@ -67,6 +69,18 @@ def largest_buffer(report: Any) -> str:
     return (
         f"the largest buffer takes {size} of the {total}: {row.type}, {row.category}, {maker}{line}"
     )
+
+
+def _recomputed(report: Any) -> Iterator[str]:
+    """Yield a sentence about the operations that the compiler recomputes by itself, if any."""
+    if report.recomputed:
+        lines = dict.fromkeys(row.where or row.operation for row in report.recomputed)
+        yield (
+            f"the compiler recomputes {summary(report.recomputed)}, most at "
+            f"{', '.join(list(lines)[:_MOST])}, because the program exceeds the memory that it may "
+            f"use for temporary values: a smaller budget of xform, such as "
+            "xform.policies.budget(...), chooses what is recomputed by its cost"
+        )
 
 
 def facts(report: Any) -> Iterator[Fact]:

@@ -32,6 +32,8 @@ _BITS = {"bool": 8, "c64": 64, "c128": 128, "bf16": 16}
 
 # The trip count that XLA notes at a loop.
 _TRIP_COUNT = re.compile(r'"known_trip_count":{"n":"(\d+)"}')
+# The summed axes of the first operand, in the configuration of a matrix product of cuBLAS.
+_GEMM = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Instruction:
       frame: its stack frame in the module's table; 0 if it has none.
       number: a parameter's number, or the tuple index of a get-tuple-element.
       target: the name of the function that a custom call calls.
+      summed: for a matrix product, the axes of its first operand that are summed; for a
+        convolution, the axis of the kernel's output features; else empty.
       value: the value of a constant that is one integer, else None.
     """
 
@@ -98,6 +102,7 @@ class Instruction:
         "op_name",
         "opcode",
         "operands",
+        "summed",
         "target",
         "value",
     )
@@ -110,6 +115,7 @@ class Instruction:
         self.op_name, self.frame = meta.text(2), meta.number(15)
         self.number = data.number(13 if self.opcode == "get-tuple-element" else 9)
         self.target = data.text(28)
+        self.summed = _summed(self.opcode, self.target, data)
         self._file = (meta.text(3), meta.number(4))
         self.value, self._trips = None, 0
         if self.opcode == "constant":
@@ -292,6 +298,17 @@ class _Frames:
             if not is_library(path):
                 name = self._functions[function - 1].rpartition(".")[2]
                 yield path, f"{path}:{line} ({name})"
+
+
+def _summed(opcode: str, target: str, data: Message) -> tuple[int, ...]:
+    """Return the attribute `summed` of an instruction."""
+    if opcode == "dot":
+        return tuple(data.message(30).numbers(1))
+    if opcode == "convolution":
+        return (data.message(16).number(4),)
+    if "gemm" in target and (match := _GEMM.search(data.text(43))):
+        return tuple(map(int, re.findall(r"\d+", match[1])))
+    return ()
 
 
 def _shape(data: Message) -> Shape:

@@ -20,6 +20,7 @@ from xform.memory.cudnn import uncounted
 from xform.memory.description import Description
 from xform.memory.difference import KINDS, Difference
 from xform.memory.phases import Phase, phases
+from xform.memory.recomputed import Recomputed, recomputed
 from xform.memory.report_page import write
 from xform.memory.report_plot import draw
 from xform.memory.report_text import report_text
@@ -301,6 +302,11 @@ class MemoryReport(Result):
         """The communication between devices."""
         return collectives(self.assignment.module) if self.assignment else ()
 
+    @cached_property
+    def recomputed(self) -> tuple[Recomputed, ...]:
+        """The operations that the compiler recomputes by itself, because memory is short."""
+        return recomputed(self.assignment.module) if self.assignment else ()
+
     @property
     def intensity(self) -> float | None:
         """FLOPs of a device for each byte that it reads or writes; None if it moves no bytes."""
@@ -386,6 +392,7 @@ class MemoryReport(Result):
             "seconds_estimate": self.seconds,
             "compile_seconds": self.compile_seconds,
             "collectives": [dataclasses.asdict(c) for c in self.collectives],
+            "recomputed": [dataclasses.asdict(row) for row in self.recomputed],
             "advice": self.advice,
             "live": list(self.live),
             "peak_step": self.peak_step,

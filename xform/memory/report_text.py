@@ -8,6 +8,7 @@ from typing import Any
 from xform.memory.attribute import BufferRow
 from xform.memory.buffers import ON_CHIP
 from xform.memory.difference import KINDS, LINES
+from xform.memory.recomputed import Recomputed, summary
 from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # Kinds of bytes that are printed only if they are not 0.
@@ -40,6 +41,9 @@ def _parts(report: Any) -> Iterator[str]:
     if report.peak:
         yield "live at the peak, by category\n" + _category_table(report)
         yield "the largest buffers\n" + _buffer_table(report.peak)
+    if report.recomputed:
+        head = f"recomputed by the compiler, because memory is short: {summary(report.recomputed)}"
+        yield f"{head}\n{_recomputed_table(report.recomputed)}"
     if report.on_chip:
         memory = ON_CHIP[report.on_chip[0].space]
         head = (f"live in the fast memory on the chip ({memory}), at the step with the most "
@@ -89,6 +93,17 @@ def _category_table(report: Any) -> str:
         for g in groups
     ]
     return columns(lines, right=(1, 2))
+
+
+def _recomputed_table(rows: Sequence[Recomputed]) -> str:
+    """Return a table of the operations that the compiler recomputes by itself."""
+    table = [["flops", "bytes", "runs", "operation", "line"]]
+    for row in rows[:LINES]:
+        amounts = human_flops(row.flops), human_bytes(row.bytes), str(row.count)
+        table.append([*amounts, row.operation, row.where])
+    if rest := rows[LINES:]:
+        table.append(["", "", "", f"{len(rest)} more", ""])
+    return columns(table, right=(0, 1, 2))
 
 
 def _buffer_table(rows: Sequence[BufferRow]) -> str:

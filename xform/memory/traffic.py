@@ -60,17 +60,17 @@ class Collective:
 
 def moved_bytes(module: Module) -> int:
     """Return the bytes that each device reads and writes in one run. Linear in instructions."""
-    return sum(times * _instruction_bytes(module, i) for i, times in _run_counts(module))
+    return sum(times * _instruction_bytes(module, i) for i, times in run_counts(module))
 
 
 def collectives(module: Module) -> tuple[Collective, ...]:
     """Return the communication between devices in one run, by kind."""
     totals: dict[str, list[int]] = {}  # runs and bytes, of all and of those that are repeated
-    for i, times in _run_counts(module):
+    for i, times in run_counts(module):
         kind = i.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             total = totals.setdefault(kind, [0, 0, 0, 0])
-            amounts = times, times * _shape_bytes(_exchanged(i))
+            amounts = times, times * shape_bytes(_exchanged(i))
             repeated = amounts if _is_repeated(module.named(i)) else ()
             for k, n in enumerate((*amounts, *repeated)):
                 total[k] += n
@@ -91,7 +91,7 @@ def gathered_sizes(module: Module) -> set[tuple[int, ...]]:
     Axes of length 1 are left out.
     """
     found: set[tuple[int, ...]] = set()
-    for i, _ in _run_counts(module):
+    for i, _ in run_counts(module):
         if i.opcode.removesuffix("-start") in _GATHERS:
             result = _exchanged(i)
             arrays = result.elements or (result,)
@@ -108,7 +108,7 @@ def _exchanged(i: Instruction) -> Shape:
     return i.shape.elements[-1] if is_start else i.shape
 
 
-def _run_counts(module: Module) -> Iterator[tuple[Instruction, int]]:
+def run_counts(module: Module) -> Iterator[tuple[Instruction, int]]:
     """Yield every instruction outside fusions, and how often it runs.
 
     Every branch of a conditional counts as run.
@@ -141,10 +141,10 @@ def _instruction_bytes(module: Module, i: Instruction) -> int:
     if i.opcode == "fusion":
         return _fusion_bytes(module, i, operands)
     if i.opcode in _SLICES:
-        return 2 * _shape_bytes(i.shape)
+        return 2 * shape_bytes(i.shape)
     if i.opcode in ("dynamic-update-slice", "scatter"):
-        return 2 * _shape_bytes(operands[-1 if i.opcode == "scatter" else 1].shape)
-    return _shape_bytes(i.shape) + sum(_shape_bytes(o.shape) for o in operands)
+        return 2 * shape_bytes(operands[-1 if i.opcode == "scatter" else 1].shape)
+    return shape_bytes(i.shape) + sum(shape_bytes(o.shape) for o in operands)
 
 
 def _fusion_bytes(module: Module, i: Instruction, operands: list[Instruction]) -> int:
@@ -156,7 +156,7 @@ def _fusion_bytes(module: Module, i: Instruction, operands: list[Instruction]) -
     root = module.root(body)
     results = [module.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
     read_of = _read_bytes(module, body)
-    read = sum(min(_shape_bytes(o.shape), read_of[k]) for k, o in enumerate(operands))
+    read = sum(min(shape_bytes(o.shape), read_of[k]) for k, o in enumerate(operands))
     return int(read) + sum(_written_bytes(module, result) for result in results)
 
 
@@ -187,7 +187,7 @@ def _read_bytes(module: Module, body: int) -> dict[int, float]:
                 ):
                     return math.inf
                 elif reader.opcode in _SLICES:
-                    total += _shape_bytes(reader.shape)
+                    total += shape_bytes(reader.shape)
         return math.inf if module.computations[body].root in views else total
 
     return {p.number: bytes_of(p.id) for p in instructions if p.opcode == "parameter"}
@@ -199,12 +199,12 @@ def _written_bytes(module: Module, result: Instruction) -> int:
         inner = module.root(result.called[0]) if result.called else None
         result = inner or module.instructions[result.operands[0]]
     if result.opcode == "dynamic-update-slice":
-        return _shape_bytes(module.instructions[result.operands[1]].shape)
-    return _shape_bytes(result.shape)
+        return shape_bytes(module.instructions[result.operands[1]].shape)
+    return shape_bytes(result.shape)
 
 
-def _shape_bytes(shape: Shape) -> int:
+def shape_bytes(shape: Shape) -> int:
     """Return the bytes of a type, with all elements of a tuple."""
     if shape.elements:
-        return sum(map(_shape_bytes, shape.elements))
+        return sum(map(shape_bytes, shape.elements))
     return shape.bytes
