@@ -45,7 +45,7 @@ class Recomputed:
 
 
 def recomputed(module: Module) -> tuple[Recomputed, ...]:
-    """Return the operations that the compiler recomputes, those of most FLOPs and bytes first."""
+    """Return the operations that the compiler recomputes, by falling FLOPs and bytes."""
     totals: dict[tuple[str, str], list[int]] = {}
     originals: set[str] = set()
     for i, times in run_counts(module):

@@ -39,9 +39,9 @@ _LAST_EXCESS_FACTOR = 1.5
 _NEAR, _MAX_MISSES = 1.1, 3
 
 
-# What is searched: choices of plans, or sets of named values (`xform/names`). Both have the
-# attributes of `Choice` that this file reads: `key work peak lower_bound offloads
-# has_asked_regions may_save_in_regions`.
+# The search chooses plans, sets of named values (`xform/names`) or ways to evaluate a Jacobian
+# (`xform/jacobians`). All have the attributes of `Choice` that this file reads: `key work peak
+# lower_bound offloads has_asked_regions may_save_in_regions`.
 Chosen = TypeVar("Chosen", bound=Any)
 
 

@@ -1,7 +1,7 @@
 """`sliced`: a function that runs in slices, such that it keeps to a number of bytes.
 
-The function is a problem for the planner in which nothing is differentiated. So its only plan runs
-everything once, and the search for a budget can only slice regions.
+For the planner, the function is a problem without a derivative. It has one plan, which runs
+everything once. So the search for a budget can only slice regions.
 """
 
 from __future__ import annotations
