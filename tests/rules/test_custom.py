@@ -118,6 +118,15 @@ def test_linear_transpose_of_linearized_custom_vjp_uses_its_rule(inside: str, wa
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_rule_in_a_loop_while_jax_checks_its_equations(way: str) -> None:
+    f = jax.custom_jvp(lambda x: 3 * x)
+    f.defjvp(lambda xs, dxs: (f(*xs), 2 * dxs[0]))
+    loop = lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0]
+    with jax.enable_checks(True):
+        assert float(WAYS[way](xform.grad(loop))(3.0)) == 4.0
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_an_unused_output_that_examples_share_has_no_cotangent(way: str) -> None:
     """JAX 0.12 refuses a cotangent of an output that all examples of a batch share."""
     f = jax.custom_vjp(lambda x, y: (2.0, x * y))

@@ -36,8 +36,9 @@ class EagerEquation:
     """An equation for an operation that runs eagerly; it builds the `JaxprEqn` on demand.
 
     Building a `JaxprEqn` takes as long as a small operation takes to run. Most rules read only the
-    primitive, the parameters and the output types, which are known without it. `avals` are the
-    types of the inputs. `outputs` are the output variables; None: they are made on demand.
+    primitive, the parameters and the types of inputs and outputs, which are known without it.
+    `avals` are the types of the inputs. `outputs` are the output variables, or values in their
+    place; None: they are made on demand.
     """
 
     def __init__(self, primitive: Primitive, params: dict[str, Any], avals: Sequence[Any],
@@ -50,9 +51,13 @@ class EagerEquation:
         return getattr(self._equation, name)
 
     @functools.cached_property
+    def invars(self) -> list[Var]:
+        return list(map(Var, self.avals))
+
+    @functools.cached_property
     def _equation(self) -> JaxprEqn:
         outputs = self.__dict__.get("outvars")
-        return equation(self.primitive, list(map(Var, self.avals)), self.params, outputs)
+        return equation(self.primitive, self.invars, self.params, outputs)
 
 
 def read(env: dict[Var, Any], atom: Atom) -> Any:
