@@ -55,6 +55,8 @@ def _in_front(x: Any, dimensions: Sequence[int]) -> Any:
 def reduce_window(x: Any, start: Any, f: Callable[..., Any], sizes: Any, strides: Any, padding: Any,
                   base: Any = None, window: Any = None) -> Any:  # fmt: skip
     """`lax.reduce_window`, which ignores elements outside or in a hole."""
+    options = sizes, strides, padding, base, window
+    type_ = jax.eval_shape(lambda: lax.reduce_window(x, start, f, *options))
     x = jnp.asarray(x)
     base, window = base or (1,) * x.ndim, window or (1,) * x.ndim
     wide = tuple((n - 1) * d + 1 for n, d in zip(x.shape, base, strict=True))
@@ -81,4 +83,4 @@ def reduce_window(x: Any, start: Any, f: Callable[..., Any], sizes: Any, strides
             if inside:
                 total = f(total, x[tuple(p // b for p, b in zip(place, base, strict=True))])
         out.append(total)
-    return jnp.stack(out).reshape(tuple(map(len, steps)))
+    return match_weak_type(jnp.stack(out).reshape(tuple(map(len, steps))), type_)
