@@ -52,6 +52,7 @@ class EagerEquation:
 
     @functools.cached_property
     def invars(self) -> list[Var]:
+        """Variables for the inputs."""
         return list(map(Var, self.avals))
 
     @functools.cached_property
