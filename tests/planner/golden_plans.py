@@ -32,8 +32,8 @@ from xform.transforms.inspect import derivative_at
 FILE = Path(__file__).parent / "golden_plans.json"
 VERSION = ".".join(jax.__version__.split(".")[:2])
 BACKENDS = ("cpu", "gpu", "tpu")
-# A budget takes half a second for each program, so every third program has one.
-WITH_BUDGET = list(REPORTS)[::3]
+# A budget takes half a second for each program, so every sixth program has one.
+WITH_BUDGET = list(REPORTS)[::6]
 
 
 def numbers(name: str) -> dict[str, str]:

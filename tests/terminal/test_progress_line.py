@@ -275,7 +275,7 @@ SAYS = {
     "the default in a jit": (lambda: in_a_jit(None), ["choosing what to save"]),
     "a plan in a trace": (in_a_trace, ["planning loss"]),
     "jacobian": (lambda: jax.jit(xform.jacobian(jnp.sin, policy=SMALL)).trace(jnp.ones(9)),
-                 ["choosing a variant that fits the budget: compiling variant 1"]),
+                 ["choosing how to evaluate a Jacobian: 0 of at most 8 candidates compiled"]),
     "memory": (lambda: command("memory"), ["compiling loss for cpu"]),
     "fits": (lambda: command("fits", *DEVICE), ["compiling loss for cpu"]),
     "why-oom": (lambda: command("why-oom", *DEVICE), ["compiling loss for cpu"]),
