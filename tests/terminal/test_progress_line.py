@@ -262,7 +262,7 @@ def command(name: str, *words: str) -> None:
 SAYS = {
     "plan": (lambda: xform.plan(loss, *OTHERS, policy=SMALL), ["planning loss", "0 of at most 8",
              "1 of at most 8 candidates compiled", "making candidate 1",
-             "compiling loss for cpu"]),
+             "loss for cpu"]),
     "pareto": (lambda: xform.pareto(loss, *ARGS, points=2),
                ["pareto of loss", "plan 1 of 7", "plan 7 of 7", "planning loss"]),
     "compare": (lambda: xform.compare(loss, *ARGS, policies=[None, SMALL]),
