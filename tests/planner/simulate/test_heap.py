@@ -1,6 +1,7 @@
 """The heap, compared with XLA:CPU's assignment and by hand."""
 
 import random
+import uuid
 from pathlib import Path
 
 import jax
@@ -38,8 +39,12 @@ def chain(seed: int):
 
 
 def compiled(f, folder: Path) -> bytes:
-    """Return XLA's dump of a compiled program, which has the events of its heap."""
-    options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_proto": True}
+    """Return XLA's dump of a compiled program, which has the events of its heap.
+
+    A unique option makes JAX's compilation cache miss: a cached program is not dumped.
+    """
+    unique = {"xla_dump_emitter_re": uuid.uuid4().hex}
+    options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_proto": True, **unique}
     jax.jit(f).lower(W, X).compile(options)
     (dump,) = folder.glob("*after_optimizations.hlo.pb")
     return dump.read_bytes()
