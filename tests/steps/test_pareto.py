@@ -76,3 +76,11 @@ def test_plans_with_slices_are_a_second_curve(tmp_path) -> None:
     plain = xform.pareto(cross_entropy, *args, points=4, verify=False)
     assert [p.name for p in plain] == [p.name for p in curve if not p.slices]
     assert "slices" not in str(plain)
+
+
+def test_the_curve_of_a_step_starts_at_the_default_whatever_its_own_policy_is() -> None:
+    loss = lambda w: jnp.sum(jnp.sin(jnp.sin(w @ w) @ w))
+    step = xform.jit(lambda w: w - xform.grad(loss)(w), "save_nothing")
+    first = next(iter(xform.pareto(step, jnp.ones((64, 64)), points=1, verify=False)))
+    assert first.name == "min_cut"
+    assert first.recompute_flops == 0

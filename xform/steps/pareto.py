@@ -99,7 +99,7 @@ def pareto(
         return plan(f, *args, **options, policy=policy)
 
     with progress_line.show(f"pareto of {function_name(f)}"):
-        default = plan_under(None)
+        default = plan_under(policies.min_cut)
         highest, lowest = _peak(default), _lowest_peak(plan_under, default)
         budgets = _steps(highest, lowest, points - 1)
         plans = [default, *_feasible(plan_under, map(policies.budget, budgets))]
