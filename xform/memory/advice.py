@@ -78,7 +78,7 @@ def _recomputed(report: Any) -> Iterator[str]:
         yield (
             f"the compiler recomputes {summary(report.recomputed)}, most at "
             f"{', '.join(list(lines)[:_MOST])}, because the program exceeds the memory that it may "
-            f"use for temporary values: a smaller budget of xform, such as "
+            "use for temporary values: a budget below that memory, such as "
             "xform.policies.budget(...), chooses what is recomputed by its cost"
         )
 

@@ -172,10 +172,11 @@ class NamesFront:
 
     def __init__(self, weighed: Iterable[WeighedNames], remedy: str):
         self._weighed, self._remedy = sorted(weighed, key=lambda each: each.order), remedy
+        self._pareto = pareto(self._weighed)
 
     def least_recompute(self, fits: Fits) -> WeighedNames | None:
         """Return the set of least work that fits; None if none fits."""
-        return next(filter(fits, pareto(self._weighed)), None)
+        return next(filter(fits, self._pareto), None)
 
     def cheaper(self, last: WeighedNames, fits: Fits) -> list[WeighedNames]:
         """Return the sets that fit and recompute less than `last`."""
@@ -183,7 +184,7 @@ class NamesFront:
 
     def smallest(self) -> list[WeighedNames]:
         """Return the sets that take the fewest bytes, the smallest first."""
-        return pareto(self._weighed)[::-1]
+        return self._pareto[::-1]
 
     def references(self) -> list[WeighedNames]:
         """Return the set without names, which a user could have written."""

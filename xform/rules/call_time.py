@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from xform._jax import (
     Primitive,
@@ -43,7 +41,7 @@ from xform.program.ir import Mask, Program, gather, program, trace
 from xform.program.source import frame
 from xform.registry.table import lookup, rule_of
 from xform.rules.staged_rules import StagedCall, TraceRule, stage_jvp, stage_vjp
-from xform.rules.user_rules import calls_custom, closes_over_active
+from xform.rules.user_rules import calls_custom, closes_over_active, indexable
 
 # The depth of a level among nested transforms, and a number that identifies it.
 Level = tuple[int, int]
@@ -184,7 +182,7 @@ class ActivityTrace(Split):
     def _arrays(self, args: Sequence[Value]) -> list[Value]:
         """Return arguments with JAX arrays in place of NumPy arrays."""
         with set_current_trace(self.outside):
-            return [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in args]
+            return indexable(args)
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
         levels, of_outputs = list(map(levels_of, args)), []

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from xform.errors import BudgetInfeasible, NotScalar, WrongArgument
-from xform.introspection.callables import check_callable, definition_site, function_name
+from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import memory_analysis
 from xform.memory.description import Description, describe
 from xform.memory.report import MemoryReport
@@ -27,7 +27,7 @@ from xform.policies import min_cut, parse, policy_name
 from xform.policies.budgets import Fit, bytes_of
 from xform.policies.sample import check_known_sizes
 from xform.steps.gradient import GradientStep
-from xform.steps.step import is_step
+from xform.steps.step import is_step, refuse_loss_options
 from xform.terminal import progress_line
 from xform.terminal.notebook import Result
 from xform.terminal.text import (
@@ -214,13 +214,7 @@ def compare(
     by_name = _policies_by_name(policies, request)
     if is_step(f):
         step = f
-        if argnums != 0:
-            raise WrongArgument(
-                f"{request}, a function of xform.jit, with argnums=",
-                "a step chooses itself what it differentiates",
-                definition_site(f),
-                "leave out argnums, or pass the loss",
-            )
+        refuse_loss_options(f, "compare", argnums=argnums != 0)
     else:
         step = GradientStep(f, argnums, options.pop("donate_argnums", ()))
     several = [targets] if isinstance(targets, str) else targets

@@ -8,7 +8,7 @@ from typing import Any, overload
 from xform.errors import WrongArgument
 from xform.introspection.callables import definition_site, function_name
 from xform.planner.plan.plan import Plan
-from xform.steps.step import TrainingStep, is_step
+from xform.steps.step import TrainingStep, is_step, refuse_loss_options
 from xform.steps.step_plan import StepPlan
 from xform.terminal import progress_line
 from xform.transforms.function import Tree
@@ -126,7 +126,14 @@ def plan(
     """
     if not is_step(f):
         return plan_loss(f, args, policy, argnums, has_aux, target, donate_argnums, verify)
-    _check_options(f, argnums != 0, has_aux, donate_argnums != ())
+    refuse_loss_options(f, "plan", argnums=argnums != 0, has_aux=has_aux)
+    if donate_argnums != ():
+        raise WrongArgument(
+            f"plan of {function_name(f)}, a function of xform.jit, with donate_argnums=",
+            "the function is jitted already, with its own options",
+            definition_site(f),
+            "give donate_argnums to xform.jit",
+        )
     with progress_line.show(f"planning {function_name(f)}"):
         made = f.under(policy, target, verify).lower(*args).bounded_plan(verify)
     if made.plans:
@@ -138,26 +145,3 @@ def plan(
         "differentiate in the step with xform.grad, without policy= (xform.install() replaces "
         "jax.grad); or pass a loss, without xform.jit",
     )
-
-
-def _check_options(f: TrainingStep, argnums: bool, has_aux: bool, donate_argnums: bool) -> None:
-    """Raise WrongArgument if an option of a loss is given for a step.
-
-    `argnums`, `has_aux` and `donate_argnums` say whether the option of that name is given.
-    """
-    request = f"plan of {function_name(f)}, a function of xform.jit, with"
-    for name, given in (("argnums", argnums), ("has_aux", has_aux)):
-        if given:
-            raise WrongArgument(
-                f"{request} {name}=",
-                "a step chooses itself what it differentiates",
-                definition_site(f),
-                f"leave out {name}, or pass the loss",
-            )
-    if donate_argnums:
-        raise WrongArgument(
-            f"{request} donate_argnums=",
-            "the function is jitted already, with its own options",
-            definition_site(f),
-            "give donate_argnums to xform.jit",
-        )

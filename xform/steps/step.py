@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+from xform.errors import WrongArgument
+from xform.introspection.callables import definition_site, function_name
 from xform.memory.analysis import subject_of
 from xform.memory.description import Description
 from xform.memory.report import MemoryReport
@@ -50,6 +52,20 @@ class TrainingStep:
             report.description, transform=given.transform, arguments=given.arguments
         )
         return dataclasses.replace(report, shapes=subject["shapes"], description=description)
+
+
+def refuse_loss_options(step: TrainingStep, caller: str, **given: bool) -> None:
+    """Raise WrongArgument if an option of a loss, such as `argnums`, is given for a step.
+
+    `given` says for each option whether it is given, and `caller` names the public function.
+    """
+    for option in (name for name, is_given in given.items() if is_given):
+        raise WrongArgument(
+            f"{caller} of {function_name(step)}, a function of xform.jit, with {option}=",
+            "a step chooses itself what it differentiates",
+            definition_site(step),
+            f"leave out {option}, or pass the loss",
+        )
 
 
 def is_step(f: Any) -> TypeGuard[TrainingStep]:

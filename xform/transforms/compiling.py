@@ -99,7 +99,7 @@ class DerivativeCompiler:
 
     Attributes:
       cotangents: the types of the cotangents of the outputs; None if the cotangent is 1.
-      arguments: those of the compiled function: the given inputs, then cotangents.
+      arguments: what the compiled function takes, the given inputs and then cotangents.
     """
 
     def __init__(

@@ -142,8 +142,7 @@ class TracedDerivative:
       function: the traced function.
       inputs: the names of the inputs of its program.
       sources: an entry for each input of its program, first the values that the function closes
-        over. It is the input's index among the leaves of the arguments, or the value itself if it
-        is none of them.
+        over. For a leaf of the arguments it is the leaf's index, and else the value itself.
     """
 
     function: Function
