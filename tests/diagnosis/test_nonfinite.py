@@ -55,13 +55,29 @@ def in_a_loop(ws: Any, x: Any) -> Any:
     return jnp.mean(h @ ws[1])
 
 
+def in_a_scan_with_masks(ws: Any, x: Any) -> Any:
+    """The NaN reaches the loss through the carry of the next iteration."""
+
+    def step(carry: Any, w: Any) -> Any:
+        h, previous, mask = carry
+        mask = jnp.where(jnp.arange(h.shape[-1]) > 3, mask, -jnp.inf)
+        scores = jax.nn.softmax(previous + mask)
+        h, previous = jnp.sqrt(h - 3) + 0 * h @ w, h  # here
+        return (h, previous, mask), (mask, scores)
+
+    start = jnp.abs(x) + 40, jnp.ones_like(x), jnp.zeros_like(x)
+    _, (_, scores) = jax.lax.scan(step, start, jnp.stack(ws))
+    return jnp.mean(scores)
+
+
 @pytest.mark.parametrize(
     ("loss", "trips", "back", "value"),
     [(divided, (), False, "Inf"), (in_a_scan, (2,), False, "NaN"), (backward, (), True, "Inf"),
-     (in_a_branch, (), False, "Inf"), (in_a_loop, (1,), False, "NaN")],
+     (in_a_branch, (), False, "Inf"), (in_a_loop, (1,), False, "NaN"),
+     (in_a_scan_with_masks, (2,), False, "NaN")],
 )  # fmt: skip
 def test_the_line(loss: Any, trips: tuple[int, ...], back: bool, value: str) -> None:
-    ws = weights(6 if loss is in_a_scan else 2)
+    ws = weights(6 if "scan" in loss.__name__ else 2)
     report = xform.health(loss, ws, batch(), power_iterations=0)
     assert report.origin is not None
     assert f":{line_of(loss, '# here')}:" in report.origin.where

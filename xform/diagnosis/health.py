@@ -44,9 +44,10 @@ def health(
 
     A layer begins where parameters are combined with values that depend on the batch: in a matrix
     product, a convolution or a look-up. It includes the operations that depend on its result alone:
-    bias, normalization, activation. A sum of layer results has a row of its own. Each iteration of
-    a scan has its own rows, so each step of a recurrent network does too. Layers are found in the
-    traced program, including calls, branches, `jax.checkpoint`, and modules of Flax and Equinox.
+    bias, normalization, activation. In the report, a sum of layer results has its own row. Each
+    iteration of a scan has its own rows, so each step of a recurrent network does too. Layers are
+    found in the traced program, including calls, branches, `jax.checkpoint`, and modules of Flax
+    and Equinox.
 
     Args:
       loss: `loss(params, *batch)`, a pure function that returns a scalar.
@@ -202,13 +203,11 @@ def _origin(diagnosis: Diagnosis, loss: Callable[[Tree, Tree], Any], params: Tre
     leaves, tree = jax.tree.flatten((params, batch))
     gradient = value_and_grad(loss, policy=save_everything)
     args = list(map(jnp.asarray, leaves))
+    names = [f"parameter {path}" for path in diagnosis.paths]
+    names += ["the batch"] * (len(args) - len(names))
     for f in (loss, gradient):
         prog = trace(lambda *args, f=f: jax.tree.leaves(f(*tree.unflatten(args))), *args)
-        origin = find_origin(prog, args, range(len(prog.outputs)))
-        if origin is not None and origin.operation == "argument":
-            index, paths = int(origin.where), diagnosis.paths
-            name = f"parameter {paths[index]}" if index < len(paths) else "the batch"
-            return Origin(origin.operation, name, value=origin.value)
+        origin = find_origin(prog, args, names)
         if origin is not None:
             return origin
     return None

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -65,25 +65,29 @@ def finite(x: Value) -> bool:
     return not inexact or bool(jnp.all(jnp.isfinite(x)))
 
 
-def find_origin(prog: Program, args: Sequence[Value], outputs: Sequence[int]) -> Origin | None:
-    """Find the origin of a NaN or Inf in one of some outputs; None if all are finite.
+def find_origin(prog: Program, args: Sequence[Value], names: Sequence[str]) -> Origin | None:
+    """Find the origin of a NaN or Inf in the outputs of a program; None if all are finite.
 
     Args:
       prog: the program.
       args: its inputs.
-      outputs: indices of the outputs to examine.
-
-    Returns:
-      The origin. If an input is not finite, its operation is "argument" and `where` is the index of
-      the input.
+      names: what the report calls each input.
 
     Cost: one evaluation of the program, operation by operation, and one more of each loop, branch
-    and remat region that the search enters.
+    and remat region that the search enters. A loop holds the carries of all its iterations.
     """
-    result = _search(prog, args, outputs, ())
+    result = _search(prog, args, range(len(prog.outputs)), ())
     if isinstance(result, int):
-        return Origin("argument", str(result), value=_nan_or_inf(args[result]))
+        return Origin("argument", names[result], value=_KINDS[_kind(args[result])])
     return result
+
+
+_KINDS = ("finite", "Inf", "NaN")  # the search prefers a later kind
+
+
+def _kind(x: Value) -> int:
+    """Return the position in `_KINDS` of an array: "Inf" if it has an infinity and no NaN."""
+    return 0 if finite(x) else 2 if bool(jnp.any(jnp.isnan(x))) else 1
 
 
 def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips: tuple[int, ...]
@@ -99,38 +103,29 @@ def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips:
         write(env, eqn.outvars, bind(eqn, [read(env, v) for v in eqn.invars], outer))
         producer.update((v, (eqn, i)) for i, v in enumerate(eqn.outvars))
 
-    def is_bad(v: Atom) -> bool:
-        return isinstance(v, Var) and not finite(env[v])
+    def kind(v: Atom) -> int:
+        return _kind(env[v]) if isinstance(v, Var) else 0
 
-    def has_no_nan(v: Atom) -> bool:  # a sort key: a NaN comes before an infinity
-        return not (isinstance(v, Var) and bool(jnp.any(jnp.isnan(env[v]))))
-
-    bad_outputs = filter(is_bad, [prog.outputs[i] for i in outputs])
-    bad = min(bad_outputs, key=has_no_nan, default=None)
+    bad = max(filter(kind, [prog.outputs[i] for i in outputs]), key=kind, default=None)
     while isinstance(bad, Var) and bad in producer:
         eqn, position = producer[bad]
         xs = [read(env, v) for v in eqn.invars]
         inside = _search_inside(eqn, xs, position, trips)
         if isinstance(inside, Origin):
             return inside
-        causes = [v for v in eqn.invars if is_bad(v)]
-        if isinstance(inside, int):
-            causes = [eqn.invars[inside]] if is_bad(eqn.invars[inside]) else causes
+        causes = [v for v in eqn.invars if kind(v)]
+        if isinstance(inside, int) and kind(eqn.invars[inside]):
+            causes = [eqn.invars[inside]]
         if not causes:
             return _origin_at(eqn, env[bad], trips)
-        bad = min(causes, key=has_no_nan)
+        bad = max(causes, key=kind)
     return prog.inputs.index(bad) if isinstance(bad, Var) and bad in prog.inputs else None
-
-
-def _nan_or_inf(x: Value) -> str:
-    """Return "NaN" if an array has a NaN, else "Inf"."""
-    return "NaN" if bool(jnp.any(jnp.isnan(x))) else "Inf"
 
 
 def _origin_at(eqn: JaxprEqn, y: Value, trips: tuple[int, ...]) -> Origin:
     """Return the origin for an equation with finite inputs and the result `y`."""
     backward = BACKWARD in str(eqn.source_info.name_stack)
-    return Origin(eqn.primitive.name, frame(eqn), trips, backward, _nan_or_inf(y))
+    return Origin(eqn.primitive.name, frame(eqn), trips, backward, _KINDS[_kind(y)])
 
 
 def _search_inside(eqn: JaxprEqn, xs: Sequence[Value], position: int, trips: tuple[int, ...]
@@ -143,32 +138,62 @@ def _search_inside(eqn: JaxprEqn, xs: Sequence[Value], position: int, trips: tup
     if flow is None:
         return None
     if flow.is_loop:
-        return _in_loop(flow, xs, trips)
+        return _search_loop(flow, xs, position, trips)
     if flow.is_call and not (is_remat_region(eqn) or bodies(eqn)):
-        return None
+        return None  # a call with a derivative or a mark of its own is one operation
     body = flow.bodies[0 if flow.index is None else int(xs[flow.index])]
-    return _search_body(body, [xs[k] for k in body.operands], [position], trips)
+    return _search_body(body, [xs[k] for k in body.operands], position, trips)
 
 
-def _search_body(body: Body, inputs: Sequence[Value], outputs: Sequence[int],
-                 trips: tuple[int, ...]) -> Origin | int | None:  # fmt: skip
-    """Search a body, as `_search` does; return an operand of the equation for an input."""
-    result = _search(body.program, inputs, outputs, trips)
+def _search_body(body: Body, inputs: Sequence[Value], position: int, trips: tuple[int, ...]
+                 ) -> Origin | int | None:  # fmt: skip
+    """Search a body for the origin of its output number `position`, as `_search` does.
+
+    The index of a bad input is translated to that of the equation's operand.
+    """
+    result = _search(body.program, inputs, [position], trips)
     return body.operands[result] if isinstance(result, int) else result
 
 
-def _in_loop(flow: Flow, xs: Sequence[Value], trips: tuple[int, ...]) -> Origin | int | None:
-    """Search the first iteration of a loop with an output that is not finite."""
+def _search_loop(flow: Flow, xs: Sequence[Value], position: int, trips: tuple[int, ...]
+                 ) -> Origin | int | None:  # fmt: skip
+    """Search a loop for the origin of its output number `position`.
+
+    The search starts at the last value of a carry, or at the first bad slice of a stacked output.
+    It goes back to earlier iterations through the carries.
+    """
+    runs, body = list(_run_loop(flow, xs)), flow.bodies[0]
+    kind = lambda i, position: _kind(runs[i].outputs[position])
+    result, i = None, len(runs) - 1
+    if position in flow.stacked:
+        i = max(range(len(runs)), key=lambda i: kind(i, position))
+    while i >= 0:
+        while i and kind(i - 1, position) == kind(i, position):
+            i -= 1  # a carry that was as bad before this iteration
+        result = _search_body(body, runs[i].inputs, position, (*trips, runs[i].number))
+        if not isinstance(result, int) or result not in flow.carried:
+            return result
+        position, i = flow.carried[result], i - 1
+    return result
+
+
+class _Iteration(NamedTuple):
+    """An iteration of a loop, with the inputs and outputs of the body."""
+
+    number: int
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+def _run_loop(flow: Flow, xs: Sequence[Value]) -> Iterator[_Iteration]:
+    """Run a loop, and yield each iteration."""
     (body,), condition, values = flow.bodies, flow.condition, list(xs)
     for t in itertools.count() if flow.length is None else flow.iterations:
         if condition is not None:
-            (runs,) = evaluate(condition.program, [values[k] for k in condition.operands])
-            if not bool(runs):
+            (goes_on,) = evaluate(condition.program, [values[k] for k in condition.operands])
+            if not bool(goes_on):
                 break
         inputs = flow.inputs(body, values, lambda x, t=t: x[t])
-        ys = evaluate(body.program, inputs)
-        bad_outputs = [i for i, y in enumerate(ys) if not finite(y)]
-        if bad_outputs:
-            return _search_body(body, inputs, bad_outputs, (*trips, t))
-        values = flow.after(values, ys)
-    return None
+        outputs = evaluate(body.program, inputs)
+        yield _Iteration(t, inputs, outputs)
+        values = flow.after(values, outputs)
