@@ -19,7 +19,7 @@ def found(
     loss: Callable[[Any, Any], Any], params: Any, x: Any
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     of = Diagnosis(loss, params, x)
-    return [(of._name(row.layer), row.layer.kind, row.trips) for row in of.rows]
+    return [(of._name(row.layer), row.layer.kind, row.lengths) for row in of.rows]
 
 
 def branching(ws: list[Any], x: Any) -> Any:

@@ -13,8 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import hijax
 
 import xform
+from xform._jax.operation_objects import HiPrim, NullAccum, ValAccum
 from xform.errors import NotDifferentiable, UnsupportedParam, WrongCotangent, WrongTangent
-from xform.program.hijax import HiPrim, NullAccum, ValAccum
 
 NEWER = pytest.mark.skipif(not hasattr(hijax, "HiPrim"), reason="of JAX since 0.11")
 X = jnp.array([0.5, -1.5, 2.0])

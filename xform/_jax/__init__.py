@@ -9,6 +9,7 @@ are handled here:
   cotangents and a dict of values that the user logs;
 - `custom_functions.BACKWARD_FILLS_ZEROS`: since 0.12, it gets symbolic zeros for those that are
   zero;
+- `operation_objects`: names of `jax.experimental.hijax` that 0.10 lacks;
 - `scan_counts`: in 0.11, scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out`;
 - `compute_on`: in 0.11, `compute_on2` was renamed to `compute_on`, and replaced the older function;
 - `current_trace`: since 0.12, no operation may run inside `take_current_trace`;
@@ -105,7 +106,7 @@ compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compu
 
 
 def jaxpr_and_consts(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
-    """The Jaxpr and the constants of `jaxpr`, which is a ClosedJaxpr or a Jaxpr.
+    """Return the Jaxpr and the constants of `jaxpr`, which is a ClosedJaxpr or a Jaxpr.
 
     A Jaxpr has constants of its own since 0.11. Before, there are none, and `()` is returned.
     """
@@ -113,14 +114,14 @@ def jaxpr_and_consts(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def is_jaxpr(x: Any) -> bool:
-    """Whether `x` is a Jaxpr or a ClosedJaxpr."""
+    """Return whether `x` is a Jaxpr or a ClosedJaxpr."""
     return isinstance(x, Jaxpr | ClosedJaxpr)
 
 
 def trace_to_jaxpr(
     f: Callable[..., Sequence[Any]], args: Sequence[Any]
 ) -> tuple[Jaxpr, Sequence[Any]]:
-    """The jaxpr of a function of flat arguments, and the values that it closed over.
+    """Return the jaxpr of a function of flat arguments, and the values that it closed over.
 
     The jaxpr's first variables stand for these values: constvars, or leading inputs since 0.11.
     `jax.make_jaxpr` is not used: for a small function, it spends more time on pytrees and names
@@ -135,29 +136,29 @@ def trace_to_jaxpr(
 
 
 def compiler_options(traced: Any) -> dict[str, Any]:
-    """The `compiler_options` of a `jax.jit`, from `traced`, the result of its method `trace`."""
+    """Return the `compiler_options` of a `jax.jit`, from the result of its method `trace`."""
     return dict(getattr(traced, "_params", {}).get("compiler_options_kvs", ()))
 
 
 def hlo_text(module: bytes) -> str:
-    """The text of a serialized HloModuleProto."""
+    """Return the text of a serialized HloModuleProto."""
     client: Any = xla_client
     return client.XlaComputation(module).as_hlo_text()
 
 
 def argument_names(jaxpr: Any) -> list[str]:
-    """The names of a jaxpr's inputs, as paths such as `params['w']`."""
+    """Return the names of a jaxpr's inputs, as paths such as `params['w']`."""
     opened = jaxpr_and_consts(jaxpr)[0]
     return [str(name) for name in opened.debug_info.safe_arg_names(len(opened.invars))]
 
 
 def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
-    """The jaxprs in the parameters of an equation."""
+    """Return the jaxprs in the parameters of an equation."""
     return list(jaxprs_in_params(eqn.params))
 
 
 def with_jaxprs(eqn: JaxprEqn, f: Callable[[Any], Any]) -> JaxprEqn:
-    """An equation with `f(jaxpr)` in place of each jaxpr in its parameters, of the same types."""
+    """Return an equation with `f(jaxpr)`, of the same types, for each jaxpr in its parameters."""
     new: dict[str, Any] = {}
     for name, value in eqn.params.items():
         parts = value if isinstance(value, tuple) else (value,)
@@ -168,12 +169,12 @@ def with_jaxprs(eqn: JaxprEqn, f: Callable[[Any], Any]) -> JaxprEqn:
 
 
 def closed_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any]) -> Any:
-    """A jaxpr with the values of its constants, from the results of `trace_to_jaxpr`."""
+    """Return a jaxpr with the values of its constants, from the results of `trace_to_jaxpr`."""
     return ClosedJaxpr(jaxpr, list(consts))
 
 
 def traced_like(jaxpr: Any, run: Callable[..., Sequence[Any]]) -> Any:
-    """The jaxpr of a function, with the types and of the kind of another jaxpr."""
+    """Return the jaxpr of a function, with the types and of the kind of another jaxpr."""
     types = [v.aval for v in jaxpr_and_consts(jaxpr)[0].invars]
     new, consts = trace_to_jaxpr(run, types)
     if hasattr(jaxpr, "consts"):
@@ -184,7 +185,7 @@ def traced_like(jaxpr: Any, run: Callable[..., Sequence[Any]]) -> Any:
 
 
 def named_axes(jaxpr: Any) -> set[Any]:
-    """The named axes that a jaxpr uses: in collectives and in `axis_index`."""
+    """Return the named axes that a jaxpr uses: in collectives and in `axis_index`."""
     opened = jaxpr_and_consts(jaxpr)[0]
     effects: Any = opened.effects
     axes = {e.name for e in effects if names_axis(e)}
@@ -192,12 +193,12 @@ def named_axes(jaxpr: Any) -> set[Any]:
 
 
 def callee(params: dict[str, Any], name: str) -> Any:
-    """The jaxpr that a call runs: the parameter `name` or `call_jaxpr`; None if both are absent."""
+    """Return the jaxpr that a call runs: its parameter `name` or `call_jaxpr`, or None."""
     return params.get(name, params.get("call_jaxpr"))
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """The numbers of constants and of carried values among a scan's inputs."""
+    """Return the numbers of constants and of carried values among a scan's inputs."""
     if "num_carry" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -205,13 +206,13 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def is_inlined(params: dict[str, Any]) -> bool:
-    """Whether a jit has `inline=True`. Since 0.11 it is an enumeration, always truthy."""
+    """Return whether a jit has `inline=True`. Since 0.11 it is an enumeration, always truthy."""
     inline = params["inline"]
     return inline if isinstance(inline, bool) else inline.name in ("JAX_EARLY", "JAX_LATE")
 
 
 def with_metadata(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
-    """`f` wrapped in an `xla_metadata_call`; `params` are the parameters of such a call."""
+    """Return `f` wrapped in an `xla_metadata_call`; `params` are the parameters of such a call."""
     if "xla_metadata" not in params:
         return _groups.xla_metadata_call(f, **{k: v for k, v in params.items() if k != "jaxpr"})
     module: Any = _metadata
@@ -221,7 +222,7 @@ def with_metadata(f: Callable[..., Any], params: dict[str, Any]) -> Callable[...
 
 
 def linear_part(eqn: JaxprEqn) -> JaxprEqn:
-    """The `xla_metadata_call` for the linear part of the derivative of the call `eqn`.
+    """Return the `xla_metadata_call` for the linear part of the derivative of the call `eqn`.
 
     Since 0.12 a call may have other metadata for that part. Otherwise the result is `eqn` itself.
     """
@@ -231,12 +232,12 @@ def linear_part(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def tangent_aval(aval: Any) -> Any:
-    """The type of a tangent of a value of type `aval`; float0 for integers."""
+    """Return the type of a tangent of a value of type `aval`; float0 for integers."""
     return aval.to_tangent_aval()
 
 
 def cotangent_aval(aval: Any) -> Any:
-    """The type of a cotangent of a value of type `aval`.
+    """Return the type of a cotangent of a value of type `aval`.
 
     It equals the tangent's type, except over mesh axes along which a value is unreduced or reduced:
     the cotangent of an unreduced value is reduced, and that of a reduced value is unreduced.
@@ -245,7 +246,7 @@ def cotangent_aval(aval: Any) -> Any:
 
 
 def itemsize(dtype: Any) -> int:
-    """Bytes of an element, also of an extended dtype, such as that of PRNG keys."""
+    """Return the bytes of an element, also of an extended dtype, such as that of PRNG keys."""
     if not hasattr(dtype, "itemsize"):
         physical = dtype._rules.physical_element_aval(dtype)
         return physical.size * physical.dtype.itemsize
@@ -253,21 +254,22 @@ def itemsize(dtype: Any) -> int:
 
 
 def value_inside(x: Any) -> Any:
-    """The value that a tracer of `vmap` or of JAX's own derivatives wraps; None for others."""
+    """Return the value in a tracer of `vmap` or of JAX's own derivatives; None for others."""
     names = {"BatchTracer": "val", "JVPTracer": "primal", "LinearizeTracer": "primal"}
     name = names.get(type(x).__name__)
     return None if name is None else getattr(x, name)
 
 
 def is_zero(x: Any) -> bool:
-    """Whether `x`, a result of a custom rule, is a symbolic zero."""
+    """Return whether `x`, a result of a custom rule, is a symbolic zero."""
     return isinstance(x, SymbolicZero | ad.Zero)
 
 
 def is_bookkeeping(x: Any) -> bool:
-    """Whether an object in a closure belongs to JAX's bookkeeping and cannot change any result.
+    """Return whether an object in a closure belongs to JAX's bookkeeping.
 
-    Such objects are traces, debug information, and storage for output trees.
+    Such objects are traces, debug information, and storage for output trees. They cannot change
+    any result.
     """
     names = ("DebugInfo", "Store", "EqualStore")
     kind = type(x)
@@ -275,7 +277,7 @@ def is_bookkeeping(x: Any) -> bool:
 
 
 def context_fields(ctx: Any) -> dict[str, Any]:
-    """The fields of an equation's context, such as mesh and compute type, that are not the default.
+    """Return the fields of an equation's context that are not the default, such as the mesh.
 
     `ctx` is `eqn.ctx`. The result maps the names of the fields to their values.
     """
@@ -290,12 +292,12 @@ def context_fields(ctx: Any) -> dict[str, Any]:
 
 
 def is_reference(aval: Any) -> bool:
-    """Whether a type is the type of a mutable reference."""
+    """Return whether a type is the type of a mutable reference."""
     return isinstance(aval, AbstractRef)
 
 
 def policy_answer(answer: Any) -> bool | Offloadable | None:
-    """A checkpoint policy's answer as True (save), False (recompute) or an Offloadable.
+    """Return a checkpoint policy's answer as True (save), False (recompute) or an Offloadable.
 
     None if JAX does not accept the answer, such as a number or a NumPy boolean.
     """
@@ -305,13 +307,13 @@ def policy_answer(answer: Any) -> bool | Offloadable | None:
 
 
 def primitives() -> dict[str, Primitive]:
-    """The primitives in `jax.extend.core.primitives`, by name."""
+    """Return the primitives in `jax.extend.core.primitives`, by name."""
     public = {k: getattr(jax_primitives, k) for k in dir(jax_primitives) if k.endswith("_p")}
     return {p.name: p for p in public.values()}
 
 
 def primitive_named(name: str) -> Primitive | None:
-    """JAX's own primitive of this name; None if no loaded module of JAX holds one.
+    """Return JAX's own primitive of this name; None if no loaded module of JAX holds one.
 
     Only some of JAX's primitives are public, so all loaded modules of JAX are searched. A primitive
     of the same name in another library is not returned. Nor is one of Pallas, which has a `gather`,
@@ -333,7 +335,7 @@ _SEARCHED: set[str] = set()  # the modules that were searched
 
 
 def registered_names() -> set[str]:
-    """The names of JAX's primitives that are public or have a derivative in JAX.
+    """Return the names of JAX's primitives that are public or have a derivative in JAX.
 
     Primitives of modules that are not imported yet are missing. Primitives that other libraries
     (Flax) register are left out.
@@ -344,7 +346,7 @@ def registered_names() -> set[str]:
 
 def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
              outputs: list[Var] | None = None) -> JaxprEqn:  # fmt: skip
-    """An equation that applies a primitive to variables, with the current source position.
+    """Return an equation that applies a primitive to variables, with the current source position.
 
     Pass `outputs` if they are known: abstract evaluation takes longer than most operations.
     """
@@ -357,7 +359,7 @@ def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
 
 
 def run_at_once() -> Any:
-    """Context in which operations on known values run, inside any trace and any `shard_map`.
+    """Return a context that runs operations on known values, in any trace and any `shard_map`.
 
     `jax.ensure_compile_time_eval` does not work in a `shard_map` outside `jit`.
     """
@@ -365,23 +367,23 @@ def run_at_once() -> Any:
 
 
 def current_trace() -> Any:
-    """The current trace."""
+    """Return the current trace."""
     with take_current_trace() as trace:
         return trace
 
 
 def trace_of(x: Any) -> Any:
-    """The trace that a tracer belongs to; None for a plain value."""
+    """Return the trace that a tracer belongs to; None for a plain value."""
     return x._trace if isinstance(x, Tracer) else None
 
 
 def variable_of(x: Any) -> Any:
-    """The variable of a traced value in its program; None for any other value."""
+    """Return the variable of a traced value in its program; None for any other value."""
     return x.val if isinstance(x, partial_eval.DynamicJaxprTracer) else None
 
 
 def batch_of(x: Any) -> tuple[Any, int | None]:
-    """A value inside the `vmap` that is traced now: the batch of it, and the axis of the batch.
+    """Return the batch that a value has in the current `vmap`, and the axis of the batch.
 
     A value that is not batched there is returned as it is, with None.
     """
@@ -391,7 +393,7 @@ def batch_of(x: Any) -> tuple[Any, int | None]:
 
 
 def is_batched(x: Any) -> bool:
-    """Whether a value is a batched tracer of `vmap`."""
+    """Return whether a value is a batched tracer of `vmap`."""
     return type(trace_of(x)).__name__ == "BatchTrace"
 
 
@@ -399,15 +401,15 @@ _probe = jit(lambda: ())
 
 
 def trace_context() -> Any:
-    """An object for the settings of JAX that a trace depends on, such as 64-bit dtypes.
+    """Return an object for the settings of JAX that a trace depends on, such as 64-bit dtypes.
 
-    JAX keeps the trace of a function for each combination of them, so this is such a trace.
+    JAX keeps a trace of a function for each combination of settings. The object is such a trace.
     """
     return _probe.trace().jaxpr
 
 
 def staging() -> bool:
-    """Whether operations are staged (under `jit`, in a loop body) rather than run.
+    """Return whether operations are staged (under `jit`, in a loop body) rather than run.
 
     The current trace may be that of `vmap` or another transform, which passes operations on to its
     parent trace.
@@ -421,7 +423,7 @@ def staging() -> bool:
 
 
 def match_weak_type(x: Any, aval: Any) -> Any:
-    """`x`, converted to a weak type if `aval` is weakly typed, else to a strong type.
+    """Return `x`, converted to a weak type if `aval` is weakly typed, else to a strong type.
 
     lax has no public function for this.
     """
@@ -433,7 +435,7 @@ def match_weak_type(x: Any, aval: Any) -> Any:
 
 
 def tracer_of_type(aval: Any) -> Tracer[Any]:
-    """A tracer of JAX with the type `aval` and no trace.
+    """Return a tracer of JAX with the type `aval` and no trace.
 
     It is for code that looks inside a tracer to find out whether its value may have a tangent.
     `jax.closure_convert` does that, and recognizes only JAX's own tracers.

@@ -19,7 +19,7 @@ _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def wide(avals: Iterable[Any]) -> bool:
-    """Whether one of these types has a 64-bit dtype, and such dtypes are not enabled here."""
+    """Return whether a type has a 64-bit dtype while such dtypes are not enabled."""
     for aval in avals:
         if getattr(aval, "dtype", None) in _WIDE:
             config: Any = jax.config
@@ -28,7 +28,7 @@ def wide(avals: Iterable[Any]) -> bool:
 
 
 def has_wide(variables: Iterable[Any]) -> bool:
-    """Whether a variable has a type that is `wide`; faster, since it runs for every equation."""
+    """Return `wide` of the types of variables; faster, since it runs for every equation."""
     for v in variables:
         if getattr(v.aval, "dtype", None) in _WIDE:
             config: Any = jax.config
@@ -37,7 +37,7 @@ def has_wide(variables: Iterable[Any]) -> bool:
 
 
 def wide_if_needed(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Context in which 64-bit dtypes are enabled if one of these types has such a dtype."""
+    """Return a context that enables 64-bit dtypes if one of these types has one."""
     return jax.enable_x64(True) if wide(avals) else contextlib.nullcontext()
 
 
@@ -45,7 +45,7 @@ def wide_if_needed(avals: Iterable[Any]) -> contextlib.AbstractContextManager[An
 def joined(
     first: contextlib.AbstractContextManager[Any], second: contextlib.AbstractContextManager[Any]
 ) -> Generator[None]:
-    """Both contexts, as one."""
+    """Return both contexts, as one."""
     with first, second:
         yield
 
@@ -53,10 +53,10 @@ def joined(
 def also_wide(
     context: contextlib.AbstractContextManager[Any],
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context `context`, with 64-bit dtypes enabled."""
+    """Return the context `context`, with 64-bit dtypes enabled."""
     return joined(context, jax.enable_x64(True))
 
 
 def no_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Context without a mesh."""
+    """Return a context without a mesh."""
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))

@@ -16,8 +16,8 @@ from xform._jax import ad, cotangent_aval, linear_util
 # The parameters of calls that hold the rules.
 RULE_PARAMS = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
 
-# Whether JAX replaces symbolic zeros by arrays in the backward function of a custom_vjp, if the
-# user's function takes none.
+# Since 0.12 JAX passes symbolic zeros to the stored backward function of a custom_vjp, which turns
+# them into arrays if the user's function takes none.
 BACKWARD_FILLS_ZEROS = jax.__version_info__ >= (0, 12)
 
 
@@ -29,7 +29,8 @@ def wrap_like(function: Any, f: Callable[..., Any]) -> Any:
 def call_again(function: Any, *args: Any) -> Any:
     """Call a wrapped function, which may have been called before.
 
-    A wrapped function stores the trees of its results, and else refuses to store others.
+    A wrapped function stores the trees of its results once and refuses other trees, so the stores
+    are emptied first.
     """
     for store in function.stores:
         if store:
@@ -41,7 +42,7 @@ def traced_jvp_rule(params: dict[str, Any], active: Sequence[bool]) -> Sequence[
     """Trace the rule of a custom_jvp in a jaxpr; return which outputs have a tangent.
 
     `params` are those of its equation, and `active` says which inputs have a tangent. JAX keeps the
-    trace: whoever asks for the rule with the same active inputs gets it.
+    trace for later calls with the same active inputs.
     """
     inputs = active[params["num_consts"] :]
     zeros = [params["symbolic_zeros"] and not on for on in inputs]
@@ -50,14 +51,15 @@ def traced_jvp_rule(params: dict[str, Any], active: Sequence[bool]) -> Sequence[
 
 
 def trace_forward_rule(params: dict[str, Any], active: Sequence[bool]) -> None:
-    """Trace the forward function of a custom_vjp in a jaxpr, as `traced_jvp_rule` does a rule."""
+    """Trace the forward function of a custom_vjp in a jaxpr; JAX keeps the trace."""
     params["fwd_jaxpr_thunk"].call_wrapped(*active[params["num_consts"] :])
 
 
 def with_more_cotangents(bwd: Any, avals: Sequence[Any]) -> Any:
-    """The backward function of a custom_vjp for more inputs, of types `avals`: without cotangents.
+    """Return the backward function `bwd` of a custom_vjp for a call with additional inputs.
 
-    `bwd` returns its cotangents as in `pull_custom_vjp`.
+    `avals` are the types of these inputs. Their cotangents are symbolic zeros. Like `bwd`, the
+    result returns cotangents, or since JAX 0.11 a pair of cotangents and log.
     """
     if not avals:
         return bwd
@@ -75,12 +77,12 @@ def pull_custom_vjp(
 ) -> tuple[list[Any], Any]:
     """Call the backward function of a custom_vjp; return its cotangents and its log.
 
-    The log is a dict of the values that the user logs, or None. It is always None in 0.10.
+    The log is a dict of the values that the user logs, or None. Before JAX 0.11 it is always None.
     """
     out = bwd.call_wrapped(*residuals, *cts)
     return (list(out[0]), out[1]) if _has_log(out) else (list(out), None)
 
 
 def _has_log(out: Any) -> bool:
-    """Whether a backward function returned a pair of cotangents and log, as it does in 0.12."""
+    """Return whether a backward function returned a pair of cotangents and log (since 0.11)."""
     return len(out) == 2 and isinstance(out[0], list | tuple)

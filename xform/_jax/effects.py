@@ -10,22 +10,22 @@ _LOCAL = frozenset(("NamedAxisEffect", "InternalMutableArrayEffect"))
 
 
 def side_effects(eqn: Any) -> frozenset[str]:
-    """The names of an equation's side effects, such as "IOEffect"."""
+    """Return the names of an equation's side effects, such as "IOEffect"."""
     if not eqn.effects:
         return frozenset()
     return frozenset([type(effect).__name__ for effect in eqn.effects]) - _LOCAL
 
 
 def names_axis(effect: Any) -> bool:
-    """Whether an effect only records the use of a named axis."""
+    """Return whether an effect only records the use of a named axis."""
     return type(effect).__name__ == "NamedAxisEffect"
 
 
 def uses_named_axis(eqn: Any) -> bool:
-    """Whether an equation communicates along a named axis, or reads the index along one."""
+    """Return whether an equation communicates along a named axis, or reads the index along one."""
     return any(map(names_axis, eqn.effects))
 
 
 def has_effects(eqn: Any) -> bool:
-    """Whether an equation has side effects."""
+    """Return whether an equation has side effects."""
     return bool(side_effects(eqn))

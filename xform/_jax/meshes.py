@@ -10,21 +10,21 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 
 def has_explicit_axis(aval: Any) -> bool:
-    """Whether a type tells the sharding of its values, along at least one mesh axis."""
+    """Return whether a type tells the sharding of its values, along at least one mesh axis."""
     return AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
 def shape_dtype_struct(aval: Any) -> jax.ShapeDtypeStruct:
-    """The `jax.ShapeDtypeStruct` of a type, with its sharding if the type tells it."""
+    """Return the `jax.ShapeDtypeStruct` of a type, with its sharding if the type tells it."""
     sharding = aval.sharding if has_explicit_axis(aval) else None
     weak = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
 
 
 def explicit_mesh_of(tree: Any) -> contextlib.AbstractContextManager[Any]:
-    """Context that sets the mesh of the first array in a tree that is on a mesh of explicit axes.
+    """Return a context that sets the mesh of the first array of a tree on a mesh of explicit axes.
 
-    A mesh that is already set stays. It is for calls outside `jit`.
+    If a mesh is already set, the context does nothing. Use it outside `jit`.
     """
     shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(tree))
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]

@@ -18,12 +18,12 @@ _current: Any = getattr(experimental, "cur_qdd", None)
 
 
 def is_mutable(aval: Any) -> bool:
-    """Whether values of a type are mutable."""
+    """Return whether values of a type are mutable."""
     return getattr(aval, "has_qdd", False)
 
 
 def argument_type(x: Any) -> Any:
-    """The type with which to trace a function of `x`, a value or a type."""
+    """Return the type to trace a function with, for an argument `x`, a value or a type."""
     if _TypeAndContent and isinstance(x, _TypeAndContent):
         return x
     aval = api_util.shaped_abstractify(x)
@@ -31,15 +31,15 @@ def argument_type(x: Any) -> Any:
 
 
 def input_type(v: Any) -> Any:
-    """The type with which to trace a function again for `v`, an input variable of a jaxpr."""
+    """Return the type to trace a function with again, for an input variable of a jaxpr."""
     return _TypeAndContent(v.aval, v.initial_qdd) if is_mutable(v.aval) else v.aval
 
 
 def drop_content(aval: Any) -> Any:
-    """The type `aval`; if it is the type of a mutable value, without the type of the content."""
+    """Return the type `aval`, without the type of the content if it has one."""
     return aval.aval if _TypeAndContent and isinstance(aval, _TypeAndContent) else aval
 
 
 def reference_type(aval: Any) -> Any:
-    """The type of a mutable reference to a value of type `aval`."""
+    """Return the type of a mutable reference to a value of type `aval`."""
     return AbstractRef(aval)

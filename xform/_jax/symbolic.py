@@ -20,7 +20,7 @@ from xform._jax import conv_general_dilated_p
 # The type of symbolic dimensions. JAX has no public name for it.
 SymbolicDimension: Any = type(export.symbolic_shape("b")[0])
 
-# No bound of a symbol is looked for above this size.
+# The search for bounds stops here. `bounds_of` returns this size if a symbol has no upper bound.
 _LARGEST = 2**40
 
 
@@ -86,9 +86,13 @@ def larger(a: Any, b: Any) -> Any:
 def conv_general_dilated(
     x: Any, w: Any, *, padding: Sequence[tuple[Any, Any]], precision: Any, **options: Any
 ) -> Any:
-    """Return the result of `lax.conv_general_dilated`, with a padding that may be symbolic."""
+    """Return the result of `lax.conv_general_dilated`, with a padding that may be symbolic.
+
+    The other options have the form that the primitive's parameters have.
+    """
     if not any(map(is_symbolic, itertools.chain(*padding))):
         return lax.conv_general_dilated(x, w, padding=padding, precision=precision, **options)
+    # `lax.conv_general_dilated` refuses a symbolic padding, so bind its primitive.
     groups = {"feature_group_count": 1, "batch_group_count": 1}
     options = {**groups, **options, "padding": tuple(map(tuple, padding)), "precision": precision}
     return conv_general_dilated_p.bind(x, w, **options)
@@ -102,7 +106,7 @@ def bounds_of(symbol: str, scope: export.SymbolicScope) -> tuple[int, int]:
     (8, 50)
     """
     (size,) = export.symbolic_shape(symbol, scope=scope)
-    known = range(1, _LARGEST)
+    known = range(1, _LARGEST)  # in it, each test is false up to some size, and true from there on
     lower = bisect.bisect_left(known, True, key=lambda n: not is_at_least(size, n))
     upper = bisect.bisect_left(known, True, key=lambda n: is_at_least(n, size))
     return lower, upper + 1

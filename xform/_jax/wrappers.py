@@ -20,14 +20,14 @@ _WRAPPERS = {
 
 
 def innermost(f: Any) -> Any:
-    """The user's function inside all of JAX's wrappers; `f` itself if it is not a wrapper."""
+    """Return the user's function inside all wrappers of JAX; `f` itself if it is not a wrapper."""
     while (inner := unwrapped(f)) is not f:
         f = inner
     return f
 
 
 def unwrapped(f: Any) -> Any:
-    """The user's function inside a wrapper of JAX; `f` itself if it is not a wrapper.
+    """Return the user's function inside a wrapper of JAX; `f` itself if it is not a wrapper.
 
     JAX wraps the rules of custom functions in new objects at each trace or bind. Two wrappers of
     the same function are equivalent if they drop the same number of constants from the arguments,

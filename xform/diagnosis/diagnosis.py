@@ -91,8 +91,10 @@ class Diagnosis:
             _path_name(keystr(path, simple=True, separator="."), argument) for path, _ in paths
         ]
         leaves, self._batch = jax.tree.flatten(batch)
+        # The check needs values, and `params` may be types.
         zero_of = lambda x: jnp.zeros((), x.dtype) if hasattr(x, "dtype") else x
-        check_inputs(CALLER, jax.tree.map(zero_of, params), False, False)
+        zeros = jax.tree.map(zero_of, params)
+        check_inputs(CALLER, zeros, holomorphic=False, allow_int=False)
         n, structure = len(paths), jax.tree.structure((params, batch))
         self._aux: Any = None
 
@@ -167,9 +169,10 @@ class Diagnosis:
         return out, self._params.unflatten(grads), result
 
     def norms(self, leaves: Sequence[Value]) -> list[Value]:
-        """Return the norm of each entry of `owned`, in leaves like the leaves of the parameters.
+        """Return the norm of each entry of `owned`.
 
-        The norm excludes the axes over which loops scan: there is one norm for each iteration.
+        `leaves` are the leaves of the parameters, or of their gradient or update. The norm excludes
+        the axes over which loops scan: there is one norm for each iteration.
         """
         return [readings.norm(leaves[i], axes) for i, axes in self.owned]
 
@@ -210,7 +213,7 @@ class Diagnosis:
         rows: list[tuple[tuple[int, ...], LayerHealth]] = []
         for place, (row, values) in enumerate(zip(self.rows, read.layers, strict=True)):
             table = np.asarray(values, np.float64)
-            for trip in np.ndindex(*row.trips):
+            for trip in np.ndindex(*row.lengths):
                 health = self._row(row, place, trip, table[trip], norms)
                 if health is not None:
                     rows.append((row.sort_key(trip), health))
@@ -279,9 +282,10 @@ class Diagnosis:
     def _name(self, layer: Layer) -> str:
         """Return the name of a layer: the longest prefix that the paths of all its weights share.
 
-        If another layer has a weight with this prefix, return the paths of the weights that the
-        layer's first operation reads. The name of a sum is empty here: later it gets the name of
-        the layer before it.
+        For a single weight the prefix leaves out the last part of the path, if the layer still is
+        the only one with a weight under it. If another layer has a weight with the prefix, return
+        the paths of the weights that the layer's first operation reads. The name of a sum is empty
+        here: later it gets the name of the layer before it.
         """
         if layer.kind == "sum":
             return ""

@@ -61,9 +61,8 @@ def health(
       update: an Optax transformation, or a function of parameters and gradient that returns new
         parameters. Without it there is one step, and no update is reported.
       key: random key for the start vectors of the power iterations; None: `jax.random.key(0)`.
-      power_iterations: number of power iterations for the largest singular value of each layer,
-        which they approach from below. 0 leaves it out; then the cost is little more than a
-        gradient.
+      power_iterations: number of power iterations that estimate each layer's largest singular
+        value, from below. 0 leaves it out; then the cost is little more than a gradient.
 
     Returns:
       A `Report`. It prints as a table and iterates over rows. It has `plot`, `save_html`,
@@ -143,7 +142,10 @@ def _of_one_batch(loss: Callable[..., Any]) -> Callable[[Tree, Sequence[Tree]], 
 
 
 def _of_arrays(loss: Callable[[Tree, Tree], Any], params: Tree, batch: Tree) -> Any:
-    """Return a loss of Flax NNX modules, and its arguments, as a function of pytrees of arrays."""
+    """Replace Flax NNX modules among the arguments of a loss by pytrees of arrays.
+
+    Return the loss of these pytrees, the parameters and the batch.
+    """
     call = with_arrays(LossCall(loss, (params, batch), 0), CALLER)
     if call.f is loss:
         return loss, params, batch

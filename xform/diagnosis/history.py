@@ -47,7 +47,7 @@ class HealthHistory(Result):
 
     Attributes:
       steps: number of the step of each report.
-      losses: the loss at each; NaN if it was not finite.
+      losses: the loss in each report; NaN if it was not finite.
       layers: the layers in execution order.
       alerts: all alerts.
 
@@ -74,13 +74,14 @@ class HealthHistory(Result):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HealthHistory:
-        """Load the file that a stream wrote; `xform.load` reads what `save` wrote.
+        """Load the JSON lines of a `HealthStream`. `xform.load` reads a file by `save`.
 
         Raises:
           WrongArgument: the file cannot be read, or is not one of a stream.
         """
         records = read_records(Path(path))
-        # A layer in a branch that did not run is missing in some reports.
+        # A layer in a branch that did not run is missing in some reports. The longest report gives
+        # the order of the layers.
         by_key = [{(r["place"], r["layer"]): r for r in record["rows"]} for record in records]
         first: dict[Any, Record] = {}
         for rows in by_key:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from xform._jax import JaxprEqn, Var
 from xform.diagnosis.bypass import bypassed_equations
@@ -86,12 +86,28 @@ class ProgramLayers:
             flow = flow_of(eqn)
             length, reverse = (None, False) if flow is None else (flow.length, flow.reverse)
             for i, inner in enumerate(self.nested.get(id(eqn), ())):
-                around = ((position, length, reverse), (i, None, False))
-                rows += [NestedLayer(row.layer, (*around, *row.around), row.position)
+                around = Enclosing(position, length, reverse, i)
+                rows += [NestedLayer(row.layer, (around, *row.around), row.position)
                          for row in inner.rows]  # fmt: skip
             layers = self.by_equation.get(id(eqn), ())
             rows += [NestedLayer(layer, (), position) for layer in layers]
         return rows
+
+
+class Enclosing(NamedTuple):
+    """A loop, branch or remat region around a layer.
+
+    Attributes:
+      position: position of its equation in the program around it.
+      length: number of iterations; None unless it is a loop of known length.
+      reverse: whether the loop runs from the last iteration to the first.
+      body: the number of the program that has the layer, such as the number of the branch.
+    """
+
+    position: int
+    length: int | None
+    reverse: bool
+    body: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,21 +116,18 @@ class NestedLayer:
 
     Attributes:
       layer: the layer.
-      around: two entries `(position, number of iterations, reverse)` for each loop, branch or
-        region around the layer, outermost first. The first entry has the position of its equation;
-        the number of iterations is None unless it is a loop of known length. The second entry has,
-        as position, the number of the program inside it, such as the number of the branch.
+      around: the loops, branches and remat regions, outermost first.
       position: position of the equation that computes the layer's result.
     """
 
     layer: Layer
-    around: tuple[tuple[int, int | None, bool], ...]
+    around: tuple[Enclosing, ...]
     position: int
 
     @property
-    def trips(self) -> tuple[int, ...]:
+    def lengths(self) -> tuple[int, ...]:
         """Numbers of iterations of the scans around the layer, outermost first."""
-        return tuple(length for _, length, _ in self.around if length is not None)
+        return tuple(loop.length for loop in self.around if loop.length is not None)
 
     def sort_key(self, trip: Sequence[int]) -> tuple[int, ...]:
         """Return a key that sorts the iterations of all layers in execution order.
@@ -122,9 +135,9 @@ class NestedLayer:
         `trip` holds the iteration of each scan around the layer, outermost first.
         """
         iterations, key = iter(trip), list[int]()
-        for position, length, reverse in self.around:
-            iteration = 0 if length is None else next(iterations)
-            key += [position, -iteration if reverse else iteration]
+        for loop in self.around:
+            iteration = 0 if loop.length is None else next(iterations)
+            key += [loop.position, -iteration if loop.reverse else iteration, loop.body]
         return (*key, self.position)
 
 
@@ -175,7 +188,7 @@ def _layer_of_group(
     outputs = [v for v in group.values if v in deps.group_outputs and differentiable(v.aval)]
     if activation is not None:
         result = activation.output
-    else:
+    else:  # without an activation, the first value that leaves the group
         result = product if is_sum or is_last or not outputs else outputs[0]
     x = None if is_sum else next(iter(operands), None)
     function = None

@@ -28,7 +28,7 @@ Probe = Callable[[Layer, Callable[[Var], Value], Value], Value]
 
 def zero_sinks(rows: Sequence[NestedLayer], size: int) -> list[Value]:
     """Return zeros of shape `[*iterations of the scans around it, size]` for each layer."""
-    return [jnp.zeros((*row.trips, size), jnp.float32) for row in rows]
+    return [jnp.zeros((*row.lengths, size), jnp.float32) for row in rows]
 
 
 def run_with_probes(

@@ -42,7 +42,7 @@ def _row(row: LayerHealth) -> Record:
 
 
 def _number(x: float) -> float | None:
-    """Return a number with six digits, which a reader needs, and None if it is not finite."""
+    """Round to six significant digits, enough to read; None if the number is not finite."""
     return float(f"{x:.6g}") if math.isfinite(x) else None
 
 
@@ -62,15 +62,17 @@ def append_record(path: Path, record: Record) -> None:
         ) from None  # fmt: skip
 
 
-def keep_records(path: Path, after: int | None) -> list[Record]:
-    """Leave the records up to step `after` in a file, none for None, and return them.
+def keep_records(path: Path, last_step: int | None) -> list[Record]:
+    """Truncate a file to the records up to `last_step`, and return those.
+
+    None empties the file.
 
     Raises:
       WrongArgument: the file is not one of a stream.
       FileNotWritten: the file cannot be written.
     """
-    kept = [] if after is None or not path.exists() else read_records(path)
-    kept = [record for record in kept if after is not None and record["step"] <= after]
+    kept = [] if last_step is None or not path.exists() else read_records(path)
+    kept = [record for record in kept if last_step is not None and record["step"] <= last_step]
     with atomic_write(path) as partial:
         lines = (json.dumps(record, allow_nan=False) + "\n" for record in kept)
         partial.write_text("".join(lines), encoding="utf-8")

@@ -7,7 +7,7 @@ the content of constants. Line numbers and variable names are not part of it.
 
 `text_of` writes any value, such as a parameter, as a text. Plain values, and objects built from
 plain values, have the same text in every process. An object whose equality cannot be decided gets a
-*unique name*: a number that is valid in this process only. So the object equals only itself.
+*unique name*, which no other object has in any process. So the object equals only itself.
 """
 
 from __future__ import annotations

@@ -15,28 +15,13 @@ import jax
 from jax.experimental import hijax
 
 from xform._jax import AbstractToken, JaxprEqn, Primitive, jaxpr_and_consts, name_p, primitive_named
+from xform._jax.operation_objects import DERIVED_RULES, HiPrim
 from xform.errors import UnsupportedParam
 from xform.program.nested import map_equations
 from xform.program.source import frame
 
-# The base class of operation objects. JAX 0.10 has another name for it. The rules of these objects
-# add cotangents to accumulators, whose classes JAX 0.10 does not export.
-HiPrim: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive")  # noqa: B009
-_accumulators: Any = hijax if hasattr(hijax, "ValAccum") else HiPrim.vjp_bwd.__globals__["ad"]
-ValAccum: Any = _accumulators.ValAccum
-NullAccum: Any = _accumulators.NullAccum
-
-# The method of a HiType that defines no tangent type: it raises an error.
+# HiType's own method, which raises an error. A class that inherits it defines no tangent type.
 _NO_TANGENT = hijax.HiType.to_tangent_aval
-
-# Rules that JAX derives from another rule of the same object. They call JAX's own autodiff. Since
-# JAX 0.12, the first three names are pairs of rules.
-_DERIVED_NAMES = (
-    "linearize_from_jvp", "vjp_from_jvp", "vjp_from_lin", "apply_derived_linearization",
-    "vjp_fwd_from_jvp", "transpose_jvp", "vjp_fwd_from_lin", "transpose_linearized",
-)  # fmt: skip
-_in_hijax = [getattr(hijax, name) for name in _DERIVED_NAMES if hasattr(hijax, name)]
-_DERIVED = [rule for x in _in_hijax for rule in (x if isinstance(x, tuple) else (x,))]
 
 _HI_CALL: Any = primitive_named("call_hi_primitive")
 _REMAT: Any = primitive_named("remat2")
@@ -50,7 +35,10 @@ def is_differentiable_hitype(aval: Any) -> bool:
 
 
 def blocks_derivatives(aval: Any) -> bool:
-    """Return whether a type is not an array type and has no tangents: it blocks derivatives."""
+    """Return whether a type is not an array type and has no tangents.
+
+    A token is not counted, because it never carries a derivative.
+    """
     if hasattr(aval, "dtype") or isinstance(aval, AbstractToken):
         return False
     if isinstance(aval, hijax.HiType):
@@ -73,7 +61,8 @@ def operation_name(eqn: JaxprEqn) -> str:
 def defines_rule(prim: Any, method: str) -> bool:
     """Return whether the class of an operation object defines the rule `method` itself."""
     rule = getattr(type(prim), method, None)
-    return rule is not None and rule is not getattr(HiPrim, method, None) and rule not in _DERIVED
+    inherited = getattr(HiPrim, method, None)
+    return rule is not None and rule is not inherited and rule not in DERIVED_RULES
 
 
 def lower_operation(

@@ -3,7 +3,7 @@
 `xform.program.fingerprint` writes a program as a text, and needs a name for each class, function
 and primitive in it. If the object is an attribute of a module, its name consists of the names of
 the module and of the attribute. That name is the same in every process. Any other object gets a
-unique name: a number that is valid in this process only.
+unique name with a random number for the process, which no later process can find again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,20 @@ from xform.introspection.loaded import loaded_modules, names_of
 
 _LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
 
+# By name: the first object that got the name.
+_claims: dict[str, weakref.ref[Any]] = {}
+_numbers = itertools.count()
+_PROCESS = uuid.uuid4().hex[:12]
+# By `id` of an object and the function that makes its text: a reference to the object, its text.
+_texts: dict[tuple[int, Any], tuple[Callable[[], Any], str]] = {}
+
 
 def primitive_name(primitive: Primitive) -> str:
-    """Return the name of a primitive. If it is not JAX's, the module that holds it is added."""
+    """Return the name of a primitive.
+
+    If it is not JAX's, the module that holds it is added, or a unique name if no module holds it or
+    an earlier primitive had that place.
+    """
     return cached_text(primitive, _primitive_name)
 
 
@@ -49,7 +60,7 @@ def name_of(x: Any) -> str:
     if isinstance(x, types.ModuleType):
         return f"module {x.__name__}" if sys.modules.get(x.__name__) is x else unique_name(x)
     name = f"{x.__module__}.{x.__qualname__}"
-    return _unique_name(name, x) if is_importable(x) else f"{name} {unique_name(x)}"
+    return _claim_name(name, x) if is_importable(x) else f"{name} {unique_name(x)}"
 
 
 def is_importable(x: Any) -> bool:
@@ -61,11 +72,11 @@ def is_importable(x: Any) -> bool:
 
 
 def from_library(x: Any) -> bool:
-    """Return whether an object belongs to Python, NumPy or JAX, which never define a name twice."""
+    """Return whether an object belongs to Python, NumPy or JAX: its name gets no other object."""
     return (x.__module__ or "").partition(".")[0] in _LIBRARIES
 
 
-def _unique_name(name: str, x: Any) -> str:
+def _claim_name(name: str, x: Any) -> str:
     """Return `name` for the first object that has it. For a later object, add a number.
 
     A notebook cell that runs twice defines two objects of the same name.
@@ -82,14 +93,6 @@ def unique_name(x: Any) -> str:
 
 def _new_name(_: Any) -> str:
     return f"<{_PROCESS}:{next(_numbers)}>"
-
-
-# By name: the first object that got the name.
-_claims: dict[str, weakref.ref[Any]] = {}
-_numbers = itertools.count()
-_PROCESS = uuid.uuid4().hex[:12]
-# By `id` of an object and the function that makes its text: a reference to the object, its text.
-_texts: dict[tuple[int, Any], tuple[Callable[[], Any], str]] = {}
 
 
 def cached_text(x: Any, make: Callable[[Any], str], keep: bool = False) -> str:

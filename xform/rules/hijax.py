@@ -16,20 +16,14 @@ from typing import Any, ClassVar
 import jax
 
 from xform._jax import JaxprEqn, cotangent_aval, tangent_aval
+from xform._jax.operation_objects import NullAccum, ValAccum
 from xform.errors import NotDifferentiable, WrongCotangent
 from xform.interpret.absent import group_cotangents
 from xform.interpret.logs import log
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.pullback import RULE_RETURNED_NONE, check_cotangent, pull_of_jvp, pullback
 from xform.program.arithmetic import Value, add
-from xform.program.hijax import (
-    NullAccum,
-    ValAccum,
-    blocks_derivatives,
-    defines_rule,
-    jax_class_name,
-    operation_name,
-)
+from xform.program.hijax import blocks_derivatives, defines_rule, jax_class_name, operation_name
 from xform.program.ir import Mask, apply, program, trace
 from xform.program.source import frame
 from xform.registry.table import declare

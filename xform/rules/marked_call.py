@@ -1,9 +1,10 @@
 """The rules of calls with a mark, which tells the compiler where or how to run the body.
 
 Examples are `jax.experimental.compute_on` and XLA metadata. The call becomes two calls, one for the
-forward and one for the backward pass, and both have its mark. Saved values stay in the memory of
-the device. Some calls that are always replaced by their body are declared here too. The base
-classes `Structured` and `Node` describe the methods (`xform.interpret.node`).
+forward and one for the backward pass, and both have its mark. Residuals are in the memory of the
+device, whatever memory the outputs of the call are in. Some calls that are always replaced by
+their body are declared here too. The base classes `Structured` and `Node` describe the methods
+(`xform.interpret.node`).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class MarkedCall(Structured):
 
 
 class ComputeOn(MarkedCall):
-    """The rule of `compute_on2`, which is `compute_on` since JAX 0.11."""
+    """The rule of a call that `jax.experimental.compute_on` makes (`compute_on2` in JAX 0.10)."""
 
     mark = staticmethod(_compute_on)
 

@@ -41,17 +41,16 @@ from xform.registry.dependence import ELEMENTWISE_DEPENDENCE, DataMovement
 from xform.registry.table import declare
 from xform.registry.traits import CONVERSION, ELEMENTWISE, EXPENSIVE, Traits
 from xform.registry.words import Linear, bilinear, composite, constant, linear, pointwise
+from xform.rules.over_squares import atan_slope, over_squares
 from xform.rules.slopes import (
     acosh_slope,
     asinh_slope,
-    atan_slope,
     cbrt_slope,
     in_32_bits,
     log2_slope,
     logistic_slope,
     one_minus_square,
     over_one_minus_square,
-    over_squares,
     power,
     real_valued,
     tanh_slope,

@@ -25,14 +25,15 @@ Partial = Callable[..., Any]
 
 
 def real_valued(x: Value) -> bool:
-    """Whether the dtype of `x` is not complex."""
+    """Return whether the dtype of `x` is not complex."""
     return not jnp.issubdtype(x.dtype, np.complexfloating)
 
 
 def derivative(*partials: Partial | None) -> Callable[[Callable[..., Value]], Any]:
     """Return a decorator that gives a function of arrays the partial derivatives `di(y, *x)`.
 
-    They have the form that `pointwise` takes. None: another argument already has this derivative.
+    `di` is the derivative in argument i, in the form that `pointwise` takes: a tuple is a product.
+    None: this argument is a function of another one, whose derivative includes its own.
     """
 
     def decorate(f: Callable[..., Value]) -> Any:
@@ -51,7 +52,7 @@ def derivative(*partials: Partial | None) -> Callable[[Callable[..., Value]], An
 
 
 def in_32_bits(f: Callable[..., Value]) -> Callable[..., Value]:
-    """Return a function that computes `f` of shorter real numbers in float32."""
+    """Return a function that computes `f` in float32 if real arguments have fewer than 32 bits."""
 
     @functools.wraps(f)
     def wide(*xs: Value) -> Value:
@@ -102,101 +103,47 @@ def power(c: float, n: int) -> Callable[[Value], Value]:
     """Return the function c x^n, n >= 0. No power underflows on the way if the result does not."""
 
     @derivative(lambda y, x: power(c * n, n - 1)(x) if n else C(x, 0))
-    def multiple(x: Value) -> Value:
+    def term(x: Value) -> Value:
         if n == 0:
             return lax.full_like(x, c)
         return lax.mul(lax.mul(C(x, c), x), lax.integer_pow(x, n - 1))
 
-    return multiple
+    return term
 
 
-# Inverse trigonometric and hyperbolic functions: slopes that are 1 over a square, or a root of it.
-
-
-# Let p = b / (a² + b²) and q = a / (a² + b²). The derivative of p is q² - p² in b, and -2 p q in a.
-# The derivatives of these have the form 2 p (p² - 3 q²).
-
-
-def _larger(a: Value, b: Value) -> tuple[Value, Value, Value]:
-    """Return the larger one of two values, the other one, and larger / (a² + b²).
-
-    No square over- or underflows. Source: R. L. Smith, "Algorithm 116: complex division", 1962.
-    """
-    first = lax.gt(lax.abs(a), lax.abs(b))
-    large, small = lax.select(first, a, b), lax.select(first, b, a)
-    ratio = lax.div(small, large)
-    return large, small, lax.div(C(a, 1), lax.mul(large, lax.add(C(a, 1), lax.square(ratio))))
-
-
-def _cubic(p: Value, q: Value) -> Value:
-    squares = lax.sub(lax.square(p), lax.mul(C(p, 3), lax.square(q)))
-    return lax.mul(lax.mul(C(p, 2), p), squares)
-
-
-def _p_and_q(a: Value, b: Value) -> tuple[Value, Value]:
-    return over_squares(a, b), over_squares(b, a)
-
-
-@derivative(
-    lambda y, a, b: _cubic(*_p_and_q(a, b)),
-    lambda y, a, b: _cubic(*_p_and_q(b, a)),
-)
-def _twice_product(a: Value, b: Value) -> Value:
-    """Return 2 p q."""
-    large, small, inverse = _larger(a, b)
-    return lax.mul(lax.mul(lax.div(lax.mul(C(a, 2), small), large), inverse), inverse)
-
-
-@derivative(
-    lambda y, a, b: lax.neg(_cubic(*_p_and_q(b, a))),
-    lambda y, a, b: _cubic(*_p_and_q(a, b)),
-)
-def _difference(a: Value, b: Value) -> Value:
-    """Return q² - p² as (a - b) (a + b) / (a² + b²)²."""
-    large, _, inverse = _larger(a, b)
-    parts = [lax.mul(lax.div(x, large), inverse) for x in (lax.sub(a, b), lax.add(a, b))]
-    return lax.mul(*parts)
-
-
-@derivative(lambda p, a, b: lax.neg(_twice_product(a, b)), lambda p, a, b: _difference(a, b))
-def over_squares(a: Value, b: Value) -> Value:
-    """Return p, which is b / (a² + b²)."""
-    large, small, inverse = _larger(a, b)
-    first = lax.gt(lax.abs(a), lax.abs(b))
-    return lax.select(first, lax.mul(lax.div(small, large), inverse), inverse)
-
-
-@derivative(lambda y, x: (over_squares(lax.full_like(x, 1), x), lax.mul(C(x, -2), y)))
-def atan_slope(x: Value) -> Value:
-    """Return 1 / (1 + x²)."""
-    return lax.div(C(x, 1), lax.add(C(x, 1), lax.square(x)))
+# Inverse hyperbolic functions: slopes of the form 1 / sqrt(quadratic).
 
 
 @in_32_bits
 def _acosh_curvature(x: Value) -> Value:
-    square_minus_one = lax.mul(lax.sub(x, C(x, 1)), lax.add(x, C(x, 1)))  # +0 at 1
+    """Return the derivative of `acosh_slope`: -inf at 1, where x² - 1 is +0."""
+    square_minus_one = lax.mul(lax.sub(x, C(x, 1)), lax.add(x, C(x, 1)))
     return lax.div(lax.mul(lax.neg(x), acosh_slope(x)), square_minus_one)
 
 
 @derivative(lambda y, x: _acosh_curvature(x))
 def acosh_slope(x: Value) -> Value:
-    """Return 1 / (sqrt(x + 1) sqrt(x - 1)); for complex x, 1 / sqrt(x² - 1) has another branch.
+    """Return 1 / (sqrt(x + 1) sqrt(x - 1)).
 
-    For real x below -1, where acosh is NaN, it is 1 / sqrt(x² - 1), as in JAX.
+    There are two roots, because for complex x 1 / sqrt(x² - 1) lies on another branch. For real x
+    below -1, where acosh is NaN, the result is 1 / sqrt(x² - 1), as in JAX.
     """
     x = lax.abs(x) if real_valued(x) else x
     return lax.mul(lax.rsqrt(lax.add(x, C(x, 1))), lax.rsqrt(lax.sub(x, C(x, 1))))
 
 
 def _over_root(x: Value) -> tuple[Value, Value]:
-    """Return 1 and `x`, each over sqrt(1 + x²), also if the square of a real `x` overflows."""
+    """Return 1 and `x`, each over sqrt(1 + x²), also if the square of a real `x` overflows.
+
+    For a large `x` the root is computed as |x| sqrt(1 + 1 / x²).
+    """
     root = lambda x: lax.rsqrt(lax.add(C(x, 1), lax.square(x)))
     if not real_valued(x):
         return root(x), lax.mul(x, root(x))
     large = lax.gt(lax.abs(x), C(x, 1))
     size = lax.select(large, lax.abs(x), lax.full_like(x, 1))
-    of_small = root(lax.select(large, lax.div(C(x, 1), size), x))
-    return lax.div(of_small, size), lax.mul(lax.select(large, lax.sign(x), x), of_small)
+    over_root = root(lax.select(large, lax.div(C(x, 1), size), x))
+    return lax.div(over_root, size), lax.mul(lax.select(large, lax.sign(x), x), over_root)
 
 
 @derivative(lambda y, x: lax.mul(lax.neg(_over_root(x)[1]), lax.square(y)))
@@ -207,12 +154,15 @@ def asinh_slope(x: Value) -> Value:
 
 @derivative(lambda y, x: (lax.integer_pow(x, -1), lax.neg(y)))
 def log2_slope(x: Value) -> Value:
-    """Return 1 / (x log 2). XLA would divide by x², which over- or underflows, for y / x."""
+    """Return y = 1 / (x log 2). Its derivative is written as -y x^-1.
+
+    XLA rewrites y / x as (1 / log 2) / x², and x² may over- or underflow.
+    """
     return lax.div(C(x, 1 / math.log(2)), x)
 
 
 @derivative(None, lambda slope, y, x: lax.div(lax.mul(C(x, -2 / 3), slope), x))
 def cbrt_slope(y: Value, x: Value) -> Value:
     """Return y / (3 x), the slope of the cube root y of x; infinity at 0."""
-    one_at_0 = lax.select(lax.eq(x, C(x, 0)), lax.full_like(x, 1), lax.abs(y))
-    return lax.mul(C(x, 1 / 3), lax.div(one_at_0, lax.abs(x)))
+    numerator = lax.select(lax.eq(x, C(x, 0)), lax.full_like(x, 1), lax.abs(y))  # 1 / 0 at 0
+    return lax.mul(C(x, 1 / 3), lax.div(numerator, lax.abs(x)))

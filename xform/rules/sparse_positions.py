@@ -43,9 +43,10 @@ def put(values: Value, positions: Value, shape: Sequence[int]) -> Value:
 
 
 def with_batch_axes(indices: Value, shape: Sequence[int]) -> Value:
-    """Return positions in an array of a shape, from indices along the axes after its batch axes.
+    """Prepend batch positions to `indices`, which index the axes of `shape` after the batch axes.
 
-    The leading axes of `indices`, except the last two, are the batch axes.
+    The leading axes of `indices`, except the last two, are the batch axes. The last axis has an
+    index for each other axis of `shape`. Negative indices become positive.
     """
     n_batch = indices.ndim - 2
     full = (*shape[:n_batch], *indices.shape[n_batch:])
@@ -76,6 +77,7 @@ def from_compressed_rows(indices: Value, indptr: Value) -> Value:
 def _rows(indices: Value, indptr: Value) -> Value:
     """Return the row of each element: the number of rows that end at or before it."""
     *batch, n = indices.shape
+    # Mark the end of each row, in slot n for rows that end after the last element. Count the marks.
     ends = lax.slice_in_dim(indptr, 1, indptr.shape[-1], axis=-1)
     positions = with_batch_axes(lax.expand_dims(ends, (ends.ndim,)), (*batch, n + 1))
     counts = put(lax.full(ends.shape, 1, indices.dtype), positions, (*batch, n + 1))

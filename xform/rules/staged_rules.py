@@ -1,9 +1,10 @@
-"""Trace the derivative rule of a custom function at a call, and call the function by the trace.
+"""Trace the derivative rule of a custom function at its call, and make the call use the trace.
 
 `stage_jvp` and `stage_vjp` trace the rule of a call and return another call of the same primitive.
 The rule of that call is the traced program, and its function is the part of the program that
-computes the outputs. So the user's function itself does not run, as in JAX. The user's rule runs a
-second time only if it takes symbolic zeros, and a derivative has other zeros.
+computes the outputs. So the user's function itself does not run, as in JAX. A rule with
+`symbolic_zeros=True` sees which arguments have no tangent. It runs again if a later derivative has
+a different set of such arguments than the trace.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from xform.program.fingerprint import fingerprint
 from xform.program.ir import Mask, Program, evaluate, gather, spread
 from xform.rules.user_rules import fill_zeros, push_by_rule, residual_for_rule
 
-# Traces a function of flat values, at the arguments of a call and at other types.
+# `trace_rule(run, types)` traces `run` at the arguments of the call, followed by inputs of `types`.
 TraceRule = Callable[[Callable[..., Sequence[Value]], Sequence[Any]], Program]
 
 
@@ -133,11 +134,12 @@ class StagedForward:
 
     Attributes:
       program: the traced function, from the arguments of the call and the values that the function
-        closes over to residuals and outputs. Residuals that are traced arguments are left out.
+        closes over to residuals and outputs. A residual that is simply an argument is not an output
+        of the program.
       forwarded: for each residual the position of the argument that it is; None for others.
       active: which arguments have a tangent.
-      user_function: calls the user's function if that is told which arguments have a tangent. It
-        returns residuals, outputs and `forwarded`. None for other functions.
+      user_function: a function that calls the user's function and returns residuals, outputs and
+        `forwarded`. None if the user's function does not see which arguments have a tangent.
     """
 
     program: Program
@@ -248,16 +250,17 @@ def _is_known(x: Value) -> bool:
 
 
 def _lift(prog: Program, args: Sequence[Value]) -> tuple[Program, list[Value]]:
-    """Make inputs of the constants of a traced rule that are known arguments, or tracers.
+    """Turn constants of a traced rule into inputs: known arguments of the call, and tracers.
 
-    Return the program, and the tracers, which become its last inputs. So the program of a rule does
-    not depend on which arguments are known: a plan that was made for unknown arguments fits.
+    Return the program, and the tracers, which become its last inputs. The program does not depend
+    on which arguments are known. So a plan that was made while the arguments were traced also fits
+    a call with known arguments.
     """
     position = {id(x): i for i, x in reversed([*enumerate(args)]) if _is_known(x)}
     inputs, tracers, consts = list(prog.inputs), [], []
     for v, x in prog.consts:
         if id(x) in position:
-            inputs[position[id(x)]] = v  # the rule got the argument itself, not this input
+            inputs[position[id(x)]] = v  # the trace captured the argument as a constant
         elif isinstance(x, Tracer):
             inputs.append(v)
             tracers.append(x)
@@ -269,8 +272,8 @@ def _lift(prog: Program, args: Sequence[Value]) -> tuple[Program, list[Value]]:
 def _primal(fun: Any, prog: Program, outputs: Sequence[Any], n: int) -> Any:
     """Return the function that computes `outputs` of a traced rule from the arguments of a call.
 
-    The inputs of `prog` are `n` arguments, tangents, and values that the rule closes over. If a
-    rule computes outputs and tangents in one loop, the tangents of that loop are zeros.
+    The inputs of `prog` are `n` arguments, tangents, and values that the rule closes over. Tangents
+    that the equations of the outputs still read are zeros: a loop may compute both.
     """
     equations = live(prog.equations, outputs)
     reads = {v for eqn in equations for v in eqn.invars if isinstance(v, Var)}
