@@ -97,7 +97,8 @@ def test_choices_rise_in_work_and_fall_in_bytes() -> None:
     choices = list(ChoiceFront(PROBLEMS))
     assert len(choices) > 3
     for one, other in itertools.pairwise(choices):
-        assert one.work < other.work
+        # Two plans may recompute equal FLOPs and hold other values.
+        assert (one.work, -one.peak) <= (other.work, -other.peak)
         assert one.peak >= other.peak
         changed = [k for k in PROBLEMS if one.candidates[k] is not other.candidates[k]]
         assert changed == [one.largest]

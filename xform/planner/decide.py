@@ -352,9 +352,11 @@ def _recompute_prices(joint: Joint, policy: MinCut, is_top: bool) -> np.ndarray:
     Remat regions are never recomputed by the Joint around them, nor are the loops of a whole
     function (`is_top`).
     """
-    is_early = np.arange(len(joint.forward)) < policy.switch_at * len(joint.forward)
-    flop_prices = np.where(is_early, policy.early_price, policy.late_price)
-    prices = _cached_prices(joint).at(flop_prices, policy.slow_price)
+    cached = _cached_prices(joint)
+    flop_prices = np.where(
+        cached.is_early(policy.switch_at), policy.early_price, policy.late_price
+    )
+    prices = cached.at(flop_prices, policy.slow_price)
     nodes = ((i, eqn.params["node"]) for i, eqn in joint.forks.items())
     prices[[i for i, node in nodes if node.region or (node.loop and is_top)]] = math.inf
     return prices

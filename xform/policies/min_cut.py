@@ -37,8 +37,8 @@ class MinCut:
         `switch_at`.
       late_price: the price that replaces `early_price` after the place `switch_at`.
       switch_at: a fraction between 0 and 1. `early_price` holds for this fraction of the equations
-        of each program, from the first one, and `late_price` for the rest. With 1.0, `early_price`
-        holds for the whole program.
+        of each program that XLA does not fuse, from the first one, and `late_price` for the rest.
+        With 1.0, `early_price` holds for the whole program.
       fused_save_price: an extra price, for each byte, of saving a value that XLA would otherwise
         fuse into its readers and never write to memory. So if the result of a product and a fused
         value take equal bytes, the result of the product is saved, because it is in memory in any

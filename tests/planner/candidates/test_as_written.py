@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -100,3 +101,18 @@ def test_between_two_prices_that_save_the_same_none_is_tried() -> None:
     assert 1 < len(set(found)) < 8
     assert len(set(tried)) < len(prices) / 2
     assert _at_prices(of, [0.5]) == [of(0.5)]
+
+
+def test_a_plan_recomputes_all_layers_but_not_a_large_last_product() -> None:
+    n = 60
+
+    def loss(ws, head, x):
+        for w in ws:
+            x = x + jnp.tanh(jnp.tanh(x @ w) @ w) @ w
+        return jnp.sum(jax.nn.log_softmax(x[:, :2] @ head)[:, 0])
+
+    args, tree = jax.tree.flatten(([W] * n, jnp.ones((2, 512)), X))
+    problem = problem_of(lambda *xs: loss(*tree.unflatten(xs)), *args)
+    products = [e for e in problem.joint().forward if e.primitive is lax.dot_general_p]
+    recomputed = [[id(e) in plan.recomputed for e in products] for plan in cut_schedules(problem)]
+    assert any(sum(on) >= 2 * (n - 2) and not on[-1] for on in recomputed)

@@ -49,8 +49,13 @@ _NODE_LIMIT = 100
 _N_OPTIONS_REGIONS = 2
 # `_evenly_spaced` chooses plans that divide the range of saved bytes into this many intervals.
 _N_INTERVALS = 4
-# After these fractions of the program a cut switches from one price to another.
+# After these fractions of the equations that XLA does not fuse a cut switches from one price to
+# another.
 _SWITCH_POINTS = (1 / 4, 1 / 2, 3 / 4)
+# Cuts that save bottlenecks also switch from the lowest price to the highest one at these places
+# near the end. The end of a model, such as the product with a large vocabulary, is often unlike its
+# layers: saving it may take less memory than recomputing it.
+_LATE_SWITCH_POINTS = tuple(1 - 2.0**-k for k in range(3, 8))
 # Prices of a FLOP, in bytes.
 _PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
 # Pairs (MinCut.fused_save_price, MinCut.bottleneck_stride). The first is an extra price of saving a
@@ -126,8 +131,11 @@ def _cuts_at_prices(plan: Callable[[MinCut], Schedule], fused_price: float, stri
     by_bytes = {saved_bytes(p): (price, p) for price, p in zip(_PRICES, schedules, strict=True)}
     chosen = _evenly_spaced(sorted(by_bytes))
     yield from (by_bytes[n][1] for n in chosen)
-    for low, high in itertools.pairwise(by_bytes[n][0] for n in chosen):
+    prices = [by_bytes[n][0] for n in chosen]
+    for low, high in itertools.pairwise(prices):
         yield from (cut_at(low, high, switch_at) for switch_at in _SWITCH_POINTS)
+    if stride and not fused_price:
+        yield from (cut_at(prices[0], prices[-1], switch_at) for switch_at in _LATE_SWITCH_POINTS)
 
 
 def _at_prices(cut_at: Callable[[float], Schedule], prices: Sequence[float]) -> list[Schedule]:

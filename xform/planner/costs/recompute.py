@@ -74,6 +74,15 @@ class Prices:
         self._flops = np.asarray([equation_flops(user_equation(e)) if on else 0 for e, on in pairs])
         self._slow_bytes = np.asarray([_slow_bytes(e) for e in equations], np.float64)
 
+    def is_early(self, fraction: float) -> np.ndarray:
+        """Return which equations come before a place of the program.
+
+        A `fraction` of the equations that XLA does not fuse come before the place, and the next one
+        of these comes right after it.
+        """
+        numbers = np.cumsum(self._has_work)
+        return numbers <= fraction * numbers[-1] if len(numbers) else numbers.astype(bool)
+
     def at(self, flop_prices: np.ndarray, slow_price: float = 0.0) -> np.ndarray:
         """Return the price of each equation.
 
