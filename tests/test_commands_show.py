@@ -145,6 +145,8 @@ def test_passes() -> None:
 def test_errors(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(WrongArgument, match="no such target"):
         show("drawn:loss", "--hlo", "--target", "tpu:v99")
+    with pytest.raises(WrongArgument, match="only --hlo compiles for a target"):
+        show("drawn:loss", "--stablehlo", "--target", "cpu")
     with pytest.raises(WrongArgument, match="--policy none"):
         show("drawn:loss", "--transform", "grad", "--policy", "none")
     with pytest.raises(

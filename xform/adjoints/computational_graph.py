@@ -1,7 +1,7 @@
 """`graph`: the computational graph of a scalar function at a point, with local derivatives.
 
-`walk` runs the function operation by operation and records the graph. `accumulate` then computes
-the adjoint of each value, the gradient of the output with respect to it.
+`recorder` runs the function operation by operation and records the graph. `accumulate` then
+computes the adjoint of each value, the gradient of the output with respect to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xform._jax import Tracer
 from xform.adjoints.accumulate import pull_adjoints, push_adjoints
 from xform.adjoints.graph_page import write_page
 from xform.adjoints.graph_text import format_table, graphviz_text
-from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue, measure
+from xform.adjoints.parts import AdjointUpdate, Edge, GraphOperation, GraphValue, array_data
 from xform.adjoints.recorder import Recorder
 from xform.errors import WrongArgument
 from xform.introspection.argnums import positions
@@ -42,10 +42,10 @@ class ComputationalGraph(Result):
       operations: the operations that compute the values, in execution order.
       edges: one edge for each value that an operation reads.
       output: index of the function's output in `values`.
-      pushed: the updates of adjoints in the backward pass, if each operation adds to the adjoints
-        of its inputs.
-      pulled: the updates of adjoints in the backward pass, if each value sums the contributions of
-        the operations that read it.
+      pushed: the updates of adjoints in the backward pass, operation by operation: each operation
+        adds a contribution to the adjoint of each of its inputs.
+      pulled: the updates of the same backward pass, value by value: each value sums the
+        contributions of the operations that read it.
     """
 
     function: str
@@ -133,8 +133,8 @@ def _value_data(v: GraphValue) -> dict[str, Any]:
         "type": v.type,
         "activity": v.activity,
         "operation": v.operation,
-        **measure(v.array),
-        "adjoint": None if v.adjoint is None else measure(v.adjoint),
+        **array_data(v.array),
+        "adjoint": None if v.adjoint is None else array_data(v.adjoint),
     }
 
 
@@ -144,7 +144,7 @@ def _operation_data(op: GraphOperation) -> dict[str, Any]:
 
 
 def _update_data(update: AdjointUpdate) -> dict[str, Any]:
-    return {"edge": update.edge, "total": measure(update.total)}
+    return {"edge": update.edge, "total": array_data(update.total)}
 
 
 def _edge_data(e: Edge) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _edge_data(e: Edge) -> dict[str, Any]:
         "target": e.target,
         "operand": e.operand,
         "partial": None if e.partial is None else e.partial.to_dict(),
-        "flow": None if e.flow is None else measure(e.flow),
+        "flow": None if e.flow is None else array_data(e.flow),
     }
 
 

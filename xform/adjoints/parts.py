@@ -18,7 +18,7 @@ from xform.storage.results import NOT_STORED
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
 
-def measure(x: Array) -> dict[str, Any]:
+def array_data(x: Array) -> dict[str, Any]:
     """Return a value as plain data for JSON: its shape, and its number, or the norm of an array.
 
     Numbers that JSON cannot hold become text: "nan", "inf", complex numbers. For an extended dtype,
@@ -28,8 +28,8 @@ def measure(x: Array) -> dict[str, Any]:
         return {"shape": list(x.shape), "value": str(x.dtype)}
     array = np.asarray(x)
     if array.ndim == 0:
-        return {"shape": [], "value": plain(array[()])}
-    return {"shape": list(array.shape), "norm": plain(norm(array))}
+        return {"shape": [], "value": json_number(array[()])}
+    return {"shape": list(array.shape), "norm": json_number(norm(array))}
 
 
 def norm(x: Array) -> float:
@@ -39,11 +39,12 @@ def norm(x: Array) -> float:
     return float(np.linalg.norm(array.astype(dtype).ravel()))
 
 
-def plain(x: Any) -> Any:
+def json_number(x: Any) -> Any:
     """Return a number as a Python number, or as text if JSON cannot hold it."""
     if np.iscomplexobj(x):
         return str(complex(x))
-    if x.dtype == np.bool_ if isinstance(x, np.generic) else isinstance(x, bool):
+    is_bool = x.dtype == np.bool_ if isinstance(x, np.generic) else isinstance(x, bool)
+    if is_bool:
         return bool(x)
     is_integer = jax.numpy.issubdtype(getattr(x, "dtype", type(x)), np.integer)
     number = int(x) if is_integer else float(x)
@@ -90,8 +91,8 @@ class GraphOperation:
       inputs, outputs: indices in `ComputationalGraph.values`.
       scope: the calls, loop iterations and named scopes around it, outermost first.
       where: the line of the user's code.
-      closed: number of equations in the programs inside it, if it was not expanded; 0 if it has
-        none. A loop inside counts its equations once for each iteration.
+      closed: for a call, loop or branch kept as one operation, the number of equations in one run
+        of each program inside it; else 0.
       pull: pullback from cotangents of the active outputs to cotangents of the active inputs; None
         if no derivative passes, or if the graph was read from a file.
     """
@@ -125,8 +126,8 @@ class Partial:
     def to_dict(self) -> dict[str, Any]:
         """Return the local derivative as plain data for JSON."""
         if self.value is not None:
-            return {"shape": [], "value": plain(self.value)}
-        size = None if self.norm is None else plain(self.norm)
+            return {"shape": [], "value": json_number(self.value)}
+        size = None if self.norm is None else json_number(self.norm)
         return {"shape": list(self.shape), "norm": size, "exact": self.exact}
 
 
@@ -154,7 +155,7 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdjointUpdate:
-    """An addition to an adjoint in the backward pass: of the contribution of one edge.
+    """One step of the backward pass: the contribution of an edge is added to an adjoint.
 
     Attributes:
       edge: index of the edge.

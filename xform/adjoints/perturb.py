@@ -35,10 +35,7 @@ ValuesByKey = dict[int, Value]
 
 @jax.custom_jvp
 def add_perturbation(x: Value, perturbation: Value) -> Value:
-    """Return `x`, with derivative one with respect to both `x` and `perturbation`.
-
-    This differentiates like `x + perturbation`, for a perturbation that is zero.
-    """
+    """Return `x`. The value of `perturbation` is ignored, and only its tangent is added."""
     return x
 
 
@@ -179,7 +176,7 @@ def _run_nested(eqn: JaxprEqn, xs: Sequence[Value], edits: Sequence[ProgramEdit]
 def _with_equal_cuts(flow: Flow, branches: Sequence[Callable[..., Evaluated]],
                      edits: Sequence[ProgramEdit], perturbations: ValuesByKey
                      ) -> list[Callable[..., Evaluated]]:  # fmt: skip
-    """Return the branches so that each also returns zeros for the cut values of the others."""
+    """Make each branch also return the cut values of the other branches, as zeros."""
     types: dict[int, Any] = {}  # of all cut values, by key
     for k, (body, branch) in enumerate(zip(flow.bodies, branches, strict=True)):
         keys = sorted(edit.key for edit in _edits_inside(edits, k) if edit.action == "cut")

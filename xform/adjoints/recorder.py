@@ -66,7 +66,8 @@ class Recorder:
             stack = str(eqn.source_info.name_stack)
             inner_scope = (*scope, *filter(None, stack.split("/")))
             outs = self._record_inside(eqn, ids, inner_scope)
-            outs = outs or self._record_one(eqn, ids, inner_scope)
+            if outs is None:
+                outs = self._record_one(eqn, ids, inner_scope)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [self._atom(v, env) for v in prog.outputs]
 
@@ -115,34 +116,34 @@ class Recorder:
                          where=frame(eqn), closed=_equations_inside(eqn),
                          pull=pull)  # fmt: skip
 
-    def _record_inside(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
+    def _record_inside(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int] | None:
         """Record the operations inside an equation and return its output ids.
 
-        Returns an empty list, and records nothing, if the equation is not to be expanded.
+        Return None, and record nothing, if the equation is not to be expanded.
         """
         flow = flow_of(eqn)
         if flow is not None and flow.condition is not None:
             return self._while(flow, ids, scope)
         if self._expand is not None and equations_run(eqn) > self._expand:
-            return []
+            return None
         if flow is not None and flow.length is not None:
-            return self._scan(eqn, flow, ids, scope) if flow.length else []
+            return self._scan(eqn, flow, ids, scope) if flow.length else None
         if flow is not None and flow.index is not None:
             if eqn.params.get("branches_platforms") is not None:
-                return []
+                return None
             index = int(self.values[ids[flow.index]].array)
             taken = flow.bodies[index]
             inputs = [ids[k] for k in taken.operands]
             return self.run(taken.program, inputs, (*scope, f"branch {index}"))
         body = plain_call_body(eqn) or region_body(eqn) or inlinable_body(eqn)
         if body is None:
-            return []
+            return None
         name = eqn.params.get("name") or ""
         return self.run(body, ids, (*scope, f"{eqn.primitive.name} {name}".rstrip()))
 
     def _scan(self, eqn: JaxprEqn, flow: Flow, ids: Sequence[int], scope: Scope) -> list[int]:
         """Record the operations of all iterations of a scan."""
-        (body,), outputs = flow.bodies, [[0]] * flow.length
+        (body,), outputs = flow.bodies, dict[int, list[int]]()
         for t in flow.iterations:
             inner_scope = (*scope, f"scan, iteration {t}")
             one = lambda x, t=t: lax.index_in_dim(x, t, keepdims=False)
@@ -150,10 +151,11 @@ class Recorder:
             outputs[t] = self.run(body.program, flow.inputs(body, ids, take), inner_scope)
             ids = flow.after(ids, outputs[t])
         stack = lambda *ys: jnp.stack(ys)
-        return flow.results(ids, outputs, lambda ys: self._record_function(eqn, stack, ys, scope))
+        return flow.results(ids, [outputs[t] for t in range(flow.length)],
+                            lambda ys: self._record_function(eqn, stack, ys, scope))  # fmt: skip
 
-    def _while(self, flow: Flow, ids: Sequence[int], scope: Scope) -> list[int]:
-        """Record the operations of a while loop, if these are not too many.
+    def _while(self, flow: Flow, ids: Sequence[int], scope: Scope) -> list[int] | None:
+        """Record the operations of a while loop; return None if these are too many.
 
         The loop is run first to count its iterations.
         """
@@ -164,20 +166,21 @@ class Recorder:
         while evaluate(condition.program, [values[k] for k in condition.operands])[0]:
             iterations += 1
             if self._expand is not None and iterations * equations_each > self._expand:
-                return []
+                return None
             outputs = evaluate(body.program, [values[k] for k in body.operands])
             values = flow.after(values, outputs)
         for t in range(iterations):
             inputs = [ids[k] for k in body.operands]
             outs = self.run(body.program, inputs, (*scope, f"while, iteration {t}"))
             ids = flow.after(ids, outs)
-        return flow.results(ids, (), sum)
+        carried = {r: ids[k] for k, r in flow.carried.items()}
+        return [carried[r] for r in body.results]
 
     def _record_function(self, eqn: JaxprEqn, f: Callable[..., Array], ids: Sequence[int],
                          scope: Scope) -> int:  # fmt: skip
-        """Record the operations of `f`, which a loop runs outside its body; return the result's id.
+        """Record the operations of `f`, which takes values `ids`; return the result's id.
 
-        `ids` are the arguments of `f`.
+        `f` is what a loop itself does: it takes a slice, or stacks results.
         """
         with source(eqn, name_stack()):
             prog = trace(lambda *xs: [f(*xs)], *(self.values[i].array for i in ids))
@@ -202,9 +205,10 @@ def _vjp_of(eqn: JaxprEqn, xs: Sequence[Array], active: Sequence[bool], wanted: 
 
 
 def equations_run(eqn: JaxprEqn) -> int:
-    """Return how many equations run inside an equation, over all iterations; 0 if it has none.
+    """Return how many equations run inside an equation, for the limit `expand`.
 
-    For a branch, this is the largest number of its branches.
+    A loop counts all iterations, or one if their number is not known. A branch counts as its
+    largest branch. An equation without programs counts 0.
     """
     flow = flow_of(eqn)
     if flow is None:
@@ -214,20 +218,21 @@ def equations_run(eqn: JaxprEqn) -> int:
 
 
 def _equations_of(prog: Program) -> int:
-    """Return how many equations a program runs; a nested one counts with those inside it."""
+    """Return how many equations a program runs. One that runs programs counts as theirs."""
     if "equations run" not in prog.cache:
         prog.cache["equations run"] = sum(max(1, equations_run(eqn)) for eqn in prog.equations)
     return prog.cache["equations run"]
 
 
 def _equations_inside(eqn: JaxprEqn) -> int:
-    """Return how many equations the programs inside an equation run once, all branches included."""
+    """Return how many equations one run of each nested program has, for `GraphOperation.closed`."""
     flow = flow_of(eqn)
     return 0 if flow is None else sum(map(_equations_of, flow.programs))
 
 
-# The norm of a Jacobian with more entries is estimated from this number of random cotangents.
+# The most entries of a Jacobian whose norm is computed exactly.
 _MAX_ENTRIES = 4096
+# The number of random cotangents that estimate the norm of a larger Jacobian.
 _RANDOM_COTANGENTS = 8
 
 

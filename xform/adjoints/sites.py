@@ -51,7 +51,7 @@ class Site:
       trips: numbers of iterations of the loops around it, outermost first.
       aval: type of the value in one iteration.
       where: the line of the user's code.
-      uses: the equations that read it, in program order.
+      uses: the equations that read it, and the program's output, in program order.
     """
 
     name: str
@@ -88,11 +88,11 @@ def inline_named_calls(prog: Program, names: frozenset[str]) -> Program:
 
 
 def _body_to_inline(eqn: JaxprEqn) -> Program | None:
-    """Return the program that replaces a call; None for a call with shardings, or no call."""
+    """Return the body of a call; None if the equation is no call, or a call with shardings."""
     return None if has_shardings(eqn) else plain_call_body(eqn) or inlinable_body(eqn)
 
 
-def enterable(eqn: JaxprEqn) -> Flow | None:
+def flow_to_enter(eqn: JaxprEqn) -> Flow | None:
     """Return the flow of an equation if `partials` can enter the programs that it runs, or None.
 
     It enters loops of known length, branches, jitted functions, remat regions and functions with a
@@ -149,7 +149,7 @@ def _sites(prog: Program, name: str, names: frozenset[str], caller: str, path: P
             (v,) = eqn.outvars
             yield Site(name, path, i, trips, v.aval, frame(eqn), tuple(_uses(prog, v)))
         elif _holds_name(eqn, frozenset((name,))):
-            flow = enterable(eqn)
+            flow = flow_to_enter(eqn)
             if flow is None:
                 raise _unreachable(caller, name, eqn)
             inner_trips = (*trips, flow.length) if flow.is_loop else trips

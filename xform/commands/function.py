@@ -98,7 +98,8 @@ class BoundFunction:
     def as_step(self, args: argparse.Namespace) -> BoundFunction:
         """Return the function as a step of `xform.jit`, unless it is one.
 
-        The step donates the arguments of `--donate`, so the option is done.
+        The step itself donates the arguments of `--donate`. So `args.donate` is cleared: no caller
+        may donate them again.
         """
         if is_step(self.f):
             return self
@@ -190,8 +191,9 @@ def add_argnums(parser: argparse.ArgumentParser, default: int | None = 0) -> Non
 def read_function(args: argparse.Namespace, planned: bool = False) -> BoundFunction:
     """Return the function of the command line with its arguments, after `--transform` if given.
 
-    `planned` says whether a policy is applied to it. A transform that takes a derivative is a step
-    then. Without a transform it is a loss, unless `xform.jit` made it.
+    `planned` says whether the command applies a policy to the function. A transform that takes a
+    derivative then becomes a training step. Without a transform the function is a loss, unless
+    `xform.jit` made it.
     """
     function = read_untransformed(args)
     if args.transform:
@@ -363,8 +365,9 @@ def under_policy(
     """Return the function under the policy that `text` names; unchanged if it is None.
 
     A function of `xform.jit` is a training step, and its derivatives follow the policy. Any other
-    function is a loss, and its `value_and_grad` is returned. It donates the arguments of
-    `--donate`, so the option is done. `target` is the device that "auto" stands for.
+    function is a loss, and its `value_and_grad` is returned as a step. That step itself donates the
+    arguments of `--donate`, so `args.donate` is cleared. `target` is the device whose capacity the
+    policy "auto" uses.
 
     Raises:
       NotScalar: the function is neither a loss nor a step of `xform.jit`.

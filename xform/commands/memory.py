@@ -31,11 +31,15 @@ GREW = 3
 def run(args: argparse.Namespace) -> str:
     """Report the memory that a function needs on a device, and the buffers at its peak.
 
-    The device need not be attached. Without --policy the function is compiled unchanged. With
-    --policy, a function of xform.jit is a training step, whose derivatives follow the policy. Any
-    other function is a loss then, and its value_and_grad is compiled under the policy. With
-    --transform jit it is a training step, too. The first lines of the report say what was compiled.
-    Several policies or targets are compared in a table.
+    The device need not be attached. What is compiled:
+
+    - without --policy: the function, unchanged;
+    - with --policy, if xform.jit made the function, or with --transform jit: a training step, whose
+      derivatives follow the policy;
+    - with --policy, for any other function: value_and_grad of this loss, under the policy.
+
+    The first lines of the report say what was compiled. Several policies or targets are compared in
+    a table.
 
     --save writes the bytes at the peak to a small file, and --against compares with such a file: it
     exits with 3 if a total grew by more than --tolerance, and prints the lines that grew.
@@ -70,7 +74,10 @@ def run(args: argparse.Namespace) -> str:
 
 
 def _render(result: Any, reports: Sequence[MemoryReport], args: argparse.Namespace) -> str:
-    """Return the text of a command: with --against the comparison with the saved peaks."""
+    """Return the report, or with --against its comparison with saved peaks.
+
+    It also writes the file of --save, and sets `args.status` if a peak grew.
+    """
     parts: list[str] = []
     if args.against:
         found = growth(args.against, *reports, tolerance=args.tolerance)

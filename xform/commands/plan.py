@@ -12,11 +12,10 @@ from xform.commands.function import (
     add_argnums,
     add_function,
     add_policy,
-    positions,
     read_function,
     read_policy,
 )
-from xform.commands.reports import file, picture, write_file
+from xform.commands.reports import add_donate, file, picture, write_file
 from xform.commands.transform import PLANNED
 from xform.steps.step_plan import StepPlan
 
@@ -24,8 +23,8 @@ from xform.steps.step_plan import StepPlan
 def run(args: argparse.Namespace) -> str:
     """Choose the values that the backward pass saves, and compile to verify the plan."""
     function = read_function(args, planned=True)
-    # With --transform grad, value_and_grad or vjp, `function.f` is that derivative, and it was made
-    # with --argnums and --has-aux. So these are not applied again.
+    # With --transform grad, value_and_grad or vjp, `function.f` is a step that takes this
+    # derivative, by --argnums and --has-aux. `xform.plan` takes these options for a loss only.
     is_derivative = args.transform in PLANNED
     argnums, has_aux = (0, False) if is_derivative else (args.argnums, args.has_aux)
     plan = xform.plan(
@@ -64,9 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_policy(parser)
     add_argnums(parser)
-    parser.add_argument("--donate", type=_several, default=(), metavar="0,1",
-                        help="positions of the arguments whose memory the results may reuse (as "
-                        "donate_argnums of jax.jit)")  # fmt: skip
+    add_donate(parser)
     parser.add_argument("--target", default=None, metavar="DEVICE",
                         help="device to plan for (default: JAX's default device)")  # fmt: skip
     parser.add_argument(
@@ -81,13 +78,3 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", type=file, metavar="FILE",
                         help="write the plan to a file that xform.load reads")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON object with rows")
-
-
-def _several(text: str) -> tuple[int, ...]:
-    """Parse `0` or `0,1` to a tuple of positions."""
-    argnums = positions(text)
-    if argnums is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a position (0) or several positions (0,1)"
-        )
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)

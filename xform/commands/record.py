@@ -47,13 +47,13 @@ from xform.transforms.recorded import StepRecorder
 # transforms, such as `vjp`, do the work themselves.
 _RETURN_FUNCTIONS = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian",
                      "checkpoint", "remat")  # fmt: skip
-# These are not derivatives: the table shows them only if they were left to JAX.
+# These are not derivatives: the table shows them only if a problem was noted.
 _REGIONS = ("checkpoint", "remat")
 # For each transform, names for the first parts of its result, which are compared with JAX's. For
 # all other transforms the whole result is compared.
 _PARTS = {"value_and_grad": ("value", "gradient"), "jvp": ("value", "tangent"), "vjp": ("value",),
           "linearize": ("value",)}  # fmt: skip
-# The most wrappers of a function that are followed, because a function may claim to wrap itself.
+# How many wrappers are followed at most: a function may name itself as its wrapped function.
 _MAX_WRAPPERS = 16
 _HEAD = ("function", "line", "transform", "traced", "eager", "JAX saves", "xform saves",
          "recomputed (unfused)", "policy")  # fmt: skip
@@ -363,7 +363,7 @@ def _line(error: Exception) -> str:
 
 
 def _containers_of(f: Any) -> Callable[[], None]:
-    """Return a function that gives the containers in attributes of `f` their present contents back.
+    """Remember the contents of containers in attributes of `f`; return a function to restore them.
 
     Flax calls JAX's `grad` with an object that takes its values from a queue when it is called.
     Such an object can be called once more only with its queue as it was.

@@ -50,18 +50,26 @@ def module_of(text: str) -> Any:
     module = text.rpartition(":")[0]
     if module.endswith(".py"):
         return _from_file(text, os.path.realpath(module))
+    remedy = (
+        "run in the folder that has it, put that folder on PYTHONPATH, or name the file: "
+        f"path/to/{module.replace('.', '/')}.py:{text.rpartition(':')[2]}"
+    )
+    return import_named(module, text, remedy)
+
+
+def import_named(module: str, request: str, remedy: str) -> Any:
+    """Import and return a module that the user named. An error inside the module passes through.
+
+    Raises:
+      WrongArgument: there is no such module. `request` and `remedy` are parts of the message.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise WrongArgument(
-            text,
-            f"there is no module {error.name!r}",
-            "",
-            "run in the folder that has it, put that folder on PYTHONPATH, or name the file: "
-            f"path/to/{module.replace('.', '/')}.py:{text.rpartition(':')[2]}",
-        ) from None
+        problem = f"there is no module {error.name!r}"
+        raise WrongArgument(request, problem, "", remedy) from None
 
 
 def _from_file(text: str, path: str) -> Any:

@@ -39,6 +39,11 @@ def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
                         "replicated")  # fmt: skip
     parser.add_argument("--capacity", metavar="14GiB",
                         help="usable memory of each device (default: all of it)")  # fmt: skip
+    add_donate(parser)
+
+
+def add_donate(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--donate`."""
     parser.add_argument("--donate", type=_numbers, default=(), metavar="0,1",
                         help="positions of the arguments whose memory the results may reuse (as "
                         "donate_argnums of jax.jit)")  # fmt: skip

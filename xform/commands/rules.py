@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from xform._jax import Primitive, ad, registered_names
+from xform.commands.reference import import_named
 from xform.errors import WrongArgument
 from xform.introspection.loaded import loaded_modules
 from xform.registry.table import rules_by_name
@@ -26,9 +26,9 @@ from xform.terminal.text import columns
 # How each primitive is tested. tests/rules/tested.py writes the file from the cases in tests/rules.
 TESTED = Path(__file__).with_name("tested.json")
 
-# For each word that declares a rule: whether jvp, vjp and transpose are possible. An equation that
-# reads or writes a mutable reference is first replaced by one on the value that the reference holds
-# ("by value"). A primitive without a derivative, which raises an error, is declared as opaque.
+# For each word that declares a rule: whether jvp, vjp and transpose are possible. "by value": reads
+# and writes of mutable references become operations on plain values before differentiation. A
+# primitive without a derivative, which raises an error, is declared as opaque.
 _DIRECTIONS = {
     "pointwise": ("yes", "yes", "if linear"),
     "linear": ("yes", "yes", "yes"),
@@ -96,20 +96,12 @@ def _module_of(primitive: Primitive) -> str:
 
 
 def foreign(modules: Sequence[str]) -> str:
-    """Return the table of other libraries' primitives, and which of JAX's rules they have.
+    """List other libraries' primitives, with the rules that their library registered with JAX.
 
     `modules` are imported first, because a primitive exists only in a loaded library.
     """
     for name in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-            raise WrongArgument(
-                f"rules --foreign {name}", f"there is no module {error.name!r}", "",
-                "name an installed module",
-            ) from None  # fmt: skip
+        import_named(name, f"rules --foreign {name}", "name an installed module")
     primitives = foreign_primitives()
     yes = lambda table, p: "yes" if p in table else "no"
     head = ("primitive", "module", "jvp", "transpose")

@@ -25,6 +25,7 @@ from xform.commands.function import (
 )
 from xform.commands.reports import split_commas
 from xform.commands.transform import arrays_alone
+from xform.errors import WrongArgument
 from xform.interpret.joint import analyze
 from xform.introspection.argnums import positions as of_call
 from xform.memory.program_text import compiled_text, stablehlo_text
@@ -63,6 +64,11 @@ def run(args: argparse.Namespace) -> str:
     stopped (by stop_gradient, or at integers), and dim if they are constant. The environment
     variable NO_COLOR turns colours off.
     """
+    if args.target and not args.hlo:
+        raise WrongArgument(
+            f"show --target {args.target}", "only --hlo compiles for a target", "",
+            "add --hlo, or leave out --target",
+        )  # fmt: skip
     function = read_untransformed(args)
     flat = _transformed(function, args)
     steps: list[PassResult] = []
@@ -160,8 +166,8 @@ def _of_arrays(function: BoundFunction) -> _ArrayFunction:
 def _transformed(function: BoundFunction, args: argparse.Namespace) -> _ArrayFunction:
     """Return the function after `--transform`, as one of arrays only.
 
-    Its outputs are a flat list of arrays. Those of dtype float0 are left out, and of `vjp` the
-    outputs are only the cotangents.
+    Its outputs are a flat list of arrays. Outputs of dtype float0 are left out. For `vjp`, only the
+    cotangents are returned, not the value.
     """
     if args.transform:
         function = function.transformed(args, read_policy(args.policy) if args.policy else None)

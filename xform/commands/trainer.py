@@ -1,8 +1,9 @@
 """The commands of the trainer: `xform train`, `xform generate`, `xform data`, `xform export`.
 
 The trainer is the package `models` of the repository, which stands beside `xform` in a checkout. A
-wheel has it in the folder `xform_trainer` beside `xform`. It is not inside `xform`, whose lines no
-report names as the user's. It is imported only when one of its commands is used.
+wheel has it in the folder `xform_trainer` beside `xform`. It lies outside `xform`, because reports
+skip the source lines of the package `xform`, and the lines of a model must appear in them. It is
+imported only when one of its commands is used.
 """
 
 from __future__ import annotations
@@ -52,5 +53,5 @@ def main(words: Sequence[str]) -> int:
                            "install a wheel of xform, or work in a checkout")  # fmt: skip
     sys.path.insert(0, str(folder))
     program: Any = importlib.import_module("models.program")
-    program.NAME = "xform"
+    program.NAME = "xform"  # usage and error messages then name the command "xform"
     return importlib.import_module("models.__main__").script(list(words))

@@ -19,7 +19,7 @@ from xform.introspection.callables import argument_names, function_name
 from xform.transforms.inspect import FlatArguments
 
 TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat", "jit")
-# The transforms whose result takes a derivative, and so follows a policy.
+# The transforms that run a backward pass, which a policy plans.
 PLANNED = ("grad", "value_and_grad", "vjp")
 # Maps the arguments of a function to the types of its seeds.
 Seeds = Callable[[Sequence[Any]], tuple[Any, ...]]

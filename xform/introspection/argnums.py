@@ -47,6 +47,21 @@ def positions(argnums: int | Sequence[int], n: int, caller: str) -> tuple[int, .
     return at
 
 
+def nonempty_positions(argnums: int | Sequence[int], n: int, caller: str) -> tuple[int, ...]:
+    """Return `argnums` as a tuple of positions; raise WrongArgument if it names no argument.
+
+    The call has `n` arguments, and `caller` is the transform, for messages.
+    """
+    if given := positions(argnums, n, caller):
+        return given
+    raise WrongArgument(
+        f"{caller} with argnums={argnums!r}",
+        "it names no argument",
+        "",
+        "give at least one position",
+    )
+
+
 def distinct(at: Sequence[int], caller: str, argnums: Any) -> None:
     """Raise WrongArgument if a position occurs twice in `at`, which came from `argnums`."""
     if len(set(at)) < len(at):

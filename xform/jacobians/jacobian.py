@@ -16,7 +16,7 @@ import numpy as np
 
 from xform._jax import jit, staging
 from xform.errors import WrongArgument
-from xform.introspection.argnums import numbers
+from xform.introspection.argnums import nonempty_positions, numbers
 from xform.introspection.callables import check_callable
 from xform.jacobians.accumulate import Blocks, jacobian_by_sweep
 from xform.jacobians.choice import choose
@@ -26,10 +26,9 @@ from xform.policies.budgets import Budget, Fit
 from xform.policies.sample import check_known_sizes
 from xform.program.arithmetic import differentiable, float0_zeros
 from xform.program.ir import seldom_collected
-from xform.transforms.check import check_input, check_output_types
+from xform.transforms.check import check_forward_input, check_input, check_output_types
 from xform.transforms.forward import linearize
-from xform.transforms.function import Tree, function_call, partial, trace_function
-from xform.transforms.jacobian import check_forward_input, nonempty_positions
+from xform.transforms.function import Tree, bind_others, function_call, trace_function
 from xform.transforms.reverse import immediate_vjp
 
 Mode = Literal["auto", "forward", "reverse"]
@@ -216,14 +215,14 @@ class _FunctionAtPoint:
 
     def __init__(self, f: Any, argnums: Any, args: Sequence[Any], kwargs: dict[str, Any],
                  mode: str, holomorphic: bool, allow_int: bool):  # fmt: skip
-        self.f, primals = partial(
+        self.f, primals = bind_others(
             f, nonempty_positions(argnums, len(args), "jacobian"), args, kwargs
         )
         self.primals, self.holomorphic = tuple(primals), holomorphic
         self.inputs: Tree = primals[0] if isinstance(argnums, int | np.integer) else self.primals
         for leaf in jax.tree.leaves(primals):
             if mode == "forward":
-                check_forward_input(leaf, holomorphic, "jacobian")
+                check_forward_input("jacobian", leaf, holomorphic)
             else:
                 check_input("jacobian", leaf, holomorphic, allow_int)
 

@@ -326,6 +326,7 @@ def _next_batch(
     known = {n: size for n, size in sizes.items() if size is not None}
     guess = high
     if known:
+        # A refused size may be rounded down, so assume up to `_ROUNDING_BYTES` less room.
         head_room = {
             n: (tried[n].head_room_bytes or 0) - _ROUNDING_BYTES * (n not in exact) for n in known
         }

@@ -16,8 +16,7 @@ import numpy as np
 from jax import lax
 
 from xform.errors import NotDifferentiable
-
-Value = Any
+from xform.program.arithmetic import Value
 
 
 def read_at(x: Value, transforms: Sequence[Any]) -> Value:

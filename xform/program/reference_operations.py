@@ -10,9 +10,8 @@ import jax
 from jax import lax
 
 from xform._jax import Primitive, primitive_named
+from xform.program.arithmetic import Value
 from xform.program.reference_indexing import add_at, read_at, write_at
-
-Value = Any
 
 
 @dataclasses.dataclass(eq=False)

@@ -33,14 +33,12 @@ from xform._jax import (
 from xform._jax.custom_functions import call_again, wrap_like
 from xform._jax.mutable import reference_type
 from xform.errors import NotDifferentiable
-from xform.program.arithmetic import differentiable
+from xform.program.arithmetic import Value, differentiable
 from xform.program.arrays import zeros
 from xform.program.equation import bind, context, read, scan_like, switch, write
 from xform.program.hijax import lower_equation
 from xform.program.reference_operations import EMPTY_REF, NEW_REF, OPERATIONS, RefCell
 from xform.program.source import frame, name_stack, source
-
-Value = Any
 
 
 def makes_references(jaxpr: Any) -> bool:

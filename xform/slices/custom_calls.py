@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import JaxprEqn
-from xform.program.arithmetic import float0_zeros
+from xform.program.arithmetic import Value, float0_zeros
 from xform.program.arrays import zeros
 from xform.program.fingerprint import fingerprint
 from xform.program.ir import Program, gather, spread
 from xform.slices.bodies import BodySlices
 from xform.slices.custom_rules import differentiable_values
-
-Value = Any
 
 
 class SlicedBody:

@@ -18,8 +18,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 from xform._jax import JaxprEqn, jax_primitives
-
-Value = Any
+from xform.program.arithmetic import Value
 
 
 def draws_each_element(eqn: JaxprEqn) -> bool:

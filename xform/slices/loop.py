@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import Var, match_weak_type
+from xform.program.arithmetic import Value
 from xform.program.arrays import zeros
 from xform.program.equation import read, write
 from xform.program.source import name_stack
@@ -24,8 +25,6 @@ from xform.slices.region import Region
 from xform.slices.resize import CurrentSlice, resized, run_on_slice, sum_dtype
 from xform.slices.shards import merge, mesh_axes, partitions, reshape, split
 from xform.slices.slicing import SlicedAxis, Slicing, first_axis
-
-Value = Any
 
 
 def run_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value]) -> list[Value]:
@@ -67,6 +66,7 @@ def run_slice(region: Region, sliced: Sequence[Value], full: Sequence[Value], at
     env: dict[Var, Value] = dict(zip(region.full, full, strict=True))
     outer = name_stack()
     for eqn, slicing in region.equations:
+        # Values made in the region are already slices.
         args = [
             read(env, v) if axis is None or v in region.axes else cuts[v, axis]
             for v, axis in zip(eqn.invars, slicing.operands, strict=True)
@@ -100,12 +100,12 @@ class SlicedInputs:
 
 
 def _is_stack(aval: Any, axis: int, region: Region) -> bool:
-    """Return whether the slices of a value follow each other in memory."""
+    """Return whether a value can be an input of the scan: its slices lie one after another."""
     return first_axis(aval.shape, axis) and not _in_shards(aval, axis, region)
 
 
 def _in_shards(aval: Any, axis: int, region: Region) -> bool:
-    """Return whether each slice of a value has a part of several shards."""
+    """Return whether the sliced axis is sharded, so that each slice takes a part of every shard."""
     return region.shards > 1 or bool(mesh_axes(aval, axis))
 
 
@@ -185,7 +185,7 @@ def region_outputs(region: Region, full: Sequence[Value]) -> list[SlicedOutput]:
 
 def _output(region: Region, full: dict[Var, Value], y: Var, slicing: Slicing, axis: SlicedAxis
             ) -> SlicedOutput:  # fmt: skip
-    """Return the kind of an output of a region, and the value that the loop starts with."""
+    """Return the `SlicedOutput` of an output of a region."""
     if axis is not None:
         return joined_along(y.aval, axis, region)
     if not slicing.summed:

@@ -24,6 +24,7 @@ from xform._jax import (
     custom_jvp_call_p,
     custom_vjp_call_p,
 )
+from xform.program.arithmetic import Value
 from xform.program.dimensions import shape
 from xform.program.equation import bind, context, read, write
 from xform.program.flow import BodyFunction
@@ -38,7 +39,6 @@ from xform.slices.nested import has_body
 from xform.slices.shards import merge, mesh_axes, split
 from xform.slices.slicing import SlicedAxis, Slicing
 
-Value = Any
 Params = dict[str, Any]
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from xform._jax import JaxprEqn, Var, has_effects
+from xform.program.arithmetic import Value
 from xform.program.equation import bind, read, write
 from xform.program.ir import Program, environment, retrace
 from xform.program.source import name_stack, source
 from xform.slices.region import Region
 
-Value = Any
 # Runs a region from the values of its sliced inputs and of its full inputs.
 RunRegion = Callable[[Region, Sequence[Value], Sequence[Value]], list[Value]]
 

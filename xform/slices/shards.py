@@ -19,10 +19,9 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from xform._jax import JaxprEqn
+from xform.program.arithmetic import Value
 from xform.program.dimensions import shape
 from xform.registry.table import traits
-
-Value = Any
 
 
 def mesh_axes(aval: Any, axis: int) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from xform.sparse.pattern import Pattern, pattern_of
 from xform.storage.bounded_cache import BoundedCache
 from xform.terminal.notebook import Result
 from xform.transforms.forward import jvp
-from xform.transforms.function import partial
+from xform.transforms.function import bind_others
 from xform.transforms.reverse import grad, immediate_vjp
 
 
@@ -195,7 +195,7 @@ class SparseMatrixFunction:
         """
         args, kwargs = call.rebuild(traced)
         where = positions(self._argnums, len(args), self._request)
-        f, primals = partial(self._f, where, args, kwargs)
+        f, primals = bind_others(self._f, where, args, kwargs)
         if self._of == "hessian":
             f = grad(f, tuple(range(len(primals))))
         return lambda x: _flatten(f(*_unflatten(x, primals))), _flatten(primals)

@@ -53,7 +53,7 @@ from xform.program.ir import (
 from xform.program.source import name_stack, source
 from xform.registry.table import Rule, lookup
 from xform.registry.words import Bilinear, Linear, Pointwise
-from xform.transforms.function import as_array, partial
+from xform.transforms.function import as_array, bind_others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +95,7 @@ def laplacian(
 
     Cost: each operation runs once for the value, once for the Laplacian, and once for each of the
     `n` input elements, as one batch. There is no reverse pass. Memory is `n` times the peak of
-    evaluating `f`. The trace of the matrix that `xform.hessian` returns takes more than twice the
-    time.
+    evaluating `f`. Computing the full Hessian and its trace takes more than twice as long.
     Source: Li et al., "A computational framework for neural network-based variational Monte Carlo
     with Forward Laplacian", Nature Machine Intelligence 6 (2024).
 
@@ -113,7 +112,7 @@ def laplacian(
 
     @functools.wraps(f, updated=())
     def laplacian_of(*args: Any, **kwargs: Any) -> Any:
-        g, primals = partial(f, positions(argnums, len(args), "laplacian"), args, kwargs)
+        g, primals = bind_others(f, positions(argnums, len(args), "laplacian"), args, kwargs)
         leaves, tree = jax.tree.flatten(primals)
         xs = [as_array(x, "laplacian") for x in leaves]
         _check_real(xs, request, "an input")
@@ -240,7 +239,8 @@ def _second_order_of_pointwise(
     """Return the second-order term of a pointwise operation.
 
     Each pair of operands contributes a product of two factors: the second partial derivative in
-    both operands, and the product of their slices, summed over the slices.
+    both operands, and the product of their slices, summed over the slices. The sum over the second
+    operand is one jvp of the first operand's slope, with those products as tangents.
     """
     (out,) = eqn.outvars
     total: Value | None = None

@@ -62,7 +62,8 @@ def plan(
         of `vjp` instead.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated. Dimensions
         may be symbolic, as for `jax.export`. The plan then applies to all sizes. Its bytes are
-        those of one size for each symbol: the size in the budget, or else 128. The plan names it.
+        those of one size for each symbol, which the plan names: 128, or the size in a budget, such
+        as `budget("8GiB", symbolic={"b": 64})`.
       policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or its text, such as
         "save_dots" or "auto", which fits the target's memory. None is the policy of the step, or
         `min_cut` for a loss. A budget limits the bytes on each device. On a mesh of explicit axes,
@@ -78,9 +79,9 @@ def plan(
         `python -m xform doctor` lists the names.
       donate_argnums: for a loss, positions of the arguments whose memory the compiled function may
         reuse, as for `jax.jit`.
-      verify: whether to compile. For a budget of the peak, `plan` compiles the default policy and
-        at most six more plans, or seven before it raises BudgetInfeasible; the compiler's bytes
-        must fit. No plan is compiled twice, and earlier compilations change no plan.
+      verify: whether to compile. For a budget of the peak, `plan` compiles at most seven plans, the
+        default included (eight before it raises BudgetInfeasible), and returns one whose compiled
+        bytes fit. No plan is compiled twice, and earlier compilations change no plan.
 
     Returns:
       For a loss, a `Plan`: a table of the saved, recomputed and offloaded values, with totals, and
@@ -93,7 +94,7 @@ def plan(
 
     Raises:
       BudgetInfeasible: no plan was found that fits. The error's `floor_bytes` is the lowest peak
-        found: one number for a program, compiled with `verify`, else simulated.
+        found, measured by the compiler with `verify`, else simulated.
       WrongArgument: `f`, `argnums`, `policy` or `target` is unusable; or a step takes no derivative
         without a policy of its own.
       MissingExtra: a package that compiles for the target is not installed.

@@ -55,7 +55,10 @@ class StepPlan(Result):
         return len(self.plans)
 
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
-        """Answer as `min_cut` does, for code that calls policies by JAX's protocol."""
+        """Answer for one equation as the default policy does.
+
+        So a `StepPlan` is accepted wherever a policy is.
+        """
         return min_cut(prim, *avals, **params)
 
     @property
@@ -99,7 +102,7 @@ class StepPlan(Result):
         return tuple(decision for plan in self for decision in plan.slices)
 
     def with_compilation(self, compiled: MemoryReport) -> StepPlan:
-        """This plan, with the figures of the compiler for the step under it."""
+        """Return this plan with the compiled bytes and the compile time of the step under it."""
         size, compiles = compiled.total_bytes, 0 if compiled.known else 1
         plans = {
             k: dataclasses.replace(p, compiled_bytes=size, refused=size is None, compiles=compiles)
@@ -116,6 +119,7 @@ class StepPlan(Result):
         The derivatives run one after another, and are drawn so. The suffix of `path` chooses the
         format: PNG, SVG or PDF.
         """
+        # The bytes outside each derivative. Their minimum is drawn as a base.
         fixed = [plan.predicted_bytes - max(plan.live, default=0) for plan in self]
         least = min(fixed, default=0)
         live = [n + own - least for plan, own in zip(self, fixed, strict=True) for n in plan.live]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class CaseChecker:
     tolerance: float
     remedy: str = "correct the rule, or state in its Case which check does not apply"
 
-    def fail(self, check: str, problem: str) -> None:
+    def fail(self, check: str, problem: str) -> NoReturn:
         """Raise `WrongRule` with the check and the problem."""
         raise WrongRule(
             f"check of {self.case}, {self.setting}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -17,7 +17,7 @@ from xform.registry.table import RULES, Rule, rule_of
 
 
 @contextmanager
-def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], None]
+def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], NoReturn]
           ) -> Generator[None]:  # fmt: skip
     """Return a context that checks that a derivative uses the rule of a primitive.
 
@@ -27,7 +27,7 @@ def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], 
       name: the primitive's name; an empty name checks nothing.
       f: the function, which is differentiated inside the context.
       xs: its arguments.
-      fail: reports a failed check; called with the check and the problem.
+      fail: called with the check and the problem if a check fails; it raises an error.
     """
     if not name:
         yield
@@ -35,10 +35,10 @@ def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], 
     program = jaxpr_and_consts(jax.make_jaxpr(f)(*xs))[0]
     primitives = _primitives(program)
     if name not in primitives:
-        return fail("the program", f"it has no primitive {name}: {sorted(primitives)}")
+        fail("the program", f"it has no primitive {name}: {sorted(primitives)}")
     rule = rule_of(primitives[name])
     if rule is None:
-        return fail("the table", f"no rule is declared for {name}")
+        fail("the table", f"no rule is declared for {name}")
     read: set[str] = set()
     RULES[primitives[name]] = _recording(rule, read)
     try:
@@ -46,8 +46,8 @@ def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], 
     finally:
         RULES[primitives[name]] = rule
     has_float = lambda variables: any(differentiable(v.aval) for v in variables)
-    # Only equations at the top level count. An inner program may have been analyzed before, and
-    # then the rules of its equations are not read again.
+    # Only equations at the top level count. The analysis of an inner program may be cached, so that
+    # a use of the rule there would not be seen.
     eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
     # A derivative reads one of these attributes of the rule.
     derive = {"push", "pull", "call", "jvp", "vjp", "node"}

@@ -98,6 +98,19 @@ def check_input(caller: str, x: Any, holomorphic: bool, allow_int: bool, path: s
         )
 
 
+def check_forward_input(caller: str, x: Any, holomorphic: bool) -> None:
+    """Raise WrongDtype unless the input `x` is real, or complex with `holomorphic`."""
+    check_input(caller, x, holomorphic, False)
+    dtype = jax.typeof(as_array(x, caller)).dtype
+    if not holomorphic and not jnp.issubdtype(dtype, np.floating):
+        raise WrongDtype(
+            f"{caller} in forward mode requires real-valued inputs",
+            f"an input has dtype {dtype}",
+            "",
+            "set holomorphic=True if the function is complex-differentiable, or use jvp",
+        )
+
+
 def check_output(caller: str, y: Tree, holomorphic: bool) -> None:
     """Raise WrongDtype unless all outputs are real, or complex with `holomorphic`."""
     check_output_types(caller, map(jax.typeof, jax.tree.leaves(y)), holomorphic)

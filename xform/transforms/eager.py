@@ -53,7 +53,7 @@ from xform.rules.refused import push_custom_vjp, split_by_rule
 from xform.rules.user_rules import calls_backward, indexable, pull_by_rule, push_by_rule
 from xform.transforms.function import FunctionCall, Signature, Tree, as_array, check_outputs
 from xform.transforms.linear_map import LinearRunner, Pullback, Pushforward, dense
-from xform.transforms.pulled_later import pull_equation_later
+from xform.transforms.pulled_later import run_pulled_later
 from xform.transforms.residuals import Primals
 from xform.transforms.run_nodes import RunNodes, pull_by_user, with_nodes
 
@@ -132,7 +132,7 @@ class _TapeTrace(Watch):
                  wanted: Mask) -> Results:  # fmt: skip
         on = tuple(m is not None for m in marks)
         if isinstance(rule, Structured) and any(map(calls_backward, map(program, jaxprs_of(eqn)))):
-            ys, pull = pull_equation_later(rule, eqn, xs, on, wanted, self.later)
+            ys, pull = run_pulled_later(rule, eqn, xs, on, wanted, self.later)
         else:
             ys, pull = with_nodes(pull_equation, rule, eqn, xs, on, wanted)
             pull = functools.partial(with_nodes, pull)

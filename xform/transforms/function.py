@@ -32,7 +32,7 @@ from xform.transforms.prefix import flags
 
 Tree = Any
 
-# Of more types than these, a text has the number only.
+# A text lists at most this many types. Of more types it gives only the number.
 _MOST_TYPES = 6
 
 
@@ -91,6 +91,7 @@ def function_call(f: Callable[..., Any], primals: Sequence[Tree], caller: str,
       caller: the name of the transform, for messages.
       has_aux: whether `f` returns a pair `(output, auxiliary)`.
       in_nzs: a tree of bools, a prefix of the arguments: which are differentiated; None for all.
+        It is JAX's name for the inputs with nonzero tangents.
 
     Raises:
       WrongArgument: `f` is not callable, or `in_nzs` is not a prefix of the arguments.
@@ -190,8 +191,8 @@ def trace_function(at: FunctionCall, inline: bool = False, linear: bool = False
     """Trace a call; return the traced function and the flat inputs of its program.
 
     With `inline`, jitted functions that the program calls once are inlined, so that a planner sees
-    through them. The rules of custom functions are traced at their calls, unless the function is
-    `linear`, so that its transpose needs no rules.
+    through them. The rules of custom functions are traced at their calls. With `linear` they are
+    not: the transpose of a linear function does not use them.
     """
     found: dict[str, Any] = {}  # the structure of the outputs, found during the trace
 
@@ -293,7 +294,7 @@ def as_tuple(value: Any, name: str, caller: str) -> tuple[Tree, ...]:
     )
 
 
-def partial(
+def bind_others(
     f: Callable[..., Any], at: tuple[int, ...], args: Sequence[Any], kwargs: dict[str, Any]
 ):
     """Return `f` as a function of only the arguments at positions `at`, and those arguments.
@@ -313,7 +314,7 @@ def partial(
 
 
 def _types_text(avals: Sequence[Any]) -> str:
-    """Return types as text; of many, their number."""
+    """Return types as text, or only their number if there are many."""
     if len(avals) > _MOST_TYPES:
         return f"({len(avals)} arrays)"
     texts = [a.str_short(short_dtypes=True) for a in avals]

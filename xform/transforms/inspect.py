@@ -43,8 +43,8 @@ from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
     Function,
     Tree,
+    bind_others,
     function_call,
-    partial,
     trace_function,
 )
 from xform.transforms.reverse import Policy
@@ -194,7 +194,7 @@ def derivative_at(
         if differentiated is None:
             bound, primals, argument_of = f, full, range(len(args))
         else:
-            bound, primals = partial(f, differentiated, full, {})
+            bound, primals = bind_others(f, differentiated, full, {})
             argument_of = differentiated
         call = function_call(bound, primals, caller, has_aux)
         fun, flat = trace_function(call, inline=True)

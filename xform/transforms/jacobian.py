@@ -17,20 +17,18 @@ import numpy as np
 
 from xform._jax import cotangent_aval, staging, tangent_aval
 from xform._jax.meshes import explicit_mesh_of
-from xform.errors import WrongArgument, WrongDtype
-from xform.introspection.argnums import numbers, positions
+from xform.introspection.argnums import nonempty_positions, numbers
+from xform.introspection.callables import check_callable
 from xform.policies import save_everything
 from xform.program.arithmetic import Value
 from xform.program.arrays import basis, zeros
 from xform.program.arrays import stacked as stacked_type
-from xform.transforms.check import check_input, check_inputs, check_output
+from xform.transforms.check import check_forward_input, check_inputs, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import (
     Tree,
-    as_array,
     as_tuple,
-    check_callable,
-    partial,
+    bind_others,
 )
 from xform.transforms.reverse import grad, immediate_vjp
 from xform.transforms.seeds import pull_ones
@@ -71,9 +69,11 @@ def jacfwd(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        bound, primals = partial(f, nonempty_positions(argnums, len(args), "jacfwd"), args, kwargs)
+        bound, primals = bind_others(
+            f, nonempty_positions(argnums, len(args), "jacfwd"), args, kwargs
+        )
         for leaf in jax.tree.leaves(primals):
-            check_forward_input(leaf, holomorphic)
+            check_forward_input("jacfwd", leaf, holomorphic)
 
         def push(tangents: Tree) -> Any:
             return jvp(bound, tuple(primals), tangents, has_aux=has_aux)
@@ -87,37 +87,6 @@ def jacfwd(
         return (out, *aux) if has_aux else out
 
     return jacobian_of
-
-
-def nonempty_positions(argnums: int | Sequence[int], n: int, caller: str) -> tuple[int, ...]:
-    """Return `argnums` as a tuple of positions; raise WrongArgument if it names no argument.
-
-    The call has `n` arguments, and `caller` is the transform, for messages.
-    """
-    if given := positions(argnums, n, caller):
-        return given
-    raise WrongArgument(
-        f"{caller} with argnums={argnums!r}",
-        "it names no argument",
-        "",
-        "give at least one position",
-    )
-
-
-def check_forward_input(x: Value, holomorphic: bool, caller: str = "jacfwd") -> None:
-    """Raise WrongDtype unless the input `x` is real, or complex with `holomorphic`.
-
-    `caller` is the transform, for messages.
-    """
-    check_input(caller, x, holomorphic, False)
-    dtype = jax.typeof(as_array(x, caller)).dtype
-    if not holomorphic and not jnp.issubdtype(dtype, np.floating):
-        raise WrongDtype(
-            f"{caller} in forward mode requires real-valued inputs",
-            f"an input has dtype {dtype}",
-            "",
-            "set holomorphic=True if the function is complex-differentiable, or use jvp",
-        )
 
 
 def jacrev(
@@ -155,7 +124,9 @@ def jacrev(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        bound, primals = partial(f, nonempty_positions(argnums, len(args), "jacrev"), args, kwargs)
+        bound, primals = bind_others(
+            f, nonempty_positions(argnums, len(args), "jacrev"), args, kwargs
+        )
         check_inputs("jacrev", primals, holomorphic, allow_int)
         # Save everything: all rows share one set of residuals, which is small beside the rows. A
         # recompute would wait at a barrier for the cotangents. Here the cotangents are the basis,

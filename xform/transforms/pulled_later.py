@@ -4,7 +4,7 @@ A backward function runs when the pullback is called, as in JAX. The plan was ma
 called, from what the function did then (`interpret/ahead.py`). It may do something else now: it
 reads an attribute that has changed, or the matmul precision. Then the plan does not fit, and the
 forward pass runs again under a new one, if it may run twice. `PulledLater` does so for a whole
-function, and `pull_equation_later` for a loop, branch or call that runs outside `jit`.
+function, and `run_pulled_later` for a loop, branch or call that runs outside `jit`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class PulledLater(LinearRunner):
         return self._planned.active_outputs()
 
     def with_explicit_arrays(self, arrays: Any) -> tuple[LinearRunner, Any]:
-        """Return a runner without the inputs, which would be constants of a pytree."""
+        """Return a runner that forgets the inputs, and so cannot run the forward pass again.
+
+        A pullback that is passed as a pytree must not hold the inputs as constants.
+        """
         new = copy.copy(self)
         new._inputs = None
         return new, arrays
@@ -80,13 +83,16 @@ class PulledLater(LinearRunner):
         return again.run(again.arrays(saved, self._inputs), seeds)
 
 
-def pull_equation_later(rule: Structured, eqn: JaxprEqn, xs: Sequence[Value], active: Mask,
+def run_pulled_later(rule: Structured, eqn: JaxprEqn, xs: Sequence[Value], active: Mask,
                         wanted: Mask, later: bool) -> tuple[Sequence[Value], Pull]:  # fmt: skip
-    """Run an equation with backward functions in it outside `jit`; return outputs and pullback.
+    """Run, outside `jit`, an equation that contains backward functions.
 
-    `later` says that the user calls the pullback. If its backward functions then do something else,
-    the equation runs again. It also does if one of them asks for symbolic zeros, and a wanted
-    output has no cotangent.
+    `later`: the user gets the pullback, and may call it at any time; otherwise it is called at
+    once. If the backward functions then do something else, the equation runs again. It also runs
+    again if one of them asks for symbolic zeros, and a wanted output got no cotangent.
+
+    Returns:
+      The outputs and the pullback.
     """
 
     def analyzed(wanted: Mask) -> str:

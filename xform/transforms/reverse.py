@@ -45,8 +45,8 @@ from xform.transforms.function import (
     Function,
     FunctionCall,
     Tree,
+    bind_others,
     function_call,
-    partial,
     trace_function,
 )
 from xform.transforms.linear_map import LinearRunner, PlannedRunner, Pullback
@@ -268,7 +268,7 @@ def _value_and_grad(caller: str, f: Any, argnums: Any, has_aux: bool, holomorphi
 
     @functools.wraps(f, updated=())
     def both(*args: Any, **kwargs: Any) -> Any:
-        bound, primals = partial(f, positions(argnums, len(args), caller), args, kwargs)
+        bound, primals = bind_others(f, positions(argnums, len(args), caller), args, kwargs)
         check_inputs(caller, primals, holomorphic, allow_int)
         with seldom_collected(staging()):
             y, pull, *aux = _vjp(function_call(bound, primals, caller, has_aux), policy)
@@ -318,7 +318,7 @@ def fwd_and_bwd(
     numbers(argnums, "fwd_and_bwd", "argnums")
 
     def fwd(*args: Any, **kwargs: Any) -> Any:
-        bound, primals = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
+        bound, primals = bind_others(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
         return _vjp(function_call(bound, primals, "fwd_and_bwd", has_aux), policy, later=True)
 
     def bwd(residuals: Pullback, ct: Tree) -> Any:

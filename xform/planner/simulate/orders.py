@@ -103,7 +103,7 @@ class _Orders:
         """Return the list schedule: of the ready groups, run the one that frees most.
 
         The bytes that a group makes are subtracted from the bytes that it frees. Ties go to the
-        group with more users, then to the one that became ready last.
+        group with more users, then to the one that was queued last.
         """
         n_uses_left = [0] * len(self.value_bytes)
         for k in itertools.chain(self.output_values, *self.read_values):
@@ -181,8 +181,9 @@ class _Orders:
         """Return the weight of each group: a number of extra readers, and a number of bytes.
 
         Both are sums over the group and all groups that it depends on. A group that is reached on
-        several paths counts several times. Each sum is limited: to the number of groups, and to the
-        bytes of all groups visited so far. A group with n readers has n - 1 extra readers.
+        several paths counts several times. The first sum is at most the number of groups, the
+        second at most the bytes of the groups visited so far. A group with n readers has n - 1
+        extra readers.
         """
         weights: list[tuple[int, int]] = [(0, 0)] * self.n
         total_bytes = 0

@@ -33,7 +33,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
 from xform.passes.sum_in_loops import SumInLoops
 from xform.planner.sliced.slice_plan import plan_of_slice, slice_program
-from xform.program.arithmetic import differentiable, instantiate
+from xform.program.arithmetic import Value, differentiable, instantiate
 from xform.program.arrays import filled, zeros
 from xform.program.ir import Mask, Program, gather, spread, trace
 from xform.registry.table import traits
@@ -48,8 +48,6 @@ from xform.slices.loop import (
 )
 from xform.slices.region import Region, is_number
 from xform.slices.resize import CurrentSlice
-
-Value = Any
 
 
 def run_loss_in_slices(region: Region, sliced: Sequence[Value], full: Sequence[Value],

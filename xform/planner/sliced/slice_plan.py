@@ -17,13 +17,12 @@ from xform.planner.costs.outcome import recompute_flops, saved_bytes
 from xform.planner.decide import schedule
 from xform.planner.device import current_device
 from xform.policies import Budget, min_cut
-from xform.program.arithmetic import differentiable
+from xform.program.arithmetic import Value, differentiable
 from xform.program.ir import Mask, Program, trace
 from xform.slices.loop import run_slice
 from xform.slices.region import Region
 from xform.slices.resize import CurrentSlice, resized
 
-Value = Any
 # How many numbers of saved bytes are tried, and the lowest but one, relative to a minimum cut.
 _NUMBERS, _LOWEST = 6, 1 / 64
 
