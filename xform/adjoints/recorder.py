@@ -180,7 +180,7 @@ class Recorder:
                          scope: Scope) -> int:  # fmt: skip
         """Record the operations of `f`, which takes values `ids`; return the result's id.
 
-        `f` is what a loop itself does: it takes a slice, or stacks results.
+        `f` takes a slice or stacks results, as the loop itself does.
         """
         with source(eqn, name_stack()):
             prog = trace(lambda *xs: [f(*xs)], *(self.values[i].array for i in ids))
