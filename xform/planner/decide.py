@@ -353,9 +353,7 @@ def _recompute_prices(joint: Joint, policy: MinCut, is_top: bool) -> np.ndarray:
     function (`is_top`).
     """
     cached = _cached_prices(joint)
-    flop_prices = np.where(
-        cached.is_early(policy.switch_at), policy.early_price, policy.late_price
-    )
+    flop_prices = np.where(cached.is_early(policy.switch_at), policy.early_price, policy.late_price)
     prices = cached.at(flop_prices, policy.slow_price)
     nodes = ((i, eqn.params["node"]) for i, eqn in joint.forks.items())
     prices[[i for i, node in nodes if node.region or (node.loop and is_top)]] = math.inf
