@@ -161,7 +161,7 @@ class Traits:
     @property
     def recomputable(self) -> bool:
         """Whether a minimum cut or a budget may recompute the equation if it is repeatable."""
-        return not (self.random or self.collective or self.foreign)
+        return not (self.collective or self.foreign)
 
     @property
     def named(self) -> list[str]:
@@ -226,7 +226,6 @@ REDUCTION = Traits("reduction", ends=reduced)
 MARK = Traits(identity=True, flops=none, dependence=ELEMENTWISE_DEPENDENCE)
 # No FLOPs, and not fused: for example the index of a device on a mesh.
 UNFUSED = Traits(flops=none)
-RANDOM = Traits(random=True)
 COLLECTIVE = Traits(collective=True)
 # A collective that computes nothing, such as `all_gather`.
 EXCHANGE = Traits(collective=True, flops=none)

@@ -13,8 +13,18 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform.registry.traits import MOVEMENT, RANDOM, Traits, none
+from xform._jax import JaxprEqn
+from xform.interpret.cost import size
+from xform.registry.traits import MOVEMENT, Traits, none
 from xform.registry.words import constant, pointwise
+
+
+def _draw_flops(eqn: JaxprEqn) -> float:
+    """Return the integer operations of a draw: threefry takes about 50 for each 32-bit number."""
+    return 50.0 * sum(map(size, eqn.outvars))
+
+
+RANDOM = Traits(random=True, flops=_draw_flops)
 
 constant("random_seed", supported_params=("impl",), traits=Traits(random=True, flops=none))
 constant("random_wrap", supported_params=("impl",), traits=MOVEMENT)

@@ -68,10 +68,13 @@ def test_effectful_equations_are_neither_fusible_nor_recomputable() -> None:
         assert price(eqn, 0.0) == math.inf
 
 
-def test_random_numbers_are_dear_at_any_price_of_work() -> None:
+def test_a_random_number_costs_fifty_integer_operations() -> None:
     draws = equations(lambda key: jax.random.bits(key, (8,)), jax.random.key(0))
     (eqn,) = (e for e in draws if e.primitive.name == "random_bits")
-    assert price(eqn) == price(eqn, 1.0) == price(eqn, 0.0) == math.inf
+    assert price(eqn) == math.inf
+    assert price(eqn, 1.0) == 32 * 50 * 8 + 8 * 4 / 1024
+    (keyless,) = equations(lambda x: lax.rng_uniform(0.0, x, (8,)), 1.0)
+    assert price(keyless, 0.0) == math.inf
 
 
 def test_the_price_of_a_product_by_hand() -> None:

@@ -1,5 +1,7 @@
 """Budgets: kept, met with less work than what fits less, and refused with the floor."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,13 +130,17 @@ def test_a_region_has_a_budget_of_its_own() -> None:
     close(jax.jit(xform.grad(f))(WS, X), jax.grad(lambda ws, x: f(ws, x))(WS, X), 1e-9)
 
 
-def test_random_numbers_are_not_drawn_again_at_any_budget() -> None:
-    def f(x, key):
-        return jnp.sum(jnp.sin(x @ jax.random.normal(key, (6, 6))))
+def test_random_numbers_are_drawn_again_only_if_they_have_a_key() -> None:
+    def f(x, key, draw):
+        return jnp.sum(jnp.sin(x @ draw(key)))
 
     x, key = jnp.asarray(X, np.float32), jax.random.key(0)
-    with pytest.raises(errors.BudgetInfeasible, match="random"):
-        xform.residuals(f, x, key, argnums=0, policy=policies.budget(10, of="saved"))
+    tiny = policies.budget(10, of="saved")
+    keyed = functools.partial(f, draw=lambda key: jax.random.normal(key, (6, 6)))
+    assert xform.residuals(keyed, x, key, argnums=0, policy=tiny).total_bytes <= 10
+    keyless = functools.partial(f, draw=lambda key: lax.rng_uniform(0.0, 1.0, (6, 6)))
+    with pytest.raises(errors.BudgetInfeasible, match="rng_uniform"):
+        xform.residuals(keyless, x, key, argnums=0, policy=tiny)
 
 
 @pytest.mark.usefixtures("x64")

@@ -41,7 +41,7 @@ def stock_candidates(problem: Problem) -> list[Candidate]:
 
     The program with its author's remat regions is among them, as the last two candidates, only if
     `problem` dissolves the regions. Other candidates are left out if they recompute operations that
-    budgets never recompute, such as random numbers. The program's cache holds the result.
+    budgets never recompute, such as kernels. The program's cache holds the result.
     """
     cache = problem.joint().program.cache
     key: Any = "stock", problem.device, problem.marked
