@@ -64,9 +64,9 @@ _DOORS = {
     ("rules/call_time.py", "_run_active"),
     ("ir.py", "trace"),
     # A program under `run` may be left to JAX, or compared with it.
-    ("commands/record.py", "_call"),
-    ("commands/record.py", "theirs_forward"),
-    ("commands/record.py", "backward"),
+    ("commands/shared/record.py", "_call"),
+    ("commands/shared/record.py", "theirs_forward"),
+    ("commands/shared/record.py", "backward"),
 }
 _REFERENCES = {"testing/__init__.py", "testing/watch.py"}
 _OF_TRACES = ("_shard_map_jvp", "_shard_map_linearize")

@@ -12,7 +12,7 @@ import pytest
 
 import xform
 from xform import commands, policies
-from xform.commands import function
+from xform.commands.shared import function
 from xform.errors import FailedFunction, NotScalar, WrongArgument
 
 MODEL = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xform import commands
-from xform.commands.transform import TRANSFORMS
+from xform.commands.shared.transform import TRANSFORMS
 
 MODEL = """
 import jax, jax.numpy as jnp, xform

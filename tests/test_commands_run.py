@@ -13,7 +13,7 @@ import pytest
 
 from xform import commands, everywhere
 from xform._jax import jax_primitives
-from xform.commands.record import largest_difference
+from xform.commands.shared.record import largest_difference
 from xform.errors import BudgetInfeasible
 from xform.planner.planning import use_planner
 from xform.program.ir import clear_program_cache

@@ -29,7 +29,7 @@ ROOMS = """
 """
 # Modules that import another by a name that they learn when they run, and who gives the name.
 IMPORT_BY_NAME = {
-    "xform.commands.reference": "the user's module or another library, named on the command line",
+    "xform.commands.shared.reference": "a module named on the command line",
     "xform.storage.results": "the class of a result, named in its file",
 }
 ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}

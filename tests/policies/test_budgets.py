@@ -12,7 +12,7 @@ from jax import lax
 import xform
 from tests.reference import close
 from xform import commands, errors, policies
-from xform.commands import function
+from xform.commands.shared import function
 from xform.planner import planning
 from xform.planner.device import Device, current_device, planning_for, resolve_fit
 from xform.planner.plan_program import plan_program

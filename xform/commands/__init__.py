@@ -8,9 +8,8 @@ A command's file defines two functions:
 
 The commands of the trainer (`trainer.py`) have a command line of their own.
 
-The command is named like its file, with `-` for `_`. A new file is a new command. Options that
-several commands share are in `function.py` (a function, its inputs and a policy), `transform.py`
-and `reports.py` (devices and output files).
+The command is named like its file, with `-` for `_`. A new file is a new command. The folder
+`shared` has the options that several commands have.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 import xform
-from xform.commands.function import add_function, read_function, read_policy
-from xform.commands.reports import (
+from xform.commands.shared.function import add_function, read_function, read_policy
+from xform.commands.shared.reports import (
     add_outputs,
     add_policies,
     add_targets,

@@ -6,13 +6,13 @@ import argparse
 import json
 
 import xform
-from xform.commands.function import (
+from xform.commands.shared.function import (
     add_function,
     add_policy,
     read_function,
     under_policy,
 )
-from xform.commands.reports import add_targets, options
+from xform.commands.shared.reports import add_targets, options
 
 # The exit status if the function does not fit.
 OVER = 3

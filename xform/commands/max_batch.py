@@ -7,14 +7,14 @@ import json
 from typing import Any
 
 import xform
-from xform.commands.function import (
+from xform.commands.shared.function import (
     add_function,
     add_policy,
     positions,
     read_function,
     under_policy,
 )
-from xform.commands.reports import add_targets, options
+from xform.commands.shared.reports import add_targets, options
 
 
 def run(args: argparse.Namespace) -> str:

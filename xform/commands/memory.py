@@ -9,8 +9,8 @@ from typing import Any
 
 import xform
 from xform.commands.compare import compare_policies
-from xform.commands.function import add_function, read_function, under_policy
-from xform.commands.reports import (
+from xform.commands.shared.function import add_function, read_function, under_policy
+from xform.commands.shared.reports import (
     add_outputs,
     add_policies,
     add_targets,

@@ -8,15 +8,15 @@ import json
 from typing import Any
 
 import xform
-from xform.commands.function import (
+from xform.commands.shared.function import (
     add_argnums,
     add_function,
     add_policy,
     read_function,
     read_policy,
 )
-from xform.commands.reports import add_donate, file, picture, write_file
-from xform.commands.transform import PLANNED
+from xform.commands.shared.reports import add_donate, file, picture, write_file
+from xform.commands.shared.transform import PLANNED
 from xform.steps.step_plan import StepPlan
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 
 import xform
-from xform.commands.function import (
+from xform.commands.shared.function import (
     add_argnums,
     add_function,
     add_policy,

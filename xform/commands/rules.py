@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xform._jax import Primitive, ad, registered_names
-from xform.commands.reference import import_named
+from xform.commands.shared.reference import import_named
 from xform.errors import WrongArgument
 from xform.introspection.loaded import loaded_modules
 from xform.registry.table import rules_by_name

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 
 from xform import everywhere
-from xform.commands.function import ABOUT_POLICIES, read_policy
-from xform.commands.record import DerivativeRecorder
-from xform.commands.reports import file, write_file
+from xform.commands.shared.function import ABOUT_POLICIES, read_policy
+from xform.commands.shared.record import DerivativeRecorder
+from xform.commands.shared.reports import file, write_file
 from xform.memory.targets import parse_target
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from xform.adjoints.activity import ACTIVITIES, Activity, activities, activity_of
-from xform.commands.function import (
+from xform.commands.shared.function import (
     BoundFunction,
     add_argnums,
     add_function,
@@ -23,8 +23,8 @@ from xform.commands.function import (
     read_policy,
     read_untransformed,
 )
-from xform.commands.reports import split_commas
-from xform.commands.transform import arrays_alone
+from xform.commands.shared.reports import split_commas
+from xform.commands.shared.transform import arrays_alone
 from xform.errors import WrongArgument
 from xform.interpret.joint import analyze
 from xform.introspection.argnums import positions as of_call

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 import xform
-from xform.commands.function import (
+from xform.commands.shared.function import (
     add_function,
     add_policy,
     read_function,
     under_policy,
 )
-from xform.commands.reports import add_targets, options
+from xform.commands.shared.reports import add_targets, options
 
 
 def run(args: argparse.Namespace) -> str:

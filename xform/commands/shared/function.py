@@ -33,8 +33,8 @@ import numpy as np
 
 import xform
 from xform import policies
-from xform.commands.reference import FORM, module_of, reference, resolve
-from xform.commands.transform import PLANNED, add_transform, arrays_alone, transformed
+from xform.commands.shared.reference import FORM, module_of, reference, resolve
+from xform.commands.shared.transform import PLANNED, add_transform, arrays_alone, transformed
 from xform.errors import WrongArgument
 from xform.introspection.callables import argument_names
 from xform.introspection.modules import nnx_object

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from xform.commands.function import ABOUT_POLICIES
+from xform.commands.shared.function import ABOUT_POLICIES
 from xform.errors import FailedFunction, XformError
 from xform.planner.report.picture import figure_module
 
