@@ -26,8 +26,10 @@ from xform.transforms.function import Tree, as_array
 from xform.transforms.reverse import grad
 from xform.transforms.within import run_within
 
-# The reasons why a solve ended; `SecondOrderStep.code` is an index into this tuple.
-REASONS = ("iterations", "converged", "negative curvature", "boundary")
+# The reasons why a solve ended, by `SecondOrderStep.code`; and the code while it goes on.
+_REASONS = ("iterations", "converged", "negative curvature", "boundary")
+_ITERATIONS, _CONVERGED, _NEGATIVE_CURVATURE, _BOUNDARY = range(len(_REASONS))
+_RUNNING = -1
 # A user's solver of linear systems: `solver(product, rhs)` returns `p` with `product(p) == rhs`.
 Solver = Callable[[Callable[[Tree], Tree], Tree], Tree]
 
@@ -66,7 +68,7 @@ class SecondOrderStep:
         - "boundary": the step reached the boundary of the trust region;
         - "iterations": `max_iterations` was reached first.
         """
-        return REASONS[int(self.code)]
+        return _REASONS[int(self.code)]
 
 
 def newton_step(
@@ -255,8 +257,7 @@ def _solve_with(solver: Solver, product: Product, gradient: Tree) -> SecondOrder
     image = product(p)
     decrease = -dot(gradient, p) - dot(p, image) / 2
     residual = _relative(norm(plus(image, gradient)), norm(gradient))
-    converged = jnp.int32(REASONS.index("converged"))
-    return SecondOrderStep(p, decrease, residual, jnp.int32(0), converged)
+    return SecondOrderStep(p, decrease, residual, jnp.int32(0), jnp.int32(_CONVERGED))
 
 
 def truncated_cg(product: Product, gradient: Tree, radius: Value | None, tolerance: Value | None,
@@ -279,14 +280,12 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
         tolerance = jnp.minimum(0.5, jnp.sqrt(gradient_norm))
     threshold = tolerance * gradient_norm
     zero = scale(gradient, 0)
-    running = -1
-    converged, negative, boundary = 1, 2, 3  # indices into REASONS
 
     # The state: the step p, the residual r = product(p) + gradient, the search direction d, the
     # decrease of the quadratic model, the number of iterations, and the code.
     def continues(state: Any) -> Value:
         *_, i, code = state
-        return (code == running) & (i < max_iterations)
+        return (code == _RUNNING) & (i < max_iterations)
 
     def iteration(state: Any) -> Any:
         p, r, d, decrease, i, _ = state
@@ -307,16 +306,17 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
         # because r is orthogonal to all earlier directions.
         decrease = decrease + alpha * square - alpha**2 * curvature / 2
         new_r = plus(r, image, alpha)
-        inside_code = jnp.where(norm(new_r) <= threshold, converged, running)
-        code = jnp.where(positive, jnp.where(outside, boundary, inside_code), negative)
+        inside_code = jnp.where(norm(new_r) <= threshold, _CONVERGED, _RUNNING)
+        code = jnp.where(outside, _BOUNDARY, inside_code)
+        code = jnp.where(positive, code, _NEGATIVE_CURVATURE)
         new_d = plus(scale(new_r, -1), d, dot(new_r, new_r) / square)
         return plus(p, d, alpha), new_r, new_d, decrease, i + 1, code
 
-    start = jnp.where(gradient_norm <= 0, converged, running)
+    start = jnp.where(gradient_norm <= 0, _CONVERGED, _RUNNING)
     zero_decrease = jnp.zeros_like(gradient_norm)
     state = (zero, gradient, scale(gradient, -1), zero_decrease, jnp.int32(0), start)
     p, r, _, decrease, i, code = lax.while_loop(continues, iteration, state)
-    code = jnp.where(code == running, 0, code)
+    code = jnp.where(code == _RUNNING, _ITERATIONS, code)
     return SecondOrderStep(p, decrease, _relative(norm(r), gradient_norm), i, code)
 
 
