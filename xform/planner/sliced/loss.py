@@ -38,14 +38,8 @@ from xform.program.arrays import filled, zeros
 from xform.program.ir import Mask, Program, gather, spread, trace
 from xform.registry.table import traits
 from xform.rules.refused import refuse_push
-from xform.slices.loop import (
-    SlicedInputs,
-    SlicedOutput,
-    joined_along,
-    outputs_after,
-    region_outputs,
-    run_in_slices,
-)
+from xform.slices.loop import SlicedInputs, run_in_slices
+from xform.slices.loop_outputs import SumOfSlices, joined_along, outputs_after, region_outputs
 from xform.slices.region import Region, is_number
 from xform.slices.resize import CurrentSlice
 
@@ -186,7 +180,7 @@ def value_and_gradients(region: Region, loss: int, sliced: Sequence[Value], full
     axes = [*(axis for _, axis in region.sliced), *[None] * len(full)]
     pairs = gather([*zip((*sliced, *full), axes, strict=True)], active)
     of_inputs = [
-        SlicedOutput(jax.typeof(x), None, "sum") if axis is None
+        SumOfSlices(jax.typeof(x)) if axis is None
         else joined_along(jax.typeof(x), axis, region)
         for x, axis in pairs
     ]  # fmt: skip
