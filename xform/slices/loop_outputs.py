@@ -59,7 +59,7 @@ class Stacked(SlicedOutput):
 
 
 class Written(SlicedOutput):
-    """An output to which each slice is written at its place along an axis."""
+    """An output that is written slice by slice, each at its place along an axis."""
 
     def __init__(self, aval: Any, axis: int):
         super().__init__(aval)
@@ -98,7 +98,7 @@ class SumOfSlices(SlicedOutput):
 
 
 class AddedInPlace(SlicedOutput):
-    """An output that starts with a value of the program, to which each slice adds by itself."""
+    """An output that starts with a value of the program. Each slice adds to it by itself."""
 
     def __init__(self, aval: Any, start: Value):
         self._aval = aval
@@ -109,7 +109,7 @@ class AddedInPlace(SlicedOutput):
 
 
 class Same(SlicedOutput):
-    """An output of which each slice computes the same value."""
+    """An output that is the same in each slice."""
 
     def _carry(self, carried: Value, value: Value, at: CurrentSlice) -> Value:
         return value
