@@ -107,7 +107,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Tell whether xform's transforms replace JAX's now.
+    """Return whether xform's transforms replace JAX's now.
 
     >>> xform.is_installed()
     False

@@ -126,7 +126,7 @@ def _listing(function: BoundFunction, args: argparse.Namespace, prog: Program) -
 
 
 def _in_colour(requested: bool | None) -> bool:
-    """Tell whether to print in colour: as requested, else on a terminal unless NO_COLOR is set."""
+    """Return whether to print in colour: as requested, else on a terminal without NO_COLOR."""
     if requested is not None:
         return requested
     is_refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"

@@ -106,6 +106,6 @@ def _shared(step: Step, leaf: int) -> tuple[str, int]:
 
 
 def _accumulates(state: Any) -> bool:
-    """Whether the state of an optimizer has a part of `optax.MultiSteps`."""
+    """Return whether the state of an optimizer has a part of `optax.MultiSteps`."""
     is_state = lambda x: type(x).__name__ == "MultiStepsState"
     return any(map(is_state, jax.tree.leaves(state, is_leaf=is_state)))

@@ -61,7 +61,7 @@ class LayerAxis:
         return next((i for i, f in enumerate(factors) if self._layers in f), None)
 
     def sums(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation sums over the layers."""
+        """Return whether an equation sums over the layers."""
         summed = (f for e, factors in self._summed if e is eqn for f in self._axes.factors(factors))
         return self._layers in summed
 
@@ -100,7 +100,7 @@ class LayerAxis:
 
 
 def _is_sharded(aval: Any, axis: int) -> bool:
-    """Whether a type tells that an axis is divided over devices."""
+    """Return whether a type tells that an axis is divided over devices."""
     sharding = getattr(aval, "sharding", None)
     return (
         sharding is not None
@@ -110,13 +110,13 @@ def _is_sharded(aval: Any, axis: int) -> bool:
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Whether an equation computes each element of its results from elements at the same place."""
+    """Return whether an element of a result depends only on the operands' elements at its place."""
     known = traits(eqn.primitive)
     return isinstance(known.dependence, Elementwise) or known.fusion == "elementwise"
 
 
 def is_constraint(eqn: JaxprEqn, axis: int = 0) -> bool:
-    """Whether an equation shards a value, but not along an axis.
+    """Return whether an equation shards a value, but not along an axis.
 
     Its result is the operand, and the same constraint fits one layer if the axis is of layers.
     """
@@ -128,7 +128,7 @@ def is_constraint(eqn: JaxprEqn, axis: int = 0) -> bool:
 
 
 def can_slice(eqn: JaxprEqn, axis: int | None) -> bool:
-    """Whether `slice_equation` can run an equation on one layer."""
+    """Return whether `slice_equation` can run an equation on one layer."""
     known = traits(eqn.primitive)
     if known.identity and isinstance(eqn.params.get("sharding"), Sharding):
         return axis is not None and is_constraint(eqn, axis)

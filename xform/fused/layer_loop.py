@@ -215,7 +215,7 @@ def sums_of(update: LeafUpdate) -> tuple[Sliced, ...]:
 def _is_free(
     update: LeafUpdate, target: LayerTarget, remaining: Sequence[LayerTarget], written: set[Var]
 ) -> bool:
-    """Whether no other remaining target reads the old layer of this one after it is written."""
+    """Return whether no other remaining target reads the old layer of this target afterwards."""
     others = [t.new for t in remaining if t is not target]
     equations = _needed(update, others, written | {target.new})
     return all(target.old not in eqn.invars for eqn, _ in equations)

@@ -25,7 +25,7 @@ class Graph:
         self._after: dict[int, set[Var]] = {}
 
     def is_update(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation belongs to the update, not to the gradient."""
+        """Return whether an equation belongs to the update, not to the gradient."""
         return self.position[id(eqn)] >= len(self._step.gradient)
 
     def origin(self, v: Any) -> tuple[Any, tuple[JaxprEqn, ...]]:
@@ -90,7 +90,7 @@ class Graph:
         return self.in_order(region.values())
 
     def comes_from_while(self, v: Any) -> bool:
-        """Whether a value is the result of a while loop, or elementwise operations on one.
+        """Return whether a value is the result of a while loop, or elementwise operations on one.
 
         A backward loop that starts from stored states is a while loop.
         """

@@ -65,7 +65,7 @@ class _Planner:
         return UpdatePlan(loops, in_loop, self._reasons)
 
     def _is_stack(self, grad: Var, scan: JaxprEqn) -> bool:
-        """Whether a gradient has the axis of a loop's layers."""
+        """Return whether a gradient has the axis of a loop's layers."""
         region = self._graph.region([grad], self._graph.after(scan))
         stacked = scan.outvars[scan_counts(scan.params)[1] :]
         read = {grad, *(v for e in region for v in e.invars if isinstance(v, Var))}

@@ -142,7 +142,7 @@ def _make_room(trail: Trail, stride: Value, n: int) -> tuple[Trail, Value]:
     """Until enough slots are free, free every second one and double the stride between states."""
 
     def full(s: Any) -> Value:
-        """Whether all slots are full; or three quarters, if states were dropped before."""
+        """Return whether all slots are full; or three quarters, if states were dropped before."""
         filled, stride, *_ = s
         all_slots, most_slots = np.int32(n), np.int32(max(2, 3 * n // 8 * 2))
         return lax.ge(filled, lax.select(lax.eq(stride, np.int32(1)), all_slots, most_slots))
@@ -221,7 +221,7 @@ def run_backward(
         return i, end, lax.add(filled, np.int32(1)), _put(steps, i, filled), x, slots
 
     def last_is_on_top(s: Any) -> Value:
-        """Whether the topmost state is the one before the last remaining step."""
+        """Return whether the topmost state is the one before the last remaining step."""
         end, filled, steps, slots, *_ = s
         if not slots:
             return lax.gt(end, np.int32(0))

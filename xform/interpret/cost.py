@@ -56,7 +56,7 @@ def aval_bytes(aval: Any) -> int:
 
 
 def _shards(aval: Any) -> int:
-    """The number of shards of a value; 1 if its type does not tell."""
+    """Return the number of shards of a value; 1 if its type does not tell."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty:
         return 1
@@ -161,17 +161,17 @@ def iterations_in(scopes: str) -> int | None:
 
 
 def sizes(v: Any) -> tuple[int, ...]:
-    """The shape of a variable's type as numbers, see `xform.program.dimensions`."""
+    """Return the shape of a variable's type as numbers, see `xform.program.dimensions`."""
     return numbers(shape(v))
 
 
 def size(v: Any) -> int:
-    """The number of elements of a variable."""
+    """Return the number of elements of a variable."""
     return product(shape(v))
 
 
 def operand_size(eqn: JaxprEqn) -> int:
-    """The number of elements of the first input."""
+    """Return the number of elements of the first input."""
     return size(eqn.invars[0])
 
 

@@ -199,7 +199,7 @@ _SINGLY = contextvars.ContextVar("xform_singly", default=False)
 
 
 def will_be_compiled() -> bool:
-    """Whether operations that are traced here will be compiled as one program."""
+    """Return whether operations that are traced here will be compiled as one program."""
     return staging() and not _SINGLY.get()
 
 

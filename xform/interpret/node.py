@@ -196,20 +196,20 @@ class Node(abc.ABC):
         """
 
     def dependent_results(self, given: Mask) -> Mask | None:
-        """Which results depend on a `given` seed; None if absent seeds must become zeros."""
+        """Return which results depend on a `given` seed; None if absent seeds must become zeros."""
         return None
 
     def present_results(self, given: Mask) -> Mask:
-        """Which results exist if only the `given` seeds are present."""
+        """Return which results exist if only the `given` seeds are present."""
         results = None if all(given) else self.dependent_results(given)
         return (True,) * sum(self.results) if results is None else results
 
     def accepts(self, given: Mask) -> bool:
-        """Whether the backward part can run with the `given` seeds alone, without zeros."""
+        """Return whether the backward part can run with the `given` seeds alone, without zeros."""
         return all(given) or self.dependent_results(given) is not None
 
     def stacked_inputs(self, schedules: Schedules) -> Mask:
-        """Which inputs of the nested program the token holds for each iteration.
+        """Return which inputs of the nested program the token holds for each iteration.
 
         These are the parts of a loop's carry that the backward part reads.
         """
@@ -220,22 +220,22 @@ class Node(abc.ABC):
         return [self.iterations * on for on in self.stacked_inputs(schedules)]
 
     def iterations_depend_on(self, inputs: Mask) -> bool:
-        """Whether the number of iterations of a loop depends on one of these inputs."""
+        """Return whether the number of iterations of a loop depends on one of these inputs."""
         return False
 
     def hoisted_values(self, schedule: Any) -> Mask:
-        """Which saved values of a nested schedule the token holds once, not for each iteration."""
+        """Return which saved values of a nested schedule the token holds only once for a loop."""
         return (False,) * len(schedule.saved)
 
     def moved_back(self, schedule: Any) -> Mask:
-        """Which inputs of a loop's body the backward part moves back between devices.
+        """Return which inputs of a loop's body the backward part moves back between devices.
 
         They are parts of the carry. The token holds only their last values.
         """
         return (False,) * len(schedule.reads)
 
     def moved_outputs(self) -> Mask:
-        """Which outputs of a loop's body are such a part of the carry, in the next iteration."""
+        """Return which outputs of a loop's body are the next values of the `moved_back` inputs."""
         return (False,) * len(self.joints[0].outputs)
 
     def token_values(self, schedule: Any) -> Sequence[Any]:

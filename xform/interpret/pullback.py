@@ -173,7 +173,7 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value, out_cts: Sequence[Value] =
 
 
 def _other_dtype(eqn: JaxprEqn, cts: Sequence[Value]) -> bool:
-    """Whether a cotangent of an equation's output has another dtype than the output."""
+    """Return whether a cotangent of an equation's output has another dtype than the output."""
     pairs = [(ct, v.aval) for ct, v in zip(cts, eqn.outvars, strict=False) if ct is not None]
     return any(getattr(jax.typeof(ct), "dtype", None) != getattr(aval, "dtype", None)
                for ct, aval in pairs)  # fmt: skip

@@ -152,7 +152,7 @@ class ModuleBoundary:
 
 
 def is_node(x: Any) -> bool:
-    """Tell whether `x` is a module or Variable converted to arrays."""
+    """Return whether `x` is a module or Variable converted to arrays."""
     return isinstance(x, nnx.NodeStates)
 
 
@@ -167,12 +167,12 @@ def split(ctx: Any, path: Any, prefix: Any, node: Any) -> nnx.NodeStates:
 
 
 def _same_parts(before: list[tuple[Any, Any]], after: list[tuple[Any, Any]]) -> bool:
-    """Tell whether two results of `_parts` have the same objects at the same paths."""
+    """Return whether two results of `_parts` have the same objects at the same paths."""
     pairs = zip(before, after, strict=False)
     return len(before) == len(after) and all(p == q and x is y for (p, x), (q, y) in pairs)
 
 
 def _changed(variable: nnx.Variable[Any], old_leaves: list[Any], old_tree: Any) -> bool:
-    """Tell whether a Variable now holds other arrays than the old ones."""
+    """Return whether a Variable now holds other arrays than the old ones."""
     leaves, tree = jax.tree.flatten(variable)
     return tree != old_tree or any(a is not b for a, b in zip(leaves, old_leaves, strict=True))

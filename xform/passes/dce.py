@@ -81,12 +81,12 @@ class Dce(Pass):
 
 
 def _inputs_read(prog: Program, used: Sequence[bool]) -> Mask:
-    """The inputs of a program that its used outputs need."""
+    """Return the inputs of a program that its used outputs need."""
     return inputs_read(_with_outputs(prog, tuple(used)))
 
 
 def _with_outputs(prog: Program, used: Mask) -> Program:
-    """The program that computes only the used outputs of `prog`. Cached on `prog`."""
+    """Return the program that computes only the used outputs of `prog`. Cached on `prog`."""
     equations = live(prog.equations, gather(prog.outputs, used))
     if all(used) and len(equations) == len(prog.equations):
         return prog

@@ -45,7 +45,7 @@ def unchanged_operand(eqn: JaxprEqn, producers: Mapping[Any, JaxprEqn] | None = 
 
 
 def is_reshape(eqn: JaxprEqn) -> bool:
-    """Whether an equation reduces only axes of length one, which XLA replaces by a reshape."""
+    """Return whether an equation reduces only axes of length one. XLA replaces it by a reshape."""
     if eqn.primitive not in _REDUCTIONS:
         return False
     shape = _shape(eqn.invars[0])

@@ -54,7 +54,7 @@ class Fold(Pass):
         return build.program()
 
     def _folds(self, eqn: JaxprEqn) -> bool:
-        """Whether the equation may be evaluated if its operands are known."""
+        """Return whether the equation may be evaluated if its operands are known."""
         if not traits(eqn.primitive).folds or not is_pure(eqn) or _on_a_mesh(eqn):
             return False
         return all(_bytes(v.aval) <= self.max_bytes for v in eqn.outvars)
@@ -65,7 +65,7 @@ def _is_known(atom: Atom, known: dict[Any, Any]) -> bool:
 
 
 def _on_a_mesh(eqn: JaxprEqn) -> bool:
-    """Whether an equation runs on a mesh of devices, or names a mesh axis."""
+    """Return whether an equation runs on a mesh of devices, or names a mesh axis."""
     axes = eqn.params.get("axes") or ()
     if "axis_name" in eqn.params or any(isinstance(a, str) for a in axes):
         return True
@@ -73,7 +73,7 @@ def _on_a_mesh(eqn: JaxprEqn) -> bool:
 
 
 def _may_be_literal(aval: Any) -> bool:
-    """Whether a value may be a literal: a scalar that is not weakly typed.
+    """Return whether a value may be a literal: a scalar that is not weakly typed.
 
     A weakly typed value is stored as a constant, because a literal would lose the weak type.
     """

@@ -130,14 +130,17 @@ def _programs(eqn: JaxprEqn) -> Iterator[tuple[str, Program]]:
 
 
 def _is_shown(key: str, value: Any) -> bool:
-    """Whether to print a parameter: it has a simple value, and not the usual one."""
+    """Return whether to print a parameter: it has a simple value, and not the usual one."""
     if key in _HIDDEN or value is None or value is False or (key, value) == ("unroll", 1):
         return False
     return _is_simple(value)
 
 
 def _is_simple(value: Any) -> bool:
-    """Whether a value is a number, text, dtype or class, or a sequence of these; not all None."""
+    """Return whether a value is a number, text, dtype or class, or a sequence of these.
+
+    A sequence must have an entry that is neither None nor False.
+    """
     if isinstance(value, tuple | list):
         return all(map(_is_simple, value)) and any(x is not None and x is not False for x in value)
     return value is None or isinstance(value, bool | int | float | str | np.dtype | type)

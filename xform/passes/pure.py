@@ -9,7 +9,7 @@ from xform.registry.table import traits
 
 
 def is_pure(eqn: JaxprEqn) -> bool:
-    """Whether an equation depends on its inputs alone, and may be merged with an equal one.
+    """Return whether an equation depends on its inputs alone, and may be merged with an equal one.
 
     Neither the equation nor an equation of its nested programs may have an effect, such as a print,
     or draw random numbers without a key. A remat region or a barrier is not pure: its purpose is to
@@ -21,7 +21,7 @@ def is_pure(eqn: JaxprEqn) -> bool:
 
 
 def _all_pure(prog: Program) -> bool:
-    """Whether all equations of a program are pure. Cached on the program."""
+    """Return whether all equations of a program are pure. Cached on the program."""
     if "pure" not in prog.cache:
         prog.cache["pure"] = all(map(is_pure, prog.equations))
     return prog.cache["pure"]

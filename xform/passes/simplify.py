@@ -96,13 +96,13 @@ def _type(atom: Atom) -> Any:
 
 
 def _producer(atom: Atom, producers: Producers, *primitives: Primitive) -> JaxprEqn | None:
-    """The equation that makes a value, if it has one of these primitives; else None."""
+    """Return the equation that makes a value, if it has one of these primitives; else None."""
     eqn = None if isinstance(atom, Literal) else producers.get(atom)
     return eqn if eqn is not None and eqn.primitive in primitives else None
 
 
 def _equals(atom: Atom, producers: Producers, value: float) -> bool:
-    """Whether all elements of a value are known to be this real number. 0.0 and -0.0 differ."""
+    """Return whether all elements of a value are known to be this number. 0.0 and -0.0 differ."""
     x = known_number(atom, producers)
     return x is not None and x == value and math.copysign(1, x) == math.copysign(1, value)
 
@@ -215,7 +215,7 @@ def _convert(eqn: JaxprEqn, producers: Producers) -> Atom | Replacement | None:
 
 
 def _kind(dtype: Any) -> str:
-    """The letter that NumPy gives to the kind of a dtype; empty for a dtype of JAX alone."""
+    """Return the letter that NumPy gives to the kind of a dtype; empty for a dtype of JAX alone."""
     return dtype.kind if isinstance(dtype, np.dtype) else ""
 
 
@@ -224,7 +224,7 @@ _FLOATS = {"bfloat16": (7, 127), "float16": (10, 15), "float32": (23, 127), "flo
 
 
 def _represents(large: Any, small: Any) -> bool:
-    """Whether dtype `large` represents every value of dtype `small` exactly."""
+    """Return whether dtype `large` represents every value of dtype `small` exactly."""
     if not (isinstance(small, np.dtype) and isinstance(large, np.dtype)):
         return False
     if small.name in _FLOATS:

@@ -37,7 +37,7 @@ def plain_call_body(eqn: JaxprEqn) -> Program | None:
 
 
 def is_remat_region(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a remat region that JAX has not yet differentiated."""
+    """Return whether an equation is a remat region that JAX has not yet differentiated."""
     return traits(eqn.primitive).calls == "region" and not eqn.params["differentiated"]
 
 
@@ -59,7 +59,7 @@ def chosen_sharding(s: Any) -> Any:
 
 
 def has_shardings(eqn: JaxprEqn) -> bool:
-    """Whether a jit equation has shardings for inputs or outputs. Such a call is not inlined."""
+    """Return whether a jit equation has shardings of inputs or outputs, so it is not inlined."""
     shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     return any(chosen_sharding(s) is not None for s in shardings)
 
@@ -86,7 +86,7 @@ def nested_programs(eqn: JaxprEqn) -> tuple[Program, ...]:
 
 
 def _has_options(params: dict[str, Any]) -> bool:
-    """Whether a jit has layouts, donated inputs, compiler options or a mesh."""
+    """Return whether a jit has layouts, donated inputs, compiler options or a mesh."""
     layouts = (*params.get("in_layouts", ()), *params.get("out_layouts", ()))
     donated, options = params.get("donated_invars", ()), params.get("compiler_options_kvs", ())
     meshless = getattr(params.get("ctx_mesh"), "empty", True)

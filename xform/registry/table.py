@@ -62,13 +62,13 @@ class Rule:
     takes_python_numbers: ClassVar[bool] = False
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        """Which outputs have a derivative with respect to the `active` inputs."""
+        """Return which outputs have a derivative with respect to the `active` inputs."""
         if self.word == "constant" or True not in active:
             return (False,) * len(eqn.outvars)
         return tuple([differentiable(v.aval) for v in eqn.outvars])
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        """Which active inputs the wanted outputs may depend on."""
+        """Return which active inputs the wanted outputs may depend on."""
         return active
 
     def linear_groups(self, eqn: JaxprEqn) -> Sequence[Sequence[int]]:
@@ -113,7 +113,7 @@ class Rule:
         raise NotImplementedError
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
-        """The program whose equations replace a call; None: the call stays.
+        """Return the program whose equations replace a call; None: the call stays.
 
         `staged`: whether the call is part of a traced computation, rather than run eagerly.
         """
@@ -250,7 +250,7 @@ def set_fallback(find_rule: Callable[[Primitive], Rule | None]) -> None:
 
 
 def rule_of(primitive: Primitive) -> Rule | None:
-    """The rule of a primitive, from the registry or the fallback; None if it has no rule."""
+    """Return the rule of a primitive, from the registry or the fallback; None if it has no rule."""
     rule = RULES.get(primitive)
     if (
         rule is None
@@ -278,13 +278,13 @@ def linear_groups(eqn: JaxprEqn) -> Sequence[Sequence[int]]:
 
 
 def traits(primitive: Primitive) -> Traits:
-    """The traits of a primitive; `UNKNOWN` if it has no rule."""
+    """Return the traits of a primitive; `UNKNOWN` if it has no rule."""
     rule = rule_of(primitive)
     return UNKNOWN if rule is None else rule.traits
 
 
 def label(primitive: Primitive, params: Mapping[str, Any]) -> str | None:
-    """The name that an operation gives to its operand, as `checkpoint_name` does; None: no name."""
+    """Return the name that an operation such as `checkpoint_name` gives to its operand, or None."""
     name = traits(primitive).label
     return str(params[name]) if name else None
 
@@ -321,7 +321,7 @@ def flow_of(eqn: JaxprEqn) -> Flow | None:
 
 
 def lookup(eqn: JaxprEqn) -> Rule:
-    """The rule of an equation's primitive, which must support the equation's parameters.
+    """Return the rule of an equation's primitive, which must support the equation's parameters.
 
     Raises:
       MissingRule: the primitive has no rule.

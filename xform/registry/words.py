@@ -121,19 +121,19 @@ class Passthrough(Linear):
     """
 
     def returned_operands(self, eqn: JaxprEqn) -> Mask:
-        """Which operands are returned. The outputs are these operands in the same order."""
+        """Return which operands are returned. The outputs are these operands in the same order."""
         return tuple([not is_reference(v.aval) for v in eqn.invars])
 
     def narrow_params(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
-        """The parameters of an equation that has only the returned operands in `on`."""
+        """Return the parameters of an equation that has only the returned operands in `on`."""
         return params
 
     def transpose_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters of the transposed equation."""
+        """Return the parameters of the transposed equation."""
         return params
 
     def narrow_equation(self, eqn: JaxprEqn, on: Mask) -> JaxprEqn:
-        """The equation without the returned operands that are not in `on`, and their outputs."""
+        """Return the equation with only the returned operands in `on`, and their outputs."""
         pairs = zip(eqn.invars, spread(on, self.returned_operands(eqn)), strict=True)
         inputs = [v for v, kept in pairs if kept is not False]
         params = self.narrow_params(eqn.params, on)

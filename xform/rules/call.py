@@ -330,7 +330,7 @@ def _with_primitives(jaxpr: Any) -> Any:
 
 
 def _save_nothing(*_: Any, **__: Any) -> bool:
-    """The policy of a region without a policy: as in JAX, it saves nothing."""
+    """Return the policy of a region without a policy: as in JAX, it saves nothing."""
     return False
 
 

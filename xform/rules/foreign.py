@@ -93,7 +93,7 @@ def _missing_rule(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
 
 
 def has_rule(primitive: Primitive) -> bool:
-    """Whether a primitive of another library has a rule in JAX's tables."""
+    """Return whether a primitive of another library has a rule in JAX's tables."""
     in_tables = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
     return in_tables and primitive_named(primitive.name) is not primitive  # it is JAX's own
 

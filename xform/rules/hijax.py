@@ -238,7 +238,7 @@ def _missing_method(eqn: JaxprEqn, what: str) -> NotDifferentiable:
 
 def _outputs_with_tangent(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask,
                          cache: dict[Any, Any]) -> Mask:  # fmt: skip
-    """Which of the outputs `outs` get a tangent from a user's jvp rule.
+    """Return which of the outputs `outs` get a tangent from a user's jvp rule.
 
     A rule that takes symbolic zeros may also return them. To find out, the rule is traced once, and
     the answer is kept in `cache`.

@@ -171,7 +171,7 @@ def places_of(indices: Value, updates: Value, dimension_numbers: Any, indices_ar
 
 
 def _update_count(eqn: JaxprEqn) -> int:
-    """The FLOPs of a scatter that combines values: one for each element of the updates."""
+    """Return the FLOPs of a scatter that combines values: one for each element of the updates."""
     return cost.size(eqn.invars[2])
 
 

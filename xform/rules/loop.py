@@ -181,7 +181,7 @@ class _ScanNode(Node):
         return values
 
     def _needs(self, schedule: Schedule) -> Mask:
-        """Which inputs of the body the backward pass reads, or recomputes values from."""
+        """Return which inputs of the body the backward pass reads, or recomputes values from."""
         if schedule.snapshots is None:
             return schedule.reads
         if "needs" not in schedule.cache:
@@ -211,7 +211,7 @@ class _ScanNode(Node):
         return tuple(a and not b for a, b in zip(self._needs(schedules[0]), in_token, strict=True))
 
     def hoisted_values(self, schedule: Schedule) -> Mask:
-        """Which saved values are loop-invariant, or the last of those that are moved back."""
+        """Return which saved values are loop-invariant, or last values that are moved back."""
         once = self.invariant | self._moved_saves(schedule).keys()
         return tuple(v in once for v in schedule.saved)
 
@@ -296,7 +296,7 @@ class _ScanNode(Node):
         return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[n_carry:])], token
 
     def live_carry(self, used: Mask, wanted: Sequence[Atom], known: dict[Var, Value]) -> Mask:
-        """Which carries are used or needed for the wanted values; the loop drops the others."""
+        """Return which carries are used, or needed for the wanted values. Others are dropped."""
         joint, n_carry = self.joint, self.body.n_carry
         _, carry, _ = self.body.parts(joint.inputs)
         on = tuple(used)

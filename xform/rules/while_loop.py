@@ -172,17 +172,17 @@ class _Steps:
         return schedule.cache["needs"]
 
     def stored(self, schedule: Schedule) -> Mask:
-        """Which inputs of a step are stored: the needed carries that change."""
+        """Return which inputs of a step are stored: the needed carries that change."""
         need, _ = self.needs(schedule)
         return tuple(v in need and self.next_value.get(v, v) is not v for v in self.joint.inputs)
 
     def read_next(self, schedule: Schedule) -> Mask:
-        """Which stored carries the backward pass of a step reads also after the step."""
+        """Return which stored carries the backward pass of a step reads also after the step."""
         _, read_next = self.needs(schedule)
         return tuple(v in read_next for v in gather(self.joint.inputs, self.stored(schedule)))
 
     def has_cotangent(self, given: Mask) -> tuple[Mask, Mask]:
-        """Which constants and carries get a cotangent, if the `given` outputs have one."""
+        """Return which constants and carries get a cotangent, if the `given` outputs have one."""
         carry = given
         while True:
             on = present_derivatives(self.joint, tuple(gather(carry, self.carried)))
@@ -338,7 +338,7 @@ class _WhileNode(Node):
         return tuple(gather(inputs, self.results))
 
     def _inputs_with_cotangent(self, seeded: Mask) -> Mask:
-        """Which inputs get a cotangent, if the `seeded` outputs have one."""
+        """Return which inputs get a cotangent, if the `seeded` outputs have one."""
         consts, carry = self.steps.has_cotangent(seeded)
         carry = tuple(a and b for a, b in zip(carry, self.steps.carried, strict=True))
         return (*(False,) * self.body.n_cond, *consts, *carry)

@@ -59,7 +59,7 @@ barrier_p.def_abstract_eval(lambda *avals, n, where: list(avals[:n]))
 
 
 def is_active(where: Where, backend: str) -> bool:
-    """Whether a barrier with this `where` is active on "cpu", "gpu" or "tpu"."""
+    """Return whether a barrier with this `where` is active on "cpu", "gpu" or "tpu"."""
     return backend in _BACKENDS[where]
 
 

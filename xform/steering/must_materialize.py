@@ -76,7 +76,7 @@ def _pooling_operands(schedule: Schedule) -> Iterator[Var]:
 
 
 def _fused_with_constants(schedule: Schedule, v: Var, available: set[Var]) -> bool:
-    """Whether XLA computes a value, from those in memory, by a fusion that has constants in it.
+    """Return whether the fusion that computes a value from values in memory has constants.
 
     If the computation contains a call, the answer is yes.
     """
@@ -95,7 +95,7 @@ def _fused_with_constants(schedule: Schedule, v: Var, available: set[Var]) -> bo
 
 
 def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
-    """Whether a compiler would keep much larger values to recompute `v` from them.
+    """Return whether a compiler would keep much larger values to recompute `v` from them.
 
     `available` are values that are in memory anyway.
     """
@@ -119,14 +119,14 @@ def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
 
 
 def _repeated(eqn: JaxprEqn) -> bool:
-    """Whether XLA may repeat an operation for each reader instead of keeping its result."""
+    """Return whether XLA may repeat an operation for each reader instead of keeping its result."""
     facts = traits(eqn.primitive)
     cheap = facts.fusion in _REPEATED and not facts.expensive
     return cheap and facts.pure and len(eqn.outvars) == 1
 
 
 def plain(v: Any) -> bool:
-    """Whether a value is a non-empty array of bools, or of real numbers of at least one byte."""
+    """Return whether a value is a non-empty array of bools, or of real numbers of whole bytes."""
     dtype = v.aval.dtype
     real = jnp.issubdtype(dtype, np.floating)
     if real or jnp.issubdtype(dtype, np.integer):

@@ -271,13 +271,13 @@ def _computed_bytes(eqn: JaxprEqn) -> int:
 
 
 def is_work(eqn: JaxprEqn) -> bool:
-    """Whether an equation is work, or a call that contains work: XLA does not fuse all of it."""
+    """Return whether an equation is work or a call that contains work, which XLA does not fuse."""
     facts = traits(eqn.primitive)
     return any(map(is_work, called_body(eqn).equations)) if facts.call else not facts.fusible
 
 
 def _grows(run: _RecomputedRun, schedule: Schedule, read_by_work: Set[Var]) -> bool:
-    """Whether work reads a value of a run that has more elements than each value the run reads."""
+    """Return whether work reads a value of a run that is larger than all values the run reads."""
     computed = _results(run.equations)
     read = {v for e in run.equations for v in reads_of(e, schedule.inner)}.difference(computed)
     most = max((size(v) for v in computed if v in read_by_work), default=0)
@@ -285,7 +285,7 @@ def _grows(run: _RecomputedRun, schedule: Schedule, read_by_work: Set[Var]) -> b
 
 
 def _expensive(eqn: JaxprEqn) -> bool:
-    """Whether an equation is expensive for each element, also in a nested program."""
+    """Return whether an equation is expensive for each element, also in a nested program."""
     facts = traits(eqn.primitive)
     return any(map(_expensive, called_body(eqn).equations)) if facts.call else facts.expensive
 
@@ -333,7 +333,7 @@ def greedy_cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]
 
 
 def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
-    """Whether an equation transposes a matrix, or reverses a kernel, that is a program's input.
+    """Return whether an equation transposes a matrix or reverses a kernel that is an input.
 
     XLA folds such an equation into the product or the convolution that reads it. A barrier would
     copy the input.
@@ -351,7 +351,7 @@ def _kernels(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
 
 
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:
-    """Whether a broadcast, or an elementwise equation, repeats the elements of an input.
+    """Return whether a broadcast, or an elementwise equation, repeats the elements of an input.
 
     An elementwise operation of JAX repeats an axis of one element as NumPy does.
     """

@@ -139,7 +139,7 @@ def stack_pair(tree: Any, factor: float = -0.5) -> Any:
 
 
 def in_64_bits(xs: Any) -> bool:
-    """Tell whether all arrays have 64 bits, so that finite differences are accurate enough."""
+    """Return whether all arrays have 64 bits, so that finite differences are accurate enough."""
     return all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs))
 
 

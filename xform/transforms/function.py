@@ -169,12 +169,12 @@ class Function:
         return Problem(*self.program_and_masks)
 
     def active(self) -> Mask:
-        """Which inputs of the program are differentiated; values that are closed over are not."""
+        """Return which inputs of the program are differentiated; closed-over values are not."""
         on = _differentiated(self.signature.primal_avals, self.requested)
         return (*(False,) * self.n_consts, *on)
 
     def differentiable(self) -> Mask:
-        """Which outputs of the program get a cotangent: float or complex, and not auxiliary."""
+        """Return which outputs of the program get a cotangent: float or complex, not auxiliary."""
         avals = self.signature.out_avals
         n_aux = len(self.program.outputs) - len(avals)
         return (*map(differentiable, avals), *(False,) * n_aux)

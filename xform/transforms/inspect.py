@@ -233,7 +233,7 @@ def _check_loss(caller: str, f: Callable[..., Any], prog: Program) -> None:
 
 
 def _takes_derivative(equations: Iterable[JaxprEqn]) -> bool:
-    """Whether one of the equations, or of nested ones, is in the backward pass of a derivative."""
+    """Return whether an equation, or a nested one, is in the backward pass of a derivative."""
     return any(
         pass_name(str(eqn.source_info.name_stack))
         or any(_takes_derivative(jaxpr.eqns) for jaxpr in jaxprs_of(eqn))

@@ -90,7 +90,7 @@ class StepRecorder:
 
     @contextlib.contextmanager
     def active(self) -> Generator[None]:
-        """A context for the trace of the computation."""
+        """Return a context for the trace of the computation."""
         others = current_planner()
 
         def planner(problem: Problem, policy: Policy, measure: Measure | None) -> Candidate:
@@ -120,7 +120,7 @@ def defer(fun: Function, policy: Policy, candidate: Candidate, args: Sequence[Va
 
 
 def derivative_key(problem: Problem) -> str:
-    """A text that equal derivatives share: of equal programs, by the same inputs.
+    """Return a text that equal derivatives share: of equal programs, by the same inputs.
 
     It is that of the program with its derivative, which has the operations of users' rules, and not
     the rules. They are Python functions, and may close over a list that each trace makes longer.
@@ -370,11 +370,11 @@ def _for_equal_program(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 def in_step() -> bool:
-    """Whether a step of `xform.jit` is traced here."""
+    """Return whether a step of `xform.jit` is traced here."""
     return isinstance(default_policy(), StepRecorder)
 
 
 def in_step_with_budget() -> bool:
-    """Whether the derivatives that are traced here share the budget of a step of `xform.jit`."""
+    """Return whether the derivatives traced here share the budget of a step of `xform.jit`."""
     recording = default_policy()
     return isinstance(recording, StepRecorder) and recording.has_budget

@@ -56,7 +56,7 @@ class RunNodes(Split):
         return gather(results, node.present_results(given))
 
     def stages(self, args: Sequence[Any]) -> bool:
-        """Whether this trace stages an operation on `args`."""
+        """Return whether this trace stages an operation on `args`."""
         return self.staged is not None and self.trace_for(args) is self.staged
 
 

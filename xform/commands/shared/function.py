@@ -321,7 +321,7 @@ def _check_call(name: str, f: Callable[..., Any], values: tuple[Any, ...], sourc
 
 
 def _size(n: Any) -> bool:
-    """Tell whether this can be a size in a shape; symbolic sizes are allowed."""
+    """Return whether this can be a size in a shape; symbolic sizes are allowed."""
     if isinstance(n, int | np.integer):
         return bool(n >= 0)
     return bool(jax.export.is_symbolic_dim(n))
