@@ -1,12 +1,12 @@
-"""Make the plans of a program in the order of their recomputed FLOPs, and find its Pareto front.
+"""Make the candidates of a program by rising recomputed FLOPs, and find its Pareto front.
 
-Each plan on the Pareto front recomputes more than the one before and takes fewer bytes. All budgets
-of a program share one front. So on the front a smaller budget never gets a plan that recomputes
-less. Plans are made on demand: first plans that leave the loops as written, then also plans whose
-loops are split, nested, or store only some of their states.
+Each candidate on the front recomputes more than the one before and takes fewer bytes. All budgets
+of a program share one front. So on the front a smaller budget never gets a candidate that
+recomputes less. Candidates are made on demand: first those that leave the loops as written, then
+also those whose loops are split, nested, or store only some of their states.
 
-A plan is a `Candidate`: changes to the loops of the program, and a *Schedule* of the changed
-program, which says which values are saved and which equations are recomputed.
+A `Candidate` has changes to the loops of the program, and a *Schedule* of the changed program,
+which says which values are saved and which equations are recomputed.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from xform.planner.loops import loops
 from xform.planner.problem import Problem
 from xform.terminal import progress_line
 
-# Returns whether a plan fits a budget.
+# Returns whether a candidate fits a budget.
 Fits = Callable[[Candidate], bool]
 
 
 class LazyCandidates(Iterable[Candidate]):
-    """A lazy list of plans: each is made at its first use and then stored.
+    """A lazy list of candidates: each is made at its first use and then stored.
 
-    `make` returns an iterator over the plans. If an exception interrupts it, such as Ctrl-C, the
-    next use calls `make` again and continues after the stored plans. One thread makes plans at a
-    time; the others wait.
+    `make` returns an iterator over the candidates. If an exception interrupts it, such as Ctrl-C,
+    the next use calls `make` again and continues after the stored ones. One thread makes candidates
+    at a time; the others wait.
     """
 
     def __init__(self, make: Callable[[], Iterator[Candidate]]):
@@ -61,7 +61,7 @@ class LazyCandidates(Iterable[Candidate]):
             yield item
 
     def _produce_next(self) -> Candidate | None:
-        """Make the next plan and store it; None: there are no more."""
+        """Make the next candidate and store it; None: there are no more."""
         rest = self._rest or itertools.islice(self._make(), len(self._produced), None)
         self._rest = None  # stays None if the next line is interrupted
         with progress_line.show(f"making candidate {len(self._produced) + 1}"):
@@ -73,7 +73,7 @@ class LazyCandidates(Iterable[Candidate]):
 
 
 class Front:
-    """The plans of one program, in the order of their recomputed FLOPs.
+    """The candidates of one program, in the order of their recomputed FLOPs.
 
     Args:
       problem: the derivative, and the device.
@@ -93,16 +93,16 @@ class Front:
         self._split_plans_cache: dict[int, LazyCandidates] = {}
 
     def least_recompute(self, fits: Fits) -> Candidate | None:
-        """Return the plan with the least recomputation that fits; None if no plan fits."""
+        """Return the candidate that fits and recomputes least; None if no candidate fits."""
         for i, candidate in enumerate(self._plans):
             if fits(candidate):
                 return next(filter(fits, self._split_plans_before(i)), candidate)
         return None
 
     def cheaper(self, last: Candidate, fits: Fits) -> Iterator[Candidate]:
-        """Yield the plans that fit and recompute less than `last`.
+        """Yield the candidates that fit and recompute less than `last`.
 
-        Plans with split loops between two plans of the front are included.
+        Candidates with split loops between two candidates of the front are included.
         """
         for i, candidate in enumerate(self._plans):
             if fits(candidate):
@@ -112,9 +112,9 @@ class Front:
                 return
 
     def smallest(self) -> list[Candidate]:
-        """Return the two smallest plans of the front (or its only plan), the smallest first.
+        """Return the two smallest candidates of the front (or its only one), the smallest first.
 
-        Other plans may have exactly the simulated bytes of the smallest. The one of these that
+        Other candidates may have exactly the simulated bytes of the smallest. The one of these that
         recomputes most is added in second place, because it may be smaller when it is compiled.
         """
         smallest, *second = [*self._pareto(self._plans)][:-3:-1]
@@ -124,7 +124,7 @@ class Front:
         return [smallest, *equal_bytes[-1:], *second]
 
     def _pareto(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-        """Keep the plans that take fewer bytes than every plan before them."""
+        """Keep the candidates that take fewer bytes than every candidate before them."""
         lowest = None
         for candidate in candidates:
             size = self.bytes_of(candidate.schedule)
@@ -133,20 +133,20 @@ class Front:
                 yield candidate
 
     def _split_plans_before(self, i: int) -> LazyCandidates:
-        """Return the plans with split loops between plan `i` and the one before it on the front.
+        """Return the candidates with split loops between `i` and the one before it on the front.
 
-        The list is empty if plan `i` is not on the front.
+        The list is empty if candidate `i` is not on the front.
         """
         candidates = [*itertools.islice(self._plans, i + 1)]
         between = LazyCandidates(functools.partial(self._split_plans, candidates))
         return self._split_plans_cache.setdefault(i, between)
 
     def _split_plans(self, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
-        """Yield plans with split loops, between the last of `candidates` and its predecessor."""
+        """Yield candidates with split loops between the last two of `candidates` on the front."""
         on_front = [*self._pareto(candidates)] if loops(self._problem.program) else []
         if len(on_front) < 2 or on_front[-1] is not candidates[-1]:
             return
-        above, below = on_front[-2:]  # the plan with more bytes, and the one with fewer
+        above, below = on_front[-2:]  # the one with more bytes, and the one with fewer
         regions = self._problem.regions
         if any(c.shapes or c.regions != regions for c in (above, below)):
             return
@@ -158,7 +158,7 @@ class Front:
         )  # fmt: skip
 
     def _by_work(self) -> Iterator[Candidate]:
-        """Yield all plans in the order of their recomputed FLOPs."""
+        """Yield all candidates in the order of their recomputed FLOPs."""
         problem = self._problem
         changes: Any = problem.regions, problem.slices, problem.flops_in_slices
         as_written = [Candidate(schedule, {}, *changes) for schedule in self._as_written()]
@@ -166,8 +166,8 @@ class Front:
         if not loops(self._problem.program):
             yield from unchanged
             return
-        # Plans with changed loops take long to make. So first yield the plans that recompute less
-        # than any plan with a changed loop.
+        # Candidates with changed loops take long to make. So first yield those that recompute less
+        # than any candidate with a changed loop.
         least_flops = self._least_loop_flops()
         for candidate in unchanged:
             if candidate.work[0] >= least_flops:
@@ -181,13 +181,13 @@ class Front:
         yield from heapq.merge(unchanged, *changed, key=_work)
 
     def _least_loop_flops(self) -> float:
-        """Return a lower bound on the FLOPs that any plan with a changed loop recomputes."""
+        """Return a lower bound on the FLOPs that any candidate with a changed loop recomputes."""
         large = *large_loops(self._problem).values(), *inner_loops(self._problem).values()
         return min(map(_recompute_lower_bound, large), default=0)
 
 
 def _work(candidate: Candidate) -> tuple[int, int]:
-    """Return the sort key of a plan: recomputed FLOPs, then bytes sent to the host."""
+    """Return the sort key of a candidate: recomputed FLOPs, then bytes sent to the host."""
     return candidate.work
 
 
