@@ -135,7 +135,7 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
     kinds = ("parameter", "optimizer state", "argument")
     arguments = sum(b["bytes"] for b in step.buffers if b["category"] in kinds)
     alias = sum(b["bytes"] for b in step.buffers if b["category"] in kinds[:2])
-    device = {"name": "TPU v5e", "capacity_bytes": capacity, "count": 1}
+    device = {"name": "TPU v5e", "capacity_bytes": capacity, "limit_bytes": capacity, "count": 1}
     device |= {"flops_per_second": 197e12, "bytes_per_second": 819e9}
     return {
         "function": "train_step",

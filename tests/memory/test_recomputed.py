@@ -14,8 +14,11 @@ import pytest
 from jax import lax
 
 import xform
+from xform import policies
 from xform.memory.recomputed import Recomputed, product_flops, recomputed
 from xform.memory.traffic import run_counts
+from xform.planner.hardware import Hardware
+from xform.terminal.text import human_bytes
 
 N = 48
 
@@ -34,6 +37,14 @@ def rename_products(module: Any, *names: str) -> None:
     products = [i for i, _ in run_counts(module) if product_flops(module, i)]
     for i, name in zip(products, names, strict=False):
         i.name = name
+
+
+def with_clones(report: Any, *names: str) -> Any:
+    """Return the report after its first products got these names."""
+    rename_products(report.assignment.module, *names)
+    # The report looks for clones only if the bytes have such a name.
+    object.__setattr__(report, "module", report.module + b".remat")
+    return report
 
 
 def test_clones_are_counted_if_the_original_is_there() -> None:
@@ -65,8 +76,7 @@ def test_clones_in_a_loop_count_in_each_iteration() -> None:
 
 def test_the_report_says_it() -> None:
     assert "recomputed by the compiler" not in str(report_of(layers, (N, N), (N, N)))
-    report = report_of(layers, (N, N), (N, N))
-    rename_products(report.assignment.module, "dot.7", "dot.7.remat2")
+    report = with_clones(report_of(layers, (N, N), (N, N)), "dot.7", "dot.7.remat2")
     size, flops = "9.0 KiB of results", "221.2 kFLOP of matrix products and convolutions"
     summary = f"1 operation, {flops}, {size}"
     assert f"recomputed by the compiler, because memory is short: {summary}" in str(report)
@@ -92,3 +102,34 @@ def test_flops_of_products_are_those_of_their_sizes(name: str) -> None:
     module = report_of(f, a, b).assignment.module
     found = sum(times * product_flops(module, i) for i, times in run_counts(module))
     assert found == 2 * multiplications
+
+
+def test_a_program_above_what_xla_plans_for_does_not_fit() -> None:
+    report = report_of(layers, (N, N), (N, N))
+    io_bytes = report.argument_bytes + report.output_bytes
+    gpu = lambda memory: dataclasses.replace(
+        report.compiled_for,
+        device=Hardware(name="GPU", capacity_bytes=2**20, recompute_bytes=memory),
+    )
+    planned = io_bytes + report.temp_bytes * 100 // 95
+    below, above = (
+        dataclasses.replace(report, compiled_for=gpu(planned + n)) for n in (1000, -1000)
+    )
+    assert below.fits
+    assert "it fits, " in below.verdict()
+    assert not above.fits
+    assert f"above {human_bytes(above.limit_bytes)}: it is over by" in above.verdict()
+    of_device = dataclasses.replace(policies.budget(2**20), device="GPU")
+    assert above.limit(of_device).bytes == above.limit_bytes < above.total_bytes
+    assert above.limit(policies.budget(2**20)).bytes == 2**20
+
+
+def test_what_xla_recomputes_counts_against_a_budget() -> None:
+    report = report_of(layers, (N, N), (N, N))
+    assert report.counted_bytes == report.total_bytes
+    device = Hardware(name="GPU", capacity_bytes=2**30)
+    target = dataclasses.replace(report.compiled_for, device=device)
+    report = with_clones(dataclasses.replace(report, compiled_for=target), "dot.7", "dot.7.remat2")
+    assert report.counted_bytes == report.total_bytes + 4 * N**2
+    assert not report.fits
+    assert "so small because XLA recomputes 1 operation" in report.verdict()

@@ -230,7 +230,7 @@ def test_a_batch_whose_size_is_not_known_is_over() -> None:
 
 def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        return type("Refused", (), {"total_bytes": None})
+        return type("Refused", (), {"counted_bytes": math.inf})
 
     monkeypatch.setattr("xform.memory.compilation.compile_for", refuse)
     monkeypatch.setattr("xform.planner.measure._known", {})

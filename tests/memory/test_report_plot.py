@@ -48,7 +48,7 @@ def test_plot_omits_unknown_capacity_steps_and_buffers(
     lacking: Any, text: str, tmp_path: Path
 ) -> None:
     data = tiny(**lacking)
-    data["device"] = data["device"] | {"capacity_bytes": None}
+    data["device"] = data["device"] | {"capacity_bytes": None, "limit_bytes": None}
     texts = drawn(data, tmp_path / "report.svg")
     assert text in texts
     assert "capacity" not in texts

@@ -1,5 +1,6 @@
 """The facts about devices."""
 
+import dataclasses
 import re
 
 import pytest
@@ -39,3 +40,15 @@ def test_find_hardware_by_jax_device_kind(kind: str, name: str) -> None:
 @pytest.mark.parametrize("kind", ["cpu", "NVIDIA L40S", "", "TPU v9"])
 def test_another_device_is_not_known(kind: str) -> None:
     assert find_hardware(kind) is None
+
+
+def test_a_program_on_a_gpu_is_limited_by_what_xla_plans_for() -> None:
+    """By the compiler of an H100, a program of 60.1 GiB is as planned, and one of 60.5 is not."""
+    gib = 2**30
+    h100 = GPUS["h100"]
+    assert h100.limit_bytes(0) / gib == pytest.approx(0.95 * 0.8 * 79.11)
+    assert h100.limit_bytes(4 * gib) / gib == pytest.approx(4 + 0.95 * (0.8 * 79.11 - 4))
+    assert h100.limit_bytes(70 * gib) == 70 * gib
+    assert dataclasses.replace(h100, capacity_bytes=gib).limit_bytes(0) == gib
+    assert dataclasses.replace(h100, capacity_bytes=None).limit_bytes(gib) > 60 * gib
+    assert TPUS["v5e"].limit_bytes(gib) == TPUS["v5e"].capacity_bytes

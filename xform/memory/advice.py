@@ -77,9 +77,9 @@ def _recomputed(report: Any) -> Iterator[str]:
         lines = dict.fromkeys(row.where or row.operation for row in report.recomputed)
         yield (
             f"the compiler recomputes {summary(report.recomputed)}, most at "
-            f"{', '.join(list(lines)[:_MOST])}, because the program exceeds the memory that it may "
-            "use for temporary values: a budget below that memory, such as "
-            "xform.policies.budget(...), chooses what is recomputed by its cost"
+            f"{', '.join(list(lines)[:_MOST])}, because the program exceeds "
+            f'{human_bytes(report.limit_bytes)}: policy="auto" or a smaller budget chooses what is '
+            "recomputed by its cost"
         )
 
 

@@ -317,11 +317,12 @@ def _next_batch(
     A line of bytes over batches estimates at which batch the bytes reach the capacity. It goes
     through two tried batches: the one whose bytes are nearest to the capacity, and the one farthest
     from that batch. Bytes do not rise evenly near the capacity, so two close batches would give a
-    wrong slope. For a refused program the compiler reports a rounded size, which is used only if
-    there are fewer than two exact ones. Without a usable line, the next batch is the geometric mean
+    wrong slope. For a refused program the compiler reports a rounded size, and a program that XLA
+    recomputes in part is smaller than the line. Such sizes are used only if there are fewer than
+    two exact ones. Without a usable line, the next batch is the geometric mean
     of `low` and `high`, or the largest allowed batch if `high` was not tried.
     """
-    exact = {n for n, r in tried.items() if not r.refused}
+    exact = {n for n, r in tried.items() if not (r.refused or r.recomputed)}
     sizes = {n: r.total_bytes for n, r in tried.items() if len(exact) < 2 or n in exact}
     known = {n: size for n, size in sizes.items() if size is not None}
     guess = high

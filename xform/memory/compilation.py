@@ -8,7 +8,6 @@ and compiled in another process (`remote.py`).
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -121,8 +120,7 @@ def compiled_bytes(f: Callable[..., Any], avals: Sequence[Any], target: str | No
 
     Raises and costs: see `compile_for`.
     """
-    total = compile_for(f, [*map(shape_dtype_struct, avals)], target=target).total_bytes
-    return math.inf if total is None else total
+    return compile_for(f, [*map(shape_dtype_struct, avals)], target=target).counted_bytes
 
 
 def _compile_elsewhere(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,

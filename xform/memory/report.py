@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -20,13 +21,14 @@ from xform.memory.cudnn import uncounted
 from xform.memory.description import Description
 from xform.memory.difference import KINDS, Difference
 from xform.memory.phases import Phase, phases
-from xform.memory.recomputed import Recomputed, recomputed
+from xform.memory.recomputed import Recomputed, recomputed, summary
 from xform.memory.report_page import write
 from xform.memory.report_plot import draw
 from xform.memory.report_text import report_text
 from xform.memory.targets import Target
 from xform.memory.traffic import Collective, collectives, moved_bytes
 from xform.planner.hardware import Hardware
+from xform.policies.budgets import Budget
 from xform.program.ir import Program
 from xform.storage.results import NOT_STORED
 from xform.terminal.notebook import Result
@@ -184,17 +186,26 @@ class MemoryReport(Result):
         return self.device.capacity_bytes
 
     @property
-    def head_room_bytes(self) -> int | None:
-        """Capacity minus the total and the constants; negative if the program does not fit.
+    def limit_bytes(self) -> int | None:
+        """The size that the program may have: the capacity, or less on a GPU.
 
-        None if the capacity or the size of the program is unknown.
+        On a GPU, XLA recomputes operations by itself in a larger program. None if unknown.
         """
-        capacity, size = self.capacity_bytes, self.device_bytes
-        return None if capacity is None or size is None else capacity - size
+        io_bytes = self._sum("argument", "output", less="alias")
+        return self.capacity_bytes if io_bytes is None else self.device.limit_bytes(io_bytes)
+
+    @property
+    def head_room_bytes(self) -> int | None:
+        """`limit_bytes` minus the total and the constants; negative if the program does not fit.
+
+        None if the limit or the size of the program is unknown.
+        """
+        limit, size = self.limit_bytes, self.device_bytes
+        return None if limit is None or size is None else limit - size
 
     @property
     def over_bytes(self) -> int | None:
-        """By how many bytes the program exceeds the capacity of a device; 0 if it fits.
+        """By how many bytes the program exceeds `limit_bytes`; 0 if it does not.
 
         None if the size of the program is unknown.
         """
@@ -203,9 +214,30 @@ class MemoryReport(Result):
         return max(0, -(self.head_room_bytes or 0))
 
     @property
+    def counted_bytes(self) -> float:
+        """The bytes that a budget counts: the total, and all results that XLA recomputes by itself.
+
+        So it is about the size that the program would have if XLA recomputed nothing. Infinite if
+        the compiler refused the program without a size.
+        """
+        if self.total_bytes is None:
+            return math.inf
+        return float(self.total_bytes + sum(row.bytes for row in self.recomputed))
+
+    def limit(self, budget: Budget) -> Budget:
+        """Return the budget; if it is a device's memory, at most `limit_bytes`."""
+        most = self.limit_bytes
+        if not budget.device or most is None or most >= budget.bytes:
+            return budget
+        return dataclasses.replace(budget, bytes=most)
+
+    @property
     def fits(self) -> bool:
-        """Whether the program fits a device; True if the capacity is unknown."""
-        return not self.refused and not self.over_bytes
+        """Whether the program fits a device, and XLA recomputes nothing to make it fit.
+
+        True if the capacity is unknown.
+        """
+        return not (self.refused or self.over_bytes or self.recomputed)
 
     def verdict(self) -> str:
         """Return whether the program fits and by how much, as one line of text."""
@@ -218,11 +250,18 @@ class MemoryReport(Result):
         if capacity is None:
             return needs
         has = f"which has {human_bytes(capacity)}"
-        if self.fits:
-            return f"{needs}, {has}: it fits, {human_bytes(capacity - size)} are left"
-        if not self.over_bytes:
+        if self.refused and not self.over_bytes:
             return f"{needs}, {has}: the compiler refused it"
-        return f"{needs}, {has}: it is over by {human_bytes(self.over_bytes)}"
+        limit = self.limit_bytes or capacity
+        if limit < capacity:
+            has += f"; XLA recomputes operations in a program above {human_bytes(limit)}"
+        if self.over_bytes:
+            return f"{needs}, {has}: it is over by {human_bytes(self.over_bytes)}"
+        if self.recomputed:
+            return (
+                f"{needs}, {has}: it is so small because XLA recomputes {summary(self.recomputed)}"
+            )
+        return f"{needs}, {has}: it fits, {human_bytes(limit - size)} are left"
 
     def __bool__(self) -> bool:
         """Raise WrongArgument: `if xform.fits(...)` would be true for any report."""
@@ -305,7 +344,9 @@ class MemoryReport(Result):
     @cached_property
     def recomputed(self) -> tuple[Recomputed, ...]:
         """The operations that the compiler recomputes by itself, because memory is short."""
-        return recomputed(self.assignment.module) if self.assignment else ()
+        if self.assignment is None or b".remat" not in (self.module or b""):
+            return ()
+        return recomputed(self.assignment.module)
 
     @property
     def intensity(self) -> float | None:
@@ -380,6 +421,7 @@ class MemoryReport(Result):
             "device": {
                 "name": device.name,
                 "capacity_bytes": device.capacity_bytes,
+                "limit_bytes": self.limit_bytes,
                 "flops_per_second": device.flops_per_second,
                 "bytes_per_second": device.bytes_per_second,
                 "count": self.devices,

@@ -177,11 +177,11 @@ def _text_color(color: str) -> str:
 
 def _title(data: dict[str, Any]) -> str:
     """Return the title: the function, the target, the total, and the bytes that are left."""
-    total, capacity = data["total_bytes"], data["device"]["capacity_bytes"]
+    total, limit = data["total_bytes"], data["device"]["limit_bytes"]
     each = " on each device" if data["device"]["count"] > 1 else ""
-    room = f" of {human_bytes(capacity)}: the compiler refused it" if total is None else ""
-    if capacity and total is not None:
-        spare = capacity - total
+    room = f" of {human_bytes(limit)}: the compiler refused it" if total is None else ""
+    if limit and total is not None:
+        spare = limit - total
         room = f", {human_bytes(abs(spare))} {'to spare' if spare >= 0 else 'too much'}"
     return f"{data['function']} on {data['target']}\n{human_bytes(total)}{each}{room}"
 

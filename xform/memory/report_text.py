@@ -61,10 +61,13 @@ def _byte_lines(report: Any) -> Iterator[list[str]]:
         for kind in KINDS:
             if (size := getattr(report, f"{kind}_bytes")) or kind not in _RARE:
                 yield [kind, human_bytes(size), _NOTES.get(kind, "")]
-    head_room, capacity = report.head_room_bytes, report.capacity_bytes
+    head_room, capacity, limit = report.head_room_bytes, report.capacity_bytes, report.limit_bytes
     if head_room is not None:
         name = "head-room" if head_room >= 0 else "over by"
-        yield [name, human_bytes(abs(head_room)), f"of {human_bytes(capacity)}"]
+        of = f"of {human_bytes(limit)}"
+        if limit < capacity:
+            of += f", above which XLA recomputes operations ({human_bytes(capacity)} of memory)"
+        yield [name, human_bytes(abs(head_room)), of]
     elif capacity is not None:
         yield ["over by", human_bytes(None), f"of {human_bytes(capacity)}"]
 

@@ -22,6 +22,8 @@ class Hardware:
       name: display name.
       kind: text that JAX's `Device.device_kind` contains.
       capacity_bytes: memory that a program can use.
+      recompute_bytes: memory above which XLA recomputes operations by itself, see `limit_bytes`;
+        None if only `capacity_bytes` counts.
       flops_per_second: speed of matrix products in bfloat16.
       f32_flops_per_second: speed of matrix products in float32 at JAX's default precision: one
         bfloat16 pass on a TPU, TF32 on a GPU.
@@ -32,10 +34,26 @@ class Hardware:
     name: str
     kind: str = ""
     capacity_bytes: int | None = None
+    recompute_bytes: int | None = None
     flops_per_second: float | None = None
     f32_flops_per_second: float | None = None
     bytes_per_second: float | None = None
     host_bytes_per_second: float | None = None
+
+    def limit_bytes(self, io_bytes: int) -> int | None:
+        """Return the size above which a program does not fit, or XLA recomputes a part of it.
+
+        `io_bytes` are the bytes of its arguments and outputs; an output in the memory of a donated
+        argument does not count. On a GPU, XLA recomputes operations if the temporary bytes exceed
+        95% of the difference between `recompute_bytes` and `io_bytes`. The flag
+        `xla_gpu_memory_limit_slop_factor` changes the 95%. None: the size is unknown.
+        Source: XLA, xla/service/gpu/gpu_hlo_schedule.cc, `GetSchedulerMemoryLimit`.
+        """
+        limit = self.capacity_bytes
+        if self.recompute_bytes is None:
+            return limit
+        temporary = max(0, self.recompute_bytes - io_bytes) * 95 // 100
+        return min(io_bytes + temporary, io_bytes + temporary if limit is None else limit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +158,9 @@ def _gpu(name: str, kind: str, gib: float, bf16: float, tf32: float, gigabytes: 
          capability: tuple[int, int], processors: int, clock: float,
          l2_mib: int) -> Gpu:  # fmt: skip
     """Return a Gpu, from its memory in GiB, its teraFLOPs and its gigabytes per second."""
-    return Gpu(name=name, kind=kind, capacity_bytes=round(gib * _GIB), flops_per_second=bf16 * 1e12,
+    memory = round(gib * _GIB)
+    return Gpu(name=name, kind=kind, capacity_bytes=memory, recompute_bytes=memory * 80 // 100,
+               flops_per_second=bf16 * 1e12,
                f32_flops_per_second=tf32 * 1e12, bytes_per_second=gigabytes * 1e9,
                host_bytes_per_second=_PCI_EXPRESS[5 if capability >= (9, 0) else 4],
                capability=capability, processors=processors, clock_ghz=clock,

@@ -240,8 +240,9 @@ def fit(
     It is a `budget` of the peak, arguments and outputs included. For a device of this process, the
     memory is the number that the backend reports; for another kind of device, the number that xform
     has for it. (`xform.compare` and the commands have an option `capacity`.) If the memory is
-    unknown, as on a CPU, nothing is bounded and the default policy `min_cut` is used.
-    `policy="auto"` means `fit()`.
+    unknown, as on a CPU, nothing is bounded and the default policy `min_cut` is used. On a GPU,
+    `xform.jit` and `xform.plan` also keep below the bytes above which XLA recomputes by itself, if
+    a plan is that small. `policy="auto"` means `fit()`.
 
     Args:
       reserve: bytes of that memory, or a string such as `"2 GiB"`, for everything outside the

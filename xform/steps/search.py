@@ -89,15 +89,21 @@ class StepSearch:
         Raises:
           BudgetInfeasible: the compiled step exceeds the budget under all plans that were tried.
         """
-        default = _default_plans(self.problems, self.budget)
+        default = Choice(self.problems, _default_plans(self.problems, self.budget))
         with progress_line.show(f"planning {self._name}"):
+            memory = self.budget
+            self.budget = self._try(default).compiled.compilation.limit(memory)
             while True:
                 try:
-                    best = self._search(Choice(self.problems, default))
+                    best = self._search(default)
                 except _OutOfTime:
                     best = self._best_known()
                 except BudgetInfeasible as error:
-                    raise self._explained(error) from None
+                    if self.budget is memory:
+                        raise self._explained(error) from None
+                    # The device may have the memory for it, but XLA then recomputes by itself.
+                    self.budget = memory
+                    continue
                 if best.autotuned:
                     return self._finish(best)
                 # The program that will run may take a little more. If it exceeds the budget, the
@@ -171,8 +177,7 @@ class StepSearch:
         compiled = self.program.compile(chosen, self.args, self.kwargs, autotune)
         if not compiled.compilation.known:
             self.compile_seconds.append(compiled.compilation.compile_seconds)
-        total = compiled.compilation.total_bytes
-        size = agreed(math.inf if total is None else float(total))
+        size = agreed(compiled.compilation.counted_bytes)
         if choice.in_slices and self._gathers_more(compiled.compilation):
             size = math.inf
         return _Tried(choice, chosen, compiled, size, autotune or not self.program.autotunes)
@@ -239,7 +244,7 @@ class StepSearch:
         if buffers := self._largest_buffers():
             problem += f". The largest buffers of that program: {buffers}"
         if self.budget is not self.asked:
-            problem += f". The device has {human_bytes(self.budget.bytes)}"
+            problem += f". On this device a program may take {human_bytes(self.budget.bytes)}"
         return BudgetInfeasible(request, problem, error.where, error.remedy, error.floor_bytes)
 
     def _largest_buffers(self) -> str:

@@ -6,6 +6,7 @@ None.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from xform.errors import BudgetInfeasible
 from xform.interpret.cost import aval_bytes
 from xform.interpret.node import gather
 from xform.introspection.argnums import numbers, positions
@@ -27,13 +29,14 @@ from xform.modules.loss_call import LossCall
 from xform.planner.bound import least_flops
 from xform.planner.candidate import Candidate
 from xform.planner.choice import Choice
+from xform.planner.default_plan import default_plan
 from xform.planner.describe import plan_of_candidate
 from xform.planner.device import resolve_fit
 from xform.planner.measure import Measure, known_bytes
 from xform.planner.plan.plan import Plan
 from xform.planner.plan_program import plan_program
 from xform.planner.problem import Problem
-from xform.policies import min_cut, parse, policy_name
+from xform.policies import Policy, min_cut, parse, policy_name
 from xform.policies.budgets import Budget, Fit
 from xform.policies.sample import sample_for
 from xform.program.dimensions import at_sample
@@ -70,8 +73,7 @@ def plan_loss(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums:
 
         def compiled_bytes(choice: Choice) -> float:
             (candidate,) = choice.candidates.values()
-            size = task.compile(candidate).total_bytes
-            return math.inf if size is None else size
+            return task.compile(candidate).counted_bytes
 
         def finished_plan(
             candidate: Candidate, compile_seconds: float = 0.0, **compiled: Any
@@ -89,11 +91,24 @@ def plan_loss(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums:
             return finished_plan(plan_program(task.problem, policy))
         known = known_bytes(task.problem, parsed.name, *task.cache_key)
         measure = Measure(compiled_bytes, known)
-        candidate = plan_program(task.problem, policy, measure)
+        candidate = _candidate(task, policy, measure)
         size = measure.bytes(Choice({"": task.problem}, {"": candidate}))
         return finished_plan(candidate, measure.seconds, compiles=measure.compiles,
                              refused=size == math.inf,
                              compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
+
+
+def _candidate(task: LossTask, policy: Policy, measure: Measure) -> Candidate:
+    """Return the plan under a policy.
+
+    If that is the memory of a device, XLA recomputes nothing by itself under the plan, if possible.
+    """
+    if isinstance(policy, Budget) and policy.device:
+        limited = task.compile(default_plan(task.problem)).limit(policy)
+        if limited is not policy:
+            with contextlib.suppress(BudgetInfeasible):
+                return plan_program(task.problem, limited, measure)
+    return plan_program(task.problem, policy, measure)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
