@@ -139,7 +139,7 @@ class Joint:
 
     @cached_property
     def reduced_joints(self) -> dict[Mask, ReducedJoint]:
-        """This Joint reduced to some of its seeds, by the mask of these; see `interpret.absent`."""
+        """Return this Joint reduced to the seeds in a mask, see `interpret.absent`."""
         return {}
 
 
@@ -189,7 +189,7 @@ class Schedule:
 
     @cached_property
     def outputs_only(self) -> Schedule:
-        """This schedule with nothing saved and nothing read, for a forward pass alone."""
+        """Return this schedule with nothing saved and nothing read, for a forward pass alone."""
         reads = (False,) * len(self.reads)
         return dataclasses.replace(self, saved=(), offloaded={}, reads=reads, cache=SampledCache())
 

@@ -213,7 +213,7 @@ class Pullback:
 
     @property
     def with_logs(self) -> Pullback:
-        """This map, as one that returns a pair: the cotangents, and the logs.
+        """Return this map as one that returns a pair: the cotangents, and the logs.
 
         The logs are a dict with the entries that backward functions of `custom_vjp`s return as
         their log (since JAX 0.11).
