@@ -40,8 +40,8 @@ class BackwardLoop:
     Attributes:
       scan: the equation of the scan.
       updates: the updates of leaves.
-      first: values that exist before the loop starts, because their equations read stacks that the
-        loop overwrites. Values that the loop depends on exist anyway, and are not among them.
+      first: values to compute before the loop starts, because their equations read stacks that the
+        loop overwrites. Values that the loop itself depends on are not listed.
       dropped: the stacked outputs of the scan that nothing else reads.
       carried: for each stack that the scan runs over and that the loop overwrites, the input that
         holds it, and the sharding constraints between them.
