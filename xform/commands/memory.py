@@ -31,12 +31,12 @@ GREW = 3
 def run(args: argparse.Namespace) -> str:
     """Report the memory that a function needs on a device, and the buffers at its peak.
 
-    The device need not be attached. What is compiled:
+    The device need not be attached. The command compiles
 
-    - without --policy: the function, unchanged;
-    - with --policy, if xform.jit made the function, or with --transform jit: a training step, whose
-      derivatives follow the policy;
-    - with --policy, for any other function: value_and_grad of this loss, under the policy.
+    - the function, unchanged, without --policy;
+    - a training step, whose derivatives follow the policy, with --policy if xform.jit made the
+      function, or with --transform jit;
+    - value_and_grad of a loss, under the policy, with --policy for any other function.
 
     The first lines of the report say what was compiled. Several policies or targets are compared in
     a table.

@@ -1,4 +1,4 @@
-"""What the commands have in common: options, and how they are read.
+"""The options that several commands have, and how they are read.
 
 `function` reads a function, its inputs and a policy, `reference` its name, and `transform` the
 option `--transform`. `reports` has the options for devices and output files. `record` records the
