@@ -159,6 +159,24 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "flops": 6 * TOKENS * alias // 10,
         "compile_seconds": 14.2,
         "refused": "",
+        "added": [
+            {
+                "kind": "copies",
+                "peak_bytes": 2**30,
+                "moved_bytes": 2**31,
+                "count": 1,
+                "where": "model.py:7 (layer)",
+            }
+        ],
+        "recomputed": [
+            {
+                "operation": "dot_general",
+                "where": "model.py:9 (layer)",
+                "count": 2,
+                "flops": 10**9,
+                "bytes": 2**20,
+            }
+        ],
         "advice": ["donate the state: 1.0 GiB less"],
         "live": live,
         "peak_step": peak,

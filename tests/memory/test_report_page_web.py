@@ -48,6 +48,25 @@ def test_advice_is_a_list_or_is_not_there(shown: Open) -> None:
     assert not shown(SMALL | {"advice": []}).one("#advice").is_displayed()
 
 
+def test_what_the_compiler_added_is_a_list(shown: Open) -> None:
+    report = transformer(1)
+    page = shown(report)
+    assert page.texts("#added li") == [
+        "dot_general runs again in 2 runs, 1.0 GFLOP of products, at model.py:9 (layer)",
+        "copies: 1.0 GiB at the peak, 2.0 GiB moved in 1 run, most at model.py:7 (layer)",
+    ]
+    page = shown(report | {"added": [], "recomputed": []})
+    assert not page.one("#added").is_displayed()
+
+
+def test_the_room_is_that_below_which_xla_recomputes_nothing(shown: Open) -> None:
+    report = transformer(1)
+    limited = report["device"] | {"limit_bytes": report["total_bytes"] + 2**30}
+    room = shown(report | {"device": limited, "constant_bytes": 0}).text("#room")
+    assert room.startswith("Fits: 1.0 GiB")
+    assert "XLA recomputes operations above" in room
+
+
 def test_the_headline(shown: Open) -> None:
     page = shown()
     assert page.text("#headline") == f"{human_bytes(SMALL['total_bytes'])} of 16.0 GiB"
@@ -291,7 +310,7 @@ def test_two_reports_stand_side_by_side(shown: Open) -> None:
 
 
 def test_an_unknown_capacity_is_no_error(shown: Open) -> None:
-    unknown = SMALL | {"device": SMALL["device"] | {"capacity_bytes": None}}
+    unknown = SMALL | {"device": SMALL["device"] | {"capacity_bytes": None, "limit_bytes": None}}
     page = shown(unknown, unknown, labels=("a", "b"))
     assert page.texts("#reports .over") == []
     assert page.text("#room") == "The capacity of the device is not known."

@@ -14,6 +14,7 @@ from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory import advice, buffers
+from xform.memory.added import Added, added
 from xform.memory.attribute import Argument, BufferRow, buffer_rows, peak_rows, role
 from xform.memory.batch_axes import BatchAxis, batch_axes
 from xform.memory.buffers import ON_CHIP, Assignment
@@ -348,6 +349,11 @@ class MemoryReport(Result):
             return ()
         return recomputed(self.assignment.module)
 
+    @cached_property
+    def added(self) -> tuple[Added, ...]:
+        """What the compiler added to the program, such as copies, padding and scratch of kernels."""
+        return added(self.assignment.module, self.buffers) if self.assignment else ()
+
     @property
     def intensity(self) -> float | None:
         """FLOPs of a device for each byte that it reads or writes; None if it moves no bytes."""
@@ -435,6 +441,7 @@ class MemoryReport(Result):
             "compile_seconds": self.compile_seconds,
             "collectives": [dataclasses.asdict(c) for c in self.collectives],
             "recomputed": [dataclasses.asdict(row) for row in self.recomputed],
+            "added": [dataclasses.asdict(row) for row in self.added],
             "advice": self.advice,
             "live": list(self.live),
             "peak_step": self.peak_step,

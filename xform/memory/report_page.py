@@ -78,7 +78,7 @@ def _compact(report: dict[str, Any], label: str) -> dict[str, Any]:
         for b in report["buffers"]
     ]
     keys = ("function", "target", "compiled", "code", "given", "planned", "note", "device",
-            "refused", "flops", "compile_seconds", "advice", "live", "peak_step",
-            "phases")  # fmt: skip
+            "refused", "flops", "compile_seconds", "added", "recomputed", "advice", "live",
+            "peak_step", "phases")  # fmt: skip
     fields = {k: report[k] for k in (*keys, *(f"{kind}_bytes" for kind in _KINDS))}
     return {"label": label, **fields, "text": list(texts), "rows": rows}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from xform.memory.added import Added
 from xform.memory.attribute import BufferRow
 from xform.memory.buffers import ON_CHIP
 from xform.memory.difference import KINDS, LINES
@@ -13,6 +14,8 @@ from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # Kinds of bytes that are printed only if they are not 0.
 _RARE = ("constant", "host", "vmem")
+# What the compiler added is printed if it is more than this part of the total or of the bytes moved.
+_LARGE = 0.005
 _NOTES = {
     "alias": "outputs in the memory of donated arguments",
     "total": "argument + output + temp - alias",
@@ -41,6 +44,8 @@ def _parts(report: Any) -> Iterator[str]:
     if report.peak:
         yield "live at the peak, by category\n" + _category_table(report)
         yield "the largest buffers\n" + _buffer_table(report.peak)
+    if rows := large_parts(report):
+        yield "added by the compiler\n" + _added_table(rows)
     if report.recomputed:
         head = f"recomputed by the compiler, because memory is short: {summary(report.recomputed)}"
         yield f"{head}\n{_recomputed_table(report.recomputed)}"
@@ -96,6 +101,22 @@ def _category_table(report: Any) -> str:
         for g in groups
     ]
     return columns(lines, right=(1, 2))
+
+
+def large_parts(report: Any) -> list[Added]:
+    """Return what the compiler added, without what is small beside the program."""
+    least_peak, least_moved = _LARGE * (report.total_bytes or 0), _LARGE * report.moved_bytes
+    is_large = lambda row: row.peak_bytes > least_peak or row.moved_bytes > least_moved
+    return [row for row in report.added if is_large(row)]
+
+
+def _added_table(rows: Sequence[Added]) -> str:
+    """Return a table of what the compiler added."""
+    table = [["at the peak", "moved", "runs", "kind", "most at"]]
+    for row in rows:
+        sizes = human_bytes(row.peak_bytes), human_bytes(row.moved_bytes)
+        table.append([*sizes, str(row.count or ""), row.kind, row.where])
+    return columns(table, right=(0, 1, 2))
 
 
 def _recomputed_table(rows: Sequence[Recomputed]) -> str:

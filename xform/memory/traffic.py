@@ -60,7 +60,7 @@ class Collective:
 
 def moved_bytes(module: Module) -> int:
     """Return the bytes that each device reads and writes in one run. Linear in instructions."""
-    return sum(times * _instruction_bytes(module, i) for i, times in run_counts(module))
+    return sum(times * instruction_bytes(module, i) for i, times in run_counts(module))
 
 
 def collectives(module: Module) -> tuple[Collective, ...]:
@@ -133,7 +133,7 @@ def _iterations(module: Module, loop: Instruction) -> int:
     return iterations_in(scopes) or module.trips(loop)
 
 
-def _instruction_bytes(module: Module, i: Instruction) -> int:
+def instruction_bytes(module: Module, i: Instruction) -> int:
     """Return the bytes that an instruction reads and writes in one run."""
     if i.opcode in _NO_BYTES or i.opcode.endswith("-done") or i.target == "AllocateBuffer":
         return 0

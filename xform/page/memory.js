@@ -17,6 +17,7 @@ $$("about").after(make("p", { id: "description", class: "muted" }));
 function open(i) {
   report = unpacked(i);
   headline();
+  compilerParts();
   advise();
   comparison(i);
   timeline.show(report);
@@ -45,12 +46,14 @@ function headline() {
     ...(report.note ? [make("br"), report.note] : []));
   $$("headline").replaceChildren(humanBytes(total), make("small", {},
     capacity ? ` of ${humanBytes(capacity)}${each}` : ` at its peak${each}`));
-  const spare = capacity - total - report.constant_bytes, room = $$("room");
+  const spare = device.limit_bytes - total - report.constant_bytes, room = $$("room");
   room.className = report.refused ? "over" : !capacity ? "muted" : spare < 0 ? "over" : "fits";
   room.textContent = report.refused ? "Does not fit: the compiler refused it."
     : !capacity ? "The capacity of the device is not known."
     : spare < 0 ? `Does not fit: ${humanBytes(-spare)} too much`
-      : `Fits: ${humanBytes(spare)} (${percent(spare, capacity)}) to spare`;
+      : `Fits: ${humanBytes(spare)} (${percent(spare, device.limit_bytes)}) to spare`;
+  if (device.limit_bytes < capacity)
+    room.textContent += `. XLA recomputes operations above ${humanBytes(device.limit_bytes)}.`;
 
   policy();
 
@@ -96,6 +99,21 @@ function advise() {
   $$("advice").querySelector("ul").replaceChildren(...report.advice.map((text) => make("li", {}, text)));
 }
 
+/** Show what the compiler added: operations that it runs again, copies, padding, scratch. */
+function compilerParts() {
+  const again = report.recomputed.map((r) =>
+    `${r.operation} runs again ${times(r.count)}, ${humanFlops(r.flops)} of products, at ${r.where}`);
+  const large = report.added.filter((r) => r.peak_bytes > 0.005 * report.total_bytes);
+  const parts = large.map((r) => `${r.kind}: ${humanBytes(r.peak_bytes)} at the peak` +
+    (r.moved_bytes ? `, ${humanBytes(r.moved_bytes)} moved ${times(r.count)}` : "") + (r.where && `, most at ${r.where}`));
+  $$("added").hidden = !again.length && !parts.length;
+  $$("added").querySelector("ul").replaceChildren(...[...again, ...parts].map((text) => make("li", {}, text)));
+}
+
+function times(count) {
+  return `in ${count} run${count === 1 ? "" : "s"}`;
+}
+
 function fillBar(bar, parts, capacity, whole) {
   bar.classList.add("bar");
   const width = (bytes) => `${100 * bytes / Math.max(whole, 1)}%`;
@@ -112,7 +130,7 @@ function comparison(shown) {
     const capacity = r.device.capacity_bytes;
     const bar = make("div", { class: "thin" });
     fillBar(bar, [["", r.total_bytes, "--kind-b"]], capacity, whole);
-    const spare = r.refused ? -1 : capacity - r.total_bytes - r.constant_bytes;
+    const spare = r.refused ? -1 : r.device.limit_bytes - r.total_bytes - r.constant_bytes;
     const room = r.refused ? "refused" : !capacity ? "" : `${humanBytes(Math.abs(spare))} ${spare < 0 ? "too much" : "to spare"}`;
     const choice = { type: "button", "aria-pressed": i === shown, onclick: () => open(i) };
     const row = make("tr", {},
