@@ -351,7 +351,7 @@ class MemoryReport(Result):
 
     @cached_property
     def added(self) -> tuple[Added, ...]:
-        """What the compiler added to the program, such as copies, padding and scratch of kernels."""
+        """What the compiler added to the program, such as copies and padding."""
         return added(self.assignment.module, self.buffers) if self.assignment else ()
 
     @property

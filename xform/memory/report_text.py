@@ -14,7 +14,7 @@ from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # Kinds of bytes that are printed only if they are not 0.
 _RARE = ("constant", "host", "vmem")
-# What the compiler added is printed if it is more than this part of the total or of the bytes moved.
+# What the compiler added is printed if it exceeds this part of the total or of the bytes moved.
 _LARGE = 0.005
 _NOTES = {
     "alias": "outputs in the memory of donated arguments",
