@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
+import platform
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.gpu import picture
-from experiments.gpu.case import FULL, WAYS
-from experiments.gpu.programs import SIZES
+import jax
+
+from experiments.device import picture
+from experiments.device.case import FULL, WAYS
+from experiments.device.programs import SIZES
 from experiments.report import keep, known, replace, table
 from experiments.turns import in_turn
 
@@ -18,33 +23,37 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 MODELS = ["GPT-2 124M", "Llama 1.1B"]
 GIB = 2**30
-# Seconds for all compilations.
-LIMIT = 160
+# The share of the time in which compilations may begin or go on; the rest is for running the steps.
+COMPILING = 0.4
 
 
-def measure(models: list[str], out: Path) -> None:
-    """Compile all steps at once, then run them one by one; keep the results in `out`."""
+def measure(models: list[str], minutes: float) -> None:
+    """Compile the steps that have no results at once, then run them one by one.
+
+    Results are kept as soon as a step has run, so a later call goes on with the others. Of two
+    models the steps of the first come first, in the order of `WAYS`.
+    """
+    results = known(RESULTS)
+    names = {f"{model}, {way}": (model, way) for model in models for way in WAYS}
+    missing = [name for name in names if "step" not in results.get(name, {})]
 
     def kept(name: str, found: dict[str, Any]) -> None:
-        keep(out, name, found)
+        keep(RESULTS, name, found)
         print(name, found, flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
+        for name in names.keys() - set(missing):  # budgets read the bytes of other steps
+            (Path(folder) / f"{name}.json").write_text(json.dumps(results[name]))
         command = lambda part: {
-            f"{model}, {way}": [
-                sys.executable,
-                "-m",
-                "experiments.gpu.case",
-                part,
-                model,
-                way,
-                folder,
-            ]
-            for model in models
-            for way in WAYS
+            name: [sys.executable, "-m", "experiments.device.case", part, *names[name], folder]
+            for name in missing
         }
-        compiling, running = command("compile"), command("run")
-        in_turn(compiling, Path(folder), len(compiling), LIMIT, kept, running)
+        limit = COMPILING * 60 * minutes
+        in_turn(command("compile"), Path(folder), max(1, len(missing)), limit, kept, command("run"))
+    packages = f"JAX {jax.__version__}, Python {platform.python_version()}"
+    day = datetime.date.today().isoformat()
+    device = jax.local_devices()[0].device_kind
+    keep(RESULTS, "stamp", f"Measured {day} on an {device}, {packages}.")
 
 
 def row(model: str, way: str, found: dict[str, Any], full: dict[str, Any]) -> list[str]:
@@ -84,16 +93,17 @@ def tables() -> None:
 
 
 def main() -> None:
-    """Measure if asked to; print the table and draw the plot."""
+    """Measure on a GPU, if this machine has one; print the table and draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measure", type=Path, metavar="FILE",
-                        help="run the steps on this machine's GPU, and keep the results in a file"
-                        )  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=10, help="time for all measurements")
     parser.add_argument("--model", action="append", choices=list(SIZES))
+    parser.add_argument("--again", action="store_true", help="forget all results first")
     options = parser.parse_args()
-    if options.measure is None:
-        return tables()
-    measure(options.model or MODELS, options.measure)
+    if options.again:
+        RESULTS.unlink(missing_ok=True)
+    if jax.default_backend() == "gpu" or options.model:
+        measure(options.model or MODELS, options.minutes)
+    tables()
 
 
 if __name__ == "__main__":

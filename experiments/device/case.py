@@ -1,7 +1,8 @@
 """One step: compile it in one process, run it in another one, and read the device's memory there.
 
-`python -m experiments.gpu.case PART MODEL WAY FOLDER` writes `FOLDER/MODEL, WAY.json`. The compiler
-tries kernels on the device, and JAX keeps the memory that this took until the process ends.
+`python -m experiments.device.case PART MODEL WAY FOLDER` writes `FOLDER/MODEL, WAY.json`. The
+compiler tries kernels on the device, and JAX keeps the memory that this took until the process
+ends.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import xform
-from experiments.gpu.programs import SIZES, Size, state_and_tokens, step_of
+from experiments.device.programs import SIZES, Size, state_and_tokens, step_of
 from experiments.turns import first_part, second_part, wait_for
 
-STEPS = 12
+STEPS = 20
 # Seconds after which planning compiles no further program.
 LIMIT = 100
 # Programs that autotune at once.

@@ -1,0 +1,1 @@
+"""Does `slices=True` reach the memory of programs whose authors cut them by hand?"""
