@@ -71,6 +71,18 @@ def test_at_most_eight_choices_are_compiled_and_each_once(share: float) -> None:
     assert len(compiler.compiled) <= 8
 
 
+@pytest.mark.parametrize(("factor", "share"), [(0.8, 0.8), (0.7, 0.85), (0.6, 0.8)])
+def test_plans_that_compile_smaller_than_simulated_are_found(factor: float, share: float) -> None:
+    def compiled(choice: Choice) -> float:
+        return size(choice) * (factor if choice.work[0] else 1.0)
+
+    measure, budget = Measure(compiled), int(share * size(START))
+    found = Choice(PROBLEMS, search(PROBLEMS, Budget(budget), DEFAULT, measure))
+    fitting = [choice.work for choice in ChoiceFront(PROBLEMS) if compiled(choice) <= budget]
+    assert found.work == min(fitting)
+    assert measure.compiles <= 4
+
+
 def test_a_refusal_names_the_least_bytes_of_all_that_were_compiled() -> None:
     compiler = Compiler()
     with pytest.raises(BudgetInfeasible, match="the largest of 2 derivatives") as refused:

@@ -67,8 +67,8 @@ def search_compiled(
     2. Compile the choice with the least recomputation that is expected to fit. If it does not fit,
        correct the estimate by its error and try the next one.
     3. Once a choice fits, compile choices that recompute less: first those that are expected to
-       fit, then those that nearly fit. The result is almost monotone: a smaller budget gets a
-       choice that recomputes less only if it was not compiled for the larger budget.
+       fit, then, by bisection, those that nearly fit. The result is almost monotone: a smaller
+       budget gets a choice that recomputes less only if it was not compiled for the larger budget.
     4. If none fits, compile the smallest choices of the front and plans that a user could have
        written (`ChoiceFront.references`), then refuse the budget.
 
@@ -152,6 +152,7 @@ class _Search(Generic[Chosen]):
     Attributes:
       fronts: the fronts that are searched.
       compiled: the keys of the choices that this search compiled.
+      default_peak: the simulated peak of the default choice if that does not fit, else infinite.
       scale: the compiled bytes of the default choice, divided by its simulated bytes.
       excess: the largest excess of compiled over scaled simulated bytes so far, first of the
         choices that do not offload, then of those that do. It is negative if all compiled bytes
@@ -162,6 +163,7 @@ class _Search(Generic[Chosen]):
         self.measure, self.limit = measure, limit
         self.fronts, self.compiled = [front], set[Hashable]()
         size = measure.bytes(default)
+        self.default_peak = default.peak if size > limit else math.inf
         self.scale = size / max(default.peak, 1) if size < math.inf else 1.0
         self.excess: list[float | None] = [None, None]
 
@@ -204,19 +206,35 @@ class _Search(Generic[Chosen]):
             if self._compiled_bytes(choice) <= self.limit:
                 least, misses = choice, 0
             self._learn(choice)
-        nearly_fits = lambda c: self._simulated_bytes(c) <= _NEAR * self.limit
-        cheaper = [c for plans in self.fronts for c in plans.cheaper(least, nearly_fits)]
+        # The simulation may fit the default worse than `least`, which is nearer to the limit.
+        scale = min(self.scale, self._compiled_bytes(least) / max(least.peak, 1))
+        nearly_fits = lambda c: scale * max(c.lower_bound, c.peak) <= _NEAR * self.limit
+        near = [c for plans in self.fronts for c in plans.cheaper(least, nearly_fits)]
         # If the policy dissolves remat regions, the program with its author's regions comes first.
-        order = lambda c: (c.has_asked_regions, self._expected_bytes(c))
-        misses = 0
-        for choice in sorted(cheaper, key=order):
-            if misses == _MAX_MISSES or len(self.compiled) == MAX_COMPILES:
+        for asked in (False, True):
+            least = self._bisect(least, [c for c in near if c.has_asked_regions is asked])
+        return least
+
+    def _bisect(self, least: Chosen, choices: Iterable[Chosen]) -> Chosen:
+        """Compile some of the choices that recompute less than `least`; return the best that fits.
+
+        The choices are halved by their expected bytes, again and again: after one that fits, those
+        with more bytes are left, else those with fewer. Choices with the simulated peak of the
+        default, which does not fit, are not compiled.
+        """
+        left = sorted(
+            (c for c in choices if self._is_untried(c) and c.peak < self.default_peak),
+            key=self._expected_bytes,
+        )
+        while len(self.compiled) < MAX_COMPILES:
+            left = [choice for choice in left if choice.work < least.work]
+            if not left:
                 break
-            if choice.work >= least.work or not self._is_untried(choice):
-                continue
-            misses += 1
-            if self._compiled_bytes(choice) <= self.limit:
-                least, misses = choice, 0
+            middle = len(left) // 2
+            if self._compiled_bytes(left[middle]) <= self.limit:
+                least, left = left[middle], left[middle + 1 :]
+            else:
+                left = left[:middle]
         return least
 
     def last_choices(self, default: Chosen) -> list[Chosen]:
