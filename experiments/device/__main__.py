@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 MODELS = ["GPT-2 124M", "Llama 1.1B"]
 GIB = 2**30
-# The share of the time in which compilations may begin or go on; the rest is for running the steps.
+# The share of the time for compilations; the rest is for running the steps.
 COMPILING = 0.4
 
 

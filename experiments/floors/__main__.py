@@ -1,4 +1,4 @@
-"""Compare the bytes that `jax.checkpoint` reaches with those that `xform.jit` is asked to reach."""
+"""Plan steps within the fewest bytes that `jax.checkpoint` reaches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler adds to a program, in programs of XLA:CPU and in instructions by hand."""
+"""Copies, padding and scratch of compiled programs: of XLA:CPU, and of instructions by hand."""
 
 from __future__ import annotations
 

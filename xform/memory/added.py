@@ -1,4 +1,4 @@
-"""What a compiler adds to a program: copies, padding, asynchronous values, scratch of kernels.
+"""Find the bytes that a compiler adds to a program: copies, padding, scratch of kernels, others.
 
 These bytes are in no plan: the compiler decides about them. They are read from the compiled
 program, by these rules:

@@ -351,7 +351,7 @@ class MemoryReport(Result):
 
     @cached_property
     def added(self) -> tuple[Added, ...]:
-        """What the compiler added to the program, such as copies and padding."""
+        """The bytes that the compiler added to the program, such as copies and padding."""
         return added(self.assignment.module, self.buffers) if self.assignment else ()
 
     @property

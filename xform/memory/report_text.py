@@ -14,7 +14,7 @@ from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # Kinds of bytes that are printed only if they are not 0.
 _RARE = ("constant", "host", "vmem")
-# What the compiler added is printed if it exceeds this part of the total or of the bytes moved.
+# Added bytes are printed if they exceed this part of the total or of the bytes moved.
 _LARGE = 0.005
 _NOTES = {
     "alias": "outputs in the memory of donated arguments",
@@ -104,14 +104,14 @@ def _category_table(report: Any) -> str:
 
 
 def large_parts(report: Any) -> list[Added]:
-    """Return what the compiler added, without what is small beside the program."""
+    """Return the added bytes that are not small beside the program."""
     least_peak, least_moved = _LARGE * (report.total_bytes or 0), _LARGE * report.moved_bytes
     is_large = lambda row: row.peak_bytes > least_peak or row.moved_bytes > least_moved
     return [row for row in report.added if is_large(row)]
 
 
 def _added_table(rows: Sequence[Added]) -> str:
-    """Return a table of what the compiler added."""
+    """Return a table of the bytes that the compiler added."""
     table = [["at the peak", "moved", "runs", "kind", "most at"]]
     for row in rows:
         sizes = human_bytes(row.peak_bytes), human_bytes(row.moved_bytes)

@@ -34,8 +34,8 @@ from xform.terminal.text import human_bytes
 # chooses a smaller plan.
 _LAST_EXCESS_FACTOR = 1.5
 # A plan nearly fits if its scaled simulated bytes are less than the budget times _NEAR. Once a plan
-# fits, plans that recompute less and nearly fit are compiled too, until _MAX_MISSES in a row do not
-# fit.
+# fits, plans that recompute less are compiled too: those that are expected to fit, until
+# _MAX_MISSES in a row do not, then some of those that nearly fit.
 _NEAR, _MAX_MISSES = 1.1, 3
 
 
@@ -218,9 +218,9 @@ class _Search(Generic[Chosen]):
     def _bisect(self, least: Chosen, choices: Iterable[Chosen]) -> Chosen:
         """Compile some of the choices that recompute less than `least`; return the best that fits.
 
-        The choices are halved by their expected bytes, again and again: after one that fits, those
-        with more bytes are left, else those with fewer. Choices with the simulated peak of the
-        default, which does not fit, are not compiled.
+        Each compilation halves the choices, in the order of their expected bytes. If the middle one
+        fits, the larger ones are left, else the smaller ones. If the default does not fit, choices
+        with its simulated peak are not compiled.
         """
         left = sorted(
             (c for c in choices if self._is_untried(c) and c.peak < self.default_peak),
