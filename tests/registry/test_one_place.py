@@ -27,6 +27,7 @@ STRUCTURED = frozenset((
 REASONS = {
     "planner/simulate/": "imitates what XLA's compilers do with each operation",
     "steering/wait.py": "knows which movements XLA folds into a product",
+    "memory/added.py": "reads opcodes of HLO",
     "memory/attribute.py": "reads names of operations in compiled programs",
     "memory/dataflow.py": "reads opcodes of HLO",
     "memory/advice.py": "reads names of operations in compiled programs",
