@@ -38,7 +38,7 @@ def _draw(bars: dict[str, list[float]]) -> None:
     ax.set_xticks(range(len(bars)), list(bars))
     ax.set_yscale("log")
     ax.set_ylabel("temporary bytes / jax.grad's")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     plt.tight_layout()
     plt.savefig(_FOLDER / "bytes.png", dpi=150)
 
