@@ -345,7 +345,8 @@ class MemoryReport(Result):
     @cached_property
     def recomputed(self) -> tuple[Recomputed, ...]:
         """The operations that the compiler recomputes by itself, because memory is short."""
-        if self.assignment is None or b".remat" not in (self.module or b""):
+        # To read the module takes time, and each compiled candidate of a budget is asked for this.
+        if b".remat" not in (self.module or b"") or self.assignment is None:
             return ()
         return recomputed(self.assignment.module)
 
