@@ -345,7 +345,7 @@ class MemoryReport(Result):
     @cached_property
     def recomputed(self) -> tuple[Recomputed, ...]:
         """The operations that the compiler recomputes by itself, because memory is short."""
-        # To read the module takes time, and each compiled candidate of a budget is asked for this.
+        # Reading the module takes time, and a budget counts this for each candidate it compiles.
         if b".remat" not in (self.module or b"") or self.assignment is None:
             return ()
         return recomputed(self.assignment.module)
