@@ -6,6 +6,7 @@ import argparse
 import datetime
 import json
 import platform
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -52,8 +53,11 @@ def measure(models: list[str], minutes: float) -> None:
         in_turn(command("compile"), Path(folder), max(1, len(missing)), limit, kept, command("run"))
     packages = f"JAX {jax.__version__}, Python {platform.python_version()}"
     day = datetime.date.today().isoformat()
-    device = jax.local_devices()[0].device_kind
-    keep(RESULTS, "stamp", f"Measured {day} on an {device}, {packages}.")
+    results = known(RESULTS)
+    devices = {results[name]["device"] for name in missing if "device" in results[name]}
+    if devices:
+        on = ", ".join(sorted(devices))
+        keep(RESULTS, "stamp", f"Measured {day} on an {on}, {packages}.")
 
 
 def row(model: str, way: str, found: dict[str, Any], full: dict[str, Any]) -> list[str]:
@@ -99,9 +103,10 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=list(SIZES))
     parser.add_argument("--again", action="store_true", help="forget all results first")
     options = parser.parse_args()
-    if options.again:
-        RESULTS.unlink(missing_ok=True)
-    if jax.default_backend() == "gpu" or options.model:
+    # Do not ask JAX here: this process would take the memory of the GPU from the steps.
+    if shutil.which("nvidia-smi") or options.model:
+        if options.again:
+            RESULTS.unlink(missing_ok=True)
         measure(options.model or MODELS, options.minutes)
     tables()
 
