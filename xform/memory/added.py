@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from xform.memory.attribute import FRAGMENTATION, BufferRow, operation_name
+from xform.memory.buffers import HOST
 from xform.memory.hlo import Instruction, Module
 from xform.memory.traffic import instruction_bytes, run_counts
 
-_HOST = 5
 # Instructions that move or rename values in a fusion that only copies.
 _MOVES = ("copy", "bitcast", "transpose", "reshape", "parameter", "tuple", "get-tuple-element")
 # Operations of the user that are copies.
@@ -66,11 +66,17 @@ def added(module: Module, buffers: Sequence[BufferRow]) -> tuple[Added, ...]:
             lines[kind][_line(module, i)] += size
     by_name = {i.name: i for i in module.instructions.values()}
     for row in buffers:
-        for kind, size in _parts(module, row, by_name):
-            if row.at_peak or row.space == _HOST:
-                peak[kind] += size
-                made_by = by_name.get(row.name.partition("{")[0])
-                lines[kind][_line(module, made_by) if made_by else row.where] += size
+        if not (row.at_peak or row.space == HOST):
+            continue
+        name, _, index = row.name.partition("{")
+        made_by = by_name.get(name)
+        kind, size = ("gaps", row.bytes) if row.name == FRAGMENTATION else ("", 0)
+        if made_by is not None:
+            element = [int(n) for n in index.rstrip("}").split(",") if n]
+            kind, size = _part(module, row, made_by, element)
+        if kind:
+            peak[kind] += size
+            lines[kind][_line(module, made_by) if made_by else row.where] += size
     rows = (
         Added(kind, peak[kind], moved[kind], count[kind], lines[kind].most_common(1)[0][0])
         for kind in lines
@@ -79,29 +85,21 @@ def added(module: Module, buffers: Sequence[BufferRow]) -> tuple[Added, ...]:
     return tuple(sorted(found, key=lambda row: (-row.peak_bytes, -row.moved_bytes, row.kind)))
 
 
-def _parts(
-    module: Module, row: BufferRow, by_name: dict[str, Instruction]
-) -> Iterator[tuple[str, int]]:
-    """Yield the bytes of a buffer that the compiler added, with their kind."""
-    if row.name == FRAGMENTATION:
-        yield "gaps", row.bytes
-        return
-    name, _, index = row.name.partition("{")
-    instruction = by_name.get(name)
-    if instruction is None:
-        return
-    shape = instruction.shape.at([int(n) for n in index.rstrip("}").split(",") if n])
-    is_scratch = (
-        instruction.opcode == "custom-call"
-        and bool(index)
-        and shape.dtype in ("i8", "u8")
-        and len(shape.dims) == 1
-    )
-    kind = "scratch" if is_scratch else _kind(module, instruction)
-    if kind:
-        yield kind, row.bytes
-    elif not shape.elements and 0 < shape.bytes < row.bytes:
-        yield "padding", row.bytes - shape.bytes
+def _part(
+    module: Module, row: BufferRow, made_by: Instruction, element: Sequence[int]
+) -> tuple[str, int]:
+    """Return the kind and the bytes of the part of a buffer that the compiler added.
+
+    The buffer holds an element of the result of an instruction. The kind is "" if nothing is added.
+    """
+    shape = made_by.shape.at(element)
+    is_bytes = shape.dtype in ("i8", "u8") and len(shape.dims) == 1
+    if made_by.opcode == "custom-call" and element and is_bytes:
+        return "scratch", row.bytes
+    if kind := _kind(module, made_by):
+        return kind, row.bytes
+    padding = 0 if shape.elements or not shape.bytes else row.bytes - shape.bytes
+    return ("padding", padding) if padding > 0 else ("", 0)
 
 
 def _line(module: Module, i: Instruction) -> str:
@@ -115,11 +113,11 @@ def _kind(module: Module, i: Instruction) -> str:
     """Return the kind of what an instruction outside fusions adds; "" if it adds nothing."""
     if i.opcode.endswith("-start"):
         start = i.shape.elements[0] if i.shape.elements else i.shape
-        return "host copies" if start.space == _HOST else "asynchronous values"
+        return "host copies" if start.space == HOST else "asynchronous values"
     if operation_name(i) in _USERS_COPIES and i.op_name:
         return ""
     if i.opcode == "copy":
-        return "host copies" if i.shape.space == _HOST else "copies"
+        return "host copies" if i.shape.space == HOST else "copies"
     if i.opcode == "fusion":
         inside = [j for c in i.called for j in module.computations[c].instructions]
         if {"copy", "transpose"} & {j.opcode for j in inside}:

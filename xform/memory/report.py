@@ -37,6 +37,8 @@ from xform.terminal.text import human_bytes
 
 # Fields of a `Description` in the report's plain data.
 _DESCRIPTION = ("compiled", "transform", "policy", "code", "given", "planned")
+# A report lists added bytes that exceed this part of its total, or of the bytes moved.
+_ADDED = 0.005
 # Properties of buffers that a report can be grouped by.
 _GROUPS = ("category", "where", "scope", "operation")
 # The first letters of dtypes of at most 16 bits.
@@ -352,8 +354,16 @@ class MemoryReport(Result):
 
     @cached_property
     def added(self) -> tuple[Added, ...]:
-        """The bytes that the compiler added to the program, such as copies and padding."""
-        return added(self.assignment.module, self.buffers) if self.assignment else ()
+        """The bytes that the compiler added to the program, such as copies and padding.
+
+        Kinds that are small beside the program are left out.
+        """
+        if self.assignment is None:
+            return ()
+        least_peak, least_moved = _ADDED * (self.total_bytes or 0), _ADDED * self.moved_bytes
+        rows = added(self.assignment.module, self.buffers)
+        is_large = lambda row: row.peak_bytes > least_peak or row.moved_bytes > least_moved
+        return tuple(filter(is_large, rows))
 
     @property
     def intensity(self) -> float | None:

@@ -14,8 +14,6 @@ from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # Kinds of bytes that are printed only if they are not 0.
 _RARE = ("constant", "host", "vmem")
-# Added bytes are printed if they exceed this part of the total or of the bytes moved.
-_LARGE = 0.005
 _NOTES = {
     "alias": "outputs in the memory of donated arguments",
     "total": "argument + output + temp - alias",
@@ -44,8 +42,8 @@ def _parts(report: Any) -> Iterator[str]:
     if report.peak:
         yield "live at the peak, by category\n" + _category_table(report)
         yield "the largest buffers\n" + _buffer_table(report.peak)
-    if rows := large_parts(report):
-        yield "added by the compiler\n" + _added_table(rows)
+    if report.added:
+        yield "added by the compiler\n" + _added_table(report.added)
     if report.recomputed:
         head = f"recomputed by the compiler, because memory is short: {summary(report.recomputed)}"
         yield f"{head}\n{_recomputed_table(report.recomputed)}"
@@ -101,13 +99,6 @@ def _category_table(report: Any) -> str:
         for g in groups
     ]
     return columns(lines, right=(1, 2))
-
-
-def large_parts(report: Any) -> list[Added]:
-    """Return the added bytes that are not small beside the program."""
-    least_peak, least_moved = _LARGE * (report.total_bytes or 0), _LARGE * report.moved_bytes
-    is_large = lambda row: row.peak_bytes > least_peak or row.moved_bytes > least_moved
-    return [row for row in report.added if is_large(row)]
 
 
 def _added_table(rows: Sequence[Added]) -> str:

@@ -103,8 +103,7 @@ function advise() {
 function compilerParts() {
   const again = report.recomputed.map((r) =>
     `${r.operation} runs again ${times(r.count)}, ${humanFlops(r.flops)} of products, at ${r.where}`);
-  const large = report.added.filter((r) => r.peak_bytes > 0.005 * report.total_bytes);
-  const parts = large.map((r) => `${r.kind}: ${humanBytes(r.peak_bytes)} at the peak` +
+  const parts = report.added.map((r) => `${r.kind}: ${humanBytes(r.peak_bytes)} at the peak` +
     (r.moved_bytes ? `, ${humanBytes(r.moved_bytes)} moved ${times(r.count)}` : "") + (r.where && `, most at ${r.where}`));
   $$("added").hidden = !again.length && !parts.length;
   $$("added").querySelector("ul").replaceChildren(...[...again, ...parts].map((text) => make("li", {}, text)));

@@ -49,11 +49,10 @@ class Hardware:
         `xla_gpu_memory_limit_slop_factor` changes the 95%. None: the size is unknown.
         Source: XLA, xla/service/gpu/gpu_hlo_schedule.cc, `GetSchedulerMemoryLimit`.
         """
-        limit = self.capacity_bytes
         if self.recompute_bytes is None:
-            return limit
-        temporary = max(0, self.recompute_bytes - io_bytes) * 95 // 100
-        return min(io_bytes + temporary, io_bytes + temporary if limit is None else limit)
+            return self.capacity_bytes
+        planned = io_bytes + max(0, self.recompute_bytes - io_bytes) * 95 // 100
+        return planned if self.capacity_bytes is None else min(planned, self.capacity_bytes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
